@@ -5,7 +5,7 @@
  *   would write half of the data and add nothing to the folders that need full coverage).
  * - `npm run verify`: everything shipped around the code: packages, charts, dashboards, the page in a browser, clients in other
  *   languages, the demo, the bench; whether planted mistakes are caught; some mutants; a short torture; and beside them, in what they leave
- *   of the processors, SIMULATION_SECONDS of simulation (60; CI: 120), on all processors together, under seeds of the day.
+ *   of the processors, SIMULATION_SECONDS of simulation (60; CI: 600), on all processors together, under seeds of the day.
  *
  * `npm test -- FILE…` runs only these files, without coverage.
  */

@@ -1,6 +1,6 @@
 import type { Millis } from '../core/record.ts'
 import { within } from '../runtime/scheduling.ts'
-import { PartlyUnavailable, StoreUnavailable } from './register.ts'
+import { PartlyUnavailable, type StoreTraits, StoreUnavailable } from './register.ts'
 
 /** An optional peer dependency, so there are no types to rely on. */
 const SDK: string = '@aws-sdk/client-dynamodb'
@@ -253,4 +253,21 @@ export class Client {
     const isDenied = status !== undefined && status >= 400 && status < 500
     return new StoreUnavailable(message, !isUnsent && !isDenied, cause)
   }
+}
+
+/** What a table promises, and what it lacks. */
+export function traitsOf(
+  { Replicas = [], MultiRegionConsistency }: TableDescription,
+  { TimeToLiveStatus, AttributeName }: NonNullable<Answer['TimeToLiveDescription']>,
+): StoreTraits {
+  const findings: string[] = []
+  const isUnfit = Replicas.length > 0 && MultiRegionConsistency !== 'STRONG'
+  if (isUnfit)
+    findings.push(
+      'The table is global without MultiRegionConsistency STRONG: two regions can claim the same key, and both execute.',
+    )
+  if (TimeToLiveStatus !== 'ENABLED' || AttributeName !== 'e')
+    findings.push('Time to live is off for the attribute e: expired records are never removed.')
+  // The last writer wins: the other claim is lost.
+  return { durable: true, evicts: isUnfit, forgets: null, hasIdentity: false, findings, refusals: [] }
 }

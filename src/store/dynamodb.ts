@@ -22,7 +22,7 @@ import {
   NoTable,
   Refused,
   ServerClock,
-  type TableDescription,
+  traitsOf,
   type Value,
 } from './dynamodb-client.ts'
 import {
@@ -68,7 +68,6 @@ import {
   placeOf,
   type Renewal,
   type Store,
-  type StoreTraits,
   StoreUnavailable,
   type SwapReply,
 } from './register.ts'
@@ -484,20 +483,4 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       client.close()
     },
   }
-}
-
-function traitsOf(
-  { Replicas = [], MultiRegionConsistency }: TableDescription,
-  { TimeToLiveStatus, AttributeName }: NonNullable<Answer['TimeToLiveDescription']>,
-): StoreTraits {
-  const findings: string[] = []
-  const isUnfit = Replicas.length > 0 && MultiRegionConsistency !== 'STRONG'
-  if (isUnfit)
-    findings.push(
-      'The table is global without MultiRegionConsistency STRONG: two regions can claim the same key, and both execute.',
-    )
-  if (TimeToLiveStatus !== 'ENABLED' || AttributeName !== 'e')
-    findings.push('Time to live is off for the attribute e: expired records are never removed.')
-  // The last writer wins: the other claim is lost.
-  return { durable: true, evicts: isUnfit, forgets: null, hasIdentity: false, findings, refusals: [] }
 }

@@ -12,7 +12,7 @@ import { load, UPSTREAM } from '../config/support.ts'
 import { response as answer, bytesOf, HOUR, newId, newToken, SPANS } from '../store/fixtures.ts'
 import { type AdminAnswer, injecting } from '../support/admin.ts'
 
-/** Others who write at the worst moment: called before the change reaches the store. */
+/** Somebody else who writes at the worst moment: called before the change reaches the store. */
 type Meanwhile = (register: Register, id: RecordId) => Promise<unknown>
 
 async function world(t: Test, meanwhile: Meanwhile, route = '', own: Partial<OwnAttempts> = {}) {
@@ -62,7 +62,7 @@ async function unknown(register: Register, id = newId()): Promise<{ id: RecordId
   return { id, tag: `"${put.now}"` }
 }
 
-/** As the sweeper, or the owner, does. */
+/** Writes the record as the sweeper or the owner would. */
 async function touch(
   register: Register,
   id: RecordId,
@@ -78,7 +78,7 @@ const RETRYABLE = { outcome: 'retryable' }
 const codeOf = ({ body }: AdminAnswer): unknown => (body !== null && 'code' in body ? body.code : undefined)
 
 void t.test(
-  'a record that moves on between the look and the decision stays as it is: 412, and so it is written',
+  'a decision about a record that moves on meanwhile gets 412 and is audited as withdrawn',
   async (t) => {
     const { register, ask, lines, told } = await world(t, (register, id) => touch(register, id, 'completed'))
     for (const [method, suffix, body] of [
@@ -99,7 +99,7 @@ void t.test(
   },
 )
 
-void t.test('a record that goes between the look and the decision: 404', async (t) => {
+void t.test('a decision about a record that vanishes meanwhile is record_not_found', async (t) => {
   const gone: Meanwhile = async (register, id) => {
     const { bytes } = await register.get(id)
     await register.remove(id, bytes?.readUIntBE(4, 6) ?? 0)
@@ -115,30 +115,33 @@ void t.test('a record that goes between the look and the decision: 404', async (
   t.equal(lines.filter(({ what }) => what === 'withdrawn').length, 2)
 })
 
-void t.test('a report from outside looks again where others write, and gives up in the end', async (t) => {
-  let times = 3
-  const { register, ask, lines, told } = await world(t, async (register, id) => {
-    if (times-- > 0) await touch(register, id)
-  })
-  const subject = { key: 'k', method: 'POST', path: '/p', ...RETRYABLE }
-  const lookup = await ask('POST', '/v1/records/lookup', null, { key: 'k', method: 'POST', path: '/p' })
-  const { instance } = lookup.body as { instance: RecordId }
-  await unknown(register, instance)
-  const answer = await ask('POST', '/v1/outcomes', null, subject)
-  t.match(answer, { status: 200, body: { state: 'failed_retryable' } })
-  t.same(told, [instance])
-  t.same(
-    lines.map(({ what }) => what),
-    ['outcome', 'withdrawn', 'outcome', 'withdrawn', 'outcome', 'withdrawn', 'outcome'],
-  )
-  const { bytes } = await register.get(instance)
-  await register.remove(instance, bytes?.readUIntBE(4, 6) ?? 0)
-  await unknown(register, instance)
-  times = Number.POSITIVE_INFINITY
-  t.same(codeOf(await ask('POST', '/v1/outcomes', null, subject)), 'store_unavailable')
-})
+void t.test(
+  'an outcome reported from outside is retried while others write, and given up eventually',
+  async (t) => {
+    let times = 3
+    const { register, ask, lines, told } = await world(t, async (register, id) => {
+      if (times-- > 0) await touch(register, id)
+    })
+    const subject = { key: 'k', method: 'POST', path: '/p', ...RETRYABLE }
+    const lookup = await ask('POST', '/v1/records/lookup', null, { key: 'k', method: 'POST', path: '/p' })
+    const { instance } = lookup.body as { instance: RecordId }
+    await unknown(register, instance)
+    const answer = await ask('POST', '/v1/outcomes', null, subject)
+    t.match(answer, { status: 200, body: { state: 'failed_retryable' } })
+    t.same(told, [instance])
+    t.same(
+      lines.map(({ what }) => what),
+      ['outcome', 'withdrawn', 'outcome', 'withdrawn', 'outcome', 'withdrawn', 'outcome'],
+    )
+    const { bytes } = await register.get(instance)
+    await register.remove(instance, bytes?.readUIntBE(4, 6) ?? 0)
+    await unknown(register, instance)
+    times = Number.POSITIVE_INFINITY
+    t.same(codeOf(await ask('POST', '/v1/outcomes', null, subject)), 'store_unavailable')
+  },
+)
 
-void t.test('a report is about one record: not about what else came under the same key', async (t) => {
+void t.test('a reported outcome is about one record, and refused if several have the key', async (t) => {
   const route = 'key: { from: ["header:ce-id", "json:/id"] }, scope: { caller: none }'
   const { register, ask } = await world(t, async () => {}, route)
   const subject = { key: 'evt-1', method: 'POST', path: '/hooks' }
@@ -149,7 +152,7 @@ void t.test('a report is about one record: not about what else came under the sa
   const report = async (caller: object) =>
     codeOf(await ask('POST', '/v1/outcomes', null, { ...subject, ...RETRYABLE, caller }))
   const plain = await idOf({})
-  // The same id in a body that is no event.
+  // The same id in a body that is not an event.
   const { ask: askPlain } = await world(t, async () => {}, route.replace('"header:ce-id", ', ''))
   const { body } = await askPlain('POST', '/v1/records/lookup', null, subject)
   const { instance: inBody } = body as { instance: RecordId }
@@ -157,13 +160,13 @@ void t.test('a report is about one record: not about what else came under the sa
   await unknown(register, inBody)
   t.equal(await report({ 'ce-source': '/bank' }), 'record_not_found', 'another event')
   await unknown(register, plain)
-  t.equal(await report({}), 'invalid_request', 'which of the two?')
+  t.equal(await report({}), 'invalid_request', 'it could be either')
   await unknown(register, await idOf({ 'ce-source': '/bank' }))
   t.equal(await report({ 'ce-source': '/bank' }), undefined, 'this one')
 })
 
 void t.test(
-  'a store that does not answer: 503, and the audit log says that it may have been done',
+  'if the store does not answer, the audit log says that the change may have been made',
   async (t) => {
     const { register, ask, lines } = await world(t, async () => {
       throw new StoreUnavailable('no answer in time', true)
@@ -178,7 +181,7 @@ void t.test(
   },
 )
 
-void t.test('a bug is 500, told to the log alone', async (t) => {
+void t.test('a bug is a 500 whose details only the log has', async (t) => {
   const { ask, bugs } = await world(t, async () => {})
   t.match(await ask('POST', '/v1/drain', null), {
     status: 500,
@@ -187,40 +190,37 @@ void t.test('a bug is 500, told to the log alone', async (t) => {
   t.match(bugs, [{ message: 'a bug' }])
 })
 
-void t.test(
-  'keep: outcome keeps no body of a resolution either; what is of one message is left out',
-  async (t) => {
-    const { register, ask } = await world(t, async () => {}, 'keep: outcome')
-    const { id, tag } = await unknown(register)
-    const response = {
-      status: 201,
-      headers: [
-        ['Location', '/p/1'],
-        ['Content-Length', '99'],
-        ['Connection', 'x-hop'],
-        ['X-Hop', '1'],
-        ['Idempotent-Replayed', 'true'],
-      ],
-      bodyBase64: 'c2VjcmV0',
-    }
-    const body = { outcome: 'completed', response }
-    t.match(await ask('POST', `/v1/records/${id}/resolve`, tag, body), {
-      status: 200,
-      body: { response: { status: 201, headers: [['Location', '/p/1']], size: null } },
-    })
-    t.notOk((await register.get(id)).bytes?.includes('secret'))
-    const kept = await world(t, async () => {})
-    const second = await unknown(kept.register)
-    const { body: shown } = await kept.ask('POST', `/v1/records/${second.id}/resolve`, second.tag, body)
-    const { headers } = (shown as { response: { headers: string[][] } }).response
-    t.same(
-      headers.map(([name]) => name),
-      ['Location', 'Date'],
-    )
-  },
-)
+void t.test('keep: outcome keeps no body of a resolution, and hop-by-hop headers are left out', async (t) => {
+  const { register, ask } = await world(t, async () => {}, 'keep: outcome')
+  const { id, tag } = await unknown(register)
+  const response = {
+    status: 201,
+    headers: [
+      ['Location', '/p/1'],
+      ['Content-Length', '99'],
+      ['Connection', 'x-hop'],
+      ['X-Hop', '1'],
+      ['Idempotent-Replayed', 'true'],
+    ],
+    bodyBase64: 'c2VjcmV0',
+  }
+  const body = { outcome: 'completed', response }
+  t.match(await ask('POST', `/v1/records/${id}/resolve`, tag, body), {
+    status: 200,
+    body: { response: { status: 201, headers: [['Location', '/p/1']], size: null } },
+  })
+  t.notOk((await register.get(id)).bytes?.includes('secret'))
+  const kept = await world(t, async () => {})
+  const second = await unknown(kept.register)
+  const { body: shown } = await kept.ask('POST', `/v1/records/${second.id}/resolve`, second.tag, body)
+  const { headers } = (shown as { response: { headers: string[][] } }).response
+  t.same(
+    headers.map(([name]) => name),
+    ['Location', 'Date'],
+  )
+})
 
-void t.test('a tombstone shows as expired, and can be deleted', async (t) => {
+void t.test('a tombstone shows as expired, cannot be resolved and can be deleted', async (t) => {
   const { register, ask } = await world(t, async () => {})
   const id = newId()
   const put = await register.put(id, bytesOf('completed', newToken()), { dueIn: 0, dropIn: HOUR })
@@ -230,7 +230,7 @@ void t.test('a tombstone shows as expired, and can be deleted', async (t) => {
   t.equal((await ask('DELETE', `/v1/records/${id}`, `"${put.now}"`)).status, 204)
 })
 
-/** Of a later format, which this version cannot read. */
+/** A record of a later format, which this version cannot read. */
 async function strange(
   register: Register,
   state: 'in_progress' | 'completed',
@@ -243,56 +243,59 @@ async function strange(
   return { id, tag: `"${put.now}"` }
 }
 
-void t.test('a record that cannot be read is deleted at its version, if nothing is running', async (t) => {
-  const { register, ask, lines, told } = await world(t, async () => {})
-  const { id, tag } = await strange(register, 'completed', HOUR)
-  const shown = await ask('GET', `/v1/records/${id}`, null)
-  t.match(shown, {
-    status: 500,
-    headers: { etag: tag },
-    body: { instance: id, version: Number(JSON.parse(tag)) },
-  })
-  t.same(lines, [])
-  t.equal(codeOf(await ask('DELETE', `/v1/records/${id}`, '"1"')), 'version_mismatch')
-  t.equal((await ask('DELETE', `/v1/records/${id}`, tag, { reason: 'lost', by: 'ann' })).status, 204)
-  t.match(lines, [
-    {
-      what: 'delete',
-      record: id,
-      reason: 'lost',
-      before: { state: 'completed', unreadable: /schema version 2/ },
-    },
-  ])
-  t.same(told, [id])
-  const leased = await strange(register, 'in_progress', HOUR)
-  const refused = await ask('DELETE', `/v1/records/${leased.id}`, leased.tag)
-  t.match(refused.body, {
-    code: 'still_running',
-    version: Number(JSON.parse(leased.tag)),
-    detail: /lease lasts until/,
-  })
-  const lapsed = await strange(register, 'in_progress', 0)
-  t.equal((await ask('DELETE', `/v1/records/${lapsed.id}`, lapsed.tag)).status, 204)
-  const done = await strange(register, 'completed', HOUR)
-  t.equal(
-    codeOf(await ask('POST', `/v1/records/${done.id}/resolve`, done.tag, RETRYABLE)),
-    'record_unreadable',
-  )
-})
+void t.test(
+  'an unreadable record can be deleted at its version, unless its lease is still running',
+  async (t) => {
+    const { register, ask, lines, told } = await world(t, async () => {})
+    const { id, tag } = await strange(register, 'completed', HOUR)
+    const shown = await ask('GET', `/v1/records/${id}`, null)
+    t.match(shown, {
+      status: 500,
+      headers: { etag: tag },
+      body: { instance: id, version: Number(JSON.parse(tag)) },
+    })
+    t.same(lines, [])
+    t.equal(codeOf(await ask('DELETE', `/v1/records/${id}`, '"1"')), 'version_mismatch')
+    t.equal((await ask('DELETE', `/v1/records/${id}`, tag, { reason: 'lost', by: 'ann' })).status, 204)
+    t.match(lines, [
+      {
+        what: 'delete',
+        record: id,
+        reason: 'lost',
+        before: { state: 'completed', unreadable: /schema version 2/ },
+      },
+    ])
+    t.same(told, [id])
+    const leased = await strange(register, 'in_progress', HOUR)
+    const refused = await ask('DELETE', `/v1/records/${leased.id}`, leased.tag)
+    t.match(refused.body, {
+      code: 'still_running',
+      version: Number(JSON.parse(leased.tag)),
+      detail: /lease lasts until/,
+    })
+    const lapsed = await strange(register, 'in_progress', 0)
+    t.equal((await ask('DELETE', `/v1/records/${lapsed.id}`, lapsed.tag)).status, 204)
+    const done = await strange(register, 'completed', HOUR)
+    t.equal(
+      codeOf(await ask('POST', `/v1/records/${done.id}/resolve`, done.tag, RETRYABLE)),
+      'record_unreadable',
+    )
+  },
+)
 
-void t.test('this replica is still at a record that cannot be read: it is not deleted', async (t) => {
+void t.test('an unreadable record that this replica is still working on is not deleted', async (t) => {
   const { register, ask, lines } = await world(t, async () => {}, '', { isRunning: () => true })
   const { id, tag } = await strange(register, 'in_progress', 0)
   t.equal(codeOf(await ask('DELETE', `/v1/records/${id}`, tag)), 'still_running')
   t.same(lines, [])
 })
 
-void t.test('a record that cannot be read and moves on, or goes, is not deleted', async (t) => {
+void t.test('an unreadable record that is replaced or vanishes meanwhile is not deleted', async (t) => {
   const replaced: Meanwhile = async (register, id) => {
     await register.remove(id, Number((await register.get(id)).bytes?.readUIntBE(4, 6)))
     const bytes = bytesOf('completed', newToken())
     bytes[PREFIX.schema] = 2
-    // Not in the same millisecond, which its version would be.
+    // Not in the same millisecond, or its version would be the same.
     await wait(2)
     await register.put(id, bytes, SPANS)
   }
@@ -312,7 +315,7 @@ void t.test('a record that cannot be read and moves on, or goes, is not deleted'
   }
 })
 
-void t.test('a record that cannot be read, and goes between two looks, is not there', async (t) => {
+void t.test('an unreadable record that vanishes between two reads is not found', async (t) => {
   const { register, ask, records } = await world(t, async () => {})
   const { id, tag } = await strange(register, 'completed', HOUR)
   const { get } = records
@@ -326,49 +329,52 @@ void t.test('a record that cannot be read, and goes between two looks, is not th
   t.equal(codeOf(await ask('DELETE', `/v1/records/${again.id}`, tag)), 'record_not_found')
 })
 
-void t.test('what was not kept has no size; a lapsed lease says since when', async (t) => {
-  const { register, ask } = await world(t, async () => {})
-  const id = newId()
-  const result = { kept: false, why: 'too_large', status: 303, location: null } as const
-  const bytes = bytesOf('completed', newToken(), { result })
-  await register.put(id, bytes, SPANS)
-  t.match((await ask('GET', `/v1/records/${id}`, null)).body, {
-    response: { status: 303, headers: [], size: null, notKept: 'too_large', bodyUntil: null },
-  })
-  const ending = newId()
-  const ends = { ...answer(), afterBody: HOUR }
-  const kept = await register.put(ending, bytesOf('completed', newToken(), { result: ends }), SPANS)
-  const bodyUntil = new Date(kept.now + SPANS.dueIn).toISOString()
-  const expiresAt = new Date(kept.now + SPANS.dueIn + HOUR).toISOString()
-  t.match((await ask('GET', `/v1/records/${ending}`, null)).body, {
-    expiresAt,
-    response: { notKept: null, bodyUntil },
-  })
-  const ended = newId()
-  await register.put(ended, bytesOf('completed', newToken(), { result: ends }), { dueIn: 0, dropIn: HOUR })
-  const past = { status: 201, headers: [], size: null, notKept: 'past_ttl', bodyUntil: null }
-  t.match((await ask('GET', `/v1/records/${ended}`, null)).body, { state: 'completed', response: past })
-  const took = newId()
-  const gone = { kept: false, why: 'past_ttl', status: 201, location: null } as const
-  const createdAt = kept.now - HOUR
-  await register.put(took, bytesOf('completed', newToken(), { result: gone, createdAt }), SPANS)
-  const first = new Date(createdAt).toISOString()
-  t.match((await ask('GET', `/v1/records/${took}`, null)).body, {
-    response: past,
-    history: [{ event: 'executed', first, last: first }],
-  })
-  const lapsed = newId()
-  const put = await register.put(lapsed, bytesOf('in_progress', newToken()), { dueIn: 0, dropIn: HOUR })
-  t.match((await ask('GET', `/v1/records/${lapsed}`, null)).body, {
-    state: 'unknown',
-    leaseUntil: new Date(put.now).toISOString(),
-    reconciliation: { asked: 0, deadLettered: false },
-  })
-})
+void t.test(
+  'a response that is not kept shows why and has no size; a lapsed lease shows its end',
+  async (t) => {
+    const { register, ask } = await world(t, async () => {})
+    const id = newId()
+    const result = { kept: false, why: 'too_large', status: 303, location: null } as const
+    const bytes = bytesOf('completed', newToken(), { result })
+    await register.put(id, bytes, SPANS)
+    t.match((await ask('GET', `/v1/records/${id}`, null)).body, {
+      response: { status: 303, headers: [], size: null, notKept: 'too_large', bodyUntil: null },
+    })
+    const ending = newId()
+    const ends = { ...answer(), afterBody: HOUR }
+    const kept = await register.put(ending, bytesOf('completed', newToken(), { result: ends }), SPANS)
+    const bodyUntil = new Date(kept.now + SPANS.dueIn).toISOString()
+    const expiresAt = new Date(kept.now + SPANS.dueIn + HOUR).toISOString()
+    t.match((await ask('GET', `/v1/records/${ending}`, null)).body, {
+      expiresAt,
+      response: { notKept: null, bodyUntil },
+    })
+    const ended = newId()
+    await register.put(ended, bytesOf('completed', newToken(), { result: ends }), { dueIn: 0, dropIn: HOUR })
+    const past = { status: 201, headers: [], size: null, notKept: 'past_ttl', bodyUntil: null }
+    t.match((await ask('GET', `/v1/records/${ended}`, null)).body, { state: 'completed', response: past })
+    const took = newId()
+    const gone = { kept: false, why: 'past_ttl', status: 201, location: null } as const
+    const createdAt = kept.now - HOUR
+    await register.put(took, bytesOf('completed', newToken(), { result: gone, createdAt }), SPANS)
+    const first = new Date(createdAt).toISOString()
+    t.match((await ask('GET', `/v1/records/${took}`, null)).body, {
+      response: past,
+      history: [{ event: 'executed', first, last: first }],
+    })
+    const lapsed = newId()
+    const put = await register.put(lapsed, bytesOf('in_progress', newToken()), { dueIn: 0, dropIn: HOUR })
+    t.match((await ask('GET', `/v1/records/${lapsed}`, null)).body, {
+      state: 'unknown',
+      leaseUntil: new Date(put.now).toISOString(),
+      reconciliation: { asked: 0, deadLettered: false },
+    })
+  },
+)
 
 const KEY = 'told-from-outside'
 const COMPLETED = { outcome: 'completed', response: { status: 200, body: 'by hand' } }
-/** Everything that somebody may decide about a record that reads unknown. */
+/** Everything an operator may decide about a record that reads unknown. */
 const DECISIONS = [
   ['POST', '/resolve', RETRYABLE],
   ['POST', '/resolve', COMPLETED],
@@ -378,10 +384,10 @@ const DECISIONS = [
 ] as const
 
 for (const [what, code, own] of [
-  ['is still at the request', 'still_running', { isRunning: () => true }],
+  ['is still executing the request', 'still_running', { isRunning: () => true }],
   ['holds its outcome', 'outcome_held', { tell: async () => false }],
 ] as const)
-  void t.test(`where this replica ${what}, nobody decides: 409 ${code}, and nothing changes`, async (t) => {
+  void t.test(`while this replica ${what}, a decision gets 409 ${code} and changes nothing`, async (t) => {
     const { register, ask, lines, told } = await world(t, async () => {}, '', own)
     const subject = { key: KEY, method: 'POST', path: '/pay', caller: { authorization: 'a' } }
     const missing = await ask('POST', '/v1/records/lookup', null, subject)
@@ -400,7 +406,7 @@ for (const [what, code, own] of [
     t.same([lines, told], [[], []])
   })
 
-void t.test('an outcome that this replica holds is written before anybody decides', async (t) => {
+void t.test('an outcome that this replica holds is written before a decision', async (t) => {
   let write: () => Promise<void> = async () => {}
   const own = {
     tell: async () => {

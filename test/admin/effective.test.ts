@@ -14,7 +14,7 @@ const loaded = loadConfig({
 if (!loaded.ok) throw new Error('the fixture is bad')
 const { config } = loaded
 
-/** Every text of a value, however deep, with the member that it stands under. */
+/** Every string in a value, however deep, with the name of its member. */
 function texts(value: unknown, name = ''): [string, string][] {
   if (typeof value === 'string') return [[name, value]]
   if (value instanceof Map || value instanceof Set) return texts([...value], name)
@@ -23,7 +23,7 @@ function texts(value: unknown, name = ''): [string, string][] {
   return Object.entries(value).flatMap(([key, one]) => texts(one, key))
 }
 
-void t.test('K22 of a configuration with every property no secret is shown', async (t) => {
+void t.test('K22 a configuration with every property shows no secret', async (t) => {
   const shown = effective(config)
   const text = JSON.stringify(shown)
   const secrets = [
@@ -55,7 +55,7 @@ void t.test('K22 of a configuration with every property no secret is shown', asy
 })
 
 void t.test(
-  'K22 tokens in queries, the texts of key files and the reconciler’s own credentials are secrets',
+  'K22 tokens in queries, contents of key files and the reconciler’s credentials are masked',
   async (t) => {
     const [route] = config.routes
     const secret = 'hunter2'
@@ -101,8 +101,8 @@ void t.test(
   },
 )
 
-void t.test('/v1/config says what a file would: read as one, it is the same configuration', async (t) => {
-  // A file has neither a name nor a match for the defaults, and no `wait` where nothing waits.
+void t.test('/v1/config, read as a file, is the same configuration', async (t) => {
+  // In a file the defaults have neither a name nor a match, and there is no `wait` where nothing waits.
   const { defaults, ...shown } = JSON.parse(JSON.stringify(effective(config)), (_, value) =>
     value === null ? undefined : value?.mode === 'reject' ? { ...value, wait: undefined } : value,
   ) as Record<string, object>
@@ -127,7 +127,7 @@ void t.test('/v1/config says what a file would: read as one, it is the same conf
   )
   const again = loadConfig({ file: 'shown.json', text, env: {}, flags: {} })
   if (!again.ok) throw new Error(again.errors.map(formatConfigError).join('\n'))
-  // What is written is not a default any more.
+  // What is written out is no longer a default.
   const written = (given: Config): unknown =>
     JSON.parse(JSON.stringify(effective({ ...given, spelled: new Map() })))
   t.strictSame(written(again.config), written(config))

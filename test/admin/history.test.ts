@@ -19,7 +19,7 @@ const note = (tag: string, detail: object) => ({
 })
 const REPLAY = note('replayed:host:1', { status: 201 })
 
-void t.test('the usual first execution is read from the record, and from nothing else', async (t) => {
+void t.test('the history shows a usual first execution from the record alone', async (t) => {
   const store = memoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES })
   const config = load(UPSTREAM)
   const audit = await Audit.open(null, 'test', () => {})
@@ -73,12 +73,12 @@ void t.test('the usual first execution is read from the record, and from nothing
   // A tombstone.
   t.same(await events('completed', {}, [], { ...SPANS, dueIn: 0 }), ['executed'])
 
-  // Somebody else decided; it was tried before; it is not done.
+  // Somebody else decided; it was tried before; it is not completed.
   t.same(await events('completed', { token: NOBODY }), [])
   t.same(await events('completed', { attempts: 2 }, [REPLAY]), ['replayed'])
   for (const state of ['in_progress', 'failed_retryable', 'unknown'] as const)
     t.same(await events(state, {}), [])
-  // The attempt is told of, whatever else is missing.
+  // There is a line about the attempt, whatever else is missing.
   for (const event of ['claimed', 'executed', 'bypassed', 'settled', 'shadowed'])
     t.same(await events('completed', {}, [note(`${event}:1`, {}), REPLAY]), [event, 'replayed'])
 })

@@ -22,7 +22,7 @@ async function page(asked: Asked, query: Record<string, string>): Promise<Listed
   return answer.body as Listed
 }
 
-void t.test('few that fit among many: page after page finds each of them once', async (t) => {
+void t.test('paging finds each of a few matching records among many once', async (t) => {
   const register = memoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES })
   for (let n = 0; n < 12_000; n++)
     await register.put(
@@ -56,14 +56,14 @@ void t.test('few that fit among many: page after page finds each of them once', 
   t.equal(new Set(found).size, 3)
   t.equal(found.length, 3)
   t.ok(pages <= 6, `${pages} pages`)
-  t.ok(lists < 100, `${lists} questions of the store`)
+  t.ok(lists < 100, `${lists} list calls`)
 
   const none = await page(counted, { route: 'nobody', limit: '10' })
   t.same(none.records, [])
-  t.type(none.next, 'string', 'it looks at so many, and says where to go on')
+  t.type(none.next, 'string', 'a page looks at a limited number and says where to continue')
 })
 
-void t.test('a store with much else in it: a page comes to an end', async (t) => {
+void t.test('a page ends even if the store lists nothing but empty pages', async (t) => {
   let asked = 0
   const empty: Asked = {
     ping: async () => 1,
@@ -74,7 +74,7 @@ void t.test('a store with much else in it: a page comes to an end', async (t) =>
   t.equal(asked, 500)
 })
 
-void t.test('names that every object has are no parameters', async (t) => {
+void t.test('names that every object has are unknown parameters', async (t) => {
   const inject = await injecting({} as AdminPorts, (error) => {
     throw error
   })

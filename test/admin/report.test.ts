@@ -57,111 +57,117 @@ async function world(samples?: () => Promise<readonly CounterSample[]>, recheck?
     inject('GET', `/v1/report?${new URLSearchParams(query).toString()}`)
   const report = async (since: string, sample?: number): Promise<Report> => {
     const answer = await ask({ since, ...(sample === undefined ? {} : { sample: String(sample) }) })
-    t.strictSame([...Value.Errors(reportSchema, answer.body)], [], 'as it is described')
+    t.strictSame([...Value.Errors(reportSchema, answer.body)], [], 'matches its schema')
     return answer.body as Report
   }
   return { at, register, put, note, ask, report }
 }
 
-void t.test('O05 unknown records by route and age, whenever they were created', async (t) => {
-  const { at, put, report } = await world()
-  const reconciliation = { ...newReconciliation(at.now), deadLettered: true }
-  await put('unknown', 'a', { reconciliation })
-  await put('unknown', 'b')
-  // Reads unknown when its lease has lapsed.
-  await put('in_progress', 'b', {}, { dueIn: HOUR, dropIn: 60 * DAY })
-  await put('in_progress', 'c')
-  at.now += 6 * DAY
-  await put('unknown', 'a')
-  at.now += 1.5 * DAY
-  await put('unknown', 'a')
-  at.now += HOUR
-  await put('unknown', 'a')
-  const { unknown, period } = await report('1h')
-  t.strictSame(unknown, [
-    { route: 'a', under1h: 1, under1d: 1, under7d: 1, older: 1, deadLettered: 1 },
-    { route: 'b', under1h: 0, under1d: 0, under7d: 0, older: 2, deadLettered: 0 },
-  ])
-  t.match(period, [{ route: 'a', records: 2, unknown: 2 }], 'created exactly an hour ago counts')
-})
+void t.test(
+  'O05 the report counts unknown records by route and age, whenever they were created',
+  async (t) => {
+    const { at, put, report } = await world()
+    const reconciliation = { ...newReconciliation(at.now), deadLettered: true }
+    await put('unknown', 'a', { reconciliation })
+    await put('unknown', 'b')
+    // Reads unknown when its lease has lapsed.
+    await put('in_progress', 'b', {}, { dueIn: HOUR, dropIn: 60 * DAY })
+    await put('in_progress', 'c')
+    at.now += 6 * DAY
+    await put('unknown', 'a')
+    at.now += 1.5 * DAY
+    await put('unknown', 'a')
+    at.now += HOUR
+    await put('unknown', 'a')
+    const { unknown, period } = await report('1h')
+    t.strictSame(unknown, [
+      { route: 'a', under1h: 1, under1d: 1, under7d: 1, older: 1, deadLettered: 1 },
+      { route: 'b', under1h: 0, under1d: 0, under7d: 0, older: 2, deadLettered: 0 },
+    ])
+    t.match(period, [{ route: 'a', records: 2, unknown: 2 }], 'created exactly an hour ago counts')
+  },
+)
 
-void t.test('O05 the period: states, and what the histories tell', async (t) => {
-  const { at, put, note, report, register } = await world()
-  await put('completed', 'old')
-  at.now += DAY
-  const done = await put('completed', 'a', { attempts: 2 })
-  for (const [tag, count] of [
-    ['replayed:r', 3],
-    ['waited:r', 2],
-    ['in_progress:r', 1],
-    ['response_unavailable:r', 1],
-    ['unknown:r', 1],
-    ['expired:r', 1],
-    ['misuse:r', 4],
-    ['executed:7', 1],
-    ['settled:stale', 2],
-    ['settled:recovered', 1],
-    ['settled:stored', 1],
-    ['reconciled:completed', 1],
-    ['reconciled:pending', 5],
-    ['resolved:9', 1],
-    ['lease_expired:', 1],
-  ] as const)
-    t.ok(await note(done, tag, count))
-  await put('completed', 'a', {}, { dueIn: 1000, dropIn: DAY })
-  await put('failed_retryable', 'a')
-  await put('in_progress', 'a')
-  await put('in_progress', 'b', {}, { dueIn: 1000, dropIn: DAY })
-  await register.put(
-    'broken' as RecordId,
-    Buffer.concat([bytesOf('completed', newToken()), Buffer.from('x')]),
-    LONG,
-  )
-  at.now += 1000
-  const { period, looked, unreadable, complete, counted } = await report('1h')
-  t.strictSame([looked, unreadable, complete, counted], [7, 1, true, null])
-  t.strictSame(period, [
-    {
-      route: 'a',
-      records: 4,
-      executed: 2,
-      expired: 1,
-      notExecuted: 1,
-      running: 1,
-      unknown: 0,
-      attempts: 5,
-      replayed: 5,
-      prevented: 9,
-      misuse: 4,
-      lapsed: 1,
-      recovered: 1,
-      stale: 2,
-      reconciled: 1,
-      resolved: 1,
-    },
-    {
-      route: 'b',
-      records: 1,
-      executed: 0,
-      expired: 0,
-      notExecuted: 0,
-      running: 0,
-      unknown: 1,
-      attempts: 1,
-      replayed: 0,
-      prevented: 0,
-      misuse: 0,
-      lapsed: 1,
-      recovered: 0,
-      stale: 0,
-      reconciled: 0,
-      resolved: 0,
-    },
-  ])
-  t.equal((await report('2d')).period.length, 3)
-})
+void t.test(
+  'O05 the report counts the period’s records by state and by what their histories say',
+  async (t) => {
+    const { at, put, note, report, register } = await world()
+    await put('completed', 'old')
+    at.now += DAY
+    const done = await put('completed', 'a', { attempts: 2 })
+    for (const [tag, count] of [
+      ['replayed:r', 3],
+      ['waited:r', 2],
+      ['in_progress:r', 1],
+      ['response_unavailable:r', 1],
+      ['unknown:r', 1],
+      ['expired:r', 1],
+      ['misuse:r', 4],
+      ['executed:7', 1],
+      ['settled:stale', 2],
+      ['settled:recovered', 1],
+      ['settled:stored', 1],
+      ['reconciled:completed', 1],
+      ['reconciled:pending', 5],
+      ['resolved:9', 1],
+      ['lease_expired:', 1],
+    ] as const)
+      t.ok(await note(done, tag, count))
+    await put('completed', 'a', {}, { dueIn: 1000, dropIn: DAY })
+    await put('failed_retryable', 'a')
+    await put('in_progress', 'a')
+    await put('in_progress', 'b', {}, { dueIn: 1000, dropIn: DAY })
+    await register.put(
+      'broken' as RecordId,
+      Buffer.concat([bytesOf('completed', newToken()), Buffer.from('x')]),
+      LONG,
+    )
+    at.now += 1000
+    const { period, looked, unreadable, complete, counted } = await report('1h')
+    t.strictSame([looked, unreadable, complete, counted], [7, 1, true, null])
+    t.strictSame(period, [
+      {
+        route: 'a',
+        records: 4,
+        executed: 2,
+        expired: 1,
+        notExecuted: 1,
+        running: 1,
+        unknown: 0,
+        attempts: 5,
+        replayed: 5,
+        prevented: 9,
+        misuse: 4,
+        lapsed: 1,
+        recovered: 1,
+        stale: 2,
+        reconciled: 1,
+        resolved: 1,
+      },
+      {
+        route: 'b',
+        records: 1,
+        executed: 0,
+        expired: 0,
+        notExecuted: 0,
+        running: 0,
+        unknown: 1,
+        attempts: 1,
+        replayed: 0,
+        prevented: 0,
+        misuse: 0,
+        lapsed: 1,
+        recovered: 0,
+        stale: 0,
+        reconciled: 0,
+        resolved: 0,
+      },
+    ])
+    t.equal((await report('2d')).period.length, 3)
+  },
+)
 
-void t.test('what the process has counted, by route', async (t) => {
+void t.test('the report has the process’s counters by route', async (t) => {
   const metrics = new Metrics()
   const { report } = await world(() => metrics.samples())
   const count = (name: Parameters<Metrics['count']>[0], labels: Record<string, string>) =>
@@ -207,7 +213,7 @@ void t.test('what the process has counted, by route', async (t) => {
   ])
 })
 
-void t.test('a store with more records than one report looks at says so', async (t) => {
+void t.test('a report on a store with more records than it looks at is marked incomplete', async (t) => {
   const { put, report } = await world()
   for (let n = 0; n < 50_600; n++) await put('failed_retryable', 'a')
   const { complete, looked, period } = await report('24h')
@@ -216,7 +222,7 @@ void t.test('a store with more records than one report looks at says so', async 
   t.equal(period[0]?.records, looked)
 })
 
-/** Asks nobody: says `says`, and keeps what it was asked about. */
+/** Asks nobody: answers `says` and keeps what it was asked about. */
 function rechecking(says: (id: RecordId) => Verification = () => ({ kind: 'agrees' })) {
   const asked: RecordId[] = []
   const recheck: Recheck = {
@@ -231,7 +237,7 @@ function rechecking(says: (id: RecordId) => Verification = () => ({ kind: 'agree
 }
 
 void t.test(
-  'O05 the sample: completed records of the period, old enough, of routes that can be asked',
+  'O05 the sample has completed records of the period that are old enough and whose route can be asked',
   async (t) => {
     const { asked, recheck } = rechecking()
     const { at, put, report } = await world(undefined, recheck)
@@ -246,7 +252,7 @@ void t.test(
     at.now += HOUR
     await put('completed', 'a')
     const found = await report('2h', 1000)
-    t.same(asked.toSorted(), wanted.toSorted(), 'not the tombstone, nor what is younger than `after`')
+    t.same(asked.toSorted(), wanted.toSorted(), 'neither the tombstone nor what is younger than `after`')
     const none = { differing: 0, disagreed: 0, undecided: 0, notAsked: 0 }
     t.same(found.asked, {
       routes: [
@@ -259,30 +265,27 @@ void t.test(
   },
 )
 
-void t.test(
-  'O05 the sample is as large as it is told to be, and each record is as likely as any other',
-  async (t) => {
-    const { asked, recheck } = rechecking()
-    const { at, put, report } = await world(undefined, recheck)
-    const ids: RecordId[] = []
-    for (let n = 0; n < 40; n++) ids.push(await put('completed', 'a'))
-    at.now += HOUR
-    for (let n = 1; n <= 200; n++) {
-      const { asked: figures } = await report('2h', 10)
-      t.match(figures?.routes, [{ eligible: 40, sampled: 10, agreed: 10 }])
-      t.equal(asked.length, 10 * n)
-      t.equal(new Set(asked.slice(-10)).size, 10, 'each once')
-    }
-    // 2,000 draws among 40: 50 each, and a standard deviation of about 6.
-    for (const id of ids) {
-      const times = asked.filter((one) => one === id).length
-      t.ok(times > 15 && times < 85, `${times} times`)
-    }
-  },
-)
+void t.test('O05 the sample has the size asked for, and every record is equally likely', async (t) => {
+  const { asked, recheck } = rechecking()
+  const { at, put, report } = await world(undefined, recheck)
+  const ids: RecordId[] = []
+  for (let n = 0; n < 40; n++) ids.push(await put('completed', 'a'))
+  at.now += HOUR
+  for (let n = 1; n <= 200; n++) {
+    const { asked: figures } = await report('2h', 10)
+    t.match(figures?.routes, [{ eligible: 40, sampled: 10, agreed: 10 }])
+    t.equal(asked.length, 10 * n)
+    t.equal(new Set(asked.slice(-10)).size, 10, 'each once')
+  }
+  // 2,000 draws among 40: 50 each, and a standard deviation of about 6.
+  for (const id of ids) {
+    const times = asked.filter((one) => one === id).length
+    t.ok(times > 15 && times < 85, `${times} times`)
+  }
+})
 
 void t.test(
-  'O05 a sample that takes long ends; what goes meanwhile, or cannot be read, is none of it',
+  'O05 a slow sample stops asking, and records that vanish or become unreadable are not part of it',
   async (t) => {
     const { now } = performance
     let late = 0
@@ -301,7 +304,7 @@ void t.test(
     const [row] = asked?.routes ?? []
     t.equal(row?.sampled, 12)
     t.equal((row?.agreed ?? 0) + (row?.notAsked ?? 0), 12)
-    t.ok(slow.asked.length < 12, `${slow.asked.length} queries were begun`)
+    t.ok(slow.asked.length < 12, `${slow.asked.length} queries were started`)
 
     const ids: RecordId[] = []
     const going = rechecking(() => ({ kind: 'undecided', why: 'x' }))
@@ -327,7 +330,7 @@ void t.test(
   },
 )
 
-void t.test('O05 without a proxy nobody is asked, and it is said', async (t) => {
+void t.test('O05 a sample without a running proxy is refused', async (t) => {
   const { ask } = await world()
   const { status, body } = await ask({ sample: '5' })
   t.equal(status, 400)

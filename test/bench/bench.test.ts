@@ -6,10 +6,10 @@ import { NO_POSTGRES } from '../support/postgres.ts'
 
 const ROOT = fileURLToPath(new URL('../..', import.meta.url))
 
-/** That it works, not how fast anything is: in a folder of its own, as others may be packing what `dist` holds. */
+/** Shows that it works, not how fast it is; in its own folder, since other tests may be packing `dist`. */
 async function bench(...args: string[]): Promise<string> {
   const fixed = ['bench/run.ts', '--quick', '--dist', '.tap/bench-dist']
-  // tap puts a loader into the children of its tests, which the compiler's own start does not survive.
+  // tap puts a loader into child processes, with which the compiler does not start.
   const plain = ['-u', 'NODE_OPTIONS', '-u', 'NODE_V8_COVERAGE', process.execPath]
   const { stdout } = await promisify(execFile)('env', [...plain, ...fixed, ...args], { cwd: ROOT })
   return stdout
@@ -44,7 +44,7 @@ t.test('npm run bench prints a row per scenario and candidate, and the ratios', 
   t.match(goal, ['', String, '1.3', '1', /^\d+(\.\d\d)?$/, /met/])
 })
 
-t.test('PostgreSQL has its rows, or a sentence where it is missing', async (t) => {
+t.test('PostgreSQL has its rows, or a sentence if it is missing', async (t) => {
   const text = await bench('--no-build', '--only', 'first,replay', '--candidates', 'proxy-postgres')
   if (NO_POSTGRES) t.match(text, `**this proxy**, PostgreSQL is left out: ${NO_POSTGRES}.`)
   else
@@ -68,7 +68,7 @@ t.test('--stores has a row for each store and scenario, and nothing else', async
   t.notMatch(text, /SQLite|pass-through|resident at rest, MB/)
 })
 
-t.test('the slow answers at 70 % of saturation, timed from when each request was due', async (t) => {
+t.test('--only tail has a row for first executions and one for replays', async (t) => {
   const text = await bench('--no-build', '--only', 'tail', '--candidates', 'proxy-redis')
   for (const scenario of ['first execution', 'replay'])
     t.match(
@@ -80,18 +80,21 @@ t.test('the slow answers at 70 % of saturation, timed from when each request was
     )
 })
 
-t.test('what one request allocates and calls', async (t) => {
-  process.env['PERF'] = '/nonexistent/perf'
-  const text = await bench('--no-build', '--only', 'costs', '--candidates', 'proxy-redis,proxy-sqlite')
-  t.match(
-    text,
-    /^\| first execution, JSON of 300 bytes \| .*Redis \| [\d,]+ \|  \| \*\*[\d.]+\*\*: .*evalsha 2\.\d/m,
-  )
-  t.match(text, /^\| replay, JSON of 300 bytes \| .*SQLite \(default\) \| [\d,]+ \|  \|  \|$/m)
-  t.match(text, 'System calls are left out: perf (Debian: linux-perf) is missing.')
-})
+t.test(
+  '--only costs shows what one request allocates and calls, and says that perf is missing',
+  async (t) => {
+    process.env['PERF'] = '/nonexistent/perf'
+    const text = await bench('--no-build', '--only', 'costs', '--candidates', 'proxy-redis,proxy-sqlite')
+    t.match(
+      text,
+      /^\| first execution, JSON of 300 bytes \| .*Redis \| [\d,]+ \|  \| \*\*[\d.]+\*\*: .*evalsha 2\.\d/m,
+    )
+    t.match(text, /^\| replay, JSON of 300 bytes \| .*SQLite \(default\) \| [\d,]+ \|  \|  \|$/m)
+    t.match(text, 'System calls are left out: perf (Debian: linux-perf) is missing.')
+  },
+)
 
-t.test('a candidate that is not there is left out with a sentence', async (t) => {
+t.test('a missing candidate is left out with a sentence', async (t) => {
   process.env['NGINX'] = '/nonexistent/nginx'
   const text = await bench('--no-build', '--only', 'get', '--candidates', 'nginx,nginx-lua,http-proxy')
   t.match(text, 'nginx is left out: nginx is not there: install nginx (or set NGINX to the binary).')
@@ -99,7 +102,7 @@ t.test('a candidate that is not there is left out with a sentence', async (t) =>
   t.match(text, '| pass-through GET | plain @fastify/http-proxy |')
 })
 
-t.test('how long one request stops the event loop at most is a row of the goals', async (t) => {
+t.test('the longest stop of the event loop by one request is a row of the goals', async (t) => {
   const text = await bench('--no-build', '--only', 'stops', '--candidates', 'proxy-redis')
   t.match(text, /^\| JSON as values: orders, as clients send them \| \d+\.\d \|$/m)
   t.match(text, /^\| orders, with the key at a JSON pointer \| \d+\.\d \|$/m)

@@ -9,7 +9,7 @@ import type { RecordId } from '../../src/core/record.ts'
 const MIB = 1024 * 1024
 const PER_SAMPLE = 20_000
 
-/** A quiet point that looks like the one before, but for what a test makes of it; with the noise that there is. */
+/** A sample at rest that looks like the one before, with ordinary noise, except for what a test changes. */
 function sample(
   n: number,
   make: Partial<Omit<Sample, 'store'>> & { store?: Partial<Sample['store']> },
@@ -48,14 +48,14 @@ function series(make: (n: number) => Parameters<typeof sample>[1]): Sample[] {
 const found = (make: (n: number) => Parameters<typeof sample>[1]): string[] =>
   growth(series(make), 2).map(({ what }) => what)
 
-void t.test('noise is no growth', async (t) => {
+void t.test('noise is not growth', async (t) => {
   t.same(
     found(() => ({})),
     [],
   )
 })
 
-void t.test('a warm-up is no growth', async (t) => {
+void t.test('a warm-up is not growth', async (t) => {
   t.same(
     found((n) => ({ heapUsed: n < 3 ? 10 * MIB : 28 * MIB })),
     [],
@@ -69,7 +69,7 @@ void t.test('a single sample decides nothing', async (t) => {
   )
 })
 
-void t.test('what leaks is judged as growth', async (t) => {
+void t.test('a leak is judged as growth', async (t) => {
   // 100 bytes for every tenth request.
   t.same(
     found((n) => ({ heapUsed: 28 * MIB + n * PER_SAMPLE * 10 })),
@@ -83,7 +83,7 @@ void t.test('what leaks is judged as growth', async (t) => {
     found((n) => ({ resident: 200 * MIB + n * 30 * MIB })),
     ['resident memory grew'],
   )
-  // One in each segment.
+  // One more in each sample.
   t.same(
     found((n) => ({ descriptors: 26 + n })),
     ['file descriptors grew'],
@@ -110,7 +110,7 @@ void t.test('what leaks is judged as growth', async (t) => {
   )
 })
 
-void t.test('a gauge that is not 0 at rest is found, once is enough', async (t) => {
+void t.test('a gauge that is not 0 at rest is found, even if only once', async (t) => {
   const busy = (n: number) => ({ gauges: { idempotency_waiters: n === 4 ? 1 : 0 } })
   t.same(found(busy), ['idempotency_waiters is not 0 at rest'])
 })
@@ -120,7 +120,7 @@ void t.test('a record that outlives its retention is found', async (t) => {
   t.equal(what, 'records other than unresolved ones are kept beyond their retention')
 })
 
-void t.test('a record is explained by what the upstream saw, or it is found', async (t) => {
+void t.test('a leftover record that nothing the upstream saw explains is found', async (t) => {
   const record = (id: string, state: string, route = 'payments'): LeftOver => ({
     id: id as RecordId,
     route,
@@ -139,7 +139,7 @@ void t.test('a record is explained by what the upstream saw, or it is found', as
 })
 
 void t.test(
-  'an operation that the upstream executed twice is found, unless it said that nothing was done',
+  'an operation executed twice is found, unless it was released, cut off or on a lenient route',
   async (t) => {
     const ledger = new Ledger()
     const run = (operation: string, status: number | null, path = '/v1/payments', whole = true): void => {
@@ -162,7 +162,7 @@ void t.test(
   },
 )
 
-void t.test('a short one: everything runs, and nothing is executed twice or left unexplained', async (t) => {
+void t.test('a short soak runs with nothing executed twice or left unexplained', async (t) => {
   const command = [process.execPath, fileURLToPath(new URL('../../src/cli.ts', import.meta.url))]
   const result = await soak({
     requests: 400,

@@ -21,7 +21,7 @@ t.setTimeout(120_000)
 
 const CLI = fileURLToPath(new URL('../../src/cli.ts', import.meta.url))
 const redis = await emptyRedis(t)
-/** What a terminal takes for: the rest of the line is gone. */
+/** Tells a terminal to erase the rest of the line. */
 const ERASE = '\x1b[K'
 const OURS = ['--service', 'pay']
 
@@ -57,7 +57,7 @@ function counts(out: string): Record<string, number | string | null> {
   return JSON.parse(out) as Record<string, number | string | null>
 }
 
-void t.test('what cannot be meant is told before anything is opened', async (t) => {
+void t.test('bad arguments are refused, and no file is created', async (t) => {
   const dir = tempDir(t)
   const config = (name: string, more: string): string => {
     writeFileSync(join(dir, name), `upstream: { url: "http://127.0.0.1:1" }\n${more}\n`)
@@ -119,34 +119,24 @@ void t.test('what cannot be meant is told before anything is opened', async (t) 
   t.notOk(existsSync(join(dir, 'none.db')))
 })
 
-void t.test(
-  'a store that cannot be used is named, without its password, and nothing is written',
-  async (t) => {
-    const { url } = await filled(t, 3)
-    const port = await freePort()
-    const down = await command([
-      'copy',
-      '--from',
-      url,
-      '--to',
-      `redis://user:hush@127.0.0.1:${port}`,
-      ...OURS,
-    ])
-    t.match(down, { code: 1, out: '', err: /: the store redis:\/\/\*\*\*@127.0.0.1:\d+: .*ECONNREFUSED/ })
-    t.notMatch(down.err, /hush/)
-    const later = join(tempDir(t), 'later.db')
-    const db = new DatabaseSync(later)
-    db.exec('CREATE TABLE records (id TEXT); PRAGMA user_version = 99')
-    db.close()
-    t.match(await command(['copy', '--from', url, '--to', `sqlite:${later}`, ...OURS]), {
-      code: 1,
-      out: '',
-      err: /later\.db: it has schema version 99, of a later release; this one reads \d/,
-    })
-  },
-)
+void t.test('an error names the store that cannot be used, without its password', async (t) => {
+  const { url } = await filled(t, 3)
+  const port = await freePort()
+  const down = await command(['copy', '--from', url, '--to', `redis://user:hush@127.0.0.1:${port}`, ...OURS])
+  t.match(down, { code: 1, out: '', err: /: the store redis:\/\/\*\*\*@127.0.0.1:\d+: .*ECONNREFUSED/ })
+  t.notMatch(down.err, /hush/)
+  const later = join(tempDir(t), 'later.db')
+  const db = new DatabaseSync(later)
+  db.exec('CREATE TABLE records (id TEXT); PRAGMA user_version = 99')
+  db.close()
+  t.match(await command(['copy', '--from', url, '--to', `sqlite:${later}`, ...OURS]), {
+    code: 1,
+    out: '',
+    err: /later\.db: it has schema version 99, of a later release; this one reads \d/,
+  })
+})
 
-void t.test('copies all records of one service, again without a change, and says what it did', async (t) => {
+void t.test('copy copies all records of one service, and a second run changes nothing', async (t) => {
   const { url, store, ids } = await filled(t, 600)
   const ways = ['--from', url, '--to', redis.url, ...OURS]
   const other = await opened(t, url, 'buy')
@@ -161,7 +151,7 @@ void t.test('copies all records of one service, again without a change, and says
     err: /^copying from the store sqlite:/,
   })
   const target = await opened(t, redis.url)
-  t.strictSame(await idsIn(target), new Set(ids), 'those of the service, and no other')
+  t.strictSame(await idsIn(target), new Set(ids), 'only the records of the service')
   const before = await Promise.all(ids.map(async (id) => (await target.get(id)).bytes?.toString('hex')))
   t.match(await command(['copy', ...ways]), { code: 0, out: /^0 +copied\n600 +already there\n$/ })
   const after = await Promise.all(ids.map(async (id) => (await target.get(id)).bytes?.toString('hex')))
@@ -178,10 +168,10 @@ void t.test('copies all records of one service, again without a change, and says
   t.match(counts(more.out), { copied: 1, there: 598, different: 1, next: null })
   t.match(more.err, `different there, left unchanged: ${first}\n`)
   const gone = await store.get(second)
-  t.ok(gone.bytes !== null, 'nothing is taken from the source')
+  t.ok(gone.bytes !== null, 'nothing is removed from the source')
 })
 
-void t.test('what is sealed moves as it is, to proxies that have its keys', async (t) => {
+void t.test('sealed records are copied sealed, and only to a target with their key', async (t) => {
   const dir = tempDir(t)
   const key = (id: string) => ({ id, key: randomBytes(32), file: join(dir, id) })
   const [first, second] = [key('k1'), key('k2')]
@@ -216,14 +206,14 @@ void t.test('what is sealed moves as it is, to proxies that have its keys', asyn
     await opened(t, redis.url, 'pay', [second, first]),
   ]
   const rest = async (store: Store) => (await store.get(id)).bytes?.subarray(56)
-  t.strictSame(await rest(sealed), await rest(plain), 'not opened on the way')
+  t.strictSame(await rest(sealed), await rest(plain), 'not unsealed on the way')
   t.equal(sealingKeyOf((await sealed.get(id)).bytes ?? Buffer.alloc(0)), 'k1')
   t.strictSame(await rest(target), await rest(source))
   t.match(await target.history.read(id), [{ text: '{"x":1}' }])
   t.match(await command(['copy', '--from', from, '--to', to]), { code: 0, out: /1 +already there\n$/ })
 })
 
-void t.test('a dry run makes no file', async (t) => {
+void t.test('a dry run creates no file', async (t) => {
   const { url } = await filled(t, 2)
   const target = join(tempDir(t), 'new.db')
   const ways = ['--from', url, '--to', `sqlite:${target}`, ...OURS]
@@ -232,7 +222,7 @@ void t.test('a dry run makes no file', async (t) => {
   t.match(await command(['copy', ...ways]), { code: 0, out: '2  copied\n' })
 })
 
-void t.test('a terminal is shown a bar', async (t) => {
+void t.test('a terminal gets a progress bar', async (t) => {
   const { url } = await filled(t, 20)
   const ways = ['--from', url, '--to', redis.url, ...OURS]
   const { code, out, err } = await command(['copy', ...ways], undefined, {}, 120)
@@ -248,20 +238,17 @@ void t.test('a terminal is shown a bar', async (t) => {
   t.ok(widest < 20, 'no line is wrapped')
 })
 
-void t.test(
-  'a name that has no records is told: what it should have copied would be executed again',
-  async (t) => {
-    const { url } = await filled(t, 2)
-    t.match(await command(['copy', '--from', url, '--to', redis.url, '--service', 'payments']), {
-      code: 1,
-      out: '0  copied\n',
-      err: /the store sqlite:.* has no record of the service "payments"; is that its name\?/,
-    })
-  },
-)
+void t.test('copy fails for a service that has no records', async (t) => {
+  const { url } = await filled(t, 2)
+  t.match(await command(['copy', '--from', url, '--to', redis.url, '--service', 'payments']), {
+    code: 1,
+    out: '0  copied\n',
+    err: /the store sqlite:.* has no record of the service "payments"; is that its name\?/,
+  })
+})
 
 void t.test(
-  'while a request is in progress it refuses to begin, and copies what is final where asked to',
+  'copy refuses to start while a request is in progress, unless asked for completed records only',
   async (t) => {
     const { url, store } = await filled(t, 3)
     const ways = ['--from', url, '--to', redis.url, ...OURS]
@@ -296,12 +283,12 @@ void t.test(
   },
 )
 
-void t.test('what is written to the source meanwhile makes the copy worthless, which it says', async (t) => {
+void t.test('copy fails if the source is written to meanwhile', async (t) => {
   const { url, store, ids } = await filled(t, 40)
   const target = await opened(t, redis.url)
   const copying = command(['copy', '--from', url, '--to', redis.url, ...OURS, '--rate', '100/s'])
   await until(async () => (await idsIn(target)).size > 0)
-  // A proxy that still runs: it executes the last of them anew, once it has expired, and another key.
+  // A proxy that still runs: it executes the last of them again, once it has expired, and another key.
   const last = ids.toSorted().at(-1) as RecordId
   const version = (await store.get(last)).bytes?.readUIntBE(4, 6) ?? 0
   await store.swap(last, { version }, bytesOf('completed', newToken()), SPANS, false)
@@ -312,7 +299,7 @@ void t.test('what is written to the source meanwhile makes the copy worthless, w
   })
 })
 
-void t.test('a target without room ends it in one sentence; the next one goes on', async (t) => {
+void t.test('a full target ends copy with an error, and --cursor continues', async (t) => {
   const { url, ids } = await filled(t, 1200)
   const target = await opened(t, redis.url)
   const ways = ['--from', url, '--to', redis.url, ...OURS]
@@ -323,12 +310,12 @@ void t.test('a target without room ends it in one sentence; the next one goes on
   t.equal(full.code, 1)
   t.match(full.err, /: the store redis:\/\/127.0.0.1:\d+\S*: .*OOM/)
   const { next } = counts(full.out)
-  t.equal(next, ids.toSorted()[499], 'where the last whole page ended')
+  t.equal(next, ids.toSorted()[499], 'where the last complete page ended')
   t.match(full.err, new RegExp(`; run it again; or only the rest, with --cursor ${next}\\n$`))
   t.match(
     await command(['copy', ...ways]),
     { code: 1, out: '', err: /: the store redis:.*OOM/ },
-    'nor does one begin',
+    'a new run does not start either',
   )
 
   await redis.command('CONFIG', 'SET', 'maxmemory', '0')
@@ -336,36 +323,33 @@ void t.test('a target without room ends it in one sentence; the next one goes on
   t.strictSame(await idsIn(target), new Set(ids))
 })
 
-void t.test(
-  'a target that goes away takes along what it had: only from the beginning is it whole',
-  async (t) => {
-    const { url, ids } = await filled(t, 1200)
-    const target = await opened(t, redis.url)
-    const ways = ['--from', url, '--to', redis.url, ...OURS]
-    const killed = command(['copy', ...ways, '--rate', '1000/s', '--json'])
-    await until(async () => (await idsIn(target)).size > 600)
-    await redis.kill()
-    const broken = await killed
-    await redis.start()
-    t.match(broken, { code: 1, err: /: the store redis:.*; run it again\n$/ })
-    t.equal(counts(broken.out).next, null)
+void t.test('after its target went away, copy has to start from the beginning', async (t) => {
+  const { url, ids } = await filled(t, 1200)
+  const target = await opened(t, redis.url)
+  const ways = ['--from', url, '--to', redis.url, ...OURS]
+  const killed = command(['copy', ...ways, '--rate', '1000/s', '--json'])
+  await until(async () => (await idsIn(target)).size > 600)
+  await redis.kill()
+  const broken = await killed
+  await redis.start()
+  t.match(broken, { code: 1, err: /: the store redis:.*; run it again\n$/ })
+  t.equal(counts(broken.out).next, null)
 
-    await redis.command('FLUSHALL')
-    const again = command(['copy', ...ways, '--rate', '1000/s', '--json'])
-    const anew = await opened(t, redis.url)
-    await until(async () => (await idsIn(anew)).size > 600)
-    await redis.command('CLIENT', 'KILL', 'TYPE', 'normal')
-    await redis.command('FLUSHALL')
-    const lost = await again
-    t.match(lost, { code: 1, err: /: the store redis:.*; run it again\n$/ })
-    t.equal(counts(lost.out).next, null)
-    t.match(await command(['copy', ...ways]), { code: 0 })
-    t.strictSame(await idsIn(await opened(t, redis.url)), new Set(ids))
-  },
-)
+  await redis.command('FLUSHALL')
+  const again = command(['copy', ...ways, '--rate', '1000/s', '--json'])
+  const anew = await opened(t, redis.url)
+  await until(async () => (await idsIn(anew)).size > 600)
+  await redis.command('CLIENT', 'KILL', 'TYPE', 'normal')
+  await redis.command('FLUSHALL')
+  const lost = await again
+  t.match(lost, { code: 1, err: /: the store redis:.*; run it again\n$/ })
+  t.equal(counts(lost.out).next, null)
+  t.match(await command(['copy', ...ways]), { code: 0 })
+  t.strictSame(await idsIn(await opened(t, redis.url)), new Set(ids))
+})
 
 void t.test(
-  'a Redis that was lost meanwhile is read from the beginning: its order may be another one',
+  'after its connection to a Redis source was lost, copy has to start from the beginning',
   async (t) => {
     const source = await opened(t, redis.url)
     for (let n = 0; n < 30; n++) await source.put(newId(), bytesOf('completed', newToken()), SPANS)
@@ -384,7 +368,7 @@ void t.test(
   },
 )
 
-void t.test('SIGINT ends it between two records, and it says how to go on', async (t) => {
+void t.test('SIGINT ends copy, which says how to continue', async (t) => {
   const { url, ids } = await filled(t, 3000)
   const target = await opened(t, redis.url)
   const args = [CLI, 'copy', '--from', url, '--to', redis.url, ...OURS, '--rate', '1000/s']

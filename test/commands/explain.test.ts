@@ -39,7 +39,7 @@ function told(over: Partial<Unexplained>, route: RouteFacts | null = null): stri
 
 const claimed = (attempts: number, before: string): Entry => event('claimed', { attempts, before })
 
-void t.test('was it executed, and how often: never more certain than the record is', async (t) => {
+void t.test('the verdict says whether and how often a request was executed', async (t) => {
   const cases: [Partial<Unexplained>, RegExp][] = [
     [
       {},
@@ -119,7 +119,7 @@ void t.test('was it executed, and how often: never more certain than the record 
   for (const [over, says] of cases) t.match(told(over), says)
 })
 
-void t.test('an unknown record: who looks at it next, and what a retry does until then', async (t) => {
+void t.test('an unknown record says who looks at it next, and what a retry does until then', async (t) => {
   const unknown = { state: 'unknown', response: null } as const
   const asked = {
     since: RECORD.createdAt,
@@ -147,7 +147,7 @@ void t.test('an unknown record: who looks at it next, and what a retry does unti
   )
 })
 
-void t.test('a route that does not protect says so', async (t) => {
+void t.test('a record of a route that does not protect says so', async (t) => {
   for (const mode of ['shadow', 'off'] as const)
     for (const over of [{}, { state: 'unknown' }, { state: 'in_progress' }, { state: 'expired' }] as const) {
       const says = told(over, { mode, onLeaseExpired: 'unknown', reconciles: false })
@@ -161,7 +161,7 @@ void t.test('a route that does not protect says so', async (t) => {
   )
 })
 
-void t.test('what shadow mode forwarded besides is counted, whatever the mode is now', async (t) => {
+void t.test('duplicates forwarded in shadow mode are counted, whatever the mode is now', async (t) => {
   const shadowed = { duplicates: 2, misuse: 0 }
   const executed = /^It was executed at least once, and sent upstream at least 3 times\./
   const besides = /2 duplicates were forwarded in shadow mode and may also have been executed;/
@@ -187,7 +187,7 @@ void t.test('what shadow mode forwarded besides is counted, whatever the mode is
   )
 })
 
-void t.test('nothing from outside reaches a terminal as more than text', async (t) => {
+void t.test('control characters from outside are escaped before they reach a terminal', async (t) => {
   const evil = 'a\x1b]0;x\x07\n\x9b2J\u202eb'
   t.equal(plain(evil), 'a\\u001b]0;x\\u0007\\u000a\\u009b2J\\u202eb')
   t.notMatch(table([[evil, 'b']]).trimEnd(), /[\p{Cc}\u202e]/u)
@@ -195,11 +195,11 @@ void t.test('nothing from outside reaches a terminal as more than text', async (
   t.notMatch(json({ evil }).trimEnd(), /[\p{Cc}\u202e]/u)
 })
 
-void t.test('spans are told in their largest unit', async (t) => {
+void t.test('durations are shown in their largest unit', async (t) => {
   t.strictSame([500, 59_000, 61_000, 7_200_000, 172_800_000].map(span), ['1s', '59s', '1m', '2h', '2d'])
 })
 
-void t.test('one report, four formats: all figures in all of them, quoted as each needs', async (t) => {
+void t.test('a report as text, Markdown or CSV is quoted as each format needs', async (t) => {
   const zeros = {
     records: 2,
     executed: 1,

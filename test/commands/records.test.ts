@@ -11,7 +11,7 @@ import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { RedisServer } from '../support/redis.ts'
 import { storeUrl } from '../support/replicas.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())
@@ -80,7 +80,7 @@ for (const kind of ['sqlite', 'redis'] as const)
 
 for (const kind of ['sqlite', 'redis'] as const)
   for (const way of ['admin', 'config'] as const)
-    void t.test(`${kind}, by --${way}: list, inspect, resolve`, async (t) => {
+    void t.test(`${kind}, by --${way}: list and inspect show records, and resolve decides one`, async (t) => {
       await redis.command('FLUSHALL')
       const { proxy, upstream, dir, where, audit, unknown } = await operated(t, storeUrl(t, kind, redis))
       const there = where[way]
@@ -108,7 +108,7 @@ for (const kind of ['sqlite', 'redis'] as const)
       t.equal((await run('list', '--age', '1h')).out, 'no records\n')
       t.equal((await run('list', '--dead-lettered')).out, 'no records\n')
 
-      // Histories are written beside the requests.
+      // Histories are written after the requests.
       const byKey = (...more: string[]) => run('inspect', paid, ...CALLER, '/pay', ...more)
       await until(async () => (await byKey()).out.includes('misuse'))
       const told = await byKey()
@@ -125,14 +125,14 @@ for (const kind of ['sqlite', 'redis'] as const)
         'What to do:\nNothing. A retry with the same key is not executed.\n',
       ])
         t.ok(told.out.includes(sentence), sentence)
-      t.notMatch(`${told.out}${told.err}`, paid, 'the key is not said')
+      t.notMatch(`${told.out}${told.err}`, paid, 'the key is not shown')
       t.notMatch(told.out, /stored-body|sid=secret/)
       const full = JSON.parse((await byKey('--json')).out) as FullView
       t.match(full, { route: 'pay', state: 'completed', attempts: 1, response: { status: 201, size: 11 } })
       t.strictSame(
         JSON.parse((await run('inspect', full.id, '--json')).out),
         full,
-        'by its id the same as by its key',
+        'the same by its id as by its key',
       )
 
       const asked = await run('inspect', id)
@@ -206,7 +206,7 @@ for (const kind of ['sqlite', 'redis'] as const)
       t.match(JSON.parse(freed.out) as RecordView, { id: second, state: 'failed_retryable' })
       const counts = 'It counts as not executed, as decided by ada.\n'
       await until(async () => (await run('inspect', second)).out.includes(counts))
-      t.equal(upstream.seen.length, 3, 'nothing of this was executed')
+      t.equal(upstream.seen.length, 3, 'none of this was executed')
 
       t.match(await verifyAudit(audit), { ok: true, lines: 2 })
       const lines = readFileSync(audit, 'utf8')
@@ -223,7 +223,7 @@ for (const kind of ['sqlite', 'redis'] as const)
       })
     })
 
-void t.test('the command line and a proxy write one audit log, one after the other', async (t) => {
+void t.test('the command line and a proxy take turns writing one audit log', async (t) => {
   const { where, audit, unknown } = await operated(t, storeUrl(t, 'sqlite', redis))
   const decide = ['--retryable', '--reason', 'why', '--yes']
   for (const way of ['admin', 'config', 'admin', 'config'] as const)
@@ -231,7 +231,7 @@ void t.test('the command line and a proxy write one audit log, one after the oth
   t.match(await verifyAudit(audit), { ok: true, lines: 4 })
 })
 
-void t.test('without audit.file the line of a direct decision goes to standard error', async (t) => {
+void t.test('without audit.file the audit line of a direct decision goes to standard error', async (t) => {
   const { dir, unknown } = await operated(t, storeUrl(t, 'sqlite', redis))
   const plain = join(dir, 'plain.yaml')
   const whole = readFileSync(join(dir, 'proxy.yaml'), 'utf8')
@@ -251,7 +251,7 @@ void t.test('without audit.file the line of a direct decision goes to standard e
   t.match(JSON.parse(err), { audit: { what: 'resolve', record: id, reason: 'why' } })
 })
 
-void t.test('a decision is confirmed at the terminal: yes, and nothing else', async (t) => {
+void t.test('only yes confirms a decision at the terminal', async (t) => {
   const { where, dir, unknown } = await operated(t, storeUrl(t, 'sqlite', redis))
   const id = await unknown()
   const file = join(dir, 'a.json')
@@ -273,7 +273,7 @@ void t.test('a decision is confirmed at the terminal: yes, and nothing else', as
   t.match(done.err, /You say that it WAS executed, and that retries are answered 204/)
 })
 
-void t.test('a listing goes on by its cursor, and ends where it is told to', async (t) => {
+void t.test('a listing stops at its limit and continues from its cursor', async (t) => {
   const { proxy, where } = await operated(t, storeUrl(t, 'sqlite', redis))
   for (let n = 0; n < 7; n++) await send(proxy, newKey())
   for (const way of ['admin', 'config'] as const) {
@@ -300,7 +300,7 @@ void t.test('a listing goes on by its cursor, and ends where it is told to', asy
   }
 })
 
-void t.test('who sent it: header lines, several, a file of them, claims', async (t) => {
+void t.test('--caller takes one or several header lines, a file of them, or JSON', async (t) => {
   const more = 'defaults: { scope: { caller: ["header:authorization", "header:x-tenant"] } }'
   const { proxy, where } = await operated(t, storeUrl(t, 'sqlite', redis), more)
   const key = newKey()
@@ -327,7 +327,7 @@ void t.test('who sent it: header lines, several, a file of them, claims', async 
 })
 
 void t.test(
-  'a store alone finds records by id, and by key those of a proxy without a configuration',
+  '--store alone finds records by id, and by key those of a proxy without a configuration',
   async (t) => {
     const store = storeUrl(t, 'sqlite', redis)
     const { proxy, where, dir, unknown } = await operated(t, store)
@@ -339,10 +339,10 @@ void t.test(
       / --retryable --reason TEXT (.*?) +#/.exec(
         (await command(['inspect', undecided, ...there])).out,
       )?.[1] ?? ''
-    t.equal(await decide(...alone), `--config FILE ${alone.join(' ')}`, 'what resolve needs besides')
+    t.equal(await decide(...alone), `--config FILE ${alone.join(' ')}`, 'what resolve needs as well')
     const odd = join(dir, "ada's own.yaml")
     copyFileSync(where.config[1] as string, odd)
-    t.equal(await decide('--config', odd), `--config '${dir}/ada'\\''s own.yaml'`, 'for a shell')
+    t.equal(await decide('--config', odd), `--config '${dir}/ada'\\''s own.yaml'`, 'quoted for a shell')
     t.equal((await command(['inspect', key, ...CALLER, '/other', ...alone])).code, 0)
     const page = JSON.parse((await command(['list', '--json', ...where.config])).out) as PageView
     t.equal((await command(['inspect', page.records[0]?.id ?? '', ...alone])).code, 0)
@@ -354,7 +354,7 @@ void t.test(
   },
 )
 
-void t.test('a proxy that refuses, is no proxy, or does not answer', async (t) => {
+void t.test('list says when a proxy refuses the token, is not a proxy or does not answer', async (t) => {
   const { proxy, upstream, where, dir } = await operated(t, storeUrl(t, 'sqlite', redis))
   const wrong = join(dir, 'wrong')
   writeFileSync(wrong, 'wrong-token')
@@ -373,15 +373,12 @@ void t.test('a proxy that refuses, is no proxy, or does not answer', async (t) =
   t.match(await ask('http://127.0.0.1:1', right), { code: 1, err: /unreachable: (bad port|.*ECONNREFUSED)/ })
 })
 
-void t.test(
-  'resolve takes a response as large as limits.response, past what the admin listener reads',
-  async (t) => {
-    const more = 'limits: { response: 32MiB }\n'
-    const { dir, where, unknown } = await operated(t, storeUrl(t, 'sqlite', redis), more)
-    const id = await unknown(newKey())
-    const file = join(dir, 'large.json')
-    writeFileSync(file, JSON.stringify({ status: 200, headers: [], body: 'x'.repeat(9 * 1024 * 1024) }))
-    const words = ['resolve', id, '--completed', file, '--reason', 'seen', '--yes']
-    t.match(await command([...words, ...where.config]), { code: 0, err: '' })
-  },
-)
+void t.test('resolve --config takes a response that is larger than the admin listener reads', async (t) => {
+  const more = 'limits: { response: 32MiB }\n'
+  const { dir, where, unknown } = await operated(t, storeUrl(t, 'sqlite', redis), more)
+  const id = await unknown(newKey())
+  const file = join(dir, 'large.json')
+  writeFileSync(file, JSON.stringify({ status: 200, headers: [], body: 'x'.repeat(9 * 1024 * 1024) }))
+  const words = ['resolve', id, '--completed', file, '--reason', 'seen', '--yes']
+  t.match(await command([...words, ...where.config]), { code: 0, err: '' })
+})

@@ -12,9 +12,9 @@ import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
 import { proxyInProcess } from '../support/proxy.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
-/** Zeros but for these. */
+/** Zeros except for these. */
 function row(route: string, figures: object, verdicts: object): ShadowRow {
   return {
     route,
@@ -34,7 +34,7 @@ function row(route: string, figures: object, verdicts: object): ShadowRow {
   }
 }
 
-void t.test('O06 the counters and the log of shadow mode tell the same, by route', async (t) => {
+void t.test('O06 the counters and the log of shadow mode give the same figures by route', async (t) => {
   const { proxy, where, dir } = await operated(t, 'memory:', 'defaults: { mode: shadow, key: required }')
   const [paid, misused] = [newKey(), newKey()]
   const verdict = (route: string, name: string, count: number): Promise<void> =>
@@ -67,7 +67,7 @@ void t.test('O06 the counters and the log of shadow mode tell the same, by route
   ]
   const asked = await command(['report', '--json', ...where.admin])
   const report = JSON.parse(asked.out) as Report
-  t.strictSame([...Value.Errors(reportSchema, report)], [], 'as it is described')
+  t.strictSame([...Value.Errors(reportSchema, report)], [], 'matches its schema')
   t.strictSame(report.counted?.shadow, known)
   const text = await command(['report', ...where.admin])
   t.match(text.out, /\nWhat enforce would have done, counted by this one proxy since it started, 20/)
@@ -102,60 +102,63 @@ const line = (ago: number, more: object = {}): string =>
     ...more,
   })
 
-void t.test('the period is that of the lines, and what the log does not reach is said', async (t) => {
-  const log = join(tempDir(t), 'proxy.log')
-  const ages = [59_000, 61_000, 2 * HOUR, 25 * HOUR]
-  writeFileSync(
-    log,
-    [
-      line(8 * 24 * HOUR, { msg: 'listening' }),
-      line(8 * 24 * HOUR),
-      ...ages.map((retryAgeMs) => line(HOUR, { retryAgeMs })),
-      line(HOUR, { verdict: 'expired' }),
-      line(HOUR, { verdict: 'error' }),
-    ].join('\n'),
-  )
-  const ask = async (...words: string[]): Promise<ShadowReport> =>
-    JSON.parse((await command(['report', '--log', log, '--json', ...words])).out) as ShadowReport
-  const week = await ask('--since', '7d')
-  t.equal(week.lines, 6)
-  t.strictSame(week.shadow, [
-    row(
-      'pay',
-      {
-        requests: 6,
-        prevented: 5,
-        differed: 4,
-        unjudged: 1,
-        retriedIn1m: 1,
-        retriedIn1h: 1,
-        retriedIn1d: 1,
-        retriedLater: 1,
-      },
-      { replay_differs: 4, expired: 1, error: 1 },
-    ),
-  ])
-  t.equal((await ask('--since', '9d')).lines, 7)
-  t.strictSame((await ask('--since', '30m')).shadow, [])
-  const said = await command(['report', '--log', log, '--since', '7d'])
-  t.notMatch(said.out, /nothing is known about the time before/)
-  t.match(said.out, /^6 lines of shadow mode in that time; the log has lines from 20.* to 20/m)
-  const long = await command(['report', '--log', log, '--since', '30d'])
-  t.match(long.out, /^It begins at 20.*: nothing is known about the time before\.$/m)
-  const none = await command(['report', '--log', log, '--since', '1m'])
-  t.match(none.out, /^What enforce would have done, from .*\nnone\n/)
-  t.match(
-    none,
-    { code: 1, err: /found no line of shadow mode in that time: is it the log of a proxy / },
-    'lines of another time',
-  )
-  const csv = await command(['report', '--log', log, '--since', '7d', '--format', 'csv'])
-  t.match(csv.out, /\r\nshadow,pay,differed,4\r\n/)
-  t.match(csv.out, /\r\nverdicts,pay,replay_differs,4\r\n/)
-  t.match((await command(['report', '--log', log, '--format', 'markdown'])).out, /\| pay \| 4 \| 1 \| 1 \|/)
-})
+void t.test(
+  'report --log counts lines by their time, and says which time the log does not cover',
+  async (t) => {
+    const log = join(tempDir(t), 'proxy.log')
+    const ages = [59_000, 61_000, 2 * HOUR, 25 * HOUR]
+    writeFileSync(
+      log,
+      [
+        line(8 * 24 * HOUR, { msg: 'listening' }),
+        line(8 * 24 * HOUR),
+        ...ages.map((retryAgeMs) => line(HOUR, { retryAgeMs })),
+        line(HOUR, { verdict: 'expired' }),
+        line(HOUR, { verdict: 'error' }),
+      ].join('\n'),
+    )
+    const ask = async (...words: string[]): Promise<ShadowReport> =>
+      JSON.parse((await command(['report', '--log', log, '--json', ...words])).out) as ShadowReport
+    const week = await ask('--since', '7d')
+    t.equal(week.lines, 6)
+    t.strictSame(week.shadow, [
+      row(
+        'pay',
+        {
+          requests: 6,
+          prevented: 5,
+          differed: 4,
+          unjudged: 1,
+          retriedIn1m: 1,
+          retriedIn1h: 1,
+          retriedIn1d: 1,
+          retriedLater: 1,
+        },
+        { replay_differs: 4, expired: 1, error: 1 },
+      ),
+    ])
+    t.equal((await ask('--since', '9d')).lines, 7)
+    t.strictSame((await ask('--since', '30m')).shadow, [])
+    const said = await command(['report', '--log', log, '--since', '7d'])
+    t.notMatch(said.out, /nothing is known about the time before/)
+    t.match(said.out, /^6 lines of shadow mode in that time; the log has lines from 20.* to 20/m)
+    const long = await command(['report', '--log', log, '--since', '30d'])
+    t.match(long.out, /^It begins at 20.*: nothing is known about the time before\.$/m)
+    const none = await command(['report', '--log', log, '--since', '1m'])
+    t.match(none.out, /^What enforce would have done, from .*\nnone\n/)
+    t.match(
+      none,
+      { code: 1, err: /found no line of shadow mode in that time: is it the log of a proxy / },
+      'only lines of another time',
+    )
+    const csv = await command(['report', '--log', log, '--since', '7d', '--format', 'csv'])
+    t.match(csv.out, /\r\nshadow,pay,differed,4\r\n/)
+    t.match(csv.out, /\r\nverdicts,pay,replay_differs,4\r\n/)
+    t.match((await command(['report', '--log', log, '--format', 'markdown'])).out, /\| pay \| 4 \| 1 \| 1 \|/)
+  },
+)
 
-void t.test('logs of several replicas, as the tools around them wrap lines', async (t) => {
+void t.test('report --log reads logs of several replicas, and lines as other tools wrap them', async (t) => {
   const dir = tempDir(t)
   const [plain, wrapped, empty] = ['a.log', 'b.log', 'c.log'].map((name) => join(dir, name)) as [
     string,
@@ -193,7 +196,7 @@ void t.test('logs of several replicas, as the tools around them wrap lines', asy
   t.match(nothing.out, /^0 lines of shadow mode in that time\.\nNo line has a time: is it a proxy log/m)
 })
 
-void t.test('a route of the log reaches a terminal as text alone', async (t) => {
+void t.test('control characters in a route name from the log do not reach a terminal', async (t) => {
   const log = join(tempDir(t), 'proxy.log')
   writeFileSync(log, line(1000, { route: 'a\u001b]0;x\u0007' }))
   // CSV is for programs, which read it as it is.
@@ -206,7 +209,7 @@ void t.test('a route of the log reaches a terminal as text alone', async (t) => 
       )
 })
 
-void t.test('every verdict has an effect; what cannot be read is told', async (t) => {
+void t.test('every verdict is known, and report --log refuses a missing file or bad options', async (t) => {
   t.ok(namesOf(SHADOW_VERDICTS).every(isVerdict))
   t.notOk(isVerdict('toString'))
   const none = join(tempDir(t), 'none')
@@ -223,7 +226,7 @@ void t.test('every verdict has an effect; what cannot be read is told', async (t
 })
 
 void t.test(
-  'O06 inspect and report count what shadow executed besides, in shadow and after it',
+  'O06 inspect and report count the duplicates that shadow mode forwarded, during and after it',
   async (t) => {
     const store = `sqlite:${join(tempDir(t), 'records.db')}`
     const shadow = 'defaults: { mode: shadow, key: required }'
@@ -283,11 +286,14 @@ void t.test(
   },
 )
 
-void t.test('what counts as a duplicate is what enforce would have answered without executing', async (t) => {
-  const duplicates = namesOf(SHADOW_VERDICTS).filter(isDuplicate)
-  t.equal(
-    duplicates.join(),
-    'replay_same,replay_differs,not_compared,response_unavailable,in_progress,waited,unknown,expired',
-  )
-  for (const strange of [null, 1, 'toString']) t.notOk(isDuplicate(strange))
-})
+void t.test(
+  'shadow counts as duplicates the retries that enforce would have answered without executing',
+  async (t) => {
+    const duplicates = namesOf(SHADOW_VERDICTS).filter(isDuplicate)
+    t.equal(
+      duplicates.join(),
+      'replay_same,replay_differs,not_compared,response_unavailable,in_progress,waited,unknown,expired',
+    )
+    for (const strange of [null, 1, 'toString']) t.notOk(isDuplicate(strange))
+  },
+)

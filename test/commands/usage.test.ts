@@ -18,31 +18,31 @@ void t.test(
         const { code, out, err } = await command([name, flag])
         t.strictSame([code, err], [0, ''], `${name} ${flag}`)
         for (const option of Object.keys(own.options))
-          t.ok(out.includes(`--${option}`), `${name} tells of --${option}`)
+          t.ok(out.includes(`--${option}`), `${name} shows --${option}`)
         for (const way of own.usage) t.ok(out.includes(`idempotency-proxy ${way}\n`))
       }
     }
     const { code, out } = await command(['--help'])
     t.equal(code, 0)
-    for (const name of Object.keys(COMMANDS)) t.ok(out.includes(name), `the help of all names ${name}`)
+    for (const name of Object.keys(COMMANDS)) t.ok(out.includes(name), `the general help names ${name}`)
   },
 )
 
-void t.test('docs/cli.md has the help of every command, as it is', async (t) => {
+void t.test('docs/cli.md has the help of every command, word for word', async (t) => {
   const text = readFileSync(new URL('../../docs/cli.md', import.meta.url), 'utf8')
   const blocks = [...text.matchAll(/```text\n(idempotency-proxy .*?)```/gs)].map(([, block]) => block)
   const helps = await Promise.all(Object.values(COMMANDS).map(async (load) => helpOf(await load())))
-  t.strictSame(new Set(blocks), new Set(helps), 'as --help says it: node src/cli.ts COMMAND --help')
+  t.strictSame(new Set(blocks), new Set(helps), 'as --help prints it: node src/cli.ts COMMAND --help')
 })
 
-void t.test('migrate prints the schema of PostgreSQL, and does nothing else', async (t) => {
+void t.test('migrate --print prints the PostgreSQL schema, and migrate alone is refused', async (t) => {
   const { code, out, err } = await command(['migrate', '--print'])
   t.strictSame([code, err], [0, ''])
   t.match(out, /^BEGIN;.*CREATE SCHEMA idempotency;.*^COMMIT;\n$/ms)
   t.match(await command(['migrate']), { code: 2, err: /migrate: found nothing; allowed: --print/ })
 })
 
-void t.test('check --against names what a reload refuses, and exits 1 where there is any', async (t) => {
+void t.test('check --against names what a reload refuses, and then exits 1', async (t) => {
   const dir = tempDir(t)
   const file = (name: string, content: string): string => {
     writeFileSync(join(dir, name), `upstream: { url: "http://127.0.0.1:3000" }\n${content}\n`)
@@ -83,7 +83,7 @@ void t.test('check --against names what a reload refuses, and exits 1 where ther
   t.match(
     await command(['check', old, '--against', old, '--upstream', 'http://127.0.0.1:1']),
     { code: 0 },
-    'flags go over both',
+    'flags override both',
   )
 })
 
@@ -218,7 +218,7 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
   }
 })
 
-void t.test('a flag that npm kept for itself is missed by name', async (t) => {
+void t.test('an error names the flag that npm kept for itself', async (t) => {
   const npm = { npm_lifecycle_event: 'start' }
   const url = 'http://127.0.0.1:1'
   const says = async (words: string[], env: Record<string, string>): Promise<string> =>
@@ -237,7 +237,7 @@ void t.test('a flag that npm kept for itself is missed by name', async (t) => {
     t.match(await says([url], env), `unknown command "${url}"; known are serve, check`)
 })
 
-void t.test('a record id may begin as an option does', async (t) => {
+void t.test('a record id may begin with a dash, like an option', async (t) => {
   const store = ['--store', 'sqlite:none.db']
   for (const id of [`-${'a'.repeat(42)}`, `--${'a'.repeat(41)}`, `-w${'-'.repeat(41)}`]) {
     for (const words of [
@@ -259,7 +259,7 @@ void t.test('a record id may begin as an option does', async (t) => {
   })
 })
 
-void t.test('a configuration or a store that cannot be used is told and exits 1', async (t) => {
+void t.test('a configuration or a store that cannot be used is reported and exits 1', async (t) => {
   const dir = tempDir(t)
   const bad = join(dir, 'bad.yaml')
   writeFileSync(bad, 'stor: {}\nupstream: { url: "ftp://x" }\n')
@@ -268,7 +268,7 @@ void t.test('a configuration or a store that cannot be used is told and exits 1'
     t.strictSame([told.code, told.out], [1, ''])
     t.match(told.err, /bad\.yaml:1:1: stor: found .*\n.*bad\.yaml:2:18: upstream.url: found/)
     const lost = await command([name, '--store', `sqlite:${dir}/none.db`])
-    t.equal(lost.code, 1, `${name} makes no store`)
+    t.equal(lost.code, 1, `${name} creates no store`)
     t.match(lost.err, /there is no file at .*none\.db; a proxy creates it at startup/)
   }
   writeFileSync(join(dir, 'other.db'), 'no database, and long enough to be one'.repeat(30))

@@ -16,7 +16,7 @@ import { FileWatch } from '../../src/config/files.ts'
 import { tempDir, until } from '../support/e2e.ts'
 import { Mount } from '../support/mount.ts'
 
-t.setTimeout(30_000)
+t.setTimeout(200_000)
 
 /** What a watch reported: the content of the file at each report. */
 function watched(t: Test, file: string, poll = 60_000, still = 50): { seen: string[]; lost: Error[] } {

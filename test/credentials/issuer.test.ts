@@ -12,7 +12,7 @@ const HOUR = 3_600_000
 const SECRET = Buffer.from('0123456789abcdef')
 const issuer = new Issuer(SECRET, HOUR)
 
-t.test('an issued key is one that every route takes', async (t) => {
+t.test('an issued key is a valid Idempotency-Key, quoted or not', async (t) => {
   const policy: KeyPolicy = { ...ROUTE.key, from: [{ kind: 'header', name: 'idempotency-key' }] }
   // Expiry in seconds has eleven digits in the year 5138.
   for (const now of [0, NOW, 99_999_999_999_000]) {
@@ -24,7 +24,7 @@ t.test('an issued key is one that every route takes', async (t) => {
   }
 })
 
-t.test('a key is valid up to its end by the given clock, and expired from then on', async (t) => {
+t.test('a key is valid until it expires by the given clock, and expired from then on', async (t) => {
   const { key, expiresAt } = await issuer.issue(NOW)
   t.equal(expiresAt, NOW + HOUR)
   for (const [now, expected] of [
@@ -37,7 +37,7 @@ t.test('a key is valid up to its end by the given clock, and expired from then o
     t.equal(await issuer.check(key, now), expected)
 })
 
-t.test('it lives at least its ttl, and not a second longer', async (t) => {
+t.test('a key lives at least its ttl, and less than a second longer', async (t) => {
   const brief = new Issuer(SECRET, 1)
   for (const now of [NOW - 1, NOW, NOW + 1, NOW + 998, NOW + 999]) {
     const { key, expiresAt } = await brief.issue(now)
@@ -55,14 +55,14 @@ t.test('no two keys are the same', async (t) => {
   t.equal(Buffer.from(jti, 'base64url').length, 16, '128 bits')
 })
 
-t.test('replicas with the same secret know each other’s keys; others do not', async (t) => {
+t.test('replicas with the same secret accept each other’s keys; others do not', async (t) => {
   const { key } = await issuer.issue(NOW)
   t.equal(await new Issuer(Buffer.from(SECRET), 1).check(key, NOW), 'valid')
   t.equal(await new Issuer(Buffer.from('0123456789abcdeF'), HOUR).check(key, NOW), 'forged')
   t.equal(await new Issuer(Buffer.concat([SECRET, Buffer.alloc(1)]), HOUR).check(key, NOW), 'forged')
 })
 
-t.test('what this issuer did not make is forged, expired or not', async (t) => {
+t.test('a key that this issuer did not make is forged, expired or not', async (t) => {
   const { key } = await issuer.issue(NOW)
   const [head = '', body = '', signature = ''] = key.split('.')
   const part = (value: unknown): string => Buffer.from(JSON.stringify(value)).toString('base64url')
@@ -78,32 +78,35 @@ t.test('what this issuer did not make is forged, expired or not', async (t) => {
     ['nothing', ''],
     ['a plain key', 'order-4711'],
     ['a long key', 'a.b.'.repeat(2000)],
-    ['a payload changed', `${head}.${part({ ...claims, exp: seconds + 9e6 })}.${signature}`],
-    ['a header changed', `${part({ alg: 'HS512', typ: type })}.${body}.${signature}`],
+    ['a changed payload', `${head}.${part({ ...claims, exp: seconds + 9e6 })}.${signature}`],
+    ['a changed header', `${part({ alg: 'HS512', typ: type })}.${body}.${signature}`],
     ['no algorithm', `${none}.${body}.`],
     ['no algorithm, with a signature', `${none}.${body}.${signature}`],
-    ['a signature cut off', key.slice(0, -1)],
-    ['a longer one', `${key}A`],
+    ['a signature cut short', key.slice(0, -1)],
+    ['a longer signature', `${key}A`],
     ['signed with the secret itself', await signed(SECRET, { typ: type }, claims)],
-    ['and expired', await signed(SECRET, { typ: type }, { ...claims, exp: 1 })],
+    [
+      'signed with the secret itself, and expired',
+      await signed(SECRET, { typ: type }, { ...claims, exp: 1 }),
+    ],
     ['of the same secret for another purpose', await signed(SECRET, { typ: 'JWT' }, { ...claims, sub: 'u' })],
     ['of another type', await signed(derived, { typ: 'JWT' }, claims)],
     ['of no type', await signed(derived, {}, claims)],
     ['without an end', await signed(derived, { typ: type }, { jti: 'x' })],
     ['without an id', await signed(derived, { typ: type }, { exp: claims.exp })],
-    ['not the algorithm', await signed(derived, { typ: type, alg: 'HS512' }, claims)],
+    ['another algorithm', await signed(derived, { typ: type, alg: 'HS512' }, claims)],
     [
-      'HMAC by hand, of the secret',
+      'an HMAC with the secret, by hand',
       `${head}.${body}.${createHmac('sha256', SECRET).update(`${head}.${body}`).digest('base64url')}`,
     ],
-    ['a blank after it', `${key} `],
-    ['a newline after it', `${key}\n`],
+    ['a trailing space', `${key} `],
+    ['a trailing newline', `${key}\n`],
     ['padding', `${key}=`],
   ] as const)
     t.equal(await issuer.check(forged, NOW), 'forged', what)
 })
 
-t.test('one issued key has one spelling', async (t) => {
+t.test('an issued key has only one valid spelling', async (t) => {
   const { key } = await issuer.issue(NOW)
   const alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_'
   const spellings = alphabet.split('').map((last) => key.slice(0, -1) + last)

@@ -39,7 +39,7 @@ interface Bench extends AsyncDisposable {
   readonly policy: JwtPolicy
   readonly tokens: Verifier
   readonly time: { now: number }
-  /** What becomes of a token, made now for a day. */
+  /** The verdict on a token made now for a day. */
   of(by: Pair, header?: object): Promise<unknown>
 }
 
@@ -102,7 +102,7 @@ t.test('many requests share one fetch, routes share one set, audiences stay thei
   t.equal(server.asked, 1)
 })
 
-t.test('S04 rotation: a key published since is found, one taken out is refused', async (t) => {
+t.test('S04 a key published after the last fetch is found, and a removed key is refused', async (t) => {
   await using b = await bench(one)
   t.equal(await b.of(one), 'u1')
   b.server.publish(one, two)
@@ -112,12 +112,12 @@ t.test('S04 rotation: a key published since is found, one taken out is refused',
   t.equal(b.server.asked, 2)
   b.server.publish(two)
   b.time.now += 10 * MINUTE
-  t.equal(await b.of(one), NO_KEY, 'ten minutes later at the latest')
+  t.equal(await b.of(one), NO_KEY, 'ten minutes later')
   t.equal(await b.of(two), 'u1')
   t.equal(b.server.asked, 3)
 })
 
-t.test('S04 rotation under the same key id, or without any', async (t) => {
+t.test('S04 a new key under the same key id is found, and also without a key id', async (t) => {
   await using b = await bench(one)
   t.equal(await b.of(one), 'u1')
   t.equal(await b.of(stranger), FORGED)
@@ -129,7 +129,7 @@ t.test('S04 rotation under the same key id, or without any', async (t) => {
   t.equal(b.server.asked, 2)
 })
 
-t.test('made-up key ids and bad signatures cannot turn the proxy on the issuer', async (t) => {
+t.test('made-up key ids and bad signatures cause at most one fetch in ten seconds', async (t) => {
   await using b = await bench(one)
   t.equal(await b.of(one), 'u1')
   const flood = async (): Promise<void> => {
@@ -146,24 +146,24 @@ t.test('made-up key ids and bad signatures cannot turn the proxy on the issuer',
   await flood()
   t.equal(b.server.asked, 2, 'once in ten seconds')
   t.equal(await b.of(one), 'u1')
-  t.equal(b.server.asked, 2, 'what is good asks nobody')
+  t.equal(b.server.asked, 2, 'a good token causes no fetch')
 })
 
-t.test('a key server that is down: the keys at hand go on for an hour', async (t) => {
+t.test('the cached keys count for an hour while the key server is down', async (t) => {
   await using b = await bench(one)
   t.equal(await b.of(one), 'u1')
   await b.server.stop()
   b.time.now += 10 * MINUTE
   t.equal(await b.of(one), 'u1')
-  t.equal(await b.of(two), unavailable('ECONNREFUSED'), 'a key that may have been published since')
-  t.equal(await b.of(stranger), FORGED, 'a key at hand, and the signature is wrong')
+  t.equal(await b.of(two), unavailable('ECONNREFUSED'), 'the key may have been published since')
+  t.equal(await b.of(stranger), FORGED, 'the key is cached, and the signature is wrong')
   b.time.now += 50 * MINUTE - 1
   t.equal(await b.of(one), 'u1')
   b.time.now += 1
   t.equal(await b.of(one), unavailable('ECONNREFUSED'))
 })
 
-t.test('an outage is not forgotten keys: after it the new set counts at once', async (t) => {
+t.test('a set that could not be fetched counts as soon as the key server is back', async (t) => {
   await using b = await bench(one)
   const { answer } = b.server
   b.server.answer = (_, response) => response.writeHead(503).end()
@@ -176,7 +176,7 @@ t.test('an outage is not forgotten keys: after it the new set counts at once', a
   t.equal(b.server.asked, 2)
 })
 
-t.test('while it is known to be away nobody waits for it', async (t) => {
+t.test('known keys do not wait for a key server that has just failed', async (t) => {
   await using b = await bench(one)
   t.equal(await b.of(one), 'u1')
   b.server.answer = (_, response) => response.writeHead(500).end()
@@ -190,14 +190,14 @@ t.test('while it is known to be away nobody waits for it', async (t) => {
   t.equal(await b.of(one), 'u1', 'answered while the next fetch is still open')
   const response = await asked
   t.equal(b.server.asked, 3)
-  // The two keys are published by that answer, and whoever needs the new one waits for it.
+  // That answer publishes both keys, and a token that needs the new one waits for it.
   const waiting = b.of(two)
   response.end(JSON.stringify({ keys: [one.jwk, two.jwk] }))
   t.equal(await waiting, 'u1')
   t.equal(b.server.asked, 3)
 })
 
-t.test('after a failure long ago an old set is not believed unseen', async (t) => {
+t.test('an old set is fetched again before it counts if the last failure was long ago', async (t) => {
   await using b = await bench(one)
   t.equal(await b.of(one), 'u1')
   const { answer } = b.server
@@ -207,10 +207,10 @@ t.test('after a failure long ago an old set is not believed unseen', async (t) =
   b.server.answer = answer
   b.server.publish(two)
   b.time.now += 30 * MINUTE
-  t.equal(await b.of(one), NO_KEY, 'taken out meanwhile')
+  t.equal(await b.of(one), NO_KEY, 'removed meanwhile')
 })
 
-t.test('a clock that is put back makes a set old, not young', async (t) => {
+t.test('a clock set back makes a set old, not fresh', async (t) => {
   await using b = await bench(one)
   t.equal(await b.of(one), 'u1')
   b.server.publish(two)
@@ -219,7 +219,7 @@ t.test('a clock that is put back makes a set old, not young', async (t) => {
   t.equal(b.server.asked, 2)
 })
 
-t.test('an answer that is no JWK Set leaves things as they were', async (t) => {
+t.test('an answer that is not a JWK Set changes nothing', async (t) => {
   const wrong = unavailable('the response is not a JWK Set')
   const set = JSON.stringify({ keys: [one.jwk] })
   for (const [what, answer, expected] of [
@@ -227,8 +227,8 @@ t.test('an answer that is no JWK Set leaves things as they were', async (t) => {
     ['nothing', '', wrong],
     ['null', 'null', wrong],
     ['an error in JSON', '{"error":"not found"}', wrong],
-    ['keys that are no list', '{"keys":{}}', wrong],
-    ['a key that is no object', '{"keys":[null]}', wrong],
+    ['keys that are not a list', '{"keys":{}}', wrong],
+    ['a key that is not an object', '{"keys":[null]}', wrong],
     ['half a set', set.slice(0, -9), wrong],
     ['lists within lists', `{"keys":${'['.repeat(400_000)}`, wrong],
     ['lists within lists, closed', `{"keys":[{"a":${'['.repeat(9e4)}${']'.repeat(9e4)}}]}`, wrong],
@@ -241,7 +241,7 @@ t.test('an answer that is no JWK Set leaves things as they were', async (t) => {
     t.equal(await b.of(one), 'u1')
     b.server.answer = (_, response) => response.end(answer)
     b.time.now += 10 * MINUTE
-    t.equal(await b.of(one), 'u1', `${what}: the keys at hand go on`)
+    t.equal(await b.of(one), 'u1', `${what}: the cached keys still count`)
   }
 })
 
@@ -256,12 +256,12 @@ t.test('statuses other than 200 count as no answer, and redirects are not follow
   t.equal(elsewhere.asked, 0)
 })
 
-t.test('an empty set is one: nobody is let in', async (t) => {
+t.test('an empty set is valid and lets nobody in', async (t) => {
   await using b = await bench()
   t.equal(await b.of(one), NO_KEY)
 })
 
-t.test('secrets, private, short and broken keys of a set verify nothing', async (t) => {
+t.test('secret, private, short and broken keys of a set verify nothing', async (t) => {
   const small = generateKeyPairSync('rsa', { modulusLength: 1024 })
   const secret = Buffer.alloc(32, 1)
   await using b = await bench()
@@ -300,13 +300,13 @@ t.test('an endless answer is cut off after a mebibyte', async (t) => {
     }
   })
   t.equal(await b.of(one), unavailable('more than 1048576 bytes'))
-  t.ok((await closed) < 50 * 1024 ** 2, 'what the sockets held and no more')
+  t.ok((await closed) < 50 * 1024 ** 2, 'only what the sockets held')
 })
 
-t.test('a server that says nothing, or drips, is given up', async (t) => {
+t.test('a key server that does not answer in full times out', async (t) => {
   for (const [what, answer] of [
     ['silent', () => {}],
-    ['a head alone', (response: ServerResponse) => response.flushHeaders()],
+    ['only a head', (response: ServerResponse) => response.flushHeaders()],
     ['half a body', (response: ServerResponse) => response.write('{"keys":[')],
   ] as const) {
     await using server = await jwksServer()
@@ -322,12 +322,12 @@ t.test('a server that says nothing, or drips, is given up', async (t) => {
     const made = await token(one)
     t.equal(await subject(tokens, policy, made), unavailable('timed out'), what)
     await closed
-    t.equal(await subject(tokens, policy, made), unavailable('timed out'), 'at once within a second')
+    t.equal(await subject(tokens, policy, made), unavailable('timed out'), 'not asked again within a second')
     t.equal(server.asked, 1)
   }
 })
 
-t.test('a server that breaks off, and one whose name is none', async (t) => {
+t.test('a key server that breaks off, or whose name does not resolve, is unavailable', async (t) => {
   await using b = await bench()
   b.server.answer = (request) => request.socket.destroy()
   t.equal(await b.of(one), unavailable('UND_ERR_SOCKET'))
@@ -343,7 +343,7 @@ t.test('a server that breaks off, and one whose name is none', async (t) => {
   await tokens.close()
 })
 
-t.test('closed: a fetch under way ends, and nothing is fetched any more', async (t) => {
+t.test('close ends a fetch under way, and nothing is fetched after it', async (t) => {
   await using b = await bench()
   const asked = new Promise<void>((resolve) => {
     b.server.answer = () => resolve()
@@ -357,12 +357,12 @@ t.test('closed: a fetch under way ends, and nothing is fetched any more', async 
   t.equal(b.server.asked, 1)
 })
 
-t.test('the bound of a fetch that was in time does no harm later', async (t) => {
+t.test('the timeout of a fetch that was in time does no harm later', async (t) => {
   await using server = await jwksServer(one)
   const policy = { ...POLICY, jwks: server.url }
   const tokens = verifier([policy], { clock: () => NOW, fetchTimeout: 100 })
   t.equal(await subject(tokens, policy, await token(one)), 'u1')
-  // A rejection that nobody handled would end the process here.
+  // An unhandled rejection would end the process here.
   const later = AbortSignal.timeout(150)
   const alive = setInterval(() => {}, 1000)
   await once(later, 'abort')

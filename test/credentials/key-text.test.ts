@@ -34,7 +34,7 @@ t.test('a key file is PEM, a JWK or a JWK Set', async (t) => {
     t.equal(checkKeyText(text), null, what)
 })
 
-t.test('a certificate is taken for its key, whatever its dates', async (t) => {
+t.test('a certificate counts for its key, whatever its dates', async (t) => {
   using cert = certificate('DNS:localhost')
   const policy = { ...POLICY, keyFile: cert.cert.toString() }
   t.equal(checkKeyText(policy.keyFile), null)
@@ -45,7 +45,7 @@ t.test('a certificate is taken for its key, whatever its dates', async (t) => {
   t.match(await subject(tokens, policy, await token(await pair('ES256'))), /^refused: the signature/)
 })
 
-t.test('what is wrong with a key file is told, and nothing of the file', async (t) => {
+t.test('a bad key file is refused with what is wrong and what is allowed', async (t) => {
   const { publicKey, privateKey } = generateKeyPairSync('rsa', { modulusLength: 2048 })
   const small = generateKeyPairSync('rsa', { modulusLength: 1024 }).publicKey
   const koblitz = generateKeyPairSync('ec', { namedCurve: 'secp256k1' }).publicKey

@@ -6,7 +6,7 @@ import type { VerifiedToken } from '../../src/core/identity.ts'
 import type { JwtPolicy } from '../../src/core/policy.ts'
 import type { Verifier } from '../../src/credentials/callers.ts'
 
-/** 2027-01-15T08:00:00Z, where the clocks of these tests begin. */
+/** 2027-01-15T08:00:00Z, where the clocks of these tests start. */
 export const NOW = 1_800_000_000_000
 const HOUR = 3600
 
@@ -25,7 +25,7 @@ export async function pair(alg: string, kid = 'k1'): Promise<Pair> {
   return { alg, kid, privateKey, publicKey, jwk: { ...(await exportJWK(publicKey)), kid } }
 }
 
-/** A token of `by`, for an hour from `NOW`; what `claims` and `header` set to undefined is left out. */
+/** A token of `by`, for an hour from `NOW`, without what `claims` and `header` set to undefined. */
 export async function token(by: Pair, claims: JWTPayload = {}, header: object = {}): Promise<string> {
   return new SignJWT({ sub: 'u1', exp: NOW / 1000 + HOUR, ...claims })
     .setProtectedHeader({ alg: by.alg, kid: by.kid, ...header })
@@ -36,12 +36,12 @@ export function bearer(credentials: string): string[] {
   return ['Host', 'api', 'Authorization', `Bearer ${credentials}`]
 }
 
-/** The part of a token, or anything else, as a JWT writes it. */
+/** Encodes a part of a token, or anything else, as a JWT does. */
 export function part(value: unknown): string {
   return Buffer.from(typeof value === 'string' ? value : JSON.stringify(value)).toString('base64url')
 }
 
-/** `sub` where the token is believed, else what became of it. */
+/** `sub` of an accepted token, or else the verdict. */
 export async function subject(verifier: Verifier, policy: JwtPolicy, credentials: string): Promise<unknown> {
   return told(await verifier.verify(policy, bearer(credentials)))
 }
@@ -60,7 +60,7 @@ export function told(verified: VerifiedToken): unknown {
 
 export interface JwksServer extends AsyncDisposable {
   readonly url: string
-  /** How often it was asked. */
+  /** How many requests it got. */
   asked: number
   answer: RequestListener
   /** Answers with these keys from now on. */

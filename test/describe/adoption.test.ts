@@ -7,11 +7,11 @@ import { proxyProcess } from '../support/proxy.ts'
 import { freePort } from '../support/redis.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 const EXAMPLE = new URL('../../examples/adoption/openapi.yaml', import.meta.url).pathname
 
-void t.test('the draft of the example passes check as it is, and the real proxy serves by it', async (t) => {
+void t.test('the draft of the example passes check unchanged, and a real proxy serves with it', async (t) => {
   await using upstream = await upstreamStub((seen, response) => {
     response.writeHead(201, { 'Content-Type': 'application/json' }).end(JSON.stringify({ at: seen.target }))
   })
@@ -38,7 +38,7 @@ void t.test('the draft of the example passes check as it is, and the real proxy 
     status: 400,
     code: 'idempotency_key_invalid',
   })
-  // What is signed anew is no other caller.
+  // A new signature is not another caller.
   for (const [signature, replayed] of [
     ['a', false],
     ['b', true],
@@ -46,7 +46,7 @@ void t.test('the draft of the example passes check as it is, and the real proxy 
     const headers = { 'x-signature': signature }
     t.match(await send(proxy, key, { path: '/v1/webhooks/orders', headers }), { status: 201, replayed })
   }
-  t.equal(upstream.seen.length, 2, 'each once')
+  t.equal(upstream.seen.length, 2, 'each executed once')
 
   const policy = (await (await fetch(`${proxy.url}/.well-known/idempotency`)).json()) as object
   const printed = await command(['policy', whole])
@@ -72,7 +72,7 @@ void t.test('docs/adoption.md shows what the commands print', async (t) => {
   t.strictSame(JSON.parse(shownPolicy), JSON.parse(policy))
 })
 
-void t.test('docs/adoption.md tells what every member of a policy means', async (t) => {
+void t.test('docs/adoption.md names every member of a policy', async (t) => {
   const text = readFileSync(new URL('../../docs/adoption.md', import.meta.url), 'utf8')
   const dir = tempDir(t)
   const file = join(dir, 'all.yaml')
@@ -107,7 +107,7 @@ routes:
   for (const name of names) if (!plain.includes(name)) t.ok(text.includes(name), name)
 })
 
-void t.test('policy: usage, and the errors of a configuration', async (t) => {
+void t.test('policy reports usage errors and errors in the configuration', async (t) => {
   const bad = join(tempDir(t), 'bad.yaml')
   writeFileSync(bad, 'stor: {}\n')
   t.match(await command(['policy', bad]), { code: 1, out: '', err: /bad\.yaml:1:1: stor/ })

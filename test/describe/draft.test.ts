@@ -39,7 +39,7 @@ function commentsOf(out: string, name: string): string {
   return (/(?: {2}# .*\n)*$/.exec(before)?.[0] ?? '').replaceAll(/\n? {2}# /g, ' ')
 }
 
-void t.test('POST and PATCH become routes, PUT and DELETE that declare a key, nothing else', async (t) => {
+void t.test('POST and PATCH become routes, and PUT and DELETE only if they declare a key', async (t) => {
   const key = 'parameters: [ { name: Idempotency-Key, in: header } ]'
   const { config, out } = await made(
     t,
@@ -67,10 +67,12 @@ void t.test('POST and PATCH become routes, PUT and DELETE that declare a key, no
   t.match(out, /4 routes for 9 operations/)
 })
 
-void t.test('paths: parameters, base paths, and what a route cannot say', async (t) => {
-  const { routes, out } = await made(
-    t,
-    `/pets/{pet-id}/toys/{n}: { post: { operationId: toys } }
+void t.test(
+  'a route path has the base path and the parameters, and a comment if it matches more',
+  async (t) => {
+    const { routes, out } = await made(
+      t,
+      `/pets/{pet-id}/toys/{n}: { post: { operationId: toys } }
 /files/{name}.json: { post: { operationId: part } }
 "/jobs/{id}:cancel": { post: { operationId: verb } }
 /:odd: { post: { operationId: colon } }
@@ -85,28 +87,29 @@ void t.test('paths: parameters, base paths, and what a route cannot say', async 
 /op: { post: { operationId: op, servers: [ { url: "https://x.example/deep/er/" } ] } }
 x-note: 1
 relative: { post: {} }`,
-    'servers: [ { url: "https://{host}/v{n}/", variables: { host: { default: api.example.com }, n: { default: 2 } } } ]',
-  )
-  t.strictSame(Object.fromEntries(Object.entries(routes).map(([name, { match }]) => [name, match.path])), {
-    toys: '/v2/pets/:pet_id/toys/:n',
-    part: '/v2/files/:name_json',
-    verb: '/v2/jobs/:id_cancel',
-    colon: '/v2/:odd',
-    star: '/v2/a/:p_',
-    normal: '/v2/sp%C3%A4ti/a%20b/x/y%2Fz',
-    query: '/v2/q',
-    twice: '/v2/:id/:id',
-    digit: '/v2/:p_1/9',
-    root: '/v2',
-    own: '/other/own',
-    op: '/deep/er/op',
-  })
-  for (const name of ['part', 'verb', 'colon', 'star', 'query'])
-    t.match(commentsOf(out, name), /Matches more than the description says: /, name)
-  t.match(commentsOf(out, 'colon'), /POST \/\{\} is left out: the route below matches the same requests\./)
-})
+      'servers: [ { url: "https://{host}/v{n}/", variables: { host: { default: api.example.com }, n: { default: 2 } } } ]',
+    )
+    t.strictSame(Object.fromEntries(Object.entries(routes).map(([name, { match }]) => [name, match.path])), {
+      toys: '/v2/pets/:pet_id/toys/:n',
+      part: '/v2/files/:name_json',
+      verb: '/v2/jobs/:id_cancel',
+      colon: '/v2/:odd',
+      star: '/v2/a/:p_',
+      normal: '/v2/sp%C3%A4ti/a%20b/x/y%2Fz',
+      query: '/v2/q',
+      twice: '/v2/:id/:id',
+      digit: '/v2/:p_1/9',
+      root: '/v2',
+      own: '/other/own',
+      op: '/deep/er/op',
+    })
+    for (const name of ['part', 'verb', 'colon', 'star', 'query'])
+      t.match(commentsOf(out, name), /Matches more than the description says: /, name)
+    t.match(commentsOf(out, 'colon'), /POST \/\{\} is left out: the route below matches the same requests\./)
+  },
+)
 
-void t.test('the narrower route goes first, whatever the order of the description', async (t) => {
+void t.test('the narrower route comes first, whatever the order of the description', async (t) => {
   const { config } = await made(
     t,
     `/{a}/{b}: { post: { operationId: any } }
@@ -125,7 +128,7 @@ void t.test('the narrower route goes first, whatever the order of the descriptio
     t.equal(router.match('POST', parseTarget(path as string) as never)?.name, name)
 })
 
-void t.test('names: of operations, unique, of what a metric label takes', async (t) => {
+void t.test('routes are named after operations, with unique and valid names', async (t) => {
   const long = 'l'.repeat(80)
   const { routes, out } = await made(
     t,
@@ -155,7 +158,7 @@ void t.test('names: of operations, unique, of what a metric label takes', async 
   t.match(commentsOf(out, 'post-f-id'), /No operationId: named after its path/)
 })
 
-void t.test('keys: required, optional, of other headers, with their lengths; not described', async (t) => {
+void t.test('a route takes the header, presence and lengths of its key from the description', async (t) => {
   const header = (name: string, more = '') => `{ name: ${name}, in: header, ${more} }`
   const { routes, out } = await made(
     t,
@@ -201,41 +204,44 @@ void t.test('keys: required, optional, of other headers, with their lengths; not
   t.match(commentsOf(out, 'optional'), /DECIDE: required, if every client sends it/)
 })
 
-void t.test('bodies: how they are compared, and what uploads need', async (t) => {
-  const takes = (id: string, ...types: string[]) =>
-    `/${id}: { post: { operationId: ${id}, requestBody: { content: { ${types.map((type) => `"${type}": {}`).join(', ')} } } } }`
-  const { routes, out } = await made(
-    t,
-    [
-      takes('json', 'application/json', 'application/problem+json; charset=utf-8'),
-      takes('upload', 'multipart/form-data'),
-      takes('form', 'application/x-www-form-urlencoded'),
-      takes('mixed', 'application/json', 'multipart/form-data'),
-      takes('image', 'image/png'),
-      takes('xml', 'application/xml'),
-      '/nothing: { post: { operationId: nothing } }',
-    ].join('\n'),
-  )
-  t.strictSame(
-    Object.values(routes).map(({ name, fingerprint }) => [name, fingerprint.body]),
-    [
-      ['json', 'auto'],
-      ['upload', 'multipart'],
-      ['form', 'form'],
-      ['mixed', 'auto'],
-      ['image', 'auto'],
-      ['xml', 'auto'],
-      ['nothing', 'auto'],
-    ],
-  )
-  for (const name of ['upload', 'mixed', 'image'])
-    t.match(commentsOf(out, name), /over limits\.request \(1MiB\) are refused with 413/, name)
-  for (const name of ['json', 'xml', 'nothing']) t.notMatch(commentsOf(out, name), /413/, name)
-  t.match(commentsOf(out, 'xml'), /Accepts application\/xml: compared by media type/)
-})
+void t.test(
+  'bodies are compared by their media types, and uploads get a comment about limits.request',
+  async (t) => {
+    const takes = (id: string, ...types: string[]) =>
+      `/${id}: { post: { operationId: ${id}, requestBody: { content: { ${types.map((type) => `"${type}": {}`).join(', ')} } } } }`
+    const { routes, out } = await made(
+      t,
+      [
+        takes('json', 'application/json', 'application/problem+json; charset=utf-8'),
+        takes('upload', 'multipart/form-data'),
+        takes('form', 'application/x-www-form-urlencoded'),
+        takes('mixed', 'application/json', 'multipart/form-data'),
+        takes('image', 'image/png'),
+        takes('xml', 'application/xml'),
+        '/nothing: { post: { operationId: nothing } }',
+      ].join('\n'),
+    )
+    t.strictSame(
+      Object.values(routes).map(({ name, fingerprint }) => [name, fingerprint.body]),
+      [
+        ['json', 'auto'],
+        ['upload', 'multipart'],
+        ['form', 'form'],
+        ['mixed', 'auto'],
+        ['image', 'auto'],
+        ['xml', 'auto'],
+        ['nothing', 'auto'],
+      ],
+    )
+    for (const name of ['upload', 'mixed', 'image'])
+      t.match(commentsOf(out, name), /over limits\.request \(1MiB\) are refused with 413/, name)
+    for (const name of ['json', 'xml', 'nothing']) t.notMatch(commentsOf(out, name), /413/, name)
+    t.match(commentsOf(out, 'xml'), /Accepts application\/xml: compared by media type/)
+  },
+)
 
 void t.test(
-  'callers: by the security of the description, and of an operation that has its own',
+  'callers come from the security of the description, or of an operation that has its own',
   async (t) => {
     const secured = (id: string, security: string) =>
       `/${id}: { post: { operationId: ${id}, security: ${security} } }`
@@ -297,12 +303,12 @@ components:
   },
 )
 
-void t.test('without security the draft leaves callers to the default, which is warned of', async (t) => {
+void t.test('without security the draft leaves callers to the default', async (t) => {
   const { config } = await made(t, '/a: { post: { operationId: a } }')
   t.ok(config.defaults.scope.callerIsDefault)
 })
 
-void t.test('what only a person can say is asked for', async (t) => {
+void t.test('the draft asks for what only a person can decide', async (t) => {
   const { out } = await made(
     t,
     `/orders/search: { post: { operationId: a1 } }
@@ -323,7 +329,7 @@ void t.test('what only a person can say is asked for', async (t) => {
   t.match(commentsOf(out, 'a5'), /Answers 202: .* Deprecated/)
 })
 
-void t.test('servers that cannot be read are told', async (t) => {
+void t.test('servers that cannot be read are reported, and their paths left out', async (t) => {
   for (const [url, says] of [
     ['https://{host}/a', /server https:\/\/\{host\}\/a: no default for host; its path is left out/],
     ['http://[', /server http:\/\/\[: no URL; its path is left out/],
@@ -338,7 +344,7 @@ void t.test('servers that cannot be read are told', async (t) => {
   }
 })
 
-void t.test('operations that are none are told and left out', async (t) => {
+void t.test('invalid operations are reported and left out', async (t) => {
   const { config, err } = await made(
     t,
     '/a: { post: 7, patch: { operationId: a, parameters: nonsense } }\n/b: 1',
@@ -347,7 +353,7 @@ void t.test('operations that are none are told and left out', async (t) => {
   t.match(err, /api\.yaml:5: POST \/a: found no mapping; left out/)
 })
 
-void t.test('texts of a description stay in their comments and quotes', async (t) => {
+void t.test('control characters of a description do not reach the draft', async (t) => {
   const evil = 'x\\ny: 1\\u0085z\\u2028\\u001b]0;t\\u0007\\u202e # \\"\'{}[]'
   const { out, err, config } = await made(
     t,
@@ -363,7 +369,7 @@ void t.test('texts of a description stay in their comments and quotes', async (t
   for (const line of [...out.split('\n'), ...err.split('\n')]) t.notMatch(line, /[\p{Cc}\u2028\u202e]/u)
 })
 
-void t.test('any description makes a configuration that loads, each of whose routes is reached', (t) => {
+void t.test('any description makes a configuration that loads', (t) => {
   const segment = fc.oneof(
     fc.constantFrom(
       '{id}',

@@ -7,7 +7,7 @@ import { parse } from 'yaml'
 import { command, type Said } from '../support/commands.ts'
 import { descriptionFile, withPaths } from './support.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 interface Overlay {
   readonly overlay: string
@@ -28,7 +28,7 @@ async function overlaid(t: Tap, api: string, routes: string): Promise<Said> {
 }
 type Tap = Parameters<typeof descriptionFile>[0]
 
-/** The description with the overlay applied, by a tool of others; every action must have found its target. */
+/** The description with the overlay applied by a third-party tool; every action must have found its target. */
 async function applied(
   t: Tap,
   api: string,
@@ -60,70 +60,73 @@ const ROUTES = `routes:
   - { name: orders, match: { path: "/v1/webhooks/*" }, mode: shadow }
 `
 
-void t.test('the example, for 3.0 and 3.1: parameter, marks and answers; valid afterwards', async (t) => {
-  const text = readFileSync(new URL('../../examples/adoption/openapi.yaml', import.meta.url), 'utf8')
-  for (const version of ['3.1.0', '3.0.3']) {
-    const { api, overlay } = await applied(t, text.replace('3.1.0', version), ROUTES)
-    t.equal(overlay.overlay, '1.0.0')
-    t.ok(overlay.info.title && overlay.info.version)
-    const { paths, components } = api
-    const { post, get } = paths['/payments']
+void t.test(
+  'the overlay adds parameters, headers and answers to the example, which stays valid OpenAPI 3.0 and 3.1',
+  async (t) => {
+    const text = readFileSync(new URL('../../examples/adoption/openapi.yaml', import.meta.url), 'utf8')
+    for (const version of ['3.1.0', '3.0.3']) {
+      const { api, overlay } = await applied(t, text.replace('3.1.0', version), ROUTES)
+      t.equal(overlay.overlay, '1.0.0')
+      t.ok(overlay.info.title && overlay.info.version)
+      const { paths, components } = api
+      const { post, get } = paths['/payments']
 
-    t.strictSame(post.parameters, [{ $ref: '#/components/parameters/Key' }], 'it is described already')
-    const marks = {
-      'Idempotent-Replayed': { $ref: '#/components/headers/IdempotentReplayed' },
-      'Idempotency-Status': { $ref: '#/components/headers/IdempotencyStatus' },
-      'Idempotency-Expires': { $ref: '#/components/headers/IdempotencyExpires' },
+      t.strictSame(post.parameters, [{ $ref: '#/components/parameters/Key' }], 'already described')
+      const marks = {
+        'Idempotent-Replayed': { $ref: '#/components/headers/IdempotentReplayed' },
+        'Idempotency-Status': { $ref: '#/components/headers/IdempotencyStatus' },
+        'Idempotency-Expires': { $ref: '#/components/headers/IdempotencyExpires' },
+      }
+      t.strictSame(post.responses['201'].headers, marks)
+      t.strictSame(post.responses['402'].headers, marks, 'stored, so replayed')
+      t.equal(post.responses['201'].description, 'Created.')
+      t.equal(post.responses['409'].description, 'The account is closed.', 'the existing text stays')
+      const problem = { schema: { $ref: '#/components/schemas/IdempotencyProblem' } }
+      t.strictSame(post.responses['409'].content, {
+        'application/json': { schema: { type: 'object' } },
+        'application/problem+json': problem,
+      })
+      t.strictSame(Object.keys(post.responses).sort(), [
+        '201',
+        '400',
+        '401',
+        '402',
+        '408',
+        '409',
+        '413',
+        '422',
+        '502',
+        '503',
+        '504',
+      ])
+      t.match(post.responses['401'].description, /not identified \(idempotency_caller_missing\)/)
+      t.notOk(post.responses['401'].headers, 'released, never replayed')
+      t.match(post.responses['503'].headers, { 'Retry-After': { schema: { type: 'integer' } } })
+      t.strictSame(Object.keys(get.responses), ['200'], 'what is not protected is left alone')
+
+      const change = paths['/payments/{payment-id}'].patch
+      t.equal(change.parameters.length, 2, 'completed, not duplicated')
+      t.match(change.parameters[1], { name: 'Idempotency-Key', required: true, schema: { maxLength: 64 } })
+      const { parameters } = paths['/payments/{payment-id}/evidence'].post
+      t.match(parameters[1], {
+        name: 'X-Idempotency-Key',
+        in: 'header',
+        required: false,
+        description: /for 24 hours\./,
+        schema: { type: 'string', minLength: 1, maxLength: 255 },
+      })
+      for (const path of ['/payments/search', '/webhooks/orders'])
+        t.notMatch(JSON.stringify(paths[path]), /dempoten/, `${path}: ignored or in shadow`)
+      t.strictSame(Object.keys(components.schemas), ['IdempotencyProblem'])
+      t.match(
+        components.schemas.IdempotencyProblem.properties.type.description,
+        'https://docs.example.com/problems/',
+      )
     }
-    t.strictSame(post.responses['201'].headers, marks)
-    t.strictSame(post.responses['402'].headers, marks, 'stored, so replayed')
-    t.equal(post.responses['201'].description, 'Created.')
-    t.equal(post.responses['409'].description, 'The account is closed.', 'what was said stays')
-    const problem = { schema: { $ref: '#/components/schemas/IdempotencyProblem' } }
-    t.strictSame(post.responses['409'].content, {
-      'application/json': { schema: { type: 'object' } },
-      'application/problem+json': problem,
-    })
-    t.strictSame(Object.keys(post.responses).sort(), [
-      '201',
-      '400',
-      '401',
-      '402',
-      '408',
-      '409',
-      '413',
-      '422',
-      '502',
-      '503',
-      '504',
-    ])
-    t.match(post.responses['401'].description, /not identified \(idempotency_caller_missing\)/)
-    t.notOk(post.responses['401'].headers, 'released, never replayed')
-    t.match(post.responses['503'].headers, { 'Retry-After': { schema: { type: 'integer' } } })
-    t.strictSame(Object.keys(get.responses), ['200'], 'what is not protected is left alone')
+  },
+)
 
-    const change = paths['/payments/{payment-id}'].patch
-    t.equal(change.parameters.length, 2, 'completed, not doubled')
-    t.match(change.parameters[1], { name: 'Idempotency-Key', required: true, schema: { maxLength: 64 } })
-    const { parameters } = paths['/payments/{payment-id}/evidence'].post
-    t.match(parameters[1], {
-      name: 'X-Idempotency-Key',
-      in: 'header',
-      required: false,
-      description: /for 24 hours\./,
-      schema: { type: 'string', minLength: 1, maxLength: 255 },
-    })
-    for (const path of ['/payments/search', '/webhooks/orders'])
-      t.notMatch(JSON.stringify(paths[path]), /dempoten/, `${path}: ignored or in shadow`)
-    t.strictSame(Object.keys(components.schemas), ['IdempotencyProblem'])
-    t.match(
-      components.schemas.IdempotencyProblem.properties.type.description,
-      'https://docs.example.com/problems/',
-    )
-  }
-})
-
-void t.test('what cannot be merged is left alone and told', async (t) => {
+void t.test('what cannot be merged is left alone and reported', async (t) => {
   const api = withPaths(
     `/a:
   parameters: [ { $ref: "#/components/parameters/Key" } ]
@@ -172,18 +175,18 @@ void t.test('what cannot be merged is left alone and told', async (t) => {
     )
   for (const status of ['429', '503'])
     t.notOk(responses[status].headers, `${status}: released or unknown, never replayed`)
-  t.strictSame(made.components.schemas.IdempotencyProblem, { type: 'string' }, 'theirs stays')
+  t.strictSame(made.components.schemas.IdempotencyProblem, { type: 'string' }, 'the existing one stays')
   t.match(made.components.schemas.IdempotencyProblem2, { type: 'object' })
   t.match(
     made.components.pathItems.One.post.parameters,
     [{ name: 'Idempotency-Key' }],
-    'where it stands, once',
+    'once, where it is defined',
   )
   t.equal(overlay.actions.filter(({ target }) => target.includes("['One']")).length, 1)
   t.ok(overlay.actions.some(({ target }) => target === "$['paths']['/it\\'s/{a b}']['post']"))
 })
 
-void t.test('keys as the route takes them', async (t) => {
+void t.test('the overlay describes keys as the route takes them', async (t) => {
   const api = withPaths('/a: { post: { responses: { "200": { description: d } } } }')
   const parametersFor = async (key: string): Promise<Any> =>
     (await applied(t, api, `routes: [ { name: a, match: { path: /a }, key: ${key} } ]`)).api.paths['/a'].post
@@ -209,7 +212,7 @@ void t.test('keys as the route takes them', async (t) => {
   t.ok(derived.responses['200'].headers['Idempotency-Key-Derived'])
 })
 
-void t.test('what no route matches is documented where it is protected', async (t) => {
+void t.test('an operation that no route matches is documented if the defaults protect it', async (t) => {
   const api = withPaths('/a: { post: { responses: { "200": { description: d } } } }')
   t.match(await overlaid(t, api, ''), {
     code: 1,
@@ -231,31 +234,28 @@ void t.test('what no route matches is documented where it is protected', async (
   t.match(said.out, /required: false/)
 })
 
-void t.test(
-  'a configuration or a description that cannot be read: their errors, exit 1; usage: exit 2',
-  async (t) => {
-    const api = descriptionFile(t, withPaths('/a: { post: {} }'))
-    const bad = descriptionFile(t, 'stor: {}\n', 'proxy.yaml')
-    const good = descriptionFile(t, CONFIG, 'proxy.yaml')
-    t.match(await command(['routes', 'overlay', api, '--config', bad]), {
-      code: 1,
-      out: '',
-      err: /proxy\.yaml:1:1: stor: found the unknown property/,
-    })
-    t.match(await command(['routes', 'overlay', join(api, 'none'), '--config', good]), {
-      code: 1,
-      out: '',
-      err: /found no such file/,
-    })
-    for (const [words, says] of [
-      [[], /routes: found nothing; allowed: from, overlay/],
-      [['to', api], /routes: found "to"; allowed: from, overlay/],
-      [['from'], /routes from takes one OpenAPI file, found 0/],
-      [['from', api, api], /routes from takes one OpenAPI file, found 2/],
-      [['overlay', api], /routes overlay needs --config FILE/],
-      [['from', api, '--config', good], /routes from takes no --config/],
-      [['from', api, '--upstream', 'ftp://x'], /--upstream: found "ftp:\/\/x"; allowed: http:\/\/host:port/],
-    ] as [string[], RegExp][])
-      t.match(await command(['routes', ...words]), { code: 2, out: '', err: says }, words.join(' '))
-  },
-)
+void t.test('a configuration or a description that cannot be read exits 1, a usage error 2', async (t) => {
+  const api = descriptionFile(t, withPaths('/a: { post: {} }'))
+  const bad = descriptionFile(t, 'stor: {}\n', 'proxy.yaml')
+  const good = descriptionFile(t, CONFIG, 'proxy.yaml')
+  t.match(await command(['routes', 'overlay', api, '--config', bad]), {
+    code: 1,
+    out: '',
+    err: /proxy\.yaml:1:1: stor: found the unknown property/,
+  })
+  t.match(await command(['routes', 'overlay', join(api, 'none'), '--config', good]), {
+    code: 1,
+    out: '',
+    err: /found no such file/,
+  })
+  for (const [words, says] of [
+    [[], /routes: found nothing; allowed: from, overlay/],
+    [['to', api], /routes: found "to"; allowed: from, overlay/],
+    [['from'], /routes from takes one OpenAPI file, found 0/],
+    [['from', api, api], /routes from takes one OpenAPI file, found 2/],
+    [['overlay', api], /routes overlay needs --config FILE/],
+    [['from', api, '--config', good], /routes from takes no --config/],
+    [['from', api, '--upstream', 'ftp://x'], /--upstream: found "ftp:\/\/x"; allowed: http:\/\/host:port/],
+  ] as [string[], RegExp][])
+    t.match(await command(['routes', ...words]), { code: 2, out: '', err: says }, words.join(' '))
+})

@@ -7,7 +7,7 @@ t.setTimeout(240_000)
 
 const POST = '/a: { post: { operationId: a, responses: {} } }'
 
-void t.test('what is no OpenAPI description of YAML or JSON: one line with its place, exit 1', async (t) => {
+void t.test('a file that is not an OpenAPI description in YAML or JSON exits 1 and says why', async (t) => {
   for (const [text, says] of [
     ['', /api\.yaml:1:1: found no mapping; allowed: an OpenAPI description\n$/],
     ['- a\n', /:1:1: found no mapping/],
@@ -45,18 +45,18 @@ void t.test('what is no OpenAPI description of YAML or JSON: one line with its p
   t.match(await command(['routes', 'from', '.']), { code: 1, err: /found a directory/ })
 })
 
-void t.test('every version of OpenAPI 3, as text or number, YAML or JSON', async (t) => {
+void t.test('every version of OpenAPI 3 is read, as text or number, in YAML or JSON', async (t) => {
   for (const version of ['3.0.0', '3.0.3', '3.1.1', '3.2.0', '3.1'])
     t.equal((await drafted(t, `openapi: ${version}\npaths:\n  ${POST}\n`)).code, 0, version)
   const json = { openapi: '3.0.3', paths: { '/a': { post: { operationId: 'a' } } } }
   const compact = await drafted(t, JSON.stringify(json), 'api.json')
   t.match(compact, { code: 0, err: '' })
   t.match(compact.out, /drafted from api\.json by/)
-  t.match(compact.out, /# POST \/a\n/, 'one line is no place')
+  t.match(compact.out, /# POST \/a\n/, 'no line number for a file of one line')
   t.match((await drafted(t, JSON.stringify(json, null, 2))).out, /# POST \/a, line 5\n/)
 })
 
-void t.test('references within the file are followed, others told and left alone', async (t) => {
+void t.test('references within the file are followed, others are reported', async (t) => {
   const more = `
 components:
   pathItems:
@@ -107,7 +107,7 @@ components:
     t.ok(err.includes(`api.yaml:${line}: ${says}\n`), `${line} ${says}`)
 })
 
-void t.test('hostile descriptions are refused soon, with a sentence', async (t) => {
+void t.test('hostile descriptions are refused within a minute, with a short message', async (t) => {
   const letters = 'abcdefghijklmnop'.split('')
   const bomb = letters.map((name, n) =>
     n === 0 ? 'a: &a [x, x, x, x, x, x]' : `${name}: &${name} [${`*${letters[n - 1]},`.repeat(9)}]`,
@@ -145,12 +145,12 @@ void t.test('hostile descriptions are refused soon, with a sentence', async (t) 
   }
 })
 
-void t.test('a device has an end, too', async (t) => {
+void t.test('reading a device ends, too', async (t) => {
   t.match(await command(['routes', 'from', '/dev/zero']), { code: 1, err: /found more than 32MiB/ })
   t.match(await command(['routes', 'from', '/dev/null']), { code: 1, err: /found no mapping/ })
 })
 
-void t.test('names that objects inherit are nothing', async (t) => {
+void t.test('names that objects inherit have no meaning of their own', async (t) => {
   const text = `{"openapi":"3.1.0","paths":{"__proto__":{"post":{}},"/constructor":{"post":{"operationId":"toString","parameters":[{"$ref":"#/constructor"}],"requestBody":{"$ref":"#/toString"}}}},"security":[{"constructor":[]}]}`
   const { code, out, err } = await drafted(t, text)
   t.equal(code, 0)
@@ -162,7 +162,7 @@ void t.test('names that objects inherit are nothing', async (t) => {
   t.match(err, /#\/toString points to nothing/)
 })
 
-void t.test('a large description is read in seconds', async (t) => {
+void t.test('a large description is read within a minute, up to 3000 operations', async (t) => {
   const paths = Object.fromEntries(
     Array.from({ length: 3001 }, (_, n) => [
       `/things${n}/{id}`,

@@ -6,14 +6,14 @@ import { gate, newKey, type Reply, send } from '../support/e2e.ts'
 import { proxyInProcess } from '../support/proxy.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(30_000)
+t.setTimeout(200_000)
 
 const told = (...lines: string[]): string[] => {
   const [route] = load(routeFile(...lines)).routes
   return answersOf(route as NonNullable<typeof route>).map(({ status, code }) => `${status} ${code}`)
 }
 
-void t.test('what every route may answer, and nothing that it cannot', async (t) => {
+void t.test('a plain route lists exactly the refusals that it may give', async (t) => {
   t.strictSame(told('key: optional', 'scope: { caller: none }'), [
     '400 idempotency_key_invalid',
     '408 request_timeout',
@@ -30,7 +30,7 @@ void t.test('what every route may answer, and nothing that it cannot', async (t)
   ])
 })
 
-void t.test('what a setting adds or changes', async (t) => {
+void t.test('settings add or change refusals', async (t) => {
   const plain = new Set(told('scope: { caller: none }'))
   for (const [lines, changes] of [
     [['key: required', 'scope: { caller: none }'], ['400 idempotency_key_missing']],
@@ -61,7 +61,7 @@ void t.test('what a setting adds or changes', async (t) => {
     )
 })
 
-void t.test('between them the routes tell of every answer but those that no route gives', async (t) => {
+void t.test('between them routes list every refusal except the three that no route gives', async (t) => {
   const all = new Set(
     [
       ['key: required', 'tombstone: 1d', 'limits: { newKeys: 5/m }', 'respondWithin: 5s'],
@@ -74,7 +74,7 @@ void t.test('between them the routes tell of every answer but those that no rout
   )
 })
 
-void t.test('the answers that a real proxy gives are among those that it tells', async (t) => {
+void t.test('every refusal of a real proxy is one that its policy lists', async (t) => {
   const held = gate()
   await using upstream = await upstreamStub(async (seen, response) => {
     if (seen.target === '/me') return void response.writeHead(401).end()
@@ -102,7 +102,7 @@ void t.test('the answers that a real proxy gives are among those that it tells',
   }
   const seen = new Set<string>()
   const answered = (path: string, { status, code, body }: Reply): void => {
-    if (code === null) return void t.fail(`${path}: ${status} is no answer of the proxy's own`)
+    if (code === null) return void t.fail(`${path}: ${status} is not the proxy's own answer`)
     seen.add(code)
     const { type, retry } = JSON.parse(body) as Record<string, unknown>
     const problems = policy.routes.find((route) => route.path === path)?.problems ?? []
@@ -141,7 +141,7 @@ void t.test('the answers that a real proxy gives are among those that it tells',
   t.equal(seen.size, 12, [...seen].join(', '))
 })
 
-void t.test('header names that carry keys, in any case, spelled as people do', async (t) => {
+void t.test('key headers are recognised in any case, and spelled as people do', async (t) => {
   for (const name of ['Idempotency-Key', 'x-IDEMPOTENCY-key', 'paypal-request-id', 'X-Acme-Idempotency-Key'])
     t.ok(isKeyHeader(name), name)
   for (const name of ['X-Request-Id', 'Idempotent-Replayed', 'Idempotency-Status', 'Authorization', 'Key'])

@@ -4,14 +4,14 @@ import type { Test } from 'tap'
 import { command, type Said } from '../support/commands.ts'
 import { tempDir } from '../support/e2e.ts'
 
-/** A file of its own in a temporary folder. */
+/** Writes a description into a temporary folder of its own. */
 export function descriptionFile(t: Test, text: string | Uint8Array, name = 'api.yaml'): string {
   const file = join(tempDir(t), name)
   writeFileSync(file, text)
   return file
 }
 
-/** `routes from` of a description. */
+/** Runs `routes from` on a description. */
 export async function drafted(t: Test, text: string, name?: string): Promise<Said> {
   return command(['routes', 'from', descriptionFile(t, text, name)])
 }

@@ -9,7 +9,7 @@ import { RedisServer } from '../support/redis.ts'
 import { recordsIn, refusalOf, replicas, STORES, storeUrl, waitersAre } from '../support/replicas.ts'
 import { type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())

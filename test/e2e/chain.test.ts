@@ -10,7 +10,7 @@ import { RedisServer } from '../support/redis.ts'
 import { heldUpstream, refusalOf } from '../support/replicas.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())

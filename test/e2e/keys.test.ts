@@ -16,7 +16,7 @@ import {
 } from '../support/replicas.ts'
 import { type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 const redis = await emptyRedis(t)
 

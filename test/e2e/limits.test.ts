@@ -13,7 +13,7 @@ import {
   storeUrl,
 } from '../support/replicas.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 const redis = await emptyRedis(t)
 

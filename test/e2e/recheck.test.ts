@@ -8,7 +8,7 @@ import { newKey, redisSnapshot, send } from '../support/e2e.ts'
 import { proxyInProcess } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())

@@ -6,7 +6,7 @@ import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 import { heldUpstream, recordsIn, refusalOf, replicas, STORES, storeUrl } from '../support/replicas.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())

@@ -7,7 +7,7 @@ import { rawRequest } from '../support/raw.ts'
 import { RedisServer } from '../support/redis.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())

@@ -17,7 +17,7 @@ import {
   valueOf,
 } from '../support/upstream.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 const MIB = 1024 * 1024
 

@@ -9,7 +9,7 @@ import { type ChildProxy, proxyProcess, type TestProxy } from '../support/proxy.
 import { RedisServer } from '../support/redis.ts'
 import { heldUpstream, replicas, STORES, storeUrl, waitersAre } from '../support/replicas.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())

@@ -11,7 +11,7 @@ import { RedisServer } from '../support/redis.ts'
 import { heldUpstream } from '../support/replicas.ts'
 import { type Seen, upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())

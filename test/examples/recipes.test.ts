@@ -9,7 +9,7 @@ import { type ChildProxy, proxyProcess } from '../support/proxy.ts'
 import { refusalOf } from '../support/replicas.ts'
 import { type Respond, type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(60_000)
+t.setTimeout(200_000)
 
 /** The recipes of docs/guides/recipes.md: the CLI checks each file, and serves it in front of a real upstream. */
 const STRIPE = 'examples/recipes/stripe-like.yaml'

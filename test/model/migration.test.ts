@@ -6,11 +6,11 @@ import { replayMigration } from './replay-migration.ts'
 
 t.setTimeout(300_000)
 
-/** Of the paths of three requests, one in so many is taken by the code; of two, all are. */
+/** The code takes every path of two requests, but only one in so many of three. */
 const EVERY = 50
 
 void t.test(
-  'a fleet between two stores: no path of three requests executes twice, and the code takes the same paths',
+  'no path of three requests between two stores executes twice, and the code agrees with the model',
   async (t) => {
     for (const [requests, every] of [
       [2, 1],
@@ -24,7 +24,7 @@ void t.test(
   },
 )
 
-void t.test('every mistake is found', async (t) => {
+void t.test('the model finds every mistake', async (t) => {
   for (const mistake of MISTAKES) {
     const { broken } = explore(migration(3, mistake))
     t.not(broken, null, mistake)
@@ -32,6 +32,6 @@ void t.test('every mistake is found', async (t) => {
   }
 })
 
-void t.test('the code that a step names is there', async (t) => {
+void t.test('every step names code that exists', async (t) => {
   for (const [name, where] of Object.entries(STEPS)) t.ok(namesCode(where), name)
 })

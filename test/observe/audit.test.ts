@@ -60,7 +60,7 @@ void t.test('each line carries the hash of the one before, across restarts', asy
   t.equal(statSync(file).mode & 0o777, 0o600)
 })
 
-void t.test('a line that was removed, edited, moved, added or cut shows', async (t) => {
+void t.test('verification detects a line removed, edited, moved, added or cut off', async (t) => {
   const file = fileIn(t)
   await written(file, 6)
   const text = readFileSync(file, 'utf8')
@@ -102,7 +102,7 @@ void t.test('a line that was removed, edited, moved, added or cut shows', async 
   t.match(await verifyAudit(file), { ok: false, line: 6, problem: 'the line is incomplete' })
 })
 
-void t.test('a file whose last line was edited takes no line, and keeps nobody from starting', async (t) => {
+void t.test('a file whose last line was edited opens, but takes no more lines', async (t) => {
   const file = fileIn(t)
   await written(file, 3)
   const text = readFileSync(file, 'utf8')
@@ -120,14 +120,14 @@ void t.test('a file whose last line was edited takes no line, and keeps nobody f
   }
 })
 
-void t.test('a long file is gone on with', async (t) => {
+void t.test('a long file is continued', async (t) => {
   const file = fileIn(t)
   await written(file, 500)
   await written(file, 1)
   t.match(await verifyAudit(file), { ok: true, lines: 501 })
 })
 
-void t.test('lines missing at the end show by the hash that the log has', async (t) => {
+void t.test('lines missing at the end change the head hash', async (t) => {
   const file = fileIn(t)
   const heads: string[] = []
   const audit = await Audit.open(file, 'test', ({ hash }) => void heads.push(hash))
@@ -140,7 +140,7 @@ void t.test('lines missing at the end show by the hash that the log has', async 
   t.not(heads.at(-1), heads[1])
 })
 
-void t.test('a line that a crash cut off stands for no change, and goes', async (t) => {
+void t.test('a line that a crash cut off is removed', async (t) => {
   const file = fileIn(t)
   await written(file, 2)
   const whole = readFileSync(file, 'utf8')
@@ -155,7 +155,7 @@ void t.test('a line that a crash cut off stands for no change, and goes', async 
   t.match(await verifyAudit(file), { ok: true, lines: 1 })
 })
 
-void t.test('a file of something else is not cut off, and takes no line', async (t) => {
+void t.test('a file that is not an audit log stays unchanged, and takes no line', async (t) => {
   for (const text of ['upstream: { url: "http://h" }', 'a: 1\nb: 2', 'x'.repeat(70_000)]) {
     const file = fileIn(t)
     writeFileSync(file, text)
@@ -166,27 +166,24 @@ void t.test('a file of something else is not cut off, and takes no line', async 
   }
 })
 
-void t.test(
-  'each line says whose it is; lines of before, which do not, stay a chain with them',
-  async (t) => {
-    const file = fileIn(t)
-    const content = { time: '2026-01-01T00:00:00.000Z', ...change(0), prev: '0'.repeat(64) }
-    const hash = createHash('sha256').update(JSON.stringify(content)).digest('hex')
-    writeFileSync(file, `${JSON.stringify({ ...content, hash })}\n`)
-    await written(file, 1, 'payments')
-    await written(file, 1, 'orders')
-    const lines = readFileSync(file, 'utf8').trim().split('\n')
-    t.strictSame(
-      lines.map((line) => (JSON.parse(line) as Partial<AuditLine>).service),
-      [undefined, 'payments', 'orders'],
-    )
-    t.match(await verifyAudit(file), { ok: true, lines: 3 })
-    writeFileSync(file, `${lines.join('\n').replace('"orders"', '"payments"')}\n`)
-    t.match(await verifyAudit(file), { ok: false, line: 3, problem: /edited/ })
-  },
-)
+void t.test('each line names its service, and older lines without one stay in the chain', async (t) => {
+  const file = fileIn(t)
+  const content = { time: '2026-01-01T00:00:00.000Z', ...change(0), prev: '0'.repeat(64) }
+  const hash = createHash('sha256').update(JSON.stringify(content)).digest('hex')
+  writeFileSync(file, `${JSON.stringify({ ...content, hash })}\n`)
+  await written(file, 1, 'payments')
+  await written(file, 1, 'orders')
+  const lines = readFileSync(file, 'utf8').trim().split('\n')
+  t.strictSame(
+    lines.map((line) => (JSON.parse(line) as Partial<AuditLine>).service),
+    [undefined, 'payments', 'orders'],
+  )
+  t.match(await verifyAudit(file), { ok: true, lines: 3 })
+  writeFileSync(file, `${lines.join('\n').replace('"orders"', '"payments"')}\n`)
+  t.match(await verifyAudit(file), { ok: false, line: 3, problem: /edited/ })
+})
 
-void t.test('a file that somebody removed takes no line', async (t) => {
+void t.test('writing fails once the file was removed', async (t) => {
   const file = fileIn(t)
   const told: AuditLine[] = []
   const audit = await Audit.open(file, 'test', (line) => void told.push(line))
@@ -197,7 +194,7 @@ void t.test('a file that somebody removed takes no line', async (t) => {
   t.equal(told.length, 1)
 })
 
-void t.test('a file that somebody else writes to takes no line', async (t) => {
+void t.test('writing fails while the file holds what somebody else wrote', async (t) => {
   const file = fileIn(t)
   const told: AuditLine[] = []
   const audit = await Audit.open(file, 'test', (line) => void told.push(line))
@@ -208,13 +205,13 @@ void t.test('a file that somebody else writes to takes no line', async (t) => {
   truncateSync(file)
   await t.rejects(audit.write(change(1)), { message: /somebody else wrote to it/ })
   t.same(told, [first])
-  // Given back as it was, the chain goes on where it was.
+  // Once the file is back as it was, the chain continues.
   writeFileSync(file, `${JSON.stringify(first)}\n`)
   t.equal((await audit.write(change(2))).prev, first.hash)
   t.match(await verifyAudit(file), { ok: true, lines: 2 })
 })
 
-void t.test('what the command line added to the chain meanwhile is gone on from', async (t) => {
+void t.test('the chain continues from lines that the command line has added meanwhile', async (t) => {
   const file = fileIn(t)
   const audit = await Audit.open(file, 'test', () => {})
   t.teardown(() => audit.close())
@@ -234,7 +231,7 @@ void t.test('without a file the lines go to the sink, chained', async (t) => {
   t.equal(told[1]?.prev, told[0]?.hash)
 })
 
-/** A process that writes so many lines, and says the hash of each that is written; killed after `killAt` of them. */
+/** A process that writes `lines` lines and prints the hash of each one written; killed after `killAt` of them. */
 async function writer(file: string, lines: number, killAt = Number.POSITIVE_INFINITY): Promise<string[]> {
   const module = new URL('../../src/observe/audit.ts', import.meta.url).href
   const program = `
@@ -258,7 +255,7 @@ async function writer(file: string, lines: number, killAt = Number.POSITIVE_INFI
   return said.split('\n').filter((line) => line.length === 64)
 }
 
-void t.test('several processes write to one file at once: one chain, and nothing is lost', async (t) => {
+void t.test('several processes write to one file at once as one chain, and no line is lost', async (t) => {
   const file = fileIn(t)
   const said = await Promise.all([
     writer(file, 600),
@@ -278,7 +275,7 @@ void t.test('several processes write to one file at once: one chain, and nothing
     [600, 600, 600, 600],
     'nobody was refused',
   )
-  t.ok((said[4]?.length ?? 0) >= 199, 'and one was killed in the middle')
+  t.ok((said[4]?.length ?? 0) >= 199, 'one was killed in the middle')
   t.same(
     said.flat().filter((hash) => !kept.has(hash)),
     [],
@@ -287,18 +284,21 @@ void t.test('several processes write to one file at once: one chain, and nothing
   t.ok(kept.size >= 2599)
 })
 
-void t.test('a change that waits for the lock does not delay the end, and is not made', async (t) => {
-  const file = fileIn(t)
-  const audit = await Audit.open(file, 'test', () => {})
-  const release = lockFile(`${file}.lock`)
-  const refused = t.rejects(audit.write(change(0)), { message: /the process is ending/ })
-  await audit.close()
-  await refused
-  release?.()
-  t.equal(readFileSync(file, 'utf8'), '')
-})
+void t.test(
+  'close does not wait for a change that waits for the lock, and the change is not written',
+  async (t) => {
+    const file = fileIn(t)
+    const audit = await Audit.open(file, 'test', () => {})
+    const release = lockFile(`${file}.lock`)
+    const refused = t.rejects(audit.write(change(0)), { message: /the process is ending/ })
+    await audit.close()
+    await refused
+    release?.()
+    t.equal(readFileSync(file, 'utf8'), '')
+  },
+)
 
-void t.test('a lock that is never given back keeps changes from being made', async (t) => {
+void t.test('a change fails if the lock is not released in time', async (t) => {
   const file = fileIn(t)
   const audit = await Audit.open(file, 'test', () => {})
   t.teardown(() => audit.close())
@@ -316,7 +316,7 @@ void t.test('a lock that is never given back keeps changes from being made', asy
   t.match(await verifyAudit(file), { ok: true, lines: 1 })
 })
 
-void t.test('a line is on the disk before the change is answered: kill -9 loses none', async (t) => {
+void t.test('a line is in the file before write resolves, so kill -9 loses none', async (t) => {
   const file = fileIn(t)
   const hashes = await writer(file, 100_000, 20)
   t.ok(hashes.length >= 19)
@@ -329,7 +329,7 @@ void t.test('a line is on the disk before the change is answered: kill -9 loses 
   t.same(kept.slice(0, hashes.length), hashes)
 })
 
-void t.test('what cannot be opened says why', async (t) => {
+void t.test('opening fails with the error of the file system', async (t) => {
   await t.rejects(
     Audit.open(join(tmpdir(), 'there-is-no-such-folder', 'a'), 'test', () => {}),
     { code: 'ENOENT' },

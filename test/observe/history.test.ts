@@ -41,7 +41,7 @@ function trace(over: Partial<RequestSummary>): ShadowSummary {
 
 const EXECUTED = { outcome: 'executed', before: 'absent', fence: 7, upstreamMs: 12.6 } as const
 
-void t.test('nothing is written of a usual first execution: the record says it', async (t) => {
+void t.test('a usual first execution writes no line of its own', async (t) => {
   const { history, written } = setup()
   history.began(run(7, 'absent'))
   history.completed('stored', id)
@@ -53,7 +53,7 @@ void t.test('nothing is written of a usual first execution: the record says it',
   t.match(written, [[id, [{ tag: 'replayed:host:1', count: 1 }]]])
 })
 
-void t.test('a retry that executed is one line, whatever it did before it was answered', async (t) => {
+void t.test('a retry that executed is one line', async (t) => {
   const { history, written } = setup()
   history.began(run(7, 'failed_retryable'))
   history.completed('stored', id)
@@ -72,10 +72,10 @@ void t.test('a retry that executed is one line, whatever it did before it was an
   t.ok((notes[0]?.firstAgo ?? 0) >= (notes[0]?.lastAgo ?? 0))
 })
 
-void t.test('a first execution is written where anything else happens while it runs', async (t) => {
+void t.test('a first execution is written if anything else happens while it runs', async (t) => {
   const { history, written } = setup()
   const tags = () => written.splice(0).flatMap(([, notes]) => notes.map(({ tag }) => tag))
-  // A flush: what was begun must survive a crash.
+  // A flush: a started request must survive a crash.
   history.began(run(7, 'absent'))
   await history.flush()
   history.completed('stored', id)
@@ -90,7 +90,7 @@ void t.test('a first execution is written where anything else happens while it r
   await history.flush()
   t.same(tags(), ['claimed:7', 'in_progress:host:1', 'settled:stored', 'executed:7'])
 
-  // Shadow mode, which answers nobody; a client that was answered early; a store that had lost the record.
+  // Shadow mode, which answers nobody; a client answered early; a store that lost the record.
   history.began(run(7, 'absent'))
   history.completed('stored', id)
   history.add(id, 'shadowed', 'first', {})
@@ -117,7 +117,7 @@ void t.test('a first execution is written where anything else happens while it r
   t.same(tags(), ['claimed:7', 'settled:stored', 'claimed:8', 'settled:stored', 'executed:8'])
 })
 
-void t.test('what began since the last flush is given time to end the usual way', async (t) => {
+void t.test('an execution that began since the last flush gets time to end the usual way', async (t) => {
   const { history, written } = setup()
   history.began(run(7, 'absent'))
   await history.flush(60_000)
@@ -126,7 +126,7 @@ void t.test('what began since the last flush is given time to end the usual way'
   t.match(written, [[id, [{ tag: 'claimed:7' }]]])
 })
 
-void t.test('what is not usual keeps every line', async (t) => {
+void t.test('an unusual execution keeps every line', async (t) => {
   const { history, written } = setup()
   history.began(run(7, null))
   history.completed('deferred', id)
@@ -142,7 +142,7 @@ void t.test('what is not usual keeps every line', async (t) => {
   )
 })
 
-void t.test('replays in a row are one line; a request without a record is none', async (t) => {
+void t.test('replays in a row are one line, and a request without a record is none', async (t) => {
   const { history, written } = setup()
   for (let n = 0; n < 1000; n++) history.answered(trace({ outcome: 'replayed' }))
   history.answered(trace({ outcome: 'key_missing', id: null }))
@@ -159,7 +159,7 @@ void t.test('replays in a row are one line; a request without a record is none',
 })
 
 void t.test(
-  'O06 shadow mode: equal verdicts in a row are one line; a request without a record is none',
+  'O06 in shadow mode equal verdicts in a row are one line, and a request without a record is none',
   async (t) => {
     const { history, written } = setup()
     const tell = shadowObserver(new Metrics(), pino({ level: 'silent' }), history)
@@ -181,7 +181,7 @@ void t.test(
   },
 )
 
-void t.test('K22 a long text from outside is cut, and a line stays a line', async (t) => {
+void t.test('K22 a long text from outside is cut and stays on one line', async (t) => {
   const { history, written } = setup()
   history.add(id, 'resolved', 1, { reason: 'x\n'.repeat(500), by: null })
   await history.flush()
@@ -189,25 +189,28 @@ void t.test('K22 a long text from outside is cut, and a line stays a line', asyn
   t.ok(text.length < 600 && !text.includes('\n'))
 })
 
-void t.test('bounded: of a record, and of records; told once in a while', async (t) => {
-  const { history, written, lost } = setup()
-  for (let n = 0; n < 100; n++) history.add(id, 'claimed', n, {})
-  for (let n = 0; n < 3000; n++) history.add(String(n) as RecordId, 'claimed', 1, {})
-  await history.flush()
-  t.equal(written.length, 2000)
-  t.equal(written[0]?.[1].length, 20)
-  t.same(lost, [80 + 1001])
-  for (let n = 0; n < 30; n++) history.add(id, 'claimed', n, {})
-  await history.flush()
-  t.equal(lost.length, 1)
-  await history.close()
-  t.same(lost[1], 10)
-  history.add(id, 'claimed', 1, {})
-  await history.close()
-  t.equal(written.length, 2001)
-})
+void t.test(
+  'the lines per record and the records are limited, and what is dropped is reported once in a while',
+  async (t) => {
+    const { history, written, lost } = setup()
+    for (let n = 0; n < 100; n++) history.add(id, 'claimed', n, {})
+    for (let n = 0; n < 3000; n++) history.add(String(n) as RecordId, 'claimed', 1, {})
+    await history.flush()
+    t.equal(written.length, 2000)
+    t.equal(written[0]?.[1].length, 20)
+    t.same(lost, [80 + 1001])
+    for (let n = 0; n < 30; n++) history.add(id, 'claimed', n, {})
+    await history.flush()
+    t.equal(lost.length, 1)
+    await history.close()
+    t.same(lost[1], 10)
+    history.add(id, 'claimed', 1, {})
+    await history.close()
+    t.equal(written.length, 2001)
+  },
+)
 
-void t.test('a store that fails loses lines, and fails nobody', async (t) => {
+void t.test('a store that fails loses lines but makes nothing fail', async (t) => {
   let asked = 0
   const { history, lost } = setup(async () => {
     asked++
@@ -216,10 +219,10 @@ void t.test('a store that fails loses lines, and fails nobody', async (t) => {
   for (let n = 0; n < 1000; n++) history.answered(trace({ ...EXECUTED, id: String(n) as RecordId }))
   await history.flush()
   t.same(lost, [1000])
-  t.equal(asked, 50, 'a store that takes nothing is not asked for all of them')
+  t.equal(asked, 50, 'a store that takes nothing is not asked for every record')
 })
 
-void t.test('written by itself after a while; one flush at a time', async (t) => {
+void t.test('lines are flushed automatically after a while, one flush at a time', async (t) => {
   const { promise, resolve } = Promise.withResolvers<void>()
   let at = 0
   const first = Promise.withResolvers<void>()
@@ -242,7 +245,7 @@ void t.test('written by itself after a while; one flush at a time', async (t) =>
   clearInterval(alive)
 })
 
-void t.test('what is under way when it closes is written, though a flush by the timer is', async (t) => {
+void t.test('close writes what is under way, even during a flush by the timer', async (t) => {
   const { promise: stored, resolve } = Promise.withResolvers<boolean>()
   const written: Note[][] = []
   const { history, lost } = setup((_, notes) => {

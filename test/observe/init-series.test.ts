@@ -11,7 +11,7 @@ import { upstreamStub } from '../support/upstream.ts'
 const RECONCILE =
   'reconcile: { request: { path: "/pay?k={key}" }, identity: none, completed: { status: 200 } }'
 
-void t.test('every counter by route begins at 0, so that its first event is an increase', async (t) => {
+void t.test('every counter by route starts at 0', async (t) => {
   await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end())
   await using proxy = await proxyInProcess(
     `upstream: { url: "${upstream.url}", timeout: 1s }\nstore: { url: "memory:" }\nroutes: [{ name: pay, match: { path: /pay }, ttl: 1s, lease: 1s, ${RECONCILE} }]\n`,
@@ -31,7 +31,7 @@ void t.test('every counter by route begins at 0, so that its first event is an i
       for (const line of of(name, route)) t.match(line, / 0$/)
     }
   t.equal(of('idempotency_requests_total', 'pay').length, 16)
-  t.same(of('idempotency_reconcile_total', 'default'), [], 'nobody asks about its records')
+  t.same(of('idempotency_reconcile_total', 'default'), [], 'it has no status query')
   t.match(text, /^idempotency_pruned_total\{store="memory"\} 0$/m)
   t.match(text, /^idempotency_store_errors_total\{store="memory"\} 0$/m)
   t.same(of('idempotency_retention_seconds', 'pay'), ['idempotency_retention_seconds{route="pay"} 1'])
@@ -53,14 +53,14 @@ async function seriesOf(proxy: TestProxy): Promise<string[]> {
     .flatMap((line) => (line === '' || line.startsWith('#') ? [] : [line.split(' ')[0] ?? '']))
 }
 
-/** The outcomes that the route begins with. */
+/** The outcomes that the route starts with. */
 function outcomesIn(series: readonly string[], route: string): string[] {
   return series
     .filter((one) => one.startsWith(`idempotency_requests_total{route="${route}"`))
     .map((one) => /outcome="(\w+)"/.exec(one)?.[1] as string)
 }
 
-void t.test('a route begins with the counters that its settings allow for', async (t) => {
+void t.test('a route starts with the counters that its settings allow for', async (t) => {
   await using proxy = await proxyInProcess(`upstream: { url: "http://127.0.0.1:1", timeout: 1s }
 store: { url: "memory:" }
 unmatched: pass
@@ -99,11 +99,7 @@ routes:
   for (const route of ['shadowed', 'ignored', 'off', 'default'])
     t.strictSame(outcomesIn(series, route), ['passed'], route)
   const of = (route: string): string[] => series.filter((one) => one.includes(`route="${route}"`))
-  t.match(
-    of('ignored').join(),
-    /lease_expired_total.*unresolved_expiring_total/,
-    'of records that it left before',
-  )
+  t.match(of('ignored').join(), /lease_expired_total.*unresolved_expiring_total/, 'for records from before')
   t.equal(of('ignored').length, 4)
   t.notMatch(of('shadowed').join(), /claims|prevented|reconcile|shadow_total/)
   t.match(
@@ -113,7 +109,7 @@ routes:
 })
 
 void t.test(
-  'a route has at most 120 series, whose names promtool accepts, after all sorts of traffic',
+  'after all sorts of traffic a route has at most 120 series, and promtool accepts the metrics',
   async (t) => {
     await using upstream = await upstreamStub((seen, response) => {
       if (seen.target.endsWith('cut')) response.socket?.destroy()
@@ -150,20 +146,23 @@ routes: [{ name: pay, match: { path: "/pay/*" } }]
   },
 )
 
-void t.test('metrics.defaults: false leaves the metrics of Node out, and what alerts need in', async (t) => {
-  await using proxy = await proxyInProcess(
-    'upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "memory:" }\nmetrics: { defaults: false }\n',
-  )
-  const series = await seriesOf(proxy)
-  t.strictSame(
-    series.filter((one) => !one.startsWith('idempotency_')),
-    ['process_start_time_seconds'],
-  )
-  const age = Date.now() / 1000 - (await proxy.metric('process_start_time_seconds'))
-  t.ok(age >= 0 && age < 3600, 'of this process')
-})
+void t.test(
+  'metrics.defaults: false leaves out Node’s metrics, but not process_start_time_seconds',
+  async (t) => {
+    await using proxy = await proxyInProcess(
+      'upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "memory:" }\nmetrics: { defaults: false }\n',
+    )
+    const series = await seriesOf(proxy)
+    t.strictSame(
+      series.filter((one) => !one.startsWith('idempotency_')),
+      ['process_start_time_seconds'],
+    )
+    const age = Date.now() / 1000 - (await proxy.metric('process_start_time_seconds'))
+    t.ok(age >= 0 && age < 3600, 'of this process')
+  },
+)
 
-void t.test('a library of metrics that could not be loaded is loaded by the next scrape', async (t) => {
+void t.test('the next scrape loads a metrics library that could not be loaded before', async (t) => {
   const metrics = new Metrics()
   failNextImport('prom-client')
   await t.rejects(metrics.exposition(), { message: 'too many open files' })

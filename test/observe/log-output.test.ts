@@ -6,7 +6,7 @@ import { tempDir } from '../support/e2e.ts'
 
 const LOG = new URL('../../src/observe/log.ts', import.meta.url).href
 
-/** Runs `program` with a logger in a process of its own, standard output at `stdout`. */
+/** Runs `program` with a logger in its own process, with standard output at `stdout`. */
 function run(program: string, stdout: number | 'pipe', format: 'json' | 'pretty' = 'json') {
   const source = `
     import { openLog } from ${JSON.stringify(LOG)}
@@ -20,7 +20,7 @@ function run(program: string, stdout: number | 'pipe', format: 'json' | 'pretty'
   return { status, said }
 }
 
-void t.test('the lines before an uncaught exception are written', async (t) => {
+void t.test('lines logged before an uncaught exception are written', async (t) => {
   const { status, said } = run(`logger.info('one'); logger.info('two'); throw new Error('a bug')`, 'pipe')
   t.equal(status, 1)
   t.strictSame(
@@ -33,7 +33,7 @@ void t.test('the lines before an uncaught exception are written', async (t) => {
 })
 
 void t.test(
-  'lines are written in their order, long ones and other scripts whole, to a file too',
+  'lines are written to a file in order, and long ones with non-ASCII characters complete',
   async (t) => {
     const file = join(tempDir(t), 'log')
     const long = 'ä€😀'.repeat(40_000)
@@ -52,7 +52,7 @@ void t.test(
   },
 )
 
-void t.test('V11 a full disk: lines are dropped and counted, and nothing throws', async (t) => {
+void t.test('V11 on a full disk lines are dropped and counted, and nothing throws', async (t) => {
   const program = `
     const line = 'x'.repeat(1000)
     const wrote = output.writeNow(() => logger.info('audited'))
@@ -61,12 +61,12 @@ void t.test('V11 a full disk: lines are dropped and counted, and nothing throws'
   t.equal(run(program, openSync('/dev/full', 'w')).status, 7)
 })
 
-void t.test('lines for people take the same way', async (t) => {
+void t.test('pretty lines are written too', async (t) => {
   const { status, said } = run(
     `logger.info({ route: 'pay' }, 'request'); logger.info({ n: 1 }, 'started'); logger.fatal('over')`,
     'pipe',
     'pretty',
   )
   t.equal(status, 0)
-  t.match(said, / pay .*\n.* started  n 1\n.*FATAL.*over\n$/, 'also one that lacks members')
+  t.match(said, / pay .*\n.* started  n 1\n.*FATAL.*over\n$/, 'even one that lacks members')
 })

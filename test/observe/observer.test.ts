@@ -6,7 +6,7 @@ import { observer } from '../../src/observe/observer.ts'
 import { newProgress, summarize } from '../../src/protect/guard.ts'
 import { type RequestSummary } from '../../src/protect/request.ts'
 
-/** The levels of the lines that these requests give. */
+/** The levels of the lines that these requests log. */
 function levelsOf(...traces: readonly Partial<RequestSummary>[]): string[] {
   const levels: string[] = []
   const logger = pino(
@@ -28,7 +28,7 @@ function levelsOf(...traces: readonly Partial<RequestSummary>[]): string[] {
 }
 
 void t.test(
-  'a request whose outcome becomes unknown is a warning; those that find it so are not',
+  'a request whose outcome becomes unknown logs a warning, one that finds it unknown does not',
   async (t) => {
     t.strictSame(
       levelsOf(
@@ -42,7 +42,7 @@ void t.test(
   },
 )
 
-void t.test('a scope that its clients do not fit is warned of once for each route', async (t) => {
+void t.test('a scope that does not fit its clients is warned of once per route', async (t) => {
   const misfit = { outcome: 'caller_missing', cause: 'no Authorization but cookie, …' } as const
   t.strictSame(
     levelsOf(misfit, misfit, { ...misfit, route: 'other' }, { outcome: 'caller_missing', route: 'third' }),
@@ -51,6 +51,6 @@ void t.test('a scope that its clients do not fit is warned of once for each rout
   t.strictSame(
     levelsOf({ outcome: 'store_unavailable', cause: 'down' }),
     ['info'],
-    'a cause of something else',
+    'a cause of another outcome',
   )
 })

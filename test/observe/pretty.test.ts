@@ -20,7 +20,7 @@ const REQUEST = {
 }
 const said = (line: object, colors = false): string => prettyLine(`${JSON.stringify(line)}\n`, colors)
 
-void t.test('§14 on a terminal a request is one line for people', async (t) => {
+void t.test('§14 a request is one pretty line', async (t) => {
   t.equal(
     said(REQUEST),
     '10:05:44.053  POST create-payment  executed  201  23 ms (upstream 14, store 5)  rbCgBzeqe9zG  absent → completed  fence 1795255544034\n',
@@ -42,7 +42,7 @@ void t.test('§14 on a terminal a request is one line for people', async (t) => 
   )
 })
 
-void t.test('other lines: the level where it matters, what is said, and what belongs to it', async (t) => {
+void t.test('other lines show their level if above info, their message and their members', async (t) => {
   const { time } = REQUEST
   t.equal(
     said({ level: 'info', time, url: 'http://127.0.0.1:8080', ops: null, store: 'redis', msg: 'listening' }),
@@ -64,7 +64,7 @@ void t.test('other lines: the level where it matters, what is said, and what bel
   t.equal(
     said({ level: 'error', time, restart: ['a: 1 → 2'], identifies: [], msg: 'no' }),
     '10:05:44.053  ERROR  no  restart a: 1 → 2\n',
-    'an empty list says nothing',
+    'an empty list is left out',
   )
   t.equal(
     said({ level: 'fatal', time, '\u202e': '\u0007\n' }),
@@ -72,7 +72,7 @@ void t.test('other lines: the level where it matters, what is said, and what bel
   )
 })
 
-void t.test('colours tell good outcomes, and levels', async (t) => {
+void t.test('colours mark outcomes and levels', async (t) => {
   t.match(said(REQUEST, true), '\u001b[32mexecuted\u001b[0m')
   t.match(said({ ...REQUEST, outcome: 'misuse' }, true), '\u001b[33mmisuse\u001b[0m')
   for (const [level, color] of [
@@ -83,7 +83,7 @@ void t.test('colours tell good outcomes, and levels', async (t) => {
     t.match(said({ ...REQUEST, level, msg: 'm' }, true), `\u001b[${color}m${level.toUpperCase()}\u001b[0m`)
 })
 
-void t.test('§14 the process itself writes them, as log.format says', async (t) => {
+void t.test('§14 the process writes pretty lines or JSON, as log.format says', async (t) => {
   const script = `import { openLog } from './src/observe/log.ts'
 const { logger, output } = openLog({ level: 'info', format: process.argv[1] })
 logger.warn({ store: 'redis' }, 'store disconnected')

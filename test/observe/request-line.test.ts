@@ -50,7 +50,7 @@ function anyDuration(): number {
   return randomInt(2) === 0 ? one(DURATIONS) : Math.random() * 10 ** randomInt(12)
 }
 
-/** Anything, also what the walk never says. */
+/** Any summary, even one that never occurs. */
 function anySummary(): ShadowSummary {
   return {
     startedAt: sinceStart - anyDuration(),
@@ -74,7 +74,7 @@ function anySummary(): ShadowSummary {
 
 const round = (milliseconds: number): number => Math.round(milliseconds * 100) / 100
 
-/** The same line as pino makes it of an object. */
+/** The same line as pino writes it for an object. */
 function expected(level: 'info' | 'warn', summary: ShadowSummary, decision: object, figures: object): string {
   const { method, route, id, before, after, cause, traceId } = summary
   const found = {
@@ -92,7 +92,7 @@ function expected(level: 'info' | 'warn', summary: ShadowSummary, decision: obje
   return lines.pop() as string
 }
 
-void t.test('the lines of requests are the bytes that pino writes of them', async (t) => {
+void t.test('request and shadow lines are byte for byte what pino would write', async (t) => {
   const history = new History({ note: async () => true, replica: 'here', onDropped: () => {} })
   t.teardown(() => history.close())
   const answered = observer(new Metrics(false), logger, history, { completed() {} })
@@ -107,7 +107,7 @@ void t.test('the lines of requests are the bytes that pino writes of them', asyn
     const ms = round(sinceStart - summary.startedAt)
     answered.answered(summary)
     const line = lines.shift()
-    // A cause that is warned of once: what the level is stands elsewhere.
+    // A cause is warned of once; observer.test.ts tests the level.
     const level = line?.startsWith('{"level":"warn"') ? 'warn' : 'info'
     const figures = { fence, status, ms, upstreamMs: round(upstreamMs), storeMs: round(storeMs) }
     const wanted = expected(level, summary, { outcome: outcome ?? 'aborted' }, figures)
@@ -127,7 +127,7 @@ void t.test('the lines of requests are the bytes that pino writes of them', asyn
   t.strictSame(differing.slice(0, 3), [])
 })
 
-void t.test('a line below the level of the log is not written', async (t) => {
+void t.test('a line below the log level is not written', async (t) => {
   logger.level = 'warn'
   writeLine(logger, 'info', '', 'request')
   t.strictSame(lines, [])

@@ -22,7 +22,7 @@ const traits = (evicts: boolean | null): StoreTraits => ({
   refusals: [],
 })
 
-/** A store whose answers the test gives, one after the other. */
+/** A store that the test answers for, one call after the other. */
 function asked() {
   const waiting: PromiseWithResolvers<StoreTraits>[] = []
   const store: Store = {
@@ -36,7 +36,7 @@ function asked() {
   return { store, waiting }
 }
 
-void t.test('V09 only a store that says that it does not evict is fit for strict', async (t) => {
+void t.test('V09 a store may evict unless it says that it does not', async (t) => {
   for (const [evicts, mayEvict] of [
     [false, false],
     [true, true],
@@ -50,7 +50,7 @@ void t.test('V09 only a store that says that it does not evict is fit for strict
   }
 })
 
-void t.test('V09 an answer from before a reconnect says nothing about the server of now', async (t) => {
+void t.test('V09 an answer from before a reconnect does not count for the new server', async (t) => {
   const { store, waiting } = asked()
   const fitness = new StoreHealth(store.name, new Metrics(), log)
   const watching = fitness.watch(store, 2000)
@@ -64,14 +64,14 @@ void t.test('V09 an answer from before a reconnect says nothing about the server
   waiting[1]?.resolve(traits(false))
   await waiting[1]?.promise
   await new Promise(setImmediate)
-  t.equal(fitness.mayEvict(), true, 'the first look was of another connection')
+  t.equal(fitness.mayEvict(), true, 'the first answer came over another connection')
   waiting[2]?.reject(new Error('down'))
   await new Promise(setImmediate)
   t.equal(fitness.mayEvict(), true)
 })
 
 void t.test(
-  'V09 the grade and its reasons are logged when they change, and a store that hands a key out twice is unfit',
+  'V09 the grade and its reasons are logged when they change, and a store that grants a key twice is unfit',
   async (t) => {
     const lines: string[] = []
     const told = pino(
@@ -108,12 +108,12 @@ void t.test(
     t.same(
       await again(),
       ['the store is graded strict', 'claims are answered 503'],
-      'what it keeps is safe, and nobody can use it',
+      'what it keeps is safe, but nobody can use it',
     )
     now = {}
     t.same(await again(), ['the store is graded strict'])
     handsOut = true
-    t.same(await again(), [], 'it is proven once')
+    t.same(await again(), [], 'a store is tested once')
     const other = new StoreHealth('memory', metrics, told)
     t.teardown(() => other.stop())
     await other.watch(store, 2000)
@@ -123,37 +123,40 @@ void t.test(
   },
 )
 
-void t.test('graces are counted as they begin', async (t) => {
+void t.test('a grace is counted when it begins', async (t) => {
   const metrics = new Metrics()
   const health = new StoreHealth('redis', metrics, log)
   for (const left of [0, 2000, 1500, 0, 0, 700, 0]) health.onHeld(left)
   t.match((await metrics.exposition()).text, /^idempotency_store_graces_total\{store="redis"\} 2$/m)
 })
 
-void t.test('operations are timed, failures counted, and say whether the store is up', async (t) => {
-  const metrics = new Metrics(false)
-  const health = new StoreHealth('redis', metrics, log)
-  const values = async (name: string) =>
-    (await metrics.exposition()).text.split('\n').filter((line) => line.startsWith(name))
-  t.strictSame(await values('idempotency_store_operation_seconds_count'), [])
-  health.onOperation('put', 2, null)
-  health.onOperation('put', 3, new CorruptRecord('bad'))
-  health.onOperation('note', 3, new StoreUnavailable('down', true))
-  t.strictSame(await values('idempotency_store_operation_seconds_count'), [
-    'idempotency_store_operation_seconds_count{store="redis",operation="put"} 2',
-  ])
-  t.strictSame(await values('idempotency_store_errors_total'), [
-    'idempotency_store_errors_total{store="redis"} 1',
-  ])
-  t.strictSame(await values('idempotency_store_up'), ['idempotency_store_up{store="redis"} 1'])
-  health.onOperation('get', 3, new StoreUnavailable('down', true))
-  t.strictSame(await values('idempotency_store_up'), ['idempotency_store_up{store="redis"} 0'])
-  t.strictSame(await values('idempotency_store_errors_total'), [
-    'idempotency_store_errors_total{store="redis"} 2',
-  ])
-})
+void t.test(
+  'store operations are timed, their failures counted, and both set idempotency_store_up',
+  async (t) => {
+    const metrics = new Metrics(false)
+    const health = new StoreHealth('redis', metrics, log)
+    const values = async (name: string) =>
+      (await metrics.exposition()).text.split('\n').filter((line) => line.startsWith(name))
+    t.strictSame(await values('idempotency_store_operation_seconds_count'), [])
+    health.onOperation('put', 2, null)
+    health.onOperation('put', 3, new CorruptRecord('bad'))
+    health.onOperation('note', 3, new StoreUnavailable('down', true))
+    t.strictSame(await values('idempotency_store_operation_seconds_count'), [
+      'idempotency_store_operation_seconds_count{store="redis",operation="put"} 2',
+    ])
+    t.strictSame(await values('idempotency_store_errors_total'), [
+      'idempotency_store_errors_total{store="redis"} 1',
+    ])
+    t.strictSame(await values('idempotency_store_up'), ['idempotency_store_up{store="redis"} 1'])
+    health.onOperation('get', 3, new StoreUnavailable('down', true))
+    t.strictSame(await values('idempotency_store_up'), ['idempotency_store_up{store="redis"} 0'])
+    t.strictSame(await values('idempotency_store_errors_total'), [
+      'idempotency_store_errors_total{store="redis"} 2',
+    ])
+  },
+)
 
-void t.test('claims that wait in vain are counted, and told once', async (t) => {
+void t.test('claims that do not reach the replicas are counted, and logged once', async (t) => {
   const lines: string[] = []
   const told = pino(
     {},

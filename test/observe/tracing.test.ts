@@ -18,10 +18,10 @@ async function opened(): Promise<{ tracing: unknown; unusable: string[] }> {
 void t.test('without an SDK there is no tracing', async (t) => {
   t.strictSame(await opened(), { tracing: null, unusable: [] })
   registered(t, { version: '1.10.0', metrics: {} })
-  t.strictSame(await opened(), { tracing: null, unusable: [] }, 'nor with one that only counts')
+  t.strictSame(await opened(), { tracing: null, unusable: [] }, 'nor with one that has only metrics')
 })
 
-void t.test('an SDK that brings an older API is said, and not used', async (t) => {
+void t.test('an SDK with an older API is reported and not used', async (t) => {
   registered(t, { version: '1.0.4', trace: {} })
   t.strictSame(await opened(), { tracing: null, unusable: ['1.0.4'] })
 })

@@ -7,7 +7,7 @@ import { proxyInProcess } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 
 /*
- * The operators' page in a real Chromium, on records that real faults made. CHROMIUM names the browser where it is not at
+ * The operators' page in a real Chromium, on records made by real faults. CHROMIUM names the browser if it is not at
  * /usr/bin/chromium.
  */
 
@@ -36,7 +36,7 @@ async function refreshed(page: Page): Promise<void> {
 }
 
 scenario(
-  'the token is asked for once, kept in the tab alone, and forgotten',
+  'the page asks for the token once, keeps it in the tab only, and can forget it',
   async (t, { proxy }, chromium) => {
     const { page, complaints } = await visit(t, chromium, proxy, { token: null })
     await page.waitForFunction('document.activeElement.id === "token"')
@@ -70,7 +70,7 @@ scenario(
     await page.getByText(/^Live/).waitFor()
     await page.getByRole('tab', { name: 'Unknown' }).press('ArrowRight')
     const tab = page.getByRole('tab', { selected: true })
-    t.match(await tab.innerText(), 'Dead-lettered', 'one key moves one tab, also after a second token')
+    t.match(await tab.innerText(), 'Dead-lettered', 'one key press moves one tab, even after a second token')
     await page.evaluate('sessionStorage.setItem("idempotency-proxy-token", "changed")')
     await refreshed(page)
     await page.getByText('The proxy no longer accepts the token.').waitFor()
@@ -79,7 +79,7 @@ scenario(
 )
 
 scenario(
-  'the queue and the counters are live; dead letters stand apart',
+  'the queue and the counters are live, and dead letters have a tab of their own',
   async (t, { proxy, broken }, chromium) => {
     const first = await broken()
     const dead = await broken('/v1/transfers/a')
@@ -133,7 +133,7 @@ scenario(
 )
 
 scenario(
-  'a record is found by its id and by its key; misses are told in words',
+  'a record is found by its id and by its key, and a miss is explained',
   async (t, { proxy }, chromium) => {
     const { page, complaints } = await visit(t, chromium, proxy)
     const key = 'order "1001" <b>é'.replace('é', 'e')
@@ -180,7 +180,7 @@ scenario(
 )
 
 scenario(
-  'resolved as done: a retry gets what the operator wrote, and nothing is executed',
+  'a retry of a request resolved as done gets what the operator wrote, and executes nothing',
   async (t, world, chromium) => {
     const { proxy, upstream, broken } = world
     const key = newKey()
@@ -238,83 +238,89 @@ scenario(
   },
 )
 
-scenario('resolved as not done: it warns, and a retry executes', async (t, world, chromium) => {
-  const { proxy, upstream, broken } = world
-  const key = newKey()
-  const id = await broken('/v1/payments?not-done', key)
-  const { page } = await visit(t, chromium, proxy, { hash: `#/records/${id}` })
-  await page.getByRole('button', { name: 'Resolve…' }).click()
-  await page.getByRole('radio', { name: /^It was not done/ }).check()
-  await page.getByText(/^The next retry executes at once/).waitFor()
-  await page.getByLabel('Reason').fill('the bank has never heard of it')
-  const button = page.getByRole('button', { name: 'Resolve as not done' })
-  await page.getByLabel('To confirm').fill('it was done')
-  t.ok(await button.isDisabled(), 'the words of the other choice')
-  await page.getByLabel('To confirm').fill('execute again')
-  await button.click()
-  await page.getByText('Nothing. The client may retry with the same key; the retry is executed.').waitFor()
-  const executions = upstream.seen.length
-  await send(proxy, key, { path: '/v1/payments?not-done' })
-  t.equal(upstream.seen.length, executions + 1)
-  await refreshed(page)
-  await page.getByText(/^Nobody knows whether it was executed/).waitFor()
-  await page.getByText(/^Every earlier attempt counted as not executed/).waitFor()
-})
+scenario(
+  'resolving a request as not done warns the operator, and a retry executes',
+  async (t, world, chromium) => {
+    const { proxy, upstream, broken } = world
+    const key = newKey()
+    const id = await broken('/v1/payments?not-done', key)
+    const { page } = await visit(t, chromium, proxy, { hash: `#/records/${id}` })
+    await page.getByRole('button', { name: 'Resolve…' }).click()
+    await page.getByRole('radio', { name: /^It was not done/ }).check()
+    await page.getByText(/^The next retry executes at once/).waitFor()
+    await page.getByLabel('Reason').fill('the bank has never heard of it')
+    const button = page.getByRole('button', { name: 'Resolve as not done' })
+    await page.getByLabel('To confirm').fill('it was done')
+    t.ok(await button.isDisabled(), 'the words of the other choice')
+    await page.getByLabel('To confirm').fill('execute again')
+    await button.click()
+    await page.getByText('Nothing. The client may retry with the same key; the retry is executed.').waitFor()
+    const executions = upstream.seen.length
+    await send(proxy, key, { path: '/v1/payments?not-done' })
+    t.equal(upstream.seen.length, executions + 1)
+    await refreshed(page)
+    await page.getByText(/^Nobody knows whether it was executed/).waitFor()
+    await page.getByText(/^Every earlier attempt counted as not executed/).waitFor()
+  },
+)
 
-scenario('what has changed meanwhile is shown, and decided about anew', async (t, world, chromium) => {
-  const { proxy, broken, tell } = world
-  const id = await broken('/v1/refunds/1')
-  await until(async () => {
-    const { json } = await ask(proxy, `/v1/records/${id}`)
-    return (json['reconciliation'] as { asked: number } | null)?.asked === 1
-  })
-  const { page, complaints } = await visit(t, chromium, proxy, { hash: `#/records/${id}` })
-  await page.getByText(/^The upstream was asked once/).waitFor()
-  await page.getByText(/^The proxy asks the upstream again at/).waitFor()
-  await page.getByRole('button', { name: 'Resolve…' }).click()
-  await page.getByRole('radio', { name: /^It was done/ }).check()
-  await page.getByLabel('Status').fill('200')
-  await page.getByLabel('Reason').fill('seen')
-  await page.getByLabel('To confirm').fill('it was done')
-  tell()
-  await deadLettered(proxy, id)
-  const button = page.getByRole('button', { name: 'Resolve as done' })
-  await button.click()
-  await page.getByText('The record changed while you were deciding, so nothing was done.').waitFor()
-  await page.getByText('it is still unknown').waitFor()
-  await page.getByText(/^the proxy has asked the upstream again/).waitFor()
-  t.match((await ask(proxy, `/v1/records/${id}`)).json, { state: 'unknown' })
-  t.ok(await button.isDisabled(), 'to be confirmed anew')
-  t.equal(await page.getByLabel('Reason').inputValue(), 'seen', 'what was written is still there')
-  t.match(await page.locator('.part-next').innerText(), /A person has to decide/)
-  await page.getByLabel('To confirm').fill('it was done')
-  await button.click()
-  await page.getByText(/^The response was 200;/).waitFor()
+scenario(
+  'a record that changed meanwhile is shown, and a decision has to be confirmed again',
+  async (t, world, chromium) => {
+    const { proxy, broken, tell } = world
+    const id = await broken('/v1/refunds/1')
+    await until(async () => {
+      const { json } = await ask(proxy, `/v1/records/${id}`)
+      return (json['reconciliation'] as { asked: number } | null)?.asked === 1
+    })
+    const { page, complaints } = await visit(t, chromium, proxy, { hash: `#/records/${id}` })
+    await page.getByText(/^The upstream was asked once/).waitFor()
+    await page.getByText(/^The proxy asks the upstream again at/).waitFor()
+    await page.getByRole('button', { name: 'Resolve…' }).click()
+    await page.getByRole('radio', { name: /^It was done/ }).check()
+    await page.getByLabel('Status').fill('200')
+    await page.getByLabel('Reason').fill('seen')
+    await page.getByLabel('To confirm').fill('it was done')
+    tell()
+    await deadLettered(proxy, id)
+    const button = page.getByRole('button', { name: 'Resolve as done' })
+    await button.click()
+    await page.getByText('The record changed while you were deciding, so nothing was done.').waitFor()
+    await page.getByText('it is still unknown').waitFor()
+    await page.getByText(/^the proxy has asked the upstream again/).waitFor()
+    t.match((await ask(proxy, `/v1/records/${id}`)).json, { state: 'unknown' })
+    t.ok(await button.isDisabled(), 'has to be confirmed again')
+    t.equal(await page.getByLabel('Reason').inputValue(), 'seen', 'what was written is still there')
+    t.match(await page.locator('.part-next').innerText(), /A person has to decide/)
+    await page.getByLabel('To confirm').fill('it was done')
+    await button.click()
+    await page.getByText(/^The response was 200;/).waitFor()
 
-  const other = await broken('/v1/payments?other')
-  await record(page, other)
-  await page.getByText(/^Nobody knows whether it was executed/).waitFor()
-  await page.getByRole('button', { name: 'Resolve…' }).click()
-  await page.getByRole('radio', { name: /^It was not done/ }).check()
-  await page.getByLabel('Reason').fill('not seen')
-  await page.getByLabel('To confirm').fill('execute again')
-  const version = String((await ask(proxy, `/v1/records/${other}`)).json['version'])
-  const body = { outcome: 'completed', response: { status: 200 } }
-  await ask(proxy, `/v1/records/${other}/resolve`, {
-    method: 'POST',
-    body,
-    headers: { 'if-match': `"${version}"` },
-  })
-  await page.getByRole('button', { name: 'Resolve as not done' }).click()
-  await page
-    .getByText(/^The record changed while you were deciding: .*it was unknown and is now done/)
-    .waitFor()
-  t.notOk(await page.locator('dialog').isVisible())
-  await page.getByText(/^The response was 200;/).waitFor()
-  t.same(complaints, [])
-})
+    const other = await broken('/v1/payments?other')
+    await record(page, other)
+    await page.getByText(/^Nobody knows whether it was executed/).waitFor()
+    await page.getByRole('button', { name: 'Resolve…' }).click()
+    await page.getByRole('radio', { name: /^It was not done/ }).check()
+    await page.getByLabel('Reason').fill('not seen')
+    await page.getByLabel('To confirm').fill('execute again')
+    const version = String((await ask(proxy, `/v1/records/${other}`)).json['version'])
+    const body = { outcome: 'completed', response: { status: 200 } }
+    await ask(proxy, `/v1/records/${other}/resolve`, {
+      method: 'POST',
+      body,
+      headers: { 'if-match': `"${version}"` },
+    })
+    await page.getByRole('button', { name: 'Resolve as not done' }).click()
+    await page
+      .getByText(/^The record changed while you were deciding: .*it was unknown and is now done/)
+      .waitFor()
+    t.notOk(await page.locator('dialog').isVisible())
+    await page.getByText(/^The response was 200;/).waitFor()
+    t.same(complaints, [])
+  },
+)
 
-scenario('deleting warns of what it means, and the key is as new', async (t, world, chromium) => {
+scenario('deleting a record warns the operator, and its key executes again', async (t, world, chromium) => {
   const { proxy, upstream } = world
   const key = newKey()
   await send(proxy, key, { path: '/v1/orders/del' })
@@ -352,56 +358,59 @@ scenario('deleting warns of what it means, and the key is as new', async (t, wor
   await page.getByRole('button', { name: 'Delete…' }).waitFor()
 })
 
-scenario('everything is reached with the keyboard', async (t, { proxy, broken }, chromium) => {
-  const id = await broken('/v1/payments?keyboard')
-  const { page } = await visit(t, chromium, proxy)
-  await row(page, id).waitFor()
-  const active = () =>
-    page.evaluate<string>('document.activeElement.id || document.activeElement.closest("[id]").id')
-  await page.keyboard.press('/')
-  t.equal(await active(), 'find')
-  await page.keyboard.type('/')
-  t.equal(await page.getByLabel('Record id, or').inputValue(), '/', 'in a field it is a letter')
-  await page.keyboard.press('Backspace')
-  const seen = new Set<string>()
-  for (let n = 0; n < 60 && !(await active()).startsWith(`row-${id}`); n++) {
-    await page.keyboard.press('Tab')
-    seen.add(await active())
-    const outline = await page.evaluate<string>('getComputedStyle(document.activeElement).outlineStyle')
-    t.not(outline, 'none', `${await active()}: the focus is seen`)
-  }
-  t.ok(seen.has('queue-route') && seen.has('tab-unknown'), [...seen].join(' '))
-  await page.keyboard.press('Enter')
-  await said(page).waitFor()
-  t.equal(await active(), 'record-title')
-  await page.getByRole('button', { name: 'Resolve…' }).focus()
-  await page.keyboard.press('Enter')
-  t.ok(await page.locator('dialog').isVisible())
-  await page.keyboard.press('ArrowDown')
-  t.ok(await page.getByRole('radio', { name: /^It was not done/ }).isChecked())
-  for (let n = 0; n < 20; n++) {
-    await page.keyboard.press('Tab')
-    // Null: the browser's own bar, which a modal dialog leaves reachable.
-    t.ok(
-      await page.evaluate(
-        'document.activeElement === document.body || document.activeElement.closest("dialog") !== null',
-      ),
-    )
-  }
-  await page.keyboard.press('Escape')
-  t.notOk(await page.locator('dialog').isVisible())
-  t.equal(await active(), 'resolve')
-  await page.keyboard.press('Escape')
-  await row(page, id).waitFor()
-  t.equal(await active(), `row-${id}`, 'back where it was left')
-  await page.locator('#tab-unknown').focus()
-  await page.keyboard.press('ArrowRight')
-  t.equal(await active(), 'tab-dead')
-  t.equal(await page.locator('#tab-dead').getAttribute('aria-selected'), 'true')
-})
+scenario(
+  'the queue, a record and its dialog can be used with the keyboard',
+  async (t, { proxy, broken }, chromium) => {
+    const id = await broken('/v1/payments?keyboard')
+    const { page } = await visit(t, chromium, proxy)
+    await row(page, id).waitFor()
+    const active = () =>
+      page.evaluate<string>('document.activeElement.id || document.activeElement.closest("[id]").id')
+    await page.keyboard.press('/')
+    t.equal(await active(), 'find')
+    await page.keyboard.type('/')
+    t.equal(await page.getByLabel('Record id, or').inputValue(), '/', 'in a field it is a character')
+    await page.keyboard.press('Backspace')
+    const seen = new Set<string>()
+    for (let n = 0; n < 60 && !(await active()).startsWith(`row-${id}`); n++) {
+      await page.keyboard.press('Tab')
+      seen.add(await active())
+      const outline = await page.evaluate<string>('getComputedStyle(document.activeElement).outlineStyle')
+      t.not(outline, 'none', `${await active()}: the focus is visible`)
+    }
+    t.ok(seen.has('queue-route') && seen.has('tab-unknown'), [...seen].join(' '))
+    await page.keyboard.press('Enter')
+    await said(page).waitFor()
+    t.equal(await active(), 'record-title')
+    await page.getByRole('button', { name: 'Resolve…' }).focus()
+    await page.keyboard.press('Enter')
+    t.ok(await page.locator('dialog').isVisible())
+    await page.keyboard.press('ArrowDown')
+    t.ok(await page.getByRole('radio', { name: /^It was not done/ }).isChecked())
+    for (let n = 0; n < 20; n++) {
+      await page.keyboard.press('Tab')
+      // The body: the browser's own bar, which a modal dialog leaves reachable.
+      t.ok(
+        await page.evaluate(
+          'document.activeElement === document.body || document.activeElement.closest("dialog") !== null',
+        ),
+      )
+    }
+    await page.keyboard.press('Escape')
+    t.notOk(await page.locator('dialog').isVisible())
+    t.equal(await active(), 'resolve')
+    await page.keyboard.press('Escape')
+    await row(page, id).waitFor()
+    t.equal(await active(), `row-${id}`, 'the focus is back where it was')
+    await page.locator('#tab-unknown').focus()
+    await page.keyboard.press('ArrowRight')
+    t.equal(await active(), 'tab-dead')
+    t.equal(await page.locator('#tab-dead').getAttribute('aria-selected'), 'true')
+  },
+)
 
 scenario(
-  'it fits a phone, is legible in light and dark, and names what can be pressed',
+  'the page fits a phone, is legible in light and dark, and names its controls',
   async (t, world, chromium) => {
     const { proxy, broken } = world
     const id = await broken(
@@ -443,44 +452,44 @@ scenario(
   },
 )
 
-scenario('the policy holds: no script of others, nothing from elsewhere', async (t, { proxy }, chromium) => {
-  const { page, complaints } = await visit(t, chromium, proxy, { token: null })
-  const asked: string[] = []
-  page.on('request', (request) => asked.push(new URL(request.url()).origin))
-  await page.getByLabel('Token').fill(TOKEN)
-  await page.keyboard.press('Enter')
-  await page.getByText(/^Live/).waitFor()
-  t.same([...new Set(asked)], [proxy.adminUrl])
-  t.same(complaints, [])
-  await page.evaluate(`
+scenario(
+  'the content security policy blocks inline scripts and foreign images',
+  async (t, { proxy }, chromium) => {
+    const { page, complaints } = await visit(t, chromium, proxy, { token: null })
+    const asked: string[] = []
+    page.on('request', (request) => asked.push(new URL(request.url()).origin))
+    await page.getByLabel('Token').fill(TOKEN)
+    await page.keyboard.press('Enter')
+    await page.getByText(/^Live/).waitFor()
+    t.same([...new Set(asked)], [proxy.adminUrl])
+    t.same(complaints, [])
+    await page.evaluate(`
     const script = document.createElement('script')
     script.textContent = 'document.title = "taken"'
     document.body.append(script)
     const image = document.createElement('img')
     image.src = 'http://127.0.0.1:9/x.png'
     document.body.append(image)`)
-  await until(() => complaints.length >= 2)
-  t.match(complaints.join(), /script-src.*img-src/s)
-  t.not(await page.title(), 'taken')
-})
-
-scenario(
-  'a proxy that is gone, or known by another name, is told of in words',
-  async (t, _world, chromium) => {
-    const { proxy } = await operated(t)
-    const { page } = await visit(t, chromium, proxy)
-    await page.getByText(/^Live/).waitFor()
-    const other = await visit(t, chromium, {
-      adminUrl: proxy.adminUrl.replace('127.0.0.1', 'proxy.localhost'),
-    })
-    await other.page.getByText(/does not accept the host “proxy.localhost:/).waitFor()
-    await proxy.drain()
-    await refreshed(page)
-    await page.getByText(/^The proxy does not answer. Data as of/).waitFor()
+    await until(() => complaints.length >= 2)
+    t.match(complaints.join(), /script-src.*img-src/s)
+    t.not(await page.title(), 'taken')
   },
 )
 
-scenario('a store that is down is told of in words, and a decision is kept', async (t, _world, chromium) => {
+scenario('the page says when the proxy is gone or does not accept the host', async (t, _world, chromium) => {
+  const { proxy } = await operated(t)
+  const { page } = await visit(t, chromium, proxy)
+  await page.getByText(/^Live/).waitFor()
+  const other = await visit(t, chromium, {
+    adminUrl: proxy.adminUrl.replace('127.0.0.1', 'proxy.localhost'),
+  })
+  await other.page.getByText(/does not accept the host “proxy.localhost:/).waitFor()
+  await proxy.drain()
+  await refreshed(page)
+  await page.getByText(/^The proxy does not answer. Data as of/).waitFor()
+})
+
+scenario('the page says when the store is down, and keeps the decision', async (t, _world, chromium) => {
   await using redis = await RedisServer.start()
   const { proxy, broken } = await operated(t, redis.url)
   const id = await broken()
@@ -546,7 +555,7 @@ routes: [{ name: orders, match: { path: "/v1/orders/*" }, mode: shadow }]`)
   },
 )
 
-/** Texts whose contrast with what is behind them is under 4.5 (WCAG 2.2, 1.4.3). */
+/** Texts whose contrast with their background is under 4.5 (WCAG 2.2, 1.4.3). */
 const ILLEGIBLE = `(() => {
   const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true })
   const parse = (colour) => {

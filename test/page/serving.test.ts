@@ -7,7 +7,7 @@ import { upstreamStub } from '../support/upstream.ts'
 
 const FOLDER = new URL('../../src/admin/page/', import.meta.url)
 
-void t.test('S10 the page is served without a token, with all that keeps others out of it', async (t) => {
+void t.test('S10 the page is served without a token, with strict security headers', async (t) => {
   await using upstream = await upstreamStub((seen, response) => void response.writeHead(418).end(seen.target))
   await using proxy = await proxyInProcess(
     `${adminYaml(t)}\nupstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }`,
@@ -51,14 +51,14 @@ void t.test('S10 the page is served without a token, with all that keeps others 
     t.equal((await fetch(proxy.adminUrl + path)).status, 401, path)
 })
 
-void t.test('S10 without a token there is no page', async (t) => {
+void t.test('S10 without a configured token there is no page', async (t) => {
   await using proxy = await proxyInProcess(
     'upstream: { url: "http://127.0.0.1:9" }\nstore: { url: "memory:" }',
   )
   for (const path of ['/', '/page.js', '/page.css']) t.equal((await fetch(proxy.adminUrl + path)).status, 404)
 })
 
-void t.test('every file of the page is served, and it asks for no other', async (t) => {
+void t.test('every file of the page is served, and refers to no other', async (t) => {
   const served = new Map(Object.entries(PAGE_FILES))
   t.same(
     [...served.keys()].map((path) => (path === '/' ? 'index.html' : path.slice(1))).sort(),

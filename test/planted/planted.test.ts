@@ -48,7 +48,7 @@ for (const { name } of PLANTS)
     t.match(said, /^seed \d+: /m, 'with a timeline')
   })
 
-/** Whether a program fails with the mistake, and does not without it. */
+/** Whether a program fails with the mistake and passes without it. */
 function failsOnlyWith(plant: string, ...program: readonly string[]): string {
   const { PATH } = process.env
   const run = (env: Record<string, string | undefined>, ...hook: readonly string[]): number | null =>
@@ -59,7 +59,7 @@ function failsOnlyWith(plant: string, ...program: readonly string[]): string {
 
 for (const { name, also } of [...PLANTS, ...FUZZED])
   if (also !== undefined)
-    void t.test(`${also} catches, too: ${name}`, async (t) => t.equal(failsOnlyWith(name, also), 'caught'))
+    void t.test(`${also} also catches: ${name}`, async (t) => t.equal(failsOnlyWith(name, also), 'caught'))
 
 for (const { name, target } of FUZZED)
   void t.test(`the fuzzer catches: ${name}`, async (t) =>

@@ -3,16 +3,16 @@ import type { Profile } from '../../src/core/policy.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import { idle, LEASE, Replica, replica, route, type Seen, Store, Stream, seen, TTL } from './harness.ts'
 
-/** How a port call at which the process dies ends: never begun, or done and never heard of. */
+/** When the process dies: before the port call begins, or once it is done but before the process hears of it. */
 type Death = 'before' | 'after'
 
 interface Story {
   readonly name: string
-  /** Before the process that dies begins. */
+  /** Runs before the process that dies starts. */
   readonly before?: (store: Store) => Promise<unknown>
-  /** What the upstream says; `executed` is called where it does the work. */
+  /** The upstream's answer; calls `executed` where the upstream does the work. */
   readonly reply: (r: Replica, executed: () => void) => Forwarded
-  /** Faults of the store, by the number of the call. */
+  /** Store faults, by number of the call. */
   readonly faults?: Readonly<Record<number, 'lost' | 'dropped' | 'down'>>
 }
 
@@ -31,27 +31,27 @@ const whole: Story['reply'] = (r, executed) => {
   return r.responded(201, 'once')
 }
 const STORIES: readonly Story[] = [
-  { name: 'a whole answer', reply: whole },
-  { name: 'a whole answer over failed_retryable', before: releasedBefore, reply: whole },
-  { name: 'the reply of the claim lost', reply: whole, faults: { 1: 'lost' } },
-  { name: 'the claim dropped', reply: whole, faults: { 1: 'dropped' } },
-  { name: 'both tries of the claim lost', reply: whole, faults: { 1: 'dropped', 2: 'lost' } },
-  { name: 'the reply of the take-over lost', before: releasedBefore, reply: whole, faults: { 2: 'lost' } },
+  { name: 'a complete answer', reply: whole },
+  { name: 'a complete answer over failed_retryable', before: releasedBefore, reply: whole },
+  { name: 'the reply to the claim is lost', reply: whole, faults: { 1: 'lost' } },
+  { name: 'the claim is dropped', reply: whole, faults: { 1: 'dropped' } },
+  { name: 'both tries of the claim are lost', reply: whole, faults: { 1: 'dropped', 2: 'lost' } },
+  { name: 'the reply to the takeover is lost', before: releasedBefore, reply: whole, faults: { 2: 'lost' } },
   {
-    name: 'the take-over lost, then the store down',
+    name: 'the reply to the takeover is lost, then the store is down',
     before: releasedBefore,
     reply: whole,
     faults: { 2: 'lost', 3: 'down' },
   },
-  { name: 'the reply of the completion lost', reply: whole, faults: { 2: 'lost' } },
-  { name: 'the completion dropped', reply: whole, faults: { 2: 'dropped', 3: 'down' } },
-  { name: 'no byte left', reply: () => notSent },
+  { name: 'the reply to the completion is lost', reply: whole, faults: { 2: 'lost' } },
+  { name: 'the completion is dropped', reply: whole, faults: { 2: 'dropped', 3: 'down' } },
+  { name: 'no bytes were sent', reply: () => notSent },
   {
-    name: 'the upstream says not-applied',
+    name: 'the upstream declares not-applied',
     reply: (r) => r.responded(200, 'x', { declaredOutcome: 'not-applied' }),
   },
   {
-    name: 'bytes left, no answer',
+    name: 'bytes were sent, no answer came',
     reply: (_, executed) => {
       executed()
       return { proof: 'unknown', reason: 'reset', timedOut: false, status: null }
@@ -70,14 +70,17 @@ const STORIES: readonly Story[] = [
 
 for (const profile of ['standard', 'strict'] satisfies Profile[])
   for (const story of STORIES)
-    void t.test(`X06 X03 ${profile}: ${story.name}; death at every await`, async (t) => {
-      let survived = false
-      for (let k = 1; !survived; k++)
-        for (const death of ['before', 'after'] satisfies Death[])
-          survived = await life(t, profile, story, k, death)
-    })
+    void t.test(
+      `X06 X03 ${profile}: executes at most once if the process dies at any port call (${story.name})`,
+      async (t) => {
+        let survived = false
+        for (let k = 1; !survived; k++)
+          for (const death of ['before', 'after'] satisfies Death[])
+            survived = await life(t, profile, story, k, death)
+      },
+    )
 
-/** One process that dies at its k-th port call, and what its successors do. True: it made fewer calls. */
+/** Runs a process that dies at its k-th port call, then its successors. Returns true if it made fewer calls. */
 async function life(t: Test, profile: Profile, story: Story, k: number, death: Death): Promise<boolean> {
   const store = new Store()
   const policy = route({ profile })
@@ -136,13 +139,13 @@ async function life(t: Test, profile: Profile, story: Story, k: number, death: D
   }
   t.ok(n <= 1, `${title}: N = ${n}`)
   const kept = new Set(answers.filter((one) => one.replayed).map((one) => one.bytes))
-  t.ok(kept.size <= 1, `${title}: every later answer is the first`)
+  t.ok(kept.size <= 1, `${title}: all replays are the same`)
   const last = answers.at(-1) as Seen
   t.ok(
     last.replayed ||
       last.code === 'idempotency_outcome_unknown' ||
       last.code === 'idempotency_response_unavailable',
-    `${title}: resolved or unknown in the end, never for ever in progress`,
+    `${title}: resolved or unknown in the end, not stuck in progress`,
   )
   return survived
 }

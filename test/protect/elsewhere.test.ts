@@ -39,15 +39,18 @@ void t.test('§4 a key in the body', async (t) => {
     t.equal(a.n, 2)
     t.same(a.asked[0]?.headers.slice(0, 2), ['Idempotency-Key', 'evt_1'])
   })
-  await t.test('required and absent, or of a wrong kind: 400, and the body is let go of', async (t) => {
-    const a = replica(t)
-    t.match(await refused(t, a, { key: null, route: required, body: '{}' }, 'idempotency_key_missing'), {
-      status: 400,
-    })
-    await refused(t, a, { key: null, route: required, body: '{"id":{}}' }, 'idempotency_key_invalid')
-    t.equal(a.bytes.held, 0)
-  })
-  await t.test('a batch of events says what to send in its place', async (t) => {
+  await t.test(
+    'a required key that is missing or of the wrong type is refused, and the body is released',
+    async (t) => {
+      const a = replica(t)
+      t.match(await refused(t, a, { key: null, route: required, body: '{}' }, 'idempotency_key_missing'), {
+        status: 400,
+      })
+      await refused(t, a, { key: null, route: required, body: '{"id":{}}' }, 'idempotency_key_invalid')
+      t.equal(a.bytes.held, 0)
+    },
+  )
+  await t.test('the refusal of a batch of events says to send them one by one', async (t) => {
     const a = replica(t)
     const from = [{ kind: 'header', name: 'ce-id' } as const, json]
     const batch = {
@@ -63,7 +66,7 @@ void t.test('§4 a key in the body', async (t) => {
       detail: /^send one of: ce-id, json:/,
     })
   })
-  await t.test('what is not compared is not said to differ', async (t) => {
+  await t.test('the refusal of a reused key names only what the route compares', async (t) => {
     for (const [more, differs] of [
       [{}, 'its body, query or media type differs,'],
       [{ body: 'none' }, 'its query or media type differs,'],
@@ -76,42 +79,45 @@ void t.test('§4 a key in the body', async (t) => {
       t.match(await refused(t, a, other, 'idempotency_key_reused'), { detail: differs })
     }
   })
-  await t.test('optional and absent: goes on unprotected, every time, and nothing is recorded', async (t) => {
-    const a = replica(t)
-    const sent = { key: null, route: optional, body: '{"amount":1}' }
-    for (const n of [1, 2]) {
-      t.match(await a.get(sent), {
-        status: 201,
-        replayed: false,
-        proxyHeaders: ['Idempotency-Status', 'ignored'],
+  await t.test(
+    'a request without an optional key is forwarded unprotected, without a store call',
+    async (t) => {
+      const a = replica(t)
+      const sent = { key: null, route: optional, body: '{"amount":1}' }
+      for (const n of [1, 2]) {
+        t.match(await a.get(sent), {
+          status: 201,
+          replayed: false,
+          proxyHeaders: ['Idempotency-Status', 'ignored'],
+        })
+        t.equal(a.n, n)
+        t.match(a.trace, { outcome: 'passed', id: null })
+      }
+      t.same(a.asked[0]?.headers, ['Authorization', 'Bearer a'])
+      t.equal(a.store.calls, 0)
+      a.script.push({ proof: 'not_sent', reason: 'refused' })
+      t.match(await a.get(sent), { status: 502, code: 'upstream_unreachable', instance: null })
+      a.script.push({ proof: 'unknown', reason: 'cut', timedOut: false, status: null })
+      t.match(await a.get(sent), { status: 502, code: 'upstream_failed', instance: null })
+      a.script.push({ proof: 'unknown', reason: 'slow', timedOut: true, status: null })
+      t.match(await a.get(sent), { status: 504, code: 'upstream_timeout' })
+      const stream = new Stream()
+      a.script.push(stream.reply())
+      t.match(await a.get({ ...sent, route: route({ ...optional, statusHeader: false }) }), {
+        live: stream,
+        proxyHeaders: [],
       })
-      t.equal(a.n, n)
-      t.match(a.trace, { outcome: 'passed', id: null })
-    }
-    t.same(a.asked[0]?.headers, ['Authorization', 'Bearer a'])
-    t.equal(a.store.calls, 0)
-    a.script.push({ proof: 'not_sent', reason: 'refused' })
-    t.match(await a.get(sent), { status: 502, code: 'upstream_unreachable', instance: null })
-    a.script.push({ proof: 'unknown', reason: 'cut', timedOut: false, status: null })
-    t.match(await a.get(sent), { status: 502, code: 'upstream_failed', instance: null })
-    a.script.push({ proof: 'unknown', reason: 'slow', timedOut: true, status: null })
-    t.match(await a.get(sent), { status: 504, code: 'upstream_timeout' })
-    const stream = new Stream()
-    a.script.push(stream.reply())
-    t.match(await a.get({ ...sent, route: route({ ...optional, statusHeader: false }) }), {
-      live: stream,
-      proxyHeaders: [],
-    })
-    t.equal(a.store.calls, 0)
-    t.equal(a.bytes.held, 0)
-  })
+      t.equal(a.store.calls, 0)
+      t.equal(a.bytes.held, 0)
+    },
+  )
 })
 
 void t.test('§4 derive makes a key where the client sent none', async (t) => {
   const derive = { json: ['/order'], form: [], headers: [], bucket: HOUR }
   const policy = route({ key: { ...KEY, derive } })
   const sent = { key: null, route: policy, body: '{"order":1,"note":"a"}' }
-  await t.test('says so in every answer', async (t) => {
+  await t.test('marks its answers as derived, but not those to a key the client sent', async (t) => {
     const a = replica(t)
     const gate = new Gate()
     a.script.push(gate.before(() => a.responded()))
@@ -126,12 +132,12 @@ void t.test('§4 derive makes a key where the client sent none', async (t) => {
     t.same((await a.get(sent)).proxyHeaders.slice(-2), ['Idempotency-Key-Derived', 'true'])
     t.equal(a.n, 1)
     t.match(await a.get({ ...sent, body: '{"order":1,"note":"b"}' }), { code: 'idempotency_key_reused' })
-    t.same((await a.get({ ...sent, key: 'own' })).proxyHeaders, [], 'not of a key that the client sent')
+    t.same((await a.get({ ...sent, key: 'own' })).proxyHeaders, [], 'not for a key the client sent')
     const derived = a.asked[0]?.headers[1] as string
     t.match(await a.get({ ...sent, key: derived, body: '{}' }), { status: 201 }, 'another record')
     t.match((await a.get({ ...sent, gone: () => true, body: '{"order":3}' })).status, null)
   })
-  await t.test('the bucket is of the store’s time', async (t) => {
+  await t.test('its bucket follows the store’s clock', async (t) => {
     const a = replica(t)
     a.store.now = 10 * HOUR
     await a.get(sent)
@@ -140,40 +146,40 @@ void t.test('§4 derive makes a key where the client sent none', async (t) => {
     a.store.now += 1
     t.equal((await a.get(sent)).replayed, false)
   })
-  await t.test('nothing to derive it from: missing, or unprotected where no key is required', async (t) => {
-    const a = replica(t)
-    await refused(t, a, { ...sent, body: '{}' }, 'idempotency_key_missing')
-    const optional = route({ key: { ...KEY, derive, presence: 'optional' } })
-    t.match(await a.get({ ...sent, route: optional, body: '{}' }), { status: 201, proxyHeaders: [] })
-    t.equal(a.trace.outcome, 'passed')
-  })
   await t.test(
-    'the store is down: refused, or its bucket is that of this replica under bypass',
+    'with nothing to derive from, the key is missing, or the request unprotected if none is required',
     async (t) => {
       const a = replica(t)
-      a.store.fault = () => 'down'
-      t.match(await a.get(sent), { code: 'idempotency_store_unavailable', instance: null })
-      t.equal(a.n, 0)
-      t.match(await a.get({ ...sent, route: route({ ...policy, onStoreUnavailable: 'bypass' }) }), {
-        status: 201,
-      })
-      const b = replica(t)
-      b.store.fault = () => new Error('a bug')
-      await t.rejects(b.get(sent), { message: 'a bug' })
-      t.equal(b.bytes.held, 0)
+      await refused(t, a, { ...sent, body: '{}' }, 'idempotency_key_missing')
+      const optional = route({ key: { ...KEY, derive, presence: 'optional' } })
+      t.match(await a.get({ ...sent, route: optional, body: '{}' }), { status: 201, proxyHeaders: [] })
+      t.equal(a.trace.outcome, 'passed')
     },
   )
+  await t.test('while the store is down the request is refused, or executed under bypass', async (t) => {
+    const a = replica(t)
+    a.store.fault = () => 'down'
+    t.match(await a.get(sent), { code: 'idempotency_store_unavailable', instance: null })
+    t.equal(a.n, 0)
+    t.match(await a.get({ ...sent, route: route({ ...policy, onStoreUnavailable: 'bypass' }) }), {
+      status: 201,
+    })
+    const b = replica(t)
+    b.store.fault = () => new Error('a bug')
+    await t.rejects(b.get(sent), { message: 'a bug' })
+    t.equal(b.bytes.held, 0)
+  })
 })
 
 void t.test('§4 Repeatability-First-Sent', async (t) => {
   const at = (time: number) => ['Repeatability-First-Sent', new Date(time).toUTCString()]
-  await t.test('T05 longer ago than ttl: 412, executed or not, by the store’s clock', async (t) => {
+  await t.test('T05 a date longer ago than ttl by the store’s clock gets 412, executed or not', async (t) => {
     const a = replica(t)
     a.store.now = Math.floor(a.store.now / SECOND) * SECOND
     const headers = at(a.store.now)
     t.match(await a.get({ headers }), { status: 201 })
     a.store.now += TTL
-    t.match(await a.get({ headers, key: 'another' }), { status: 201 }, 'just not longer ago')
+    t.match(await a.get({ headers, key: 'another' }), { status: 201 }, 'exactly ttl ago')
     a.store.now += 1
     t.match(await refused(t, a, { headers }, 'idempotency_key_expired'), {
       status: 412,
@@ -187,7 +193,7 @@ void t.test('§4 Repeatability-First-Sent', async (t) => {
     })
     t.equal(a.n, 2)
   })
-  await t.test('no date: 400', async (t) => {
+  await t.test('a value that is not a date is refused', async (t) => {
     const a = replica(t)
     const headers = ['Repeatability-First-Sent', 'yesterday']
     await refused(t, a, { headers }, 'idempotency_key_invalid')
@@ -198,14 +204,14 @@ void t.test('§4 Repeatability-First-Sent', async (t) => {
     t.match(
       await a.get({ headers, key: null, route: optional }),
       { status: 201 },
-      'no key, nothing to repeat',
+      'without a key there is nothing to repeat',
     )
   })
 })
 
 void t.test('§4 issuedOnly', async (t) => {
   const policy = route({ key: { ...KEY, issuedOnly: true } })
-  await t.test('forged: 400; expired: claims nothing new, and finds its record', async (t) => {
+  await t.test('a forged key gets 400; an expired one claims nothing new but finds its record', async (t) => {
     const store = new Store()
     const good = replica(t, { store, issued: 'valid' })
     const late = replica(t, { store, issued: 'expired' })
@@ -222,7 +228,7 @@ void t.test('§4 issuedOnly', async (t) => {
     })
     t.equal(late.n + forged.n, 0)
   })
-  await t.test('expired while the store is down: not even under bypass', async (t) => {
+  await t.test('an expired key is refused while the store is down, even under bypass', async (t) => {
     const late = replica(t, { issued: 'expired' })
     late.store.fault = () => 'down'
     const bypass = route({ ...policy, onStoreUnavailable: 'bypass' })
@@ -235,22 +241,25 @@ void t.test('§10 limits.newKeys', async (t) => {
   const newKeys: Rate = { count: 2, per: MINUTE }
   const policy = route({ limits: { ...LIMITS, newKeys } })
   const sent = { route: policy }
-  await t.test('per caller, before any claim; replays do not count', async (t) => {
-    const store = new Store()
-    const [a, b] = [replica(t, { store }), replica(t, { store })]
-    t.match(await a.get({ ...sent, key: '1' }), { status: 201 })
-    t.match(await b.get({ ...sent, key: '2' }), { status: 201 })
-    t.match(await refused(t, a, { ...sent, key: '3' }, 'rate_limited'), { status: 429, retryAfter: 30 })
-    t.equal(a.trace.outcome, 'rate_limited')
-    for (const key of ['1', '2']) t.equal((await a.get({ ...sent, key })).replayed, true)
-    t.match(await a.get({ ...sent, key: '3', anonymous: true }), { status: 201 }, 'another caller')
-    const other = route({ ...policy, name: 'refunds' })
-    t.match(await a.get({ route: other, key: '4' }), { status: 201 }, 'another route')
-    store.now += 30 * SECOND
-    t.match(await b.get({ ...sent, key: '3' }), { status: 201 })
-    t.equal(a.n + b.n, 5)
-  })
-  await t.test('a retry of what was not executed does not count', async (t) => {
+  await t.test(
+    'limits new keys per caller and route before any claim, and does not count replays',
+    async (t) => {
+      const store = new Store()
+      const [a, b] = [replica(t, { store }), replica(t, { store })]
+      t.match(await a.get({ ...sent, key: '1' }), { status: 201 })
+      t.match(await b.get({ ...sent, key: '2' }), { status: 201 })
+      t.match(await refused(t, a, { ...sent, key: '3' }, 'rate_limited'), { status: 429, retryAfter: 30 })
+      t.equal(a.trace.outcome, 'rate_limited')
+      for (const key of ['1', '2']) t.equal((await a.get({ ...sent, key })).replayed, true)
+      t.match(await a.get({ ...sent, key: '3', anonymous: true }), { status: 201 }, 'another caller')
+      const other = route({ ...policy, name: 'refunds' })
+      t.match(await a.get({ route: other, key: '4' }), { status: 201 }, 'another route')
+      store.now += 30 * SECOND
+      t.match(await b.get({ ...sent, key: '3' }), { status: 201 })
+      t.equal(a.n + b.n, 5)
+    },
+  )
+  await t.test('a retry of a request that was not executed does not count', async (t) => {
     const a = replica(t)
     for (const key of ['1', '2']) {
       a.script.push({ proof: 'not_sent', reason: 'x' })
@@ -259,7 +268,7 @@ void t.test('§10 limits.newKeys', async (t) => {
     for (const key of ['1', '2']) t.match(await a.get({ ...sent, key }), { status: 201 })
     await refused(t, a, { ...sent, key: '3' }, 'rate_limited')
   })
-  await t.test('L01 duplicates of one new key spend one unit, on one replica or several', async (t) => {
+  await t.test('L01 duplicates of one new key spend one unit on two replicas', async (t) => {
     const store = new Store()
     const [a, b] = [replica(t, { store }), replica(t, { store })]
     const gate = new Gate()
@@ -273,7 +282,7 @@ void t.test('§10 limits.newKeys', async (t) => {
     t.match(await a.get({ ...sent, key: '2' }), { status: 201 })
     await refused(t, a, { ...sent, key: '3' }, 'rate_limited')
   })
-  await t.test('over the rate, and claimed on another replica just then: not new', async (t) => {
+  await t.test('a key over the rate replays if another replica has just claimed it', async (t) => {
     const store = new Store()
     const [a, b] = [replica(t, { store }), replica(t, { store })]
     await b.get({ ...sent, key: '1' })
@@ -285,28 +294,31 @@ void t.test('§10 limits.newKeys', async (t) => {
     t.match(await a.get({ ...sent, key: '2' }), { status: 201, replayed: true })
     t.equal(a.n, 0)
   })
-  await t.test('the store fails at the look, at the count, or when a unit is given back', async (t) => {
-    for (const op of ['get', 'throttle'] as const) {
+  await t.test(
+    'a request is refused if the store fails at the lookup, at the count or when a unit is returned',
+    async (t) => {
+      for (const op of ['get', 'throttle'] as const) {
+        const a = replica(t)
+        a.store.next.push({ op, fault: 'down' })
+        t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
+        t.equal(a.n, 0)
+      }
       const a = replica(t)
-      a.store.next.push({ op, fault: 'down' })
+      a.store.next.push({ op: 'get', fault: new CorruptRecord('x') })
       t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
-      t.equal(a.n, 0)
-    }
-    const a = replica(t)
-    a.store.next.push({ op: 'get', fault: new CorruptRecord('x') })
-    t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
-    a.store.next.push({ op: 'get', fault: new Error('a bug') })
-    await t.rejects(a.get(sent), { message: 'a bug' })
-    a.store.next.push({ op: 'throttle', fault: null }, { op: 'throttle', fault: 'down' })
-    a.store.next.push({ op: 'put', fault: 'down' })
-    t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
-  })
+      a.store.next.push({ op: 'get', fault: new Error('a bug') })
+      await t.rejects(a.get(sent), { message: 'a bug' })
+      a.store.next.push({ op: 'throttle', fault: null }, { op: 'throttle', fault: 'down' })
+      a.store.next.push({ op: 'put', fault: 'down' })
+      t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
+    },
+  )
 })
 
 void t.test('§6 authorizeReplay', async (t) => {
   const policy = route({ authorizeReplay: { path: '/me?full=1', cache: 0 } })
   const sent = { route: policy, headers: ['Cookie', 'sid=1', 'X-Other', 'x'] }
-  /** A replica with a completed record, whose upstream then answers the probe like this. */
+  /** A replica with a completed record, whose upstream then answers the probe with that status. */
   const probed = async (
     status: number,
     over = {},
@@ -316,7 +328,7 @@ void t.test('§6 authorizeReplay', async (t) => {
     a.script.push(a.responded(status, 'the probe’s own'))
     return [a, await a.get({ ...sent, ...over })]
   }
-  await t.test('S05 asks with the caller’s credentials, and nothing else of the request', async (t) => {
+  await t.test('S05 asks with the caller’s credentials and nothing else from the request', async (t) => {
     const [a, answer] = await probed(204)
     t.match(answer, { status: 201, replayed: true })
     t.match(a.asked[1], { method: 'GET', target: '/me?full=1' })
@@ -324,7 +336,7 @@ void t.test('§6 authorizeReplay', async (t) => {
     t.equal(a.asked[1]?.body.length, 0)
     t.equal(a.bytes.held, 0)
   })
-  await t.test('S05 a caller whom the upstream refuses reads nothing, not even a state', async (t) => {
+  await t.test('S05 a caller the upstream refuses learns nothing, not even the state', async (t) => {
     const cases = [
       [401, 401, 'replay_forbidden', null],
       [403, 403, 'replay_forbidden', null],
@@ -338,10 +350,10 @@ void t.test('§6 authorizeReplay', async (t) => {
       t.match(answer, { status, code, retryAfter, instance: null, bytes: null })
       t.equal(a.trace.outcome, 'replay_forbidden')
       const [, misuse] = await probed(said, { body: '{"amount":2}' })
-      t.match(misuse, { status, code, instance: null }, 'misuse is a state, too')
+      t.match(misuse, { status, code, instance: null }, 'misuse would reveal the state too')
     }
   })
-  await t.test('S05 what Connection names away is shown to the upstream all the same', async (t) => {
+  await t.test('S05 sends the credentials even if Connection names them', async (t) => {
     const a = replica(t)
     const trick = { ...sent, headers: [...sent.headers, 'Connection', 'close, authorization'] }
     a.forwarded = (lines) => lines.filter((_, n) => lines[n - (n % 2)]?.toLowerCase() !== 'authorization')
@@ -350,7 +362,7 @@ void t.test('§6 authorizeReplay', async (t) => {
     t.match(await a.get(trick), { status: 401, bytes: null })
     t.match(a.asked[1]?.headers, ['Authorization', 'Bearer a'])
   })
-  await t.test('no answer: 503', async (t) => {
+  await t.test('a probe without an answer gets 503', async (t) => {
     for (const reply of [
       { proof: 'not_sent', reason: 'x' },
       { proof: 'unknown', reason: 'x', timedOut: true, status: null },
@@ -361,7 +373,7 @@ void t.test('§6 authorizeReplay', async (t) => {
       t.match(await a.get(sent), { status: 503, code: 'replay_unauthorized_yet' })
     }
   })
-  await t.test('a streamed answer to the probe is heard to its end', async (t) => {
+  await t.test('a streamed answer to the probe is drained', async (t) => {
     const a = replica(t)
     await a.get(sent)
     const stream = new Stream()
@@ -369,7 +381,7 @@ void t.test('§6 authorizeReplay', async (t) => {
     t.match(await a.get(sent), { replayed: true })
     t.equal(stream.drained, 1)
   })
-  await t.test('cache remembers a 2xx per credential, for its time', async (t) => {
+  await t.test('cache remembers a 2xx per credential for its duration', async (t) => {
     const cached = { ...sent, route: route({ authorizeReplay: { path: '/me', cache: MINUTE } }) }
     const a = replica(t)
     await a.get(cached)
@@ -382,7 +394,7 @@ void t.test('§6 authorizeReplay', async (t) => {
     const anew = { ...cached, route: route({ authorizeReplay: { path: '/me', cache: 0 } }) }
     await a.get(anew)
     await a.get(anew)
-    t.equal(a.n, 5, 'a policy that remembers for another time, such as a reloaded one, believes none of it')
+    t.equal(a.n, 5, 'a policy with another duration, such as a reloaded one, ignores what was remembered')
     a.store.now += MINUTE
     a.script.push(a.responded(401))
     t.match(await a.get(cached), { status: 401 })
@@ -390,38 +402,41 @@ void t.test('§6 authorizeReplay', async (t) => {
     await a.get(cached)
     t.equal(a.n, 7, 'a refusal is not remembered')
   })
-  await t.test('remembers so many', async (t) => {
+  await t.test('forgets the oldest grant after 10,000 others', async (t) => {
     const grants = new RecentGrants(() => 0)
     for (let n = 0; n <= 10_000; n++) grants.add(String(n), MINUTE)
     t.equal(grants.has('0'), false, 'the oldest is forgotten')
     t.equal(grants.has('10000'), true)
   })
-  await t.test('those who wait are asked about when they come and when they are answered', async (t) => {
-    const waits = route({ ...policy, inFlight: { mode: 'wait', wait: MINUTE, status: 409 } })
-    const a = replica(t)
-    const gate = new Gate()
-    a.script.push(gate.before(() => a.responded()))
-    const first = a.send({ route: waits })
-    await gate.reached
-    a.script.push(a.responded(401))
-    t.match(await a.get({ route: waits }), { status: 401 })
-    a.script.push(a.responded(200), a.responded(401))
-    const held = a.get({ route: waits })
-    while (a.ports.waiters.size === 0) await new Promise(setImmediate)
-    gate.open()
-    seen(await first)
-    t.match(await held, { status: 401, code: 'replay_forbidden', bytes: null })
-    const brief = route({ ...policy, inFlight: { mode: 'wait', wait: 1, status: 409 } })
-    const b = replica(t)
-    const other = new Gate()
-    b.script.push(other.before(() => b.responded()))
-    const running = b.send({ route: brief })
-    await other.reached
-    t.match(await b.get({ route: brief }), { code: 'idempotency_key_in_progress' })
-    t.equal(b.n, 2, 'nothing new was told at the end of its wait')
-    other.open()
-    seen(await running)
-  })
+  await t.test(
+    'a waiting duplicate is authorized when it arrives and again before it is answered',
+    async (t) => {
+      const waits = route({ ...policy, inFlight: { mode: 'wait', wait: MINUTE, status: 409 } })
+      const a = replica(t)
+      const gate = new Gate()
+      a.script.push(gate.before(() => a.responded()))
+      const first = a.send({ route: waits })
+      await gate.reached
+      a.script.push(a.responded(401))
+      t.match(await a.get({ route: waits }), { status: 401 })
+      a.script.push(a.responded(200), a.responded(401))
+      const held = a.get({ route: waits })
+      while (a.ports.waiters.size === 0) await new Promise(setImmediate)
+      gate.open()
+      seen(await first)
+      t.match(await held, { status: 401, code: 'replay_forbidden', bytes: null })
+      const brief = route({ ...policy, inFlight: { mode: 'wait', wait: 1, status: 409 } })
+      const b = replica(t)
+      const other = new Gate()
+      b.script.push(other.before(() => b.responded()))
+      const running = b.send({ route: brief })
+      await other.reached
+      t.match(await b.get({ route: brief }), { code: 'idempotency_key_in_progress' })
+      t.equal(b.n, 2, 'its wait ended without an outcome to authorize')
+      other.open()
+      seen(await running)
+    },
+  )
 })
 
 void t.test('§5 callers by verified token', async (t) => {
@@ -430,7 +445,7 @@ void t.test('§5 callers by verified token', async (t) => {
     scope: { ...SCOPE, caller: [{ kind: 'jwt', name: 'sub' }], callerIsDefault: false, jwt },
   })
   const by = (sub: unknown) => ({ kind: 'claims', claims: { sub } }) as const
-  await t.test('S04 the same sub is the same caller, another one is not', async (t) => {
+  await t.test('S04 the same sub is the same caller, a different sub is not', async (t) => {
     const store = new Store()
     const [old, rotated, other] = [by('1'), by('1'), by('2')].map((verified) =>
       replica(t, { store, verified }),
@@ -439,21 +454,21 @@ void t.test('§5 callers by verified token', async (t) => {
     t.equal((await rotated?.get({ route: policy }))?.bytes, first?.bytes)
     t.equal((await other?.get({ route: policy }))?.replayed, false)
   })
-  await t.test('S04 a forged token reads nothing, also where anonymous callers share', async (t) => {
+  await t.test('S04 a forged token is refused, even where anonymous callers share', async (t) => {
     const forged = replica(t, { verified: { kind: 'refused', detail: 'the signature does not verify' } })
     t.match(await refused(t, forged, { route: policy }, 'idempotency_caller_missing'), { status: 401 })
     const none = replica(t, { verified: { kind: 'absent' } })
     t.match(await none.get({ route: policy, anonymous: true }), { status: 201 }, 'no token at all: anonymous')
     const basic = await refused(t, none, { route: policy }, 'idempotency_caller_missing')
-    t.match(basic, { status: 401 }, 'another scheme is no anonymous caller')
+    t.match(basic, { status: 401 }, 'a caller with another scheme is not anonymous')
   })
-  await t.test('the keys cannot be had: 503, to be retried', async (t) => {
+  await t.test('an unavailable key set gets 503, to retry with the same key', async (t) => {
     const blind = replica(t, { verified: { kind: 'unavailable', detail: 'the key set does not answer' } })
     const answer = await refused(t, blind, { route: policy }, 'idempotency_caller_missing')
     t.match(answer, { status: 503, retryAfter: 1, retry: 'same-key' })
     t.equal(blind.n, 0)
   })
-  await t.test('§3.1 who calls does not matter where there is no key and none is required', async (t) => {
+  await t.test('§3.1 the caller is not checked where there is no key and none is required', async (t) => {
     const from = [
       { kind: 'header', name: 'idempotency-key' } as const,
       { kind: 'json', pointer: '/id' } as const,
@@ -476,7 +491,7 @@ void t.test('§5 callers by verified token', async (t) => {
     const strange = await queryStatus(blind.ports, blind.call(keyless))
     t.match(strange, { kind: 'problem', refusal: { code: 'idempotency_caller_missing' } })
   })
-  await t.test('an empty Authorization is none', async (t) => {
+  await t.test('an empty Authorization counts as none', async (t) => {
     const none = replica(t, { verified: { kind: 'absent' } })
     const call = none.call({ route: policy })
     const headers = ['Idempotency-Key', 'k', 'Authorization', ' ']
@@ -484,20 +499,23 @@ void t.test('§5 callers by verified token', async (t) => {
   })
 })
 
-void t.test('§4 issuer', async (t) => {
-  const issuer = { issue: async (now: number) => ({ key: 'k', expiresAt: now + HOUR }) }
-  const a = replica(t)
-  t.same(await issueKey(a.ports, issuer), { kind: 'issued', key: 'k', expiresAt: a.store.now + HOUR })
-  a.store.fault = () => 'down'
-  t.match(await issueKey(a.ports, issuer), {
-    refusal: { code: 'idempotency_store_unavailable', status: 503, retryAfter: 1 },
-  })
-  a.store.fault = () => new Error('a bug')
-  await t.rejects(issueKey(a.ports, issuer), { message: 'a bug' })
-})
+void t.test(
+  '§4 keys are issued by the store’s clock, and refused with 503 while the store is down',
+  async (t) => {
+    const issuer = { issue: async (now: number) => ({ key: 'k', expiresAt: now + HOUR }) }
+    const a = replica(t)
+    t.same(await issueKey(a.ports, issuer), { kind: 'issued', key: 'k', expiresAt: a.store.now + HOUR })
+    a.store.fault = () => 'down'
+    t.match(await issueKey(a.ports, issuer), {
+      refusal: { code: 'idempotency_store_unavailable', status: 503, retryAfter: 1 },
+    })
+    a.store.fault = () => new Error('a bug')
+    await t.rejects(issueKey(a.ports, issuer), { message: 'a bug' })
+  },
+)
 
 void t.test('§13 the same operation under a new key', async (t) => {
-  await t.test('is counted within a minute, for the same caller alone', async (t) => {
+  await t.test('is counted within a minute, for the same caller only', async (t) => {
     const a = replica(t)
     const regenerated = () => a.events.filter(([event]) => event === 'regenerated').length
     await a.get({ key: '1' })
@@ -512,7 +530,7 @@ void t.test('§13 the same operation under a new key', async (t) => {
     await a.get({ key: '5' })
     t.equal(regenerated(), 1)
   })
-  await t.test('remembers so many', async (t) => {
+  await t.test('is forgotten after 10,000 others', async (t) => {
     const seenKeys = new KeyChurn(() => 0)
     const run = (id: string, body: string) =>
       ({ id, operation: { route: 'r', fingerprint: hash('sha256', body, 'buffer') } }) as unknown as Execution
@@ -526,7 +544,7 @@ void t.test('§13 the same operation under a new key', async (t) => {
 void t.test('§6 status.path', async (t) => {
   const ask = async (a: Replica, over: Parameters<Replica['call']>[0] = {}) =>
     queryStatus(a.ports, a.call(over))
-  await t.test('tells the state and changes nothing', async (t) => {
+  await t.test('reports the state and changes nothing', async (t) => {
     const a = replica(t)
     t.match(await ask(a), { kind: 'absent' })
     const gate = new Gate()
@@ -550,16 +568,16 @@ void t.test('§6 status.path', async (t) => {
     t.match(await ask(a), { state: 'completed', since: a.store.now, retryAfter: null })
     a.store.now += TTL
     t.match(await ask(a), { kind: 'absent' })
-    t.equal(a.traces.length, 1, 'no request of the metrics')
+    t.equal(a.traces.length, 1, 'status queries are not counted as requests')
   })
-  await t.test('after ttl it is absent, tombstone or not', async (t) => {
+  await t.test('reports absent after ttl, even with a tombstone', async (t) => {
     const a = replica(t)
     const policy = route({ tombstone: HOUR })
     await a.get({ route: policy })
     a.store.now += TTL
     t.match(await ask(a, { route: policy }), { kind: 'absent' })
   })
-  await t.test('what did nothing, and what is not known', async (t) => {
+  await t.test('reports failed_retryable and unknown', async (t) => {
     const a = replica(t)
     a.script.push({ proof: 'not_sent', reason: 'x' })
     await a.get()
@@ -568,7 +586,7 @@ void t.test('§6 status.path', async (t) => {
     await a.get()
     t.match(await ask(a), { state: 'unknown', since: a.store.now })
   })
-  await t.test('what only this replica knows', async (t) => {
+  await t.test('reports what only this replica knows', async (t) => {
     const a = replica(t)
     const bypass = { route: route({ onStoreUnavailable: 'bypass' }) }
     a.store.fault = () => 'down'
@@ -583,7 +601,7 @@ void t.test('§6 status.path', async (t) => {
     a.store.fault = () => null
     await a.ports.settler.flush()
   })
-  await t.test('needs the key and the credentials', async (t) => {
+  await t.test('is refused without a valid key, without permission and while the store fails', async (t) => {
     const a = replica(t)
     const code = async (over: Parameters<Replica['call']>[0]) => {
       const answer = await ask(a, over)
@@ -603,15 +621,18 @@ void t.test('§6 status.path', async (t) => {
     a.store.fault = () => new Error('a bug')
     await t.rejects(ask(a), { message: 'a bug' })
   })
-  await t.test('takes a place, and asks nobody for a client that left', async (t) => {
-    const a = replica(t, { maxInFlight: 0 })
-    t.match(await ask(a), { kind: 'problem', refusal: { code: 'overloaded', retryAfter: 1 } })
-    t.equal(a.ports.inFlight.count, 0)
-    const b = replica(t)
-    t.same(await ask(b, { gone: () => true }), { kind: 'none', facts: { outcome: null } })
-    t.equal(b.store.calls, 0)
-  })
-  await t.test('where in-progress is answered 202, Location points there', async (t) => {
+  await t.test(
+    'needs an in-flight place, and does not ask the store for a client that has left',
+    async (t) => {
+      const a = replica(t, { maxInFlight: 0 })
+      t.match(await ask(a), { kind: 'problem', refusal: { code: 'overloaded', retryAfter: 1 } })
+      t.equal(a.ports.inFlight.count, 0)
+      const b = replica(t)
+      t.same(await ask(b, { gone: () => true }), { kind: 'none', facts: { outcome: null } })
+      t.equal(b.store.calls, 0)
+    },
+  )
+  await t.test('is the Location of a 202 in-progress answer', async (t) => {
     const policy = route({ inFlight: { mode: 'reject', wait: 0, status: 202 } })
     const a = replica(t)
     const gate = new Gate()

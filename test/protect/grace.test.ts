@@ -3,7 +3,7 @@ import t from 'tap'
 import { InGrace } from '../../src/store/register.ts'
 import { Gate, LEASE, type Replica, replica, route, Store, type StoreCall, seen } from './harness.ts'
 
-/** A store that hands nothing out until it is told to. */
+/** A store in its grace: it grants no claims until told to. */
 class Held extends Store {
   isHeld = true
   left = 20
@@ -16,25 +16,22 @@ async function until(holds: () => boolean): Promise<void> {
   while (!holds()) await turn()
 }
 
-void t.test(
-  'W01 W03 a request with a new key is held in the grace, as a waiter, and then executes',
-  async (t) => {
-    const store = new Held()
-    const a = replica(t, { store })
-    const answer = a.get()
-    await until(() => a.ports.waiters.size === 1)
-    t.equal(a.n, 0)
-    // Each time that it asks, the grace may have been prolonged.
-    await until(() => store.calls >= 3)
-    store.isHeld = false
-    t.match(await answer, { status: 201, replayed: false })
-    t.equal(a.n, 1)
-    t.equal(a.ports.waiters.size, 0)
-    t.same(a.said('completed'), ['stored'])
-  },
-)
+void t.test('W01 W03 a request with a new key waits out the grace and then executes', async (t) => {
+  const store = new Held()
+  const a = replica(t, { store })
+  const answer = a.get()
+  await until(() => a.ports.waiters.size === 1)
+  t.equal(a.n, 0)
+  // Each time it asks, the grace may have been extended.
+  await until(() => store.calls >= 3)
+  store.isHeld = false
+  t.match(await answer, { status: 201, replayed: false })
+  t.equal(a.n, 1)
+  t.equal(a.ports.waiters.size, 0)
+  t.same(a.said('completed'), ['stored'])
+})
 
-void t.test('W03 beyond limits.waiters it is refused, and may come again with the same key', async (t) => {
+void t.test('W03 in the grace, requests beyond limits.waiters or on a draining proxy get 503', async (t) => {
   const store = new Held()
   store.left = 60_000
   const a = replica(t, { store, maxWaiters: 1 })
@@ -44,12 +41,12 @@ void t.test('W03 beyond limits.waiters it is refused, and may come again with th
   t.equal(a.trace.outcome, 'store_unavailable')
   t.match(a.trace.cause, /may have lost claims/)
   a.ports.waiters.drain()
-  t.match(await first, { status: 503 }, 'nor is it waited for where the proxy stops')
+  t.match(await first, { status: 503 }, 'a draining proxy does not wait')
   t.match(await a.get({ key: 'third-0123456789abcdef' }), { status: 503 })
   t.equal(a.n, 0)
 })
 
-void t.test('W03 a client that leaves gives up its place, and executes nothing', async (t) => {
+void t.test('W03 a client that leaves in the grace frees its place and executes nothing', async (t) => {
   const store = new Held()
   store.left = 60_000
   const a = replica(t, { store })
@@ -61,11 +58,11 @@ void t.test('W03 a client that leaves gives up its place, and executes nothing',
   leave()
   t.equal((await answer).status, null)
   t.equal(a.ports.waiters.size, 0)
-  t.equal((await a.get({ gone: () => true })).status, null, 'nor does one that has left take a place')
+  t.equal((await a.get({ gone: () => true })).status, null, 'a client that has already left takes no place')
   t.equal(a.n, 0)
 })
 
-void t.test('W01 a route that bypasses a store that is down waits in the grace', async (t) => {
+void t.test('W01 a bypass route waits in the grace instead of executing', async (t) => {
   const store = new Held()
   store.left = 60_000
   const a = replica(t, { store, maxWaiters: 1 })
@@ -78,7 +75,7 @@ void t.test('W01 a route that bypasses a store that is down waits in the grace',
   t.match(await first, { status: 503 })
 })
 
-void t.test('W03 a key that was made after the failover claims at once', async (t) => {
+void t.test('W03 a key generated after the failover claims at once', async (t) => {
   const store = new Held()
   store.now += 60_000
   const put = store.inner.put
@@ -98,27 +95,30 @@ void t.test('W03 a key that was made after the failover claims at once', async (
   t.equal(a.n, 1)
 })
 
-void t.test('W03 one that says when it was first sent, too; a derived one does not', async (t) => {
-  const store = new Held()
-  store.left = 60_000
-  const a = replica(t, { store, maxWaiters: 1 })
-  const sent = (at: number) => ['Repeatability-First-Sent', new Date(at).toUTCString()]
-  store.now += 60_000
-  store.fault = ({ op, n }) =>
-    op === 'put' && n % 4 === 2 ? new InGrace(store.now, store.now - 30_000, 60_000) : null
-  t.match(await a.get({ headers: sent(store.now - 2000) }), { status: 201 })
-  store.fault = ({ op }) => (op === 'put' ? new InGrace(store.now, store.now - 30_000, 60_000) : null)
-  const { key } = route()
-  const derive = { json: ['/amount'], form: [], headers: [], bucket: null }
-  const policy = route({ key: { ...key, derive } })
-  const derived = a.get({ key: null, route: policy, headers: sent(store.now - 2000) })
-  await until(() => a.ports.waiters.size === 1)
-  a.ports.waiters.drain()
-  await derived
-  t.equal(a.n, 1)
-})
+void t.test(
+  'W03 a request first sent after the failover claims at once, but not with a derived key',
+  async (t) => {
+    const store = new Held()
+    store.left = 60_000
+    const a = replica(t, { store, maxWaiters: 1 })
+    const sent = (at: number) => ['Repeatability-First-Sent', new Date(at).toUTCString()]
+    store.now += 60_000
+    store.fault = ({ op, n }) =>
+      op === 'put' && n % 4 === 2 ? new InGrace(store.now, store.now - 30_000, 60_000) : null
+    t.match(await a.get({ headers: sent(store.now - 2000) }), { status: 201 })
+    store.fault = ({ op }) => (op === 'put' ? new InGrace(store.now, store.now - 30_000, 60_000) : null)
+    const { key } = route()
+    const derive = { json: ['/amount'], form: [], headers: [], bucket: null }
+    const policy = route({ key: { ...key, derive } })
+    const derived = a.get({ key: null, route: policy, headers: sent(store.now - 2000) })
+    await until(() => a.ports.waiters.size === 1)
+    a.ports.waiters.drain()
+    await derived
+    t.equal(a.n, 1)
+  },
+)
 
-void t.test('W02 a takeover is held, too: the state that allows it may be an old one', async (t) => {
+void t.test('W02 a takeover waits too, since the state that allows it may be out of date', async (t) => {
   const store = new Held()
   store.isHeld = false
   const a = replica(t, { store })
@@ -135,7 +135,7 @@ void t.test('W02 a takeover is held, too: the state that allows it may be an old
 })
 
 void t.test(
-  'W01 a claim whose reply was lost in the failover goes on under its token after the grace',
+  'W01 a claim that the failover dropped is tried again under its token after the grace',
   async (t) => {
     const store = new Held()
     const a = replica(t, { store })
@@ -151,7 +151,7 @@ void t.test(
   },
 )
 
-void t.test('W01 the lease begins with the claim that came through, not before the grace', async (t) => {
+void t.test('W01 the lease begins with the claim that succeeds, not before the grace', async (t) => {
   const store = new Held()
   const a = replica(t, { store })
   const gate = new Gate()
@@ -169,7 +169,7 @@ void t.test('W01 the lease begins with the claim that came through, not before t
   seen(await answer)
 })
 
-void t.test('W01 whoever claims again and again without end is refused in the end', async (t) => {
+void t.test('W01 a request that the grace never lets through is refused in the end', async (t) => {
   const store = new Held()
   store.left = 1
   const a: Replica = replica(t, { store })

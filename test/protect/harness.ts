@@ -107,9 +107,9 @@ export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
 }
 
 /**
- * What becomes of one call of the store. `lost`: applied, its reply never comes; `dropped`: never arrives, which the caller
- * cannot tell from it; `late`: the same, and it arrives when {@link Store.arrive} says so; `unreplicated`: a claim is applied, and no
- * replica has it, while other calls go well; `dead` and `dead_applied`: the caller never hears of it again.
+ * What happens to a store call. `lost`: it is applied, but its reply never comes; `dropped`: it never arrives, which looks the same to
+ * the caller; `late`: looks the same too, but it arrives when {@link Store.arrive} says so; `unreplicated`: a claim is applied but no
+ * replica has it, while other calls succeed; `dead` and `dead_applied`: the caller never hears back.
  */
 export type Fault =
   | 'down'
@@ -122,7 +122,7 @@ export type Fault =
   | 'dead_applied'
   | Error
 
-/** One of them for each call of a generated run: half of the calls go well. */
+/** A generated run picks one for each call; about half of the calls succeed. */
 export const WIRE_FAULTS: readonly (Fault | null)[] = [
   null,
   null,
@@ -147,7 +147,7 @@ export interface StoreCall {
   readonly id: RecordId | null
   /** The process that asks. */
   readonly by: unknown
-  /** Of all calls so far, from 1. */
+  /** Its number among all calls so far, from 1. */
   readonly n: number
 }
 
@@ -156,10 +156,10 @@ export class Store {
   now = START
   calls = 0
   maxBytes = MEMORY_BYTES
-  /** For calls of that name one after the other, then none. */
+  /** Faults for the next calls of an operation, in order. */
   readonly next: { op: StoreOperation; fault: Fault | null }[] = []
   fault: (call: StoreCall) => Fault | null = () => null
-  /** Asked before the call goes out; it goes when the promise resolves. */
+  /** Awaited before each call goes out. */
   gate: ((call: StoreCall) => Promise<void>) | null = null
   readonly ids = new Set<RecordId>()
   /** Owner tokens (hex) of writes that were applied. */
@@ -214,7 +214,7 @@ export class Store {
         take: (bucket: string, rate: Rate, units: 1 | -1) =>
           call('throttle', null, () => inner.limits.take(bucket, rate, units)),
       },
-      // No call that can fail: it throws nothing, and a store that cannot tell does not.
+      // Not a call that can fail: it never throws, and a store that cannot notify does not.
       watch: (id: RecordId, changed: () => void) => inner.watch(id, changed),
       ping: () => call('ping', null, () => inner.ping()),
       traits: (): Promise<StoreTraits> => inner.traits(),
@@ -222,7 +222,7 @@ export class Store {
     }
   }
 
-  /** What was late arrives now. */
+  /** Delivers the late calls. */
   async arrive(): Promise<void> {
     for (const apply of this.#late.splice(0)) await apply()
   }
@@ -237,7 +237,7 @@ export class Store {
     return all
   }
 
-  /** Puts the record back to what it was, as a store does that is restored from a snapshot; null: it was not there. */
+  /** Puts the record back as restoring a snapshot would; null: there was none. */
   async restore(id: RecordId, bytes: Buffer | null): Promise<void> {
     const there = await this.inner.get(id)
     if (there.bytes !== null) await this.inner.remove(id, readStamps(there.bytes).version)
@@ -295,7 +295,7 @@ export class Store {
   }
 }
 
-/** Counts bytes; a second release of the same ones is a bug. */
+/** Counts bytes; releasing the same bytes twice is a bug. */
 export class Bytes {
   held = 0
   take(bytes: number): () => void {
@@ -313,7 +313,7 @@ export type Reply = Forwarded | Error | ((request: UpstreamRequest) => Forwarded
 
 export interface Options {
   readonly store?: Store
-  /** Instead of the store as this process sees it. */
+  /** Replaces the store as this process sees it. */
   readonly wire?: (by: unknown) => StorePort
   readonly forward?: Forward
   readonly outbox?: Outbox
@@ -339,13 +339,13 @@ export class Replica {
   readonly budget = new Budget(1024 * 1024)
   readonly events: Event[] = []
   readonly traces: RequestSummary[] = []
-  /** What the upstream was asked; its length is N. */
+  /** The requests that reached the upstream; their number is N. */
   readonly asked: UpstreamRequest[] = []
-  /** Answers of the upstream one after the other, then {@link ok}. */
+  /** The upstream's answers, in order; then {@link responded}. */
   readonly script: Reply[] = []
   readonly renewalErrors: unknown[] = []
   onToken: (token: Buffer) => void = () => {}
-  /** What of a request's lines is forwarded where no attempt is named. */
+  /** Which of a request's header lines are forwarded when there is no attempt. */
   forwarded: (lines: readonly string[]) => string[] = (lines) => [...lines]
 
   constructor(options: Options = {}) {
@@ -404,7 +404,7 @@ export class Replica {
     return this.asked.length
   }
 
-  /** Words of one event, in order: `completions` of the §13 counters and so on. */
+  /** The words of one event, in order, such as the completion results of §13. */
   said(name: string): unknown[] {
     return this.events.filter(([event]) => event === name).map(([, , word]) => word)
   }
@@ -421,7 +421,7 @@ export class Replica {
     return guard(this.ports, this.call(over))
   }
 
-  /** Sends, takes the answer as a client does, and says what the client saw. */
+  /** Sends, takes the answer as a client does and returns what the client saw. */
   async get(over: Sent = {}): Promise<Seen> {
     return seen(await this.send(over))
   }
@@ -467,7 +467,7 @@ export class Replica {
     }
   }
 
-  /** A whole answer whose body this process has to make room for. */
+  /** A complete answer whose body this process has to make room for. */
   responded(status = 201, body: string | Buffer = '{"id":"p1"}', more: Partial<Responded> = {}): Forwarded {
     const bytes = Buffer.from(body)
     return {
@@ -493,7 +493,7 @@ export class Replica {
     return typeof reply === 'function' ? reply(request) : reply
   }
 
-  /** The only record of the store. */
+  /** The store's only record. */
   get id(): RecordId {
     return [...this.store.ids][0] as RecordId
   }
@@ -518,7 +518,7 @@ export interface Sent {
   readonly reading?: BodyReading
   readonly upload?: Promise<void>
   readonly gone?: () => boolean
-  /** Resolves when the client leaves, which `gone` says then. */
+  /** Resolves when the client leaves; `gone` is true from then on. */
   readonly leaving?: Promise<unknown>
   /** `traceparent` of its own span. */
   readonly span?: string
@@ -531,7 +531,7 @@ export interface Seen {
   readonly instance: string | null
   readonly scope: string | null
   readonly original: { readonly status: number; readonly location: string | null } | null
-  /** Everything that a client sees of a whole answer, but for the proxyHeaders. */
+  /** Everything a client sees of a complete answer, except the proxyHeaders. */
   readonly bytes: string | null
   readonly replayed: boolean
   readonly proxyHeaders: readonly string[]
@@ -602,7 +602,7 @@ export class Stream implements LiveResponse {
   }
 }
 
-/** Holds the upstream's answer back until told. */
+/** Holds the upstream's answer back until opened. */
 export class Gate {
   readonly #reached = Promise.withResolvers<void>()
   readonly #opened = Promise.withResolvers<void>()
@@ -614,7 +614,7 @@ export class Gate {
     this.#reached.resolve()
     await this.#opened.promise
   }
-  /** A scripted answer of the upstream that waits at the gate. */
+  /** A scripted upstream answer that waits at the gate. */
   before(reply: () => Forwarded): () => Promise<Forwarded> {
     return async () => {
       await this.pass()
@@ -623,32 +623,32 @@ export class Gate {
   }
 }
 
-/** A replica whose bytes must all be given back, and whose timers stop, when the test ends. */
+/** A replica that closes when the test ends. */
 export function replica(t: Test, options: Options = {}): Replica {
   const made = new Replica(options)
   t.teardown(() => made.close())
   return made
 }
 
-/** The request is refused with that code, executes nothing and changes no record. */
+/** Asserts that the request is refused with that code, executes nothing and changes no record. */
 export async function refused(t: Test, to: Replica, over: Sent, code: RefusalCode): Promise<Seen> {
   const before = await to.store.dump()
   const { n } = to
   const answer = await to.get(over)
   t.equal(answer.code, code)
-  t.same(await to.store.dump(), before, `${code}: the stored bytes are what they were`)
+  t.same(await to.store.dump(), before, `${code}: the stored bytes are unchanged`)
   t.equal(to.n, n, `${code}: nothing was executed`)
   if (answer.retryAfter !== null)
     t.ok(Number.isInteger(answer.retryAfter) && answer.retryAfter >= 1, 'Retry-After is a whole number ≥ 1')
   return answer
 }
 
-/** Resolves when `check` holds; for what tells no event. */
+/** Polls until `check` holds; for what emits no event. */
 export async function until(check: () => boolean | Promise<boolean>): Promise<void> {
   while (!(await check())) await new Promise((next) => setTimeout(next, 2))
 }
 
-/** Lets everything that can go on without an outside event go on. */
+/** Lets everything run that needs no outside event. */
 export async function idle(): Promise<void> {
   for (let i = 0; i < 20; i++) await new Promise((next) => setImmediate(next))
 }

@@ -3,7 +3,7 @@ import t from 'tap'
 import { RUNS, route } from './harness.ts'
 import { play, steps } from './playing.ts'
 
-// Thousands of runs (INTERLEAVINGS=1500 SEED=…) take longer than tap waits by itself.
+// Thousands of runs (INTERLEAVINGS=1500 SEED=…) take longer than tap's default timeout.
 t.setTimeout(600_000)
 
 for (const profile of ['standard', 'strict', 'stripe', 'lenient'] as const)

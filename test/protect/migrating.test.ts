@@ -11,7 +11,7 @@ t.setTimeout(600_000)
 /** `plain`: without a migration, on the old store. */
 type Place = Phase | 'plain'
 
-/** Clocks of the stores are an hour apart. */
+/** The stores' clocks are an hour apart. */
 function fleet(places: readonly [Place, Place]): Fleet {
   const [from, to] = [new Store(), new Store()]
   to.now -= HOUR
@@ -45,7 +45,7 @@ const NEIGHBOURS: readonly (readonly [Place, Place])[] = [
 for (const places of NEIGHBOURS)
   for (const deadly of [false, true])
     void t.test(
-      `W09 ${places.join(' beside ')}: any interleaving${deadly ? ', one of them dying,' : ''} executes at most once, also in the phases that follow`,
+      `W09 ${places.join(' beside ')}: any interleaving${deadly ? ' in which one replica dies' : ''} executes at most once, even in the phases that follow`,
       async (t) => {
         const { failed, errorInstance, counterexample } = await explored(places, deadly, RUNS)
         t.notOk(failed, `${String(errorInstance)} ${JSON.stringify(counterexample)}`)
@@ -56,7 +56,7 @@ for (const places of [
   ['mirror', 'new'],
   ['plain', 'new'],
 ] as const)
-  void t.test(`W09 ${places.join(' beside ')} would execute twice`, async (t) => {
+  void t.test(`W09 ${places.join(' beside ')} can execute twice`, async (t) => {
     const { errorInstance } = await explored(places, false, 20 * RUNS)
     t.match(String(errorInstance), /executed 2 times/)
   })

@@ -33,11 +33,11 @@ export type Step =
       readonly reply: number
       readonly gone: boolean
     }
-  /** Lets one of the waiting port calls go, in that way. */
+  /** Lets one of the waiting port calls go, with that fault. */
   | { readonly do: 'go'; readonly which: number; readonly fault: number }
   | { readonly do: 'clock'; readonly by: number }
   | { readonly do: 'arrive' }
-  /** The second replica dies: none of its calls comes back, nor does another one leave it. */
+  /** The second replica dies: none of its calls returns, and it makes no more. */
   | { readonly do: 'kill' }
   | { readonly do: 'flush'; readonly replica: 0 | 1 }
 
@@ -79,13 +79,13 @@ export const steps = (deadly: boolean): fc.Arbitrary<Step> =>
     },
   )
 
-/** Two replicas, and what they run on. */
+/** Two replicas and the stores they run on. */
 export interface Fleet {
   readonly stores: readonly Store[]
   readonly wires: readonly ((by: unknown) => StorePort)[]
-  /** Replicas that come when these two are gone, one after the other. */
+  /** Replicas that start when these two are gone, one after the other. */
   readonly later: readonly ((by: unknown) => StorePort)[]
-  /** A store that decides nothing yet may be behind. */
+  /** True where a store that decides nothing yet may be behind. */
   readonly mayLeaveClaims: boolean
 }
 
@@ -102,7 +102,7 @@ interface Sending {
   answer: Seen | null
 }
 
-/** Plays the steps, then lets everything end and a last retry of each payload come. */
+/** Plays the steps, lets everything end, then retries each payload a last time. */
 export async function play(
   policy: RoutePolicy,
   script: readonly Step[],
@@ -206,7 +206,7 @@ export async function play(
   }
 
   const answers = sendings.flatMap(({ answer }) => (answer === null ? [] : [answer]))
-  // Nothing is wedged: with everybody alive and the store back, every key is decided.
+  // Nothing is wedged: with the store back, every key is decided.
   for (const { answer } of sendings.slice(last))
     if (answer?.code === 'idempotency_key_in_progress' || answer?.code === 'idempotency_store_unavailable')
       throw new Error(`${answer?.code} in the end`)
@@ -222,14 +222,14 @@ export async function play(
   for (const answer of answers)
     if (answer.retryAfter !== null && !(Number.isInteger(answer.retryAfter) && answer.retryAfter >= 1))
       throw new Error(`Retry-After: ${answer.retryAfter}`)
-  // The rest of the promise this profile gives up by name.
+  // This profile explicitly gives up the rest of the promise.
   if (policy.profile === 'lenient') return
 
-  // At most one execution, but for those that are proven not to have been any.
+  // At most one execution, not counting those proven not to have happened.
   const executed = done.filter(({ did }) => did)
   if (executed.length > 1) throw new Error(`executed ${executed.length} times`)
   const first = executed[0]?.body
-  // Every answer of what was done is the same, byte for byte.
+  // All replays are the same, byte for byte.
   const kept = new Set(answers.filter((answer) => answer.replayed).map((answer) => answer.bytes))
   if (kept.size > 1) throw new Error(`different replays: ${[...kept].join(' ')}`)
   for (const { body, answer } of sendings)
@@ -237,7 +237,7 @@ export async function play(
   const own = answers.find((answer) => !answer.replayed && answer.bytes?.includes('answer'))
   if (own !== undefined && kept.size === 1 && !kept.has(own.bytes))
     throw new Error('the replay is not the first answer')
-  // A refused request writes nothing. (One whose claim was lost is withdrawn; that is its 503.)
+  // A refused request writes nothing. (A lost claim is withdrawn; its request gets 503.)
   const REFUSED = ['idempotency_key_reused', 'idempotency_key_in_progress', 'idempotency_outcome_unknown']
   for (const { answer, tokens } of sendings)
     if (

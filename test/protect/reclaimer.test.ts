@@ -20,7 +20,7 @@ interface Reclaiming {
   readonly bugs: unknown[]
 }
 
-/** A replica whose outcomes are remembered, and what writes again what it knows. */
+/** A replica that remembers its outcomes, and the reclaimer that writes them again. */
 function reclaiming(t: Test): Reclaiming {
   const a = new Replica()
   const records = new Records(a.wire, () => {}, new RecentWrites(() => a.store.now))
@@ -47,7 +47,7 @@ function reclaiming(t: Test): Reclaiming {
   return { a, store: a.store, reclaimer, splits, written, bugs }
 }
 
-/** A request that the upstream holds. */
+/** Sends a request that the upstream holds. */
 async function under(a: Replica, key = 'key-0123456789abcdef') {
   const gate = new Gate()
   a.script.push(gate.before(() => a.responded()))
@@ -59,7 +59,7 @@ async function under(a: Replica, key = 'key-0123456789abcdef') {
 const bytesOf = async ({ store }: Reclaiming, id = [...store.ids][0] as RecordId) =>
   (await store.inner.get(id)).bytes
 
-void t.test('W01 a claim that was lost is written again, and its outcome under it', async (t) => {
+void t.test('W01 a lost claim is written again, and its outcome is stored under it', async (t) => {
   const it = reclaiming(t)
   const { gate, answer } = await under(it.a)
   const before = await it.store.read(it.a.id)
@@ -76,7 +76,7 @@ void t.test('W01 a claim that was lost is written again, and its outcome under i
 })
 
 void t.test(
-  'nothing is written where nothing was lost, nor what the failover does not concern',
+  'the reclaimer writes nothing that was not lost or that the failover does not concern',
   async (t) => {
     const it = reclaiming(t)
     const { gate, answer } = await under(it.a)
@@ -92,7 +92,7 @@ void t.test(
   },
 )
 
-void t.test('W01 an outcome that was lost, or went back to its claim, is written again', async (t) => {
+void t.test('W01 an outcome that was lost, or rolled back to its claim, is written again', async (t) => {
   const it = reclaiming(t)
   const { gate, answer } = await under(it.a)
   const claimed = await bytesOf(it)
@@ -108,7 +108,7 @@ void t.test('W01 an outcome that was lost, or went back to its claim, is written
 })
 
 void t.test(
-  'W01 an outcome is remembered although the store refused it: as written before, or as of somebody else’s',
+  'W01 an outcome is remembered even if its reply was lost or somebody else resolved the record',
   async (t) => {
     for (const lost of ['its reply', 'its turn'] as const) {
       const it = reclaiming(t)
@@ -130,32 +130,27 @@ void t.test(
   },
 )
 
-void t.test(
-  'W02 an uncertain outcome that an earlier claim refused is written over it in the grace',
-  async (t) => {
-    const it = reclaiming(t)
-    it.a.script.push({ proof: 'not_sent', reason: 'refused' })
-    await it.a.get()
-    const { id } = it.a
-    const { fence, createdAt } = (await it.store.read(id)) as IdempotencyRecord
-    const gate = new Gate()
-    it.a.script.push(
-      gate.before(() => ({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })),
-    )
-    const answer = it.a.get()
-    await gate.reached
-    // The server that was promoted knows of the first attempt only that it runs.
-    await it.store.restore(id, null)
-    await it.store.inner.put(id, encoded('in_progress', newToken(), { fence, createdAt }), SPANS)
-    gate.open()
-    await answer
-    t.match(await it.store.read(id), { state: 'in_progress', fence }, 'it may be a claim that was made since')
-    await it.reclaimer.begin(EVERYTHING)
-    t.match(await it.store.read(id), { state: 'unknown', fence: fence + 1 })
-  },
-)
+void t.test('W02 an unknown outcome overwrites an earlier claim, but only in the grace', async (t) => {
+  const it = reclaiming(t)
+  it.a.script.push({ proof: 'not_sent', reason: 'refused' })
+  await it.a.get()
+  const { id } = it.a
+  const { fence, createdAt } = (await it.store.read(id)) as IdempotencyRecord
+  const gate = new Gate()
+  it.a.script.push(gate.before(() => ({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })))
+  const answer = it.a.get()
+  await gate.reached
+  // The promoted server knows only that the first attempt is running.
+  await it.store.restore(id, null)
+  await it.store.inner.put(id, encoded('in_progress', newToken(), { fence, createdAt }), SPANS)
+  gate.open()
+  await answer
+  t.match(await it.store.read(id), { state: 'in_progress', fence }, 'the claim may be a newer one')
+  await it.reclaimer.begin(EVERYTHING)
+  t.match(await it.store.read(id), { state: 'unknown', fence: fence + 1 })
+})
 
-void t.test('W01 of a large answer it is known that it was done', async (t) => {
+void t.test('W01 a lost outcome with a large answer is written again without its body', async (t) => {
   const it = reclaiming(t)
   it.a.script.push(() => it.a.responded(201, Buffer.alloc(100_000, 'x')))
   await it.a.get()
@@ -165,7 +160,7 @@ void t.test('W01 of a large answer it is known that it was done', async (t) => {
   t.equal(it.a.n, 1)
 })
 
-void t.test('W01 an outcome that met an absent record is remembered, too', async (t) => {
+void t.test('W01 an outcome that found no record is remembered too', async (t) => {
   const it = reclaiming(t)
   const { gate, answer } = await under(it.a)
   await it.store.restore(it.a.id, null)
@@ -177,7 +172,7 @@ void t.test('W01 an outcome that met an absent record is remembered, too', async
   t.match(await it.a.get(), { replayed: true })
 })
 
-void t.test('W02 a takeover that was rolled back is taken back', async (t) => {
+void t.test('W02 a rolled-back takeover is written again', async (t) => {
   const it = reclaiming(t)
   it.a.script.push({ proof: 'not_sent', reason: 'refused' })
   await it.a.get()
@@ -192,35 +187,38 @@ void t.test('W02 a takeover that was rolled back is taken back', async (t) => {
   t.match(await answer, { status: 201 })
 })
 
-void t.test('W04 another owner is a split: told with both fences, and unknown', async (t) => {
-  const it = reclaiming(t)
-  const { gate, answer } = await under(it.a)
-  const mine = await it.store.read(it.a.id)
-  await it.store.restore(it.a.id, null)
-  it.store.now += 5000
-  const b = new Replica({ store: it.store })
-  t.teardown(() => b.close())
-  const other = await under(b)
-  const theirs = await it.store.read(it.a.id)
-  await it.reclaimer.begin(EVERYTHING)
-  t.match(it.splits[0], {
-    route: 'payments',
-    fence: mine?.fence,
-    foundFence: theirs?.fence,
-    state: 'in_progress',
-    found: 'in_progress',
-  })
-  t.equal(it.splits.length, 1, 'once')
-  t.match(await it.store.read(it.a.id), { state: 'unknown', fence: theirs?.fence })
-  gate.open()
-  other.gate.open()
-  await Promise.all([answer, other.answer])
-  t.match(await it.store.read(it.a.id), { state: 'unknown' }, 'neither outcome decides')
-  t.same(it.a.said('completed'), ['stale'])
-  t.same(b.said('completed'), ['stale'])
-})
+void t.test(
+  'W04 a second owner is reported as a split with both fences, and the record becomes unknown',
+  async (t) => {
+    const it = reclaiming(t)
+    const { gate, answer } = await under(it.a)
+    const mine = await it.store.read(it.a.id)
+    await it.store.restore(it.a.id, null)
+    it.store.now += 5000
+    const b = new Replica({ store: it.store })
+    t.teardown(() => b.close())
+    const other = await under(b)
+    const theirs = await it.store.read(it.a.id)
+    await it.reclaimer.begin(EVERYTHING)
+    t.match(it.splits[0], {
+      route: 'payments',
+      fence: mine?.fence,
+      foundFence: theirs?.fence,
+      state: 'in_progress',
+      found: 'in_progress',
+    })
+    t.equal(it.splits.length, 1, 'reported once')
+    t.match(await it.store.read(it.a.id), { state: 'unknown', fence: theirs?.fence })
+    gate.open()
+    other.gate.open()
+    await Promise.all([answer, other.answer])
+    t.match(await it.store.read(it.a.id), { state: 'unknown' }, 'neither outcome decides')
+    t.same(it.a.said('completed'), ['stale'])
+    t.same(b.said('completed'), ['stale'])
+  },
+)
 
-void t.test('W04 a completed record is never overwritten', async (t) => {
+void t.test('W04 a split with a completed record is reported, and leaves it unchanged', async (t) => {
   const it = reclaiming(t)
   const { gate, answer } = await under(it.a)
   await it.store.restore(it.a.id, null)
@@ -236,7 +234,7 @@ void t.test('W04 a completed record is never overwritten', async (t) => {
   await answer
 })
 
-void t.test('an attempt that ends meanwhile is left to its outcome', async (t) => {
+void t.test('an attempt that ends meanwhile is not reported as a split', async (t) => {
   const it = reclaiming(t)
   const { gate, answer } = await under(it.a)
   await it.store.restore(it.a.id, null)
@@ -259,7 +257,7 @@ void t.test('an attempt that ends meanwhile is left to its outcome', async (t) =
   await Promise.all([answer, other.answer])
 })
 
-void t.test('an attempt that has ended before the store takes it is left to its outcome', async (t) => {
+void t.test('an attempt that ends before the store takes its claim gets its outcome written', async (t) => {
   const it = reclaiming(t)
   const { gate, answer } = await under(it.a)
   await it.store.restore(it.a.id, null)
@@ -273,61 +271,61 @@ void t.test('an attempt that has ended before the store takes it is left to its 
   }
   await it.reclaimer.begin(EVERYTHING)
   t.match(await it.store.read(it.a.id), { state: 'completed' })
-  t.same(it.a.records.recent(), [], 'nothing is remembered where no store can lose it')
+  t.same(it.a.records.recent(), [], 'records without RecentWrites remember nothing')
+})
+
+void t.test('a store that fails is asked again until it has the deferred outcome', async (t) => {
+  const it = reclaiming(t)
+  const { gate, answer } = await under(it.a)
+  it.store.fault = ({ op }) => (op === 'swap' ? 'down' : null)
+  gate.open()
+  await answer
+  it.store.fault = () => null
+  await it.store.restore(it.a.id, null)
+  it.store.next.push(
+    { op: 'swap', fault: 'down' },
+    { op: 'put', fault: 'down' },
+    { op: 'swap', fault: 'down' },
+  )
+  await it.reclaimer.begin(EVERYTHING)
+  t.equal(it.a.ports.settler.size, 0)
+  t.match(await it.store.read(it.a.id), { state: 'completed' })
 })
 
 void t.test(
-  'a store that does not take it is asked again; outcomes that it did not take go first',
+  'a concurrent change does not keep the record from its owner, but endless changes do',
   async (t) => {
     const it = reclaiming(t)
+    it.a.script.push({ proof: 'not_sent', reason: 'refused' })
+    await it.a.get()
+    const freed = await bytesOf(it)
     const { gate, answer } = await under(it.a)
-    it.store.fault = ({ op }) => (op === 'swap' ? 'down' : null)
+    const { id } = it.a
+    await it.store.restore(id, freed)
+    let moved = 0
+    it.store.gate = async ({ op }) => {
+      if (op !== 'swap' || moved++ > 0) return
+      const there = await it.store.read(id)
+      const version = { version: there?.version ?? 0 }
+      await it.store.inner.swap(id, version, freed as Buffer, SPANS, false)
+    }
+    await it.reclaimer.begin(EVERYTHING)
+    t.match(await it.store.read(id), { state: 'in_progress' })
+    await it.store.restore(id, freed)
+    it.store.gate = async ({ op }) => {
+      if (op !== 'swap') return
+      const there = await it.store.read(id)
+      await it.store.inner.swap(id, { version: there?.version ?? 0 }, freed as Buffer, SPANS, false)
+    }
+    await it.reclaimer.begin(EVERYTHING)
+    it.store.gate = null
+    t.match(await it.store.read(id), { state: 'failed_retryable' }, 'gives up eventually')
     gate.open()
     await answer
-    it.store.fault = () => null
-    await it.store.restore(it.a.id, null)
-    it.store.next.push(
-      { op: 'swap', fault: 'down' },
-      { op: 'put', fault: 'down' },
-      { op: 'swap', fault: 'down' },
-    )
-    await it.reclaimer.begin(EVERYTHING)
-    t.equal(it.a.ports.settler.size, 0)
-    t.match(await it.store.read(it.a.id), { state: 'completed' })
   },
 )
 
-void t.test('others that move the record on at the same time do not keep it from its owner', async (t) => {
-  const it = reclaiming(t)
-  it.a.script.push({ proof: 'not_sent', reason: 'refused' })
-  await it.a.get()
-  const freed = await bytesOf(it)
-  const { gate, answer } = await under(it.a)
-  const { id } = it.a
-  await it.store.restore(id, freed)
-  let moved = 0
-  it.store.gate = async ({ op }) => {
-    if (op !== 'swap' || moved++ > 0) return
-    const there = await it.store.read(id)
-    const version = { version: there?.version ?? 0 }
-    await it.store.inner.swap(id, version, freed as Buffer, SPANS, false)
-  }
-  await it.reclaimer.begin(EVERYTHING)
-  t.match(await it.store.read(id), { state: 'in_progress' })
-  await it.store.restore(id, freed)
-  it.store.gate = async ({ op }) => {
-    if (op !== 'swap') return
-    const there = await it.store.read(id)
-    await it.store.inner.swap(id, { version: there?.version ?? 0 }, freed as Buffer, SPANS, false)
-  }
-  await it.reclaimer.begin(EVERYTHING)
-  it.store.gate = null
-  t.match(await it.store.read(id), { state: 'failed_retryable' }, 'not for ever')
-  gate.open()
-  await answer
-})
-
-void t.test('a decision is made again at the version that it was about', async (t) => {
+void t.test('decisions are applied again, once, unless their retention is over', async (t) => {
   const it = reclaiming(t)
   const put = async (state: 'unknown' | 'completed') => {
     const id = newId()
@@ -345,7 +343,7 @@ void t.test('a decision is made again at the version that it was about', async (
   const over = newId()
   it.reclaimer.decided({ id: over, version: 1, written: ended })
   await it.store.restore(lost.id, null)
-  // Versions begin with the store's time.
+  // Versions start from the store's clock.
   it.store.now++
   const faults = ['get', 'remove', 'swap'] as const
   it.store.next.push(...faults.map((op) => ({ op, fault: 'down' as const })))
@@ -359,30 +357,27 @@ void t.test('a decision is made again at the version that it was about', async (
   t.same(it.written, [3], 'once')
 })
 
-void t.test(
-  'an outcome whose retention is over is not written over the execution that came after it',
-  async (t) => {
-    const it = reclaiming(t)
-    const brief = route({ ttl: 5000 })
-    await it.a.get({ route: brief })
-    it.store.now += 5001
-    const b = new Replica({ store: it.store })
-    t.teardown(() => b.close())
-    const gate = new Gate()
-    b.script.push(gate.before(() => b.responded()))
-    const second = b.get({ route: brief })
-    await gate.reached
-    await it.reclaimer.begin(EVERYTHING)
-    t.same(it.splits, [])
-    t.match(await it.store.read(it.a.id), { state: 'in_progress' })
-    gate.open()
-    t.match(await second, { status: 201, replayed: false })
-    t.match(await it.store.read(it.a.id), { state: 'completed' })
-  },
-)
+void t.test('an outcome whose retention is over does not overwrite a later execution', async (t) => {
+  const it = reclaiming(t)
+  const brief = route({ ttl: 5000 })
+  await it.a.get({ route: brief })
+  it.store.now += 5001
+  const b = new Replica({ store: it.store })
+  t.teardown(() => b.close())
+  const gate = new Gate()
+  b.script.push(gate.before(() => b.responded()))
+  const second = b.get({ route: brief })
+  await gate.reached
+  await it.reclaimer.begin(EVERYTHING)
+  t.same(it.splits, [])
+  t.match(await it.store.read(it.a.id), { state: 'in_progress' })
+  gate.open()
+  t.match(await second, { status: 201, replayed: false })
+  t.match(await it.store.read(it.a.id), { state: 'completed' })
+})
 
 void t.test(
-  'what an operator has removed stays removed, whatever was written or decided before',
+  'a record that an operator removed stays removed, whatever was written or decided before',
   async (t) => {
     const it = reclaiming(t)
     await it.a.get()
@@ -401,7 +396,7 @@ void t.test(
   },
 )
 
-void t.test('a decision is not made about a state that it was not about, whatever its version', async (t) => {
+void t.test('a decision is not applied to a state it was not made about, even at its version', async (t) => {
   const it = reclaiming(t)
   for (const state of ['completed', 'in_progress'] as const)
     for (const written of [{ draft: draft('failed_retryable', newToken()), spans: SPANS }, null]) {
@@ -416,7 +411,7 @@ void t.test('a decision is not made about a state that it was not about, whateve
       await it.reclaimer.begin(EVERYTHING)
       if (state === 'in_progress' || written !== null) t.match(await it.store.read(id), { state, version })
     }
-  t.same(it.written, [1], 'the completed one that was removed')
+  t.same(it.written, [1], 'only the removal of the completed record')
   let removed: RecordId | undefined
   for (const written of [{ draft: draft('failed_retryable', newToken()), spans: SPANS }, null]) {
     const id = newId()
@@ -424,7 +419,7 @@ void t.test('a decision is not made about a state that it was not about, whateve
     const reply = await it.store.inner.put(id, encoded('unknown', newToken(), { fence: 7 }), SPANS)
     it.reclaimer.decided({ id, version: reply.done ? reply.stamp.version : 0, written })
   }
-  // Removed by somebody else, just then.
+  // Somebody else removes them just then.
   it.store.gate = async ({ op }) => {
     if (op !== 'swap' && op !== 'remove') return
     for (const id of it.store.ids) await it.store.restore(id, null)
@@ -434,7 +429,7 @@ void t.test('a decision is not made about a state that it was not about, whateve
   t.same(it.bugs, [])
 })
 
-void t.test('an outcome whose first write was acknowledged too late is remembered, too', async (t) => {
+void t.test('an outcome whose first write got no reply is remembered too', async (t) => {
   const it = reclaiming(t)
   it.store.next.push({ op: 'swap', fault: 'lost' })
   await it.a.get()
@@ -468,7 +463,7 @@ void t.test(
   },
 )
 
-void t.test('one record that the store does not take keeps no other waiting', async (t) => {
+void t.test('a record whose write hangs does not hold up the last one', async (t) => {
   const it = reclaiming(t)
   const keys = Array.from({ length: 300 }, (_, n) => `key-0123456789abcdef-${n}`)
   for (const key of keys) await it.a.get({ key })
@@ -487,7 +482,7 @@ void t.test('one record that the store does not take keeps no other waiting', as
   t.ok(await bytesOf(it, first))
 })
 
-void t.test('a bug with one record keeps no other from being written, nor ends the process', async (t) => {
+void t.test('a bug in one write is reported, and both records are still written', async (t) => {
   const it = reclaiming(t)
   for (const key of ['a-0123456789abcdef', 'b-0123456789abcdef']) await it.a.get({ key })
   const ids = [...it.store.ids]
@@ -498,7 +493,7 @@ void t.test('a bug with one record keeps no other from being written, nor ends t
   t.match(it.bugs, [{ message: 'a bug' }])
 })
 
-void t.test('what cannot be read, and a store that is closed, end it', async (t) => {
+void t.test('a closed reclaimer stops without writing', async (t) => {
   const it = reclaiming(t)
   const { gate, answer } = await under(it.a)
   it.store.fault = ({ op }) => (op === 'put' ? 'down' : null)

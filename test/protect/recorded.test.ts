@@ -33,15 +33,20 @@ type Made = (one: Replica) => Forwarded
 
 const ends: Record<string, Made> = {
   'with another answer': (one) => one.responded(202, 'live'),
-  'with one that would have been released': (one) => one.responded(503, 'busy'),
-  'with one that would have been unknown': (one) => one.responded(502),
-  'with a word that nothing was done': (one) => one.responded(500, 'no', { declaredOutcome: 'not-applied' }),
-  'with silence': () => ({ proof: 'unknown', reason: 'the connection broke', timedOut: false, status: null }),
+  'with an answer that would free the key': (one) => one.responded(503, 'busy'),
+  'with an answer that would be unknown': (one) => one.responded(502),
+  'with a declared not-applied': (one) => one.responded(500, 'no', { declaredOutcome: 'not-applied' }),
+  'with a broken connection': () => ({
+    proof: 'unknown',
+    reason: 'the connection broke',
+    timedOut: false,
+    status: null,
+  }),
   'with a timeout': () => ({ proof: 'unknown', reason: 'timed out', timedOut: true, status: null }),
 }
 
 for (const [name, made] of Object.entries(ends)) {
-  void t.test(`it finished the record, then ends ${name}: all get what is recorded`, async (t) => {
+  void t.test(`clients get the answer the upstream recorded, even if it then ends ${name}`, async (t) => {
     const one = replica(t)
     const policy = route({ statusHeader: true, excludeHeaders: new Set(['secret']) })
     one.script.push(async () => {
@@ -60,26 +65,30 @@ for (const [name, made] of Object.entries(ends)) {
     t.same([one.bytes.held, one.budget.held], [0, 0], 'nothing is held')
   })
 
-  void t.test(`the same, where nothing of the answer is kept: ends ${name}`, async (t) => {
-    const one = replica(t)
-    one.script.push(async () => {
-      await complete(one, NOT_KEPT)
-      return made(one)
-    })
-    const first = await one.get()
-    if (name === 'with another answer') t.match(first, { status: 202, bytes: /live/ }, 'it is the only one')
-    else
-      t.match(first, {
-        code: 'idempotency_response_unavailable',
-        status: 409,
-        original: { status: 202, location: '/p/1' },
+  void t.test(
+    `retries get response_unavailable if the upstream recorded no answer and ends ${name}`,
+    async (t) => {
+      const one = replica(t)
+      one.script.push(async () => {
+        await complete(one, NOT_KEPT)
+        return made(one)
       })
-    t.match(await refused(t, one, {}, 'idempotency_response_unavailable'), { original: { status: 202 } })
-    t.equal(one.bytes.held, 0)
-  })
+      const first = await one.get()
+      if (name === 'with another answer')
+        t.match(first, { status: 202, bytes: /live/ }, 'the only answer there is')
+      else
+        t.match(first, {
+          code: 'idempotency_response_unavailable',
+          status: 409,
+          original: { status: 202, location: '/p/1' },
+        })
+      t.match(await refused(t, one, {}, 'idempotency_response_unavailable'), { original: { status: 202 } })
+      t.equal(one.bytes.held, 0)
+    },
+  )
 }
 
-void t.test('a live answer that is streamed has left already', async (t) => {
+void t.test('the first client gets the streamed answer, retries get the recorded one', async (t) => {
   const one = replica(t)
   const stream = new Stream()
   one.script.push(async () => {
@@ -93,7 +102,7 @@ void t.test('a live answer that is streamed has left already', async (t) => {
   t.same(one.said('completed'), ['stored'])
 })
 
-void t.test('a full budget does not take the answer from the client', async (t) => {
+void t.test('the client gets the recorded answer even with a full budget', async (t) => {
   const one = replica(t)
   one.script.push(async () => {
     await complete(one, RECORDED)
@@ -104,7 +113,7 @@ void t.test('a full budget does not take the answer from the client', async (t) 
 })
 
 void t.test(
-  'one that is not committed yet: the client is answered, and what is recorded then counts',
+  'the client gets the live answer while the record is locked, and retries then get the recorded one',
   async (t) => {
     const one = replica(t)
     one.store.fault = ({ op }) => (op === 'swap' ? new RecordLocked('somebody has it') : null)
@@ -120,7 +129,7 @@ void t.test(
   },
 )
 
-void t.test('a record that somebody has locked does not keep other outcomes from the store', async (t) => {
+void t.test('a locked record does not keep other outcomes from the store', async (t) => {
   const one = replica(t)
   let locked = true
   one.store.fault = ({ op, id }) =>
@@ -134,7 +143,7 @@ void t.test('a record that somebody has locked does not keep other outcomes from
 })
 
 void t.test(
-  'what an upstream has to know of its route is in every record that it may end, and only there',
+  'the route’s completion terms are in the records that an upstream may complete, and in no others',
   async (t) => {
     const terms = `${TTL} 60000 5 ${5 * 1024 * 1024}`
     const policy = route({ ttlFailed: 60_000, tombstone: 5 })

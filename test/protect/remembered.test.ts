@@ -4,14 +4,14 @@ import { Gate, replica, route } from './harness.ts'
 
 const LOST = { proof: 'unknown', reason: 'reset', timedOut: false, status: null } as const
 
-void t.test('§6 a refusal says whether a retry meets the record', async (t) => {
+void t.test('§6 a refusal says whether a retry will find the record', async (t) => {
   const derived = (bucket: number | null): RoutePolicy =>
     route({ key: { ...route().key, derive: { json: ['/amount'], form: [], headers: [], bucket } } })
   for (const [name, policy, key, running] of [
     ['a key', route(), 'key-0123456789abcdef', true],
     ['a derived key', derived(null), null, true],
-    ['a key for a time span', derived(1000), null, false],
-    ['a key that the client sent', derived(1000), 'key-0123456789abcdef', true],
+    ['a key derived for a time span', derived(1000), null, false],
+    ['a key the client sent', derived(1000), 'key-0123456789abcdef', true],
     ['bypass', route({ onStoreUnavailable: 'bypass' }), 'key-0123456789abcdef', false],
   ] as const) {
     const a = replica(t)
@@ -27,7 +27,7 @@ void t.test('§6 a refusal says whether a retry meets the record', async (t) => 
   }
 })
 
-void t.test('§6 without a claim no retry is sure to meet a record', async (t) => {
+void t.test('§6 a refusal without a claim does not promise that a retry will find a record', async (t) => {
   const policy = route({ onStoreUnavailable: 'bypass' })
   const a = replica(t)
   a.store.fault = () => 'down'

@@ -17,7 +17,7 @@ async function bytesOf(a: Replica): Promise<Buffer> {
   return bytes
 }
 
-/** A second attempt that runs, under which the store is put back to how the first one left the record. */
+/** Starts a second attempt, then restores the record to how the first one left it. */
 async function restoredUnder(
   t: Test,
   policy: RoutePolicy = route(),
@@ -38,7 +38,7 @@ async function restoredUnder(
 }
 
 void t.test(
-  '§2 a snapshot restored under a run: a retry here executes nothing and gives the record back',
+  '§2 a retry on the running replica executes nothing after a snapshot is restored, and gives the record back',
   async (t) => {
     const { a, gate, running } = await restoredUnder(t)
     t.match(await a.get(), { code: 'idempotency_key_in_progress' })
@@ -55,99 +55,96 @@ void t.test(
   },
 )
 
-void t.test(
-  '§2 a snapshot restored under a run: its outcome is written over the older attempt',
-  async (t) => {
-    const outcomes = {
-      completed: (a: Replica) => a.responded(201, 'second'),
-      unknown: () => ({ proof: 'unknown', reason: 'reset', timedOut: false, status: null }) as const,
-      failed_retryable: () => ({ proof: 'not_sent', reason: 'refused' }) as const,
-    }
-    for (const [state, outcome] of Object.entries(outcomes)) {
-      const { a, gate, running, snapshot } = await restoredUnder(t, route(), outcome)
-      const { fence } = decodeRecord(snapshot)
-      gate.open()
-      await running
-      const record = decodeRecord(await bytesOf(a))
-      t.match(record, { state, fence: fence + 1, attempts: 2 }, 'the fence does not go back')
-      t.same(a.said('completed'), ['released', 'recovered'])
-      t.same(a.troubles(), [WRITTEN_AGAIN])
-    }
-  },
-)
-
-void t.test(
-  '§2 an outcome that waits for the store is written over a snapshot restored meanwhile',
-  async (t) => {
-    const { a, gate, running, snapshot } = await restoredUnder(t)
-    a.store.fault = () => 'down'
+void t.test('§2 a run’s outcome overwrites the older attempt in a restored snapshot', async (t) => {
+  const outcomes = {
+    completed: (a: Replica) => a.responded(201, 'second'),
+    unknown: () => ({ proof: 'unknown', reason: 'reset', timedOut: false, status: null }) as const,
+    failed_retryable: () => ({ proof: 'not_sent', reason: 'refused' }) as const,
+  }
+  for (const [state, outcome] of Object.entries(outcomes)) {
+    const { a, gate, running, snapshot } = await restoredUnder(t, route(), outcome)
+    const { fence } = decodeRecord(snapshot)
     gate.open()
-    const own = seen(await running)
-    await a.store.restore(a.id, snapshot)
-    t.match(await a.get(), { replayed: true, bytes: own.bytes }, 'this replica knows')
-    a.store.fault = () => null
-    await a.ports.settler.flush()
-    const b = replica(t, { store: a.store })
-    t.match(await b.get(), { replayed: true, bytes: own.bytes })
-    t.equal(a.n + b.n, 2)
-  },
-)
+    await running
+    const record = decodeRecord(await bytesOf(a))
+    t.match(record, { state, fence: fence + 1, attempts: 2 }, 'the fence does not go back')
+    t.same(a.said('completed'), ['released', 'recovered'])
+    t.same(a.troubles(), [WRITTEN_AGAIN])
+  }
+})
+
+void t.test('§2 a deferred outcome overwrites a snapshot restored meanwhile', async (t) => {
+  const { a, gate, running, snapshot } = await restoredUnder(t)
+  a.store.fault = () => 'down'
+  gate.open()
+  const own = seen(await running)
+  await a.store.restore(a.id, snapshot)
+  t.match(await a.get(), { replayed: true, bytes: own.bytes }, 'this replica knows')
+  a.store.fault = () => null
+  await a.ports.settler.flush()
+  const b = replica(t, { store: a.store })
+  t.match(await b.get(), { replayed: true, bytes: own.bytes })
+  t.equal(a.n + b.n, 2)
+})
 
 const NO_ANSWER = {
   'not sent': { proof: 'not_sent', reason: 'refused' },
   'not known': { proof: 'unknown', reason: 'reset', timedOut: false, status: null },
 } as const
 
-void t.test('§2 what says nothing of another attempt does not end its claim, or free its key', async (t) => {
-  for (const [what, outcome] of Object.entries(NO_ANSWER))
-    for (const lost of ['a snapshot', 'a failover'] as const)
-      for (const [end, other] of [
-        ['completed', (b: Replica) => b.responded(201, 'second')],
-        ['unknown', () => NO_ANSWER['not known']],
-      ] as const) {
-        const name = `${what}, ${lost}, the other ${end}`
-        const first = replica(t)
-        const { store } = first
-        const [a, b, c] = [0, 1, 2].map(() => replica(t, { store })) as [Replica, Replica, Replica]
-        first.script.push(first.responded(429))
-        await first.get()
-        const snapshot = lost === 'a snapshot' ? await bytesOf(first) : null
-        a.script.push(a.responded(429))
-        await a.get()
-        const [late, running] = [new Gate(), new Gate()]
-        a.script.push(late.before(() => outcome))
-        const sent = a.send()
-        await late.reached
-        await store.restore(first.id, snapshot)
-        // The one that took over has not seen the last writes, and its clock is behind.
-        if (snapshot === null) store.now -= 2000
-        b.script.push(running.before(() => other(b)))
-        const executing = b.send()
-        await running.reached
-        if (end === 'unknown') {
+void t.test(
+  '§2 an outcome without an answer does not end another attempt’s claim or free its key',
+  async (t) => {
+    for (const [what, outcome] of Object.entries(NO_ANSWER))
+      for (const lost of ['a snapshot', 'a failover'] as const)
+        for (const [end, other] of [
+          ['completed', (b: Replica) => b.responded(201, 'second')],
+          ['unknown', () => NO_ANSWER['not known']],
+        ] as const) {
+          const name = `${what}, ${lost}, the other ${end}`
+          const first = replica(t)
+          const { store } = first
+          const [a, b, c] = [0, 1, 2].map(() => replica(t, { store })) as [Replica, Replica, Replica]
+          first.script.push(first.responded(429))
+          await first.get()
+          const snapshot = lost === 'a snapshot' ? await bytesOf(first) : null
+          a.script.push(a.responded(429))
+          await a.get()
+          const [late, running] = [new Gate(), new Gate()]
+          a.script.push(late.before(() => outcome))
+          const sent = a.send()
+          await late.reached
+          await store.restore(first.id, snapshot)
+          // The promoted server has not seen the last writes, and its clock is behind.
+          if (snapshot === null) store.now -= 2000
+          b.script.push(running.before(() => other(b)))
+          const executing = b.send()
+          await running.reached
+          if (end === 'unknown') {
+            running.open()
+            await executing
+          }
+          const before = await bytesOf(first)
+          late.open()
+          await sent
+          t.same(await bytesOf(first), before, name)
+          t.equal(a.said('completed').at(-1), 'stale', name)
+          const state = end === 'unknown' ? 'unknown' : 'in_progress'
+          t.match(
+            await c.get(),
+            { code: end === 'unknown' ? 'idempotency_outcome_unknown' : /in_progress/ },
+            name,
+          )
+          t.match(decodeRecord(await bytesOf(first)), { state }, name)
           running.open()
           await executing
+          t.equal(c.n, 0, name)
+          if (end === 'completed') t.match(await c.get(), { replayed: true, bytes: /second/ }, name)
         }
-        const before = await bytesOf(first)
-        late.open()
-        await sent
-        t.same(await bytesOf(first), before, name)
-        t.equal(a.said('completed').at(-1), 'stale', name)
-        const state = end === 'unknown' ? 'unknown' : 'in_progress'
-        t.match(
-          await c.get(),
-          { code: end === 'unknown' ? 'idempotency_outcome_unknown' : /in_progress/ },
-          name,
-        )
-        t.match(decodeRecord(await bytesOf(first)), { state }, name)
-        running.open()
-        await executing
-        t.equal(c.n, 0, name)
-        if (end === 'completed') t.match(await c.get(), { replayed: true, bytes: /second/ }, name)
-      }
-})
+  },
+)
 
-void t.test('§2 an older state that moves on meanwhile is looked at anew', async (t) => {
+void t.test('§2 an outcome is stale if another replica claims the restored record first', async (t) => {
   const { a, gate, running, snapshot } = await restoredUnder(t)
   const b = replica(t, { store: a.store })
   let moved = false
@@ -163,12 +160,12 @@ void t.test('§2 an older state that moves on meanwhile is looked at anew', asyn
   }
   gate.open()
   await running
-  t.equal(b.n, 1, 'another replica knew of nothing')
+  t.equal(b.n, 1, 'the other replica did not know of the run')
   t.same(a.said('completed'), ['released', 'stale'], 'a newer attempt exists')
   t.not(decodeRecord(snapshot).fence, decodeRecord(await bytesOf(a)).fence)
 })
 
-void t.test('§2 a completed record of before stands', async (t) => {
+void t.test('§2 a completed record in a restored snapshot stands', async (t) => {
   const a = replica(t)
   await a.get()
   const snapshot = await bytesOf(a)
@@ -185,23 +182,26 @@ void t.test('§2 a completed record of before stands', async (t) => {
   t.same(a.said('completed'), ['stored', 'stale'])
 })
 
-void t.test('V08 onLeaseExpired retry: a lapsed lease does not hand out what still runs here', async (t) => {
-  const a = replica(t)
-  const gate = new Gate()
-  a.script.push(gate.before(() => a.responded()))
-  const running = a.send({ route: RETRY })
-  await gate.reached
-  a.store.now += LEASE
-  t.match(await a.get({ route: RETRY }), { code: 'idempotency_key_in_progress' })
-  t.match(await a.store.read(a.id), { state: 'in_progress', attempts: 1 }, 'the run has a lease again')
-  gate.open()
-  const own = seen(await running)
-  t.match(await a.get({ route: RETRY }), { replayed: true, bytes: own.bytes })
-  t.equal(a.n, 1)
-  t.same(a.said('completed'), ['stored'])
-})
+void t.test(
+  'V08 onLeaseExpired retry: a lapsed lease does not let a retry execute what still runs here',
+  async (t) => {
+    const a = replica(t)
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const running = a.send({ route: RETRY })
+    await gate.reached
+    a.store.now += LEASE
+    t.match(await a.get({ route: RETRY }), { code: 'idempotency_key_in_progress' })
+    t.match(await a.store.read(a.id), { state: 'in_progress', attempts: 1 }, 'the run has a lease again')
+    gate.open()
+    const own = seen(await running)
+    t.match(await a.get({ route: RETRY }), { replayed: true, bytes: own.bytes })
+    t.equal(a.n, 1)
+    t.same(a.said('completed'), ['stored'])
+  },
+)
 
-void t.test('§2 a decision that nothing was done does not hand out what still runs here', async (t) => {
+void t.test('§2 a not_executed decision does not let a retry execute what still runs here', async (t) => {
   const a = replica(t)
   const gate = new Gate()
   a.script.push(gate.before(() => a.responded()))
@@ -220,36 +220,39 @@ void t.test('§2 a decision that nothing was done does not hand out what still r
 })
 
 for (const end of ['completed', 'not executed'] as const)
-  void t.test(`§2 the run ends (${end}) while a retry claims over a restored snapshot`, async (t) => {
-    const { a, gate, running } = await restoredUnder(t, route(), () =>
-      end === 'completed' ? a.responded(201, 'second') : { proof: 'not_sent', reason: 'refused' },
-    )
-    // The reply of the claim is lost: before it is asked for again, the run ends and its outcome is refused.
-    const asked = new Gate()
-    let swaps = 0
-    a.store.gate = async ({ op }) => {
-      if (op === 'swap') swaps++
-      if (op === 'put' && swaps === 1) await asked.pass()
-    }
-    a.store.next.push({ op: 'swap', fault: 'lost' })
-    const retry = a.send()
-    await asked.reached
-    gate.open()
-    const own = seen(await running)
-    t.same(a.said('completed'), ['released', 'stale'])
-    asked.open()
-    const answer = seen(await retry)
-    if (end === 'completed') {
-      t.match(answer, { replayed: true, bytes: own.bytes }, 'the first answer')
-      t.match(await a.get(), { replayed: true, bytes: own.bytes })
-      t.equal(a.n, 2)
-    } else {
-      t.match(answer, { status: 201, replayed: false }, 'nothing was done, so the retry may')
-      t.equal(a.n, 3)
-    }
-  })
+  void t.test(
+    `§2 a retry that claims over a restored snapshot follows the outcome of the run (${end})`,
+    async (t) => {
+      const { a, gate, running } = await restoredUnder(t, route(), () =>
+        end === 'completed' ? a.responded(201, 'second') : { proof: 'not_sent', reason: 'refused' },
+      )
+      // The reply to the claim is lost; before it is tried again, the run ends and its outcome is refused.
+      const asked = new Gate()
+      let swaps = 0
+      a.store.gate = async ({ op }) => {
+        if (op === 'swap') swaps++
+        if (op === 'put' && swaps === 1) await asked.pass()
+      }
+      a.store.next.push({ op: 'swap', fault: 'lost' })
+      const retry = a.send()
+      await asked.reached
+      gate.open()
+      const own = seen(await running)
+      t.same(a.said('completed'), ['released', 'stale'])
+      asked.open()
+      const answer = seen(await retry)
+      if (end === 'completed') {
+        t.match(answer, { replayed: true, bytes: own.bytes }, 'the first answer')
+        t.match(await a.get(), { replayed: true, bytes: own.bytes })
+        t.equal(a.n, 2)
+      } else {
+        t.match(answer, { status: 201, replayed: false }, 'nothing was done, so the retry executes')
+        t.equal(a.n, 3)
+      }
+    },
+  )
 
-void t.test('§2 the run ends while its record is given back', async (t) => {
+void t.test('§2 a run that ends while its record is given back keeps its outcome', async (t) => {
   for (const how of ['before', 'after'] as const) {
     const { a, gate, running } = await restoredUnder(t)
     const back = new Gate()
@@ -260,16 +263,12 @@ void t.test('§2 the run ends while its record is given back', async (t) => {
     const retry = a.send()
     await back.reached
     if (how === 'before') {
-      // Its outcome meets the claim of the retry, and is refused.
+      // Its outcome finds the retry's claim and is refused.
       gate.open()
       await running
       t.same(a.said('completed'), ['released', 'stale'])
       back.open()
-      t.match(
-        seen(await retry),
-        { code: 'idempotency_key_in_progress' },
-        'as it was when the claim came through',
-      )
+      t.match(seen(await retry), { code: 'idempotency_key_in_progress' }, 'as it was at the claim')
     } else {
       // Its outcome is on its way when the record has just been given back.
       const outcome = new Gate()
@@ -290,7 +289,7 @@ void t.test('§2 the run ends while its record is given back', async (t) => {
   }
 })
 
-void t.test('§2 the record is gone again when it is to be given back', async (t) => {
+void t.test('§2 a run keeps its outcome if its record vanishes again while it is given back', async (t) => {
   const { a, gate, running } = await restoredUnder(t)
   let swaps = 0
   a.store.gate = async ({ op }) => {
@@ -303,7 +302,7 @@ void t.test('§2 the record is gone again when it is to be given back', async (t
   t.equal(a.n, 2)
 })
 
-void t.test('§2 bypass: a claim that comes through beside a run without one executes nothing', async (t) => {
+void t.test('§2 bypass: a claim that succeeds beside a run without one executes nothing', async (t) => {
   const bypass = route({ onStoreUnavailable: 'bypass' })
   const a = replica(t)
   const asked = new Gate()

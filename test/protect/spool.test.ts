@@ -27,7 +27,7 @@ import {
 
 t.setTimeout(120_000)
 
-/** Called before and after each step of a disk, where it is set. */
+/** If set, called before and after each disk operation. */
 let onDisk: ((when: 'before' | 'after') => Promise<void> | undefined) | null = null
 
 const handle = await open(fileURLToPath(import.meta.url))
@@ -58,11 +58,11 @@ interface Spooling {
   readonly outbox: Outbox
   readonly replica: Replica
   readonly said: string[]
-  /** What the process before left, and this one holds. */
+  /** How many outcomes the process before left for this one. */
   readonly left: number
 }
 
-/** A process whose spool is in that directory. */
+/** Starts a process whose spool is in that directory. */
 async function spooling(
   t: Test,
   store: Store,
@@ -86,7 +86,7 @@ async function spooling(
   return { directory, outbox, replica: made, said, left: left.length }
 }
 
-/** What a process that is killed now leaves on disk. */
+/** Copies what a process killed now would leave on disk. */
 function remains(t: Test, directory: string): string {
   const copy = folder(t)
   cpSync(directory, copy, { recursive: true, filter: (path) => !path.endsWith('spool.lock') })
@@ -103,7 +103,7 @@ async function deferred(r: Replica, reply: () => Forwarded, fault: Fault = 'down
 }
 
 void t.test(
-  'R04 killed with the store down: the next process answers the retry from the spool',
+  'R04 after a kill with the store down, the next process answers the retry from the spool',
   async (t) => {
     for (const fault of ['down', 'dropped', 'lost', 'late', 'full'] as const) {
       const store = new Store()
@@ -116,7 +116,7 @@ void t.test(
       t.match(await b.replica.get(), { bytes: first.bytes, replayed: true }, fault)
       await refused(t, b.replica, { body: 'other' }, 'idempotency_key_reused')
       t.equal(b.replica.ports.settler.size, 1)
-      t.equal(b.replica.bytes.held, '{"id":"p1"}'.length, 'counted as any body that is held')
+      t.equal(b.replica.bytes.held, '{"id":"p1"}'.length, 'counted like any held body')
 
       store.fault = () => null
       await store.arrive()
@@ -135,7 +135,7 @@ void t.test(
   },
 )
 
-void t.test('R05 written under the original attempt: token, fence and age are the same', async (t) => {
+void t.test('R05 a spooled outcome is written with the token, fence and age of its claim', async (t) => {
   const store = new Store()
   const a = await spooling(t, store, folder(t))
   await deferred(a.replica, () => a.replica.responded())
@@ -151,7 +151,7 @@ void t.test('R05 written under the original attempt: token, fence and age are th
   t.same(b.replica.said('completed'), ['stored'])
 })
 
-void t.test('R04 what had been lost with the store is written anew from the spool', async (t) => {
+void t.test('R04 an outcome whose record the store lost is written again from the spool', async (t) => {
   const store = new Store()
   const a = await spooling(t, store, folder(t))
   const first = await deferred(a.replica, () => a.replica.responded())
@@ -164,35 +164,32 @@ void t.test('R04 what had been lost with the store is written anew from the spoo
   t.equal(b.replica.n, 0)
 })
 
-void t.test(
-  'a newer attempt exists, or somebody resolved the record: the outcome from the spool is stale',
-  async (t) => {
-    const store = new Store()
-    const retrying = route({ onLeaseExpired: 'retry' })
-    const a = await spooling(t, store, folder(t))
-    a.replica.script.push(() => {
-      store.fault = () => 'down'
-      return a.replica.responded(201, 'first')
-    })
-    await a.replica.get({ route: retrying })
-    a.replica.close()
-    store.fault = () => null
-    store.now += 2 * LEASE
-    const other = replica(t, { store })
-    other.script.push(() => other.responded(201, 'second'))
-    const second = await other.get({ route: retrying })
-    t.notOk(second.replayed)
-    const b = await spooling(t, store, remains(t, a.directory))
-    t.ok(await b.replica.ports.settler.flush())
-    t.same(b.replica.said('completed'), ['stale'])
-    t.match(await b.replica.get({ route: retrying }), { bytes: second.bytes, replayed: true })
-    await b.outbox.close()
-    t.same(readdirSync(b.directory), ['spool.lock'])
-  },
-)
+void t.test('a spooled outcome is stale if a newer attempt exists', async (t) => {
+  const store = new Store()
+  const retrying = route({ onLeaseExpired: 'retry' })
+  const a = await spooling(t, store, folder(t))
+  a.replica.script.push(() => {
+    store.fault = () => 'down'
+    return a.replica.responded(201, 'first')
+  })
+  await a.replica.get({ route: retrying })
+  a.replica.close()
+  store.fault = () => null
+  store.now += 2 * LEASE
+  const other = replica(t, { store })
+  other.script.push(() => other.responded(201, 'second'))
+  const second = await other.get({ route: retrying })
+  t.notOk(second.replayed)
+  const b = await spooling(t, store, remains(t, a.directory))
+  t.ok(await b.replica.ports.settler.flush())
+  t.same(b.replica.said('completed'), ['stale'])
+  t.match(await b.replica.get({ route: retrying }), { bytes: second.bytes, replayed: true })
+  await b.outbox.close()
+  t.same(readdirSync(b.directory), ['spool.lock'])
+})
 
 void t.test(
-  '§7 proven not executed, and killed: the next process frees the key, and nobody else before',
+  '§7 the next process frees the key of a request proven not executed once the store is back',
   async (t) => {
     const store = new Store()
     const a = await spooling(t, store, folder(t))
@@ -207,7 +204,7 @@ void t.test(
   },
 )
 
-void t.test('§7 uncertain, and killed: unknown for the next process, too', async (t) => {
+void t.test('§7 an uncertain outcome is unknown to the next process too', async (t) => {
   const store = new Store()
   const a = await spooling(t, store, folder(t))
   t.equal((await deferred(a.replica, () => broken)).code, 'upstream_failed')
@@ -220,7 +217,7 @@ void t.test('§7 uncertain, and killed: unknown for the next process, too', asyn
   t.equal(b.replica.n, 0)
 })
 
-void t.test('§3 a withdrawal survives, too: the key is not wedged', async (t) => {
+void t.test('§3 a spooled withdrawal frees the key in the next process', async (t) => {
   const store = new Store()
   const a = await spooling(t, store, folder(t))
   store.next.push({ op: 'put', fault: 'lost' }, { op: 'put', fault: 'dropped' })
@@ -242,32 +239,29 @@ void t.test('§3 a withdrawal survives, too: the key is not wedged', async (t) =
   t.equal(a.replica.n + b.replica.n, 1)
 })
 
-void t.test(
-  '§3 a take-over whose reply was lost is withdrawn by the next process: it cannot arrive any more',
-  async (t) => {
-    const store = new Store()
-    const first = replica(t, { store })
-    first.script.push(notSent)
-    await first.get()
-    const a = await spooling(t, store, folder(t))
-    store.next.push({ op: 'swap', fault: 'late' })
-    store.fault = ({ n }) => (n > store.calls - 1 && store.next.length === 0 ? 'down' : null)
-    t.equal((await a.replica.get()).code, 'idempotency_store_unavailable')
-    await a.replica.ports.settler.close()
-    await a.outbox.close()
-    store.fault = () => null
-    const before = await store.read(a.replica.id)
-    const b = await spooling(t, store, a.directory)
-    t.ok(await b.replica.ports.settler.flush())
-    await store.arrive()
-    const after = await store.read(a.replica.id)
-    t.equal(after?.state, 'failed_retryable', 'the claim that arrives now is refused')
-    t.equal(after?.token.toString('hex'), before?.token.toString('hex'))
-    t.not(after?.version, before?.version)
-  },
-)
+void t.test('§3 the next process withdraws a late takeover, which is refused when it arrives', async (t) => {
+  const store = new Store()
+  const first = replica(t, { store })
+  first.script.push(notSent)
+  await first.get()
+  const a = await spooling(t, store, folder(t))
+  store.next.push({ op: 'swap', fault: 'late' })
+  store.fault = ({ n }) => (n > store.calls - 1 && store.next.length === 0 ? 'down' : null)
+  t.equal((await a.replica.get()).code, 'idempotency_store_unavailable')
+  await a.replica.ports.settler.close()
+  await a.outbox.close()
+  store.fault = () => null
+  const before = await store.read(a.replica.id)
+  const b = await spooling(t, store, a.directory)
+  t.ok(await b.replica.ports.settler.flush())
+  await store.arrive()
+  const after = await store.read(a.replica.id)
+  t.equal(after?.state, 'failed_retryable', 'the claim that arrives now is refused')
+  t.equal(after?.token.toString('hex'), before?.token.toString('hex'))
+  t.not(after?.version, before?.version)
+})
 
-void t.test('R02 bypass: what was executed without a claim is settled by the next process', async (t) => {
+void t.test('R02 bypass: the next process settles what was executed without a claim', async (t) => {
   const store = new Store()
   const a = await spooling(t, store, folder(t))
   store.fault = () => 'down'
@@ -283,7 +277,7 @@ void t.test('R02 bypass: what was executed without a claim is settled by the nex
 })
 
 void t.test(
-  'bypass over a record that a retry may claim: the next process knows how the route decides',
+  'the next process settles a bypass over a lapsed claim as the route’s onLeaseExpired says',
   async (t) => {
     for (const onLeaseExpired of ['unknown', 'retry'] as const) {
       const policy = route({ onStoreUnavailable: 'bypass', onLeaseExpired })
@@ -311,7 +305,7 @@ void t.test(
   },
 )
 
-void t.test('several outcomes of one record come back in their order', async (t) => {
+void t.test('several outcomes of one record are restored in order', async (t) => {
   const store = new Store()
   const a = await spooling(t, store, folder(t))
   store.fault = () => 'down'
@@ -328,49 +322,43 @@ void t.test('several outcomes of one record come back in their order', async (t)
   t.match(await b.replica.get(), { bytes: first.bytes, replayed: true })
 })
 
-void t.test(
-  'what the store took is not in the spool any more, and a proxy that never failed has none',
-  async (t) => {
-    const store = new Store()
-    const a = await spooling(t, store, folder(t))
-    t.equal((await a.replica.get()).status, 201)
-    t.same(readdirSync(a.directory), ['spool.lock'])
-    a.replica.script.push(() => {
-      store.fault = () => 'down'
-      return a.replica.responded()
-    })
-    await a.replica.get({ key: 'another' })
-    t.equal(readdirSync(a.directory).length, 2)
-    store.fault = () => null
-    await until(() => a.replica.ports.settler.size === 0)
-    await until(() => readdirSync(a.directory).length === 1)
-  },
-)
+void t.test('the spool holds only what the store has not taken', async (t) => {
+  const store = new Store()
+  const a = await spooling(t, store, folder(t))
+  t.equal((await a.replica.get()).status, 201)
+  t.same(readdirSync(a.directory), ['spool.lock'])
+  a.replica.script.push(() => {
+    store.fault = () => 'down'
+    return a.replica.responded()
+  })
+  await a.replica.get({ key: 'another' })
+  t.equal(readdirSync(a.directory).length, 2)
+  store.fault = () => null
+  await until(() => a.replica.ports.settler.size === 0)
+  await until(() => readdirSync(a.directory).length === 1)
+})
 
-void t.test(
-  'its claim is dropped while the process is away: so is the outcome, and it is said',
-  async (t) => {
-    const store = new Store()
-    const a = await spooling(t, store, folder(t))
-    const short = route({ unresolvedTtl: 1 })
-    a.replica.script.push(() => {
-      store.fault = () => 'down'
-      return a.replica.responded()
-    })
-    await a.replica.get({ route: short })
-    a.replica.close()
-    const directory = remains(t, a.directory)
-    const { now } = Date
-    t.intercept(Date, 'now', { value: () => now() + HOUR })
-    const b = await spooling(t, store, directory)
-    t.equal(b.left, 0)
-    t.same(b.said, ['outcomes in the spool are older than their records can be; they are dropped'])
-    await b.outbox.close()
-    t.same(readdirSync(directory), ['spool.lock'])
-  },
-)
+void t.test('a spooled outcome older than its record can be is dropped with a message', async (t) => {
+  const store = new Store()
+  const a = await spooling(t, store, folder(t))
+  const short = route({ unresolvedTtl: 1 })
+  a.replica.script.push(() => {
+    store.fault = () => 'down'
+    return a.replica.responded()
+  })
+  await a.replica.get({ route: short })
+  a.replica.close()
+  const directory = remains(t, a.directory)
+  const { now } = Date
+  t.intercept(Date, 'now', { value: () => now() + HOUR })
+  const b = await spooling(t, store, directory)
+  t.equal(b.left, 0)
+  t.same(b.said, ['outcomes in the spool are older than their records can be; they are dropped'])
+  await b.outbox.close()
+  t.same(readdirSync(directory), ['spool.lock'])
+})
 
-void t.test('a clock that was set back does not prolong what is kept', async (t) => {
+void t.test('a clock set back does not keep a spooled outcome longer', async (t) => {
   const store = new Store()
   const a = await spooling(t, store, folder(t))
   await deferred(a.replica, () => a.replica.responded())
@@ -389,18 +377,21 @@ void t.test('a clock that was set back does not prolong what is kept', async (t)
   await outbox.close()
 })
 
-void t.test('a spool that is full: held in memory alone, said, and lost with the process', async (t) => {
-  const store = new Store()
-  const a = await spooling(t, store, folder(t), 100)
-  const first = await deferred(a.replica, () => a.replica.responded())
-  t.equal(first.status, 201)
-  t.ok(a.replica.troubles().includes('an outcome could not be spooled; it is held in memory only'))
-  t.match(await a.replica.get(), { bytes: first.bytes, replayed: true })
-  await a.replica.ports.settler.close()
-  t.equal(a.replica.troubles().at(-1), 'an outcome could not be stored and is lost')
-})
+void t.test(
+  'with a full spool an outcome is held in memory only, reported, and lost with the process',
+  async (t) => {
+    const store = new Store()
+    const a = await spooling(t, store, folder(t), 100)
+    const first = await deferred(a.replica, () => a.replica.responded())
+    t.equal(first.status, 201)
+    t.ok(a.replica.troubles().includes('an outcome could not be spooled; it is held in memory only'))
+    t.match(await a.replica.get(), { bytes: first.bytes, replayed: true })
+    await a.replica.ports.settler.close()
+    t.equal(a.replica.troubles().at(-1), 'an outcome could not be stored and is lost')
+  },
+)
 
-void t.test('a spool has room for all that memory may hold', async (t) => {
+void t.test('a spool has room for everything that memory may hold', async (t) => {
   const store = new Store()
   const a = await spooling(t, store, folder(t), spoolRoom(MiB))
   store.fault = () => 'down'
@@ -414,7 +405,7 @@ void t.test('a spool has room for all that memory may hold', async (t) => {
   t.equal(b.replica.bytes.held, MiB)
 })
 
-void t.test('a disk that hangs does not keep the answer for long', async (t) => {
+void t.test('a hanging disk holds up the answer for 500 ms only', async (t) => {
   const store = new Store()
   const a = await spooling(t, store, folder(t))
   const hang = Promise.withResolvers<void>()
@@ -434,7 +425,7 @@ void t.test('a disk that hangs does not keep the answer for long', async (t) => 
   t.ok(await a.replica.ports.settler.flush())
 })
 
-void t.test('a retry is not told of an outcome before it is on disk, as its own client is not', async (t) => {
+void t.test('a retry gets no outcome before it is on disk', async (t) => {
   // Found by the simulation (seed 7055262): the process died between the retry's answer and the disk.
   const store = new Store()
   const a = await spooling(t, store, folder(t))
@@ -465,7 +456,7 @@ interface Story {
   readonly name: string
   readonly policy: RoutePolicy
   readonly reply: (r: Replica, executed: () => void) => Forwarded
-  /** Of the store's calls, by number, from 1; then it is down. */
+  /** Faults of the store's calls, in order; then it is down. */
   readonly faults: readonly (Fault | null)[]
 }
 
@@ -474,17 +465,17 @@ const whole: Story['reply'] = (r, executed) => {
   return r.responded(201, 'once')
 }
 const STORIES: readonly Story[] = [
-  { name: 'a whole answer', policy: route(), reply: whole, faults: [null] },
+  { name: 'a complete answer', policy: route(), reply: whole, faults: [null] },
   {
-    name: 'a completion that is applied, its reply lost',
+    name: 'a completion whose reply is lost',
     policy: route(),
     reply: whole,
     faults: [null, 'lost'],
   },
-  { name: 'a completion that arrives later', policy: route(), reply: whole, faults: [null, 'late'] },
-  { name: 'no byte left', policy: route(), reply: () => notSent, faults: [null] },
+  { name: 'a completion that arrives late', policy: route(), reply: whole, faults: [null, 'late'] },
+  { name: 'no bytes were sent', policy: route(), reply: () => notSent, faults: [null] },
   {
-    name: 'bytes left, no answer',
+    name: 'bytes were sent, no answer came',
     policy: route(),
     reply: (_, executed) => {
       executed()
@@ -503,14 +494,14 @@ const STORIES: readonly Story[] = [
     },
     faults: [null],
   },
-  { name: 'a claim that is lost', policy: route(), reply: whole, faults: ['dropped', 'lost'] },
+  { name: 'a lost claim', policy: route(), reply: whole, faults: ['dropped', 'lost'] },
   { name: 'bypass', policy: BYPASS, reply: whole, faults: [] },
-  { name: 'bypass after a claim that is lost', policy: BYPASS, reply: whole, faults: ['late', 'dropped'] },
+  { name: 'bypass after a lost claim', policy: BYPASS, reply: whole, faults: ['late', 'dropped'] },
 ]
 
 for (const story of STORIES)
   void t.test(
-    `R04 R05 X06 ${story.name}, the store down; death at every await, the disk’s too`,
+    `R04 R05 X06 an answer sent with the store down survives death at any call (${story.name})`,
     async (t) => {
       let survived = false
       for (let k = 1; !survived; k++)
@@ -518,7 +509,7 @@ for (const story of STORIES)
     },
   )
 
-/** One process with a spool that dies at its k-th call of a port or of the disk; then two more on what it left. */
+/** Runs a process with a spool that dies at its k-th port or disk call, then its successors on what it left. */
 async function life(t: Test, story: Story, k: number, death: 'before' | 'after'): Promise<boolean> {
   const store = new Store()
   const directory = folder(t)
@@ -568,7 +559,7 @@ async function life(t: Test, story: Story, k: number, death: 'before' | 'after')
   const answered = mortal.send({ route: story.policy }).then((answer) => {
     if (dead) return
     first = seen(answer)
-    // A whole answer has left: from now on death costs nothing.
+    // A complete answer has left: from now on death costs nothing.
     copied = remains(t, directory)
   })
   await Promise.race([answered, until(() => dead)])
@@ -598,7 +589,7 @@ async function life(t: Test, story: Story, k: number, death: 'before' | 'after')
     answers.push(answer)
     if (whole !== null)
       t.match(answer, { bytes: whole, replayed: true }, `${title}: replayed, the store ${fault}`)
-    if (fault === null) t.ok(await next.replica.ports.settler.flush(), `${title}: all of it is written`)
+    if (fault === null) t.ok(await next.replica.ports.settler.flush(), `${title}: everything is written`)
     copied = remains(t, next.directory)
     next.replica.close()
     await next.outbox.close()
@@ -606,10 +597,10 @@ async function life(t: Test, story: Story, k: number, death: 'before' | 'after')
   await store.arrive()
   hang.resolve()
   await outbox.close()
-  // `bypass` gives the promise up by name: what died before it was on disk is not known to anybody.
+  // `bypass` explicitly gives up the promise: nobody knows of what died before it was on disk.
   const most = story.policy === BYPASS && whole === null ? late.executed + 1 : 1
   t.ok(n <= most, `${title}: N = ${n}`)
   const kept = new Set(answers.filter((one) => one.replayed).map((one) => one.bytes))
-  t.ok(kept.size <= 1, `${title}: every later answer is the first`)
+  t.ok(kept.size <= 1, `${title}: all replays are the same`)
   return survived
 }

@@ -29,13 +29,13 @@ import {
 const BYPASS = route({ onStoreUnavailable: 'bypass', statusHeader: true })
 const ok = (one: { status: number | null; replayed: boolean }) => one.status === 201 && !one.replayed
 
-/** Brings a record into `failed_retryable`, so that the next claim is a take-over. */
+/** Leaves a record in `failed_retryable`, so that the next claim is a takeover. */
 async function released(a: Replica, over: Sent = {}): Promise<void> {
   a.script.push({ proof: 'not_sent', reason: 'refused' })
   await a.get(over)
 }
 
-void t.test('L05 a claim whose reply was lost is recognised by its token and goes on', async (t) => {
+void t.test('L05 a claim whose reply was lost is recognised by its token and executes', async (t) => {
   for (const fault of ['lost', 'dropped', 'late'] as const)
     for (const op of ['put', 'swap'] as const) {
       const a = replica(t)
@@ -58,29 +58,26 @@ void t.test('L05 a claim whose reply was lost is recognised by its token and goe
     }
 })
 
-void t.test(
-  'L05 a claim is recognised also after it was written down that its owner fell silent',
-  async (t) => {
-    const a = replica(t)
-    const sweeper = worker(t, a.store, route())
-    a.store.next.push({ op: 'put', fault: 'lost' })
-    // Found by the simulation (seed 1744): the reply took longer than the lease, and the key stayed unknown.
-    let puts = 0
-    a.store.gate = async ({ op, by }) => {
-      if (op !== 'put' || by === sweeper || ++puts !== 2) return
-      a.store.now += LEASE
-      await sweeper.round()
-      t.match(await a.store.read(a.id), { state: 'unknown' })
-    }
-    const first = await a.get()
-    t.ok(ok(first))
-    t.equal(a.n, 1)
-    t.match(await a.get(), { bytes: first.bytes, replayed: true })
-  },
-)
+void t.test('L05 a claim is recognised even after a sweeper has marked it unknown', async (t) => {
+  const a = replica(t)
+  const sweeper = worker(t, a.store, route())
+  a.store.next.push({ op: 'put', fault: 'lost' })
+  // Found by the simulation (seed 1744): the reply took longer than the lease, and the key stayed unknown.
+  let puts = 0
+  a.store.gate = async ({ op, by }) => {
+    if (op !== 'put' || by === sweeper || ++puts !== 2) return
+    a.store.now += LEASE
+    await sweeper.round()
+    t.match(await a.store.read(a.id), { state: 'unknown' })
+  }
+  const first = await a.get()
+  t.ok(ok(first))
+  t.equal(a.n, 1)
+  t.match(await a.get(), { bytes: first.bytes, replayed: true })
+})
 
 void t.test(
-  '§3.4 both tries lost: refused, withdrawn, and the key is not wedged, whatever arrives when',
+  '§3.4 a claim lost twice is refused and withdrawn, and a retry executes, whatever arrives when',
   async (t) => {
     const faults: readonly Fault[] = ['lost', 'dropped', 'late']
     for (const op of ['put', 'swap'] as const)
@@ -94,7 +91,7 @@ void t.test(
               if (op === 'swap') await released(a)
               const { n } = a
               a.store.next.push({ op, fault: first })
-              // A take-over that was applied shows itself to the next put: that reply gets lost too.
+              // A takeover that was applied shows itself to the next put: that reply gets lost too.
               if (op === 'swap' && first === 'lost') a.store.next.push({ op: 'put', fault: null })
               // A store that is down is asked again while the connection may come back.
               for (let times = second === 'down' ? 4 : 1; times > 0; times--)
@@ -119,7 +116,7 @@ void t.test(
 )
 
 void t.test(
-  'W05 a claim that no replica has is withdrawn before its 503; the next retry executes once',
+  'W05 a claim that no replica has is withdrawn before its 503, and the next retry executes',
   async (t) => {
     for (const op of ['put', 'swap'] as const)
       for (const onStoreUnavailable of ['reject', 'bypass'] as const)
@@ -133,9 +130,9 @@ void t.test(
           a.store.next.push({ op, fault: 'unreplicated' })
           const answer = await a.get({ route: policy })
           t.match(answer, { code: 'idempotency_store_unavailable', retryAfter: 1 }, title)
-          t.equal(a.n, n, 'nothing executed, not even where the route would go on without a store')
+          t.equal(a.n, n, 'nothing executed, even on a bypass route')
           t.equal(a.ports.settler.size, 0)
-          t.equal((await a.store.read(a.id))?.state, 'failed_retryable', 'the client can come again at once')
+          t.equal((await a.store.read(a.id))?.state, 'failed_retryable', 'the client may retry at once')
           const retry = await (elsewhere ? b : a).get({ route: policy })
           t.ok(ok(retry), `${title}: the retry executes`)
           t.match(await a.get({ route: policy }), { replayed: true, bytes: retry.bytes })
@@ -145,7 +142,7 @@ void t.test(
   },
 )
 
-void t.test('W05 a withdrawal that the store does not take is kept, and the key is not wedged', async (t) => {
+void t.test('W05 a withdrawal that the store does not take is kept, and a retry executes', async (t) => {
   for (const fault of ['down', 'lost'] as const) {
     const a = replica(t)
     a.store.next.push({ op: 'put', fault: 'unreplicated' }, { op: 'swap', fault })
@@ -156,7 +153,7 @@ void t.test('W05 a withdrawal that the store does not take is kept, and the key 
   }
 })
 
-void t.test('L05 a claim whose connection broke is asked for again once it is back', async (t) => {
+void t.test('L05 a claim whose connection broke is tried again once the connection is back', async (t) => {
   for (const downs of [1, 2, 3]) {
     const a = replica(t)
     a.store.next.push({ op: 'put', fault: 'lost' })
@@ -167,7 +164,7 @@ void t.test('L05 a claim whose connection broke is asked for again once it is ba
   }
 })
 
-void t.test('§3.4 the retry itself withdraws first, where the timer has not yet', async (t) => {
+void t.test('§3.4 a retry withdraws the lost claim itself if the timer has not', async (t) => {
   const a = replica(t)
   a.store.next.push({ op: 'put', fault: 'dropped' }, { op: 'put', fault: 'lost' })
   await refused409(t, a)
@@ -180,7 +177,7 @@ async function refused409(t: Test, a: Replica): Promise<void> {
   t.equal(a.ports.settler.size, 1)
 }
 
-void t.test('§3.4 a late claim that arrives in the middle of its withdrawal is freed as well', async (t) => {
+void t.test('§3.4 a late claim that arrives during its withdrawal is freed too', async (t) => {
   const a = replica(t)
   await released(a)
   a.store.next.push({ op: 'swap', fault: 'late' }, { op: 'swap', fault: 'late' })
@@ -196,7 +193,7 @@ void t.test('§3.4 a late claim that arrives in the middle of its withdrawal is 
   t.ok(ok(await a.get()))
 })
 
-void t.test('§3.4 a record that vanishes in the middle of a withdrawal stays claimable', async (t) => {
+void t.test('§3.4 a record that vanishes during a withdrawal stays claimable', async (t) => {
   const a = replica(t)
   await released(a)
   a.store.next.push({ op: 'swap', fault: 'late' }, { op: 'swap', fault: 'dropped' })
@@ -218,7 +215,7 @@ async function drop(a: Replica): Promise<void> {
 }
 
 void t.test(
-  '§2 a withdrawal leaves what it found: the earlier attempt’s late proof is accepted',
+  '§2 a withdrawal leaves what it found, so the earlier attempt’s late outcome is accepted',
   async (t) => {
     for (const earlier of ['lapsed', 'written down', 'resolved'] as const) {
       const store = new Store()
@@ -259,13 +256,13 @@ void t.test('§3.4 several lost claims of one key are all withdrawn', async (t) 
   )
   t.equal(a.ports.settler.size, 2)
   await a.store.arrive()
-  t.equal((await a.store.read(a.id))?.state, 'in_progress', 'the first one’s claim is in the store')
+  t.equal((await a.store.read(a.id))?.state, 'in_progress', 'the first claim is in the store')
   t.ok(await a.ports.settler.flush())
   t.equal((await a.store.read(a.id))?.state, 'failed_retryable')
   t.ok(ok(await a.get()))
 })
 
-void t.test('§3.4 a lost claim takes nothing from an outcome that is held meanwhile', async (t) => {
+void t.test('§3.4 a duplicate’s lost claim does not affect the outcome held meanwhile', async (t) => {
   const a = replica(t)
   const gate = new Gate()
   a.script.push(gate.before(() => a.responded()))
@@ -283,7 +280,11 @@ void t.test('§3.4 a lost claim takes nothing from an outcome that is held meanw
   const first = seen(await working)
   t.same(a.said('completed'), ['deferred'])
   wire.open()
-  t.match(seen(await duplicate), { bytes: first.bytes, replayed: true }, 'what this replica holds answers')
+  t.match(
+    seen(await duplicate),
+    { bytes: first.bytes, replayed: true },
+    'answered from what this replica holds',
+  )
   a.store.gate = null
   t.match(await a.get(), { bytes: first.bytes, replayed: true })
   a.store.fault = () => null
@@ -294,7 +295,7 @@ void t.test('§3.4 a lost claim takes nothing from an outcome that is held meanw
   t.equal(a.bytes.held, 0)
 })
 
-void t.test('§3.4 a withdrawal says nothing about the record: no misuse from it', async (t) => {
+void t.test('§3.4 a pending withdrawal of another payload does not make a retry misuse', async (t) => {
   const a = replica(t)
   const first = await a.get({ body: 'A' })
   a.store.fault = () => 'dropped'
@@ -307,7 +308,7 @@ void t.test('§3.4 a withdrawal says nothing about the record: no misuse from it
 })
 
 void t.test(
-  'R01 R03 R08 the store is down or full at the claim: 503, nothing executed, nothing held',
+  'R01 R03 R08 a request gets 503 if the store is down or full at its claim, and nothing executes',
   async (t) => {
     for (const fault of ['down', 'full'] as const) {
       const a = replica(t)
@@ -326,21 +327,18 @@ void t.test(
   },
 )
 
-void t.test(
-  'an error that is no answer of a store is a bug: thrown, and the bytes are given back',
-  async (t) => {
-    const a = replica(t)
-    a.store.fault = () => new TypeError('a bug')
-    await t.rejects(a.send(), { message: 'a bug' })
-    t.match(a.traces.at(-1), { outcome: null, before: null, after: null, fence: null })
-    t.equal(a.bytes.held, 0)
-    t.equal(a.ports.inFlight.count, 0)
-    t.equal(a.n, 0)
-  },
-)
+void t.test('an unexpected error of the store is thrown, and the bytes are released', async (t) => {
+  const a = replica(t)
+  a.store.fault = () => new TypeError('a bug')
+  await t.rejects(a.send(), { message: 'a bug' })
+  t.match(a.traces.at(-1), { outcome: null, before: null, after: null, fence: null })
+  t.equal(a.bytes.held, 0)
+  t.equal(a.ports.inFlight.count, 0)
+  t.equal(a.n, 0)
+})
 
 void t.test(
-  'R02 bypass: forwarded, counted bypassed, marked; the outcome is settled when the store is back',
+  'R02 bypass: a request is forwarded, marked and counted as bypassed, and settled once the store is back',
   async (t) => {
     const a = replica(t)
     a.store.fault = () => 'down'
@@ -353,7 +351,7 @@ void t.test(
     t.match(
       await a.get({ route: BYPASS }),
       { bytes: first.bytes, replayed: true },
-      'the held outcome answers',
+      'answered from the held outcome',
     )
     await refused(t, a, { route: BYPASS, body: 'other' }, 'idempotency_key_reused')
     a.store.fault = () => null
@@ -365,7 +363,7 @@ void t.test(
   },
 )
 
-void t.test('R02 bypass: simultaneous requests of one key execute once on one replica', async (t) => {
+void t.test('R02 bypass: simultaneous requests with one key execute once on one replica', async (t) => {
   const a = replica(t)
   a.store.fault = () => 'down'
   const gate = new Gate()
@@ -379,7 +377,7 @@ void t.test('R02 bypass: simultaneous requests of one key execute once on one re
   t.match(
     running,
     { code: 'idempotency_key_in_progress', retryAfter: 30 },
-    'a whole number, also without a store',
+    'a whole number, even without a store',
   )
   gate.open()
   const answers = await Promise.all(all)
@@ -388,31 +386,28 @@ void t.test('R02 bypass: simultaneous requests of one key execute once on one re
   t.equal(answers.filter((one) => one.code === 'idempotency_key_in_progress').length, 19)
 })
 
-void t.test(
-  'R02 bypass: while it works without a claim its retries meet it, also when the store is back',
-  async (t) => {
-    for (const before of ['nothing', 'not executed'] as const) {
-      const a = replica(t)
-      a.store.fault = () => 'down'
-      if (before === 'not executed') await released(a, { route: BYPASS })
-      const { n } = a
-      const gate = new Gate()
-      a.script.push(gate.before(() => a.responded()))
-      const working = a.send({ route: BYPASS })
-      await gate.reached
-      a.store.fault = () => null
-      await refused(t, a, {}, 'idempotency_key_in_progress')
-      await refused(t, a, { body: 'other' }, 'idempotency_key_reused')
-      gate.open()
-      const first = seen(await working)
-      t.ok(await a.ports.settler.flush())
-      t.match(await a.get(), { bytes: first.bytes, replayed: true })
-      t.equal(a.n, n + 1)
-    }
-  },
-)
+void t.test('R02 bypass: retries find a run without a claim, even once the store is back', async (t) => {
+  for (const before of ['nothing', 'not executed'] as const) {
+    const a = replica(t)
+    a.store.fault = () => 'down'
+    if (before === 'not executed') await released(a, { route: BYPASS })
+    const { n } = a
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const working = a.send({ route: BYPASS })
+    await gate.reached
+    a.store.fault = () => null
+    await refused(t, a, {}, 'idempotency_key_in_progress')
+    await refused(t, a, { body: 'other' }, 'idempotency_key_reused')
+    gate.open()
+    const first = seen(await working)
+    t.ok(await a.ports.settler.flush())
+    t.match(await a.get(), { bytes: first.bytes, replayed: true })
+    t.equal(a.n, n + 1)
+  }
+})
 
-void t.test('L09 a run with a claim is the store’s to tell of, on every other replica', async (t) => {
+void t.test('L09 a replica whose lapsed run was taken over replays the newer answer', async (t) => {
   const a = replica(t)
   const b = replica(t, { store: a.store })
   const gate = new Gate()
@@ -430,7 +425,7 @@ void t.test('L09 a run with a claim is the store’s to tell of, on every other 
 })
 
 void t.test(
-  'R02 bypass with a lost claim: nothing is freed; the outcome is written under its token',
+  'R02 bypass: after a lost claim the outcome is written as the outcome of that claim',
   async (t) => {
     for (const op of ['put', 'swap'] as const)
       for (const fault of ['lost', 'dropped', 'late'] as const)
@@ -451,7 +446,7 @@ void t.test(
             { status: 201, proxyHeaders: ['Idempotency-Status', 'bypassed'] },
             `${op} ${fault} ${arrives}`,
           )
-          t.equal(a.trace.fence, null, 'a fence that the store did not give is none')
+          t.equal(a.trace.fence, null, 'without a fence from the store there is none')
           t.equal(a.asked.at(-1)?.headers[3], '0')
           t.equal(a.said('completed').at(-1), 'deferred')
           a.store.fault = () => null
@@ -467,7 +462,7 @@ void t.test(
   },
 )
 
-void t.test('R02 bypass over a record that says “not executed”: the retry finds what was done', async (t) => {
+void t.test('R02 bypass: the outcome is written over a record that says “not executed”', async (t) => {
   const rows = [
     [{ proof: 'unknown', reason: 'x', timedOut: false, status: null }, 'unknown'],
     [{ proof: 'not_sent', reason: 'x' }, 'failed_retryable'],
@@ -487,7 +482,7 @@ void t.test('R02 bypass over a record that says “not executed”: the retry fi
   }
 })
 
-void t.test('R02 bypass: the write over another record meets a race, and looks again', async (t) => {
+void t.test('R02 bypass: an outcome that loses a race for the record looks again', async (t) => {
   for (const race of ['arrives', 'moves', 'taken'] as const) {
     const a = replica(t)
     const b = replica(t, { store: a.store })
@@ -512,7 +507,7 @@ void t.test('R02 bypass: the write over another record meets a race, and looks a
   }
 })
 
-void t.test('R02 bypass: an outcome that meets another attempt’s record changes nothing', async (t) => {
+void t.test('R02 bypass: an outcome does not change another attempt’s record', async (t) => {
   const rows = [
     [null, 'stale'],
     [{ proof: 'unknown', reason: 'x', timedOut: false, status: null }, 'stale'],
@@ -535,38 +530,45 @@ void t.test('R02 bypass: an outcome that meets another attempt’s record change
   }
 })
 
-void t.test('R02 bypass: a lost claim of a request that is answered otherwise is withdrawn', async (t) => {
-  const a = replica(t)
-  // The duplicate's claim is on its way when the other one begins without a claim.
-  const wire = new Gate()
-  a.store.gate = async () => {
-    a.store.gate = null
-    await wire.pass()
-  }
-  const duplicate = a.send({ route: BYPASS })
-  await wire.reached
-  a.store.fault = () => 'down'
-  const gate = new Gate()
-  a.script.push(gate.before(() => a.responded()))
-  const working = a.send({ route: BYPASS })
-  await gate.reached
-  a.store.next.push({ op: 'put', fault: 'dropped' }, { op: 'put', fault: 'late' })
-  wire.open()
-  t.equal(seen(await duplicate).code, 'idempotency_key_in_progress')
-  t.equal(a.ports.settler.size, 1)
-  a.store.fault = () => null
-  await a.store.arrive()
-  t.equal((await a.store.read(a.id))?.state, 'in_progress', 'of the request that was answered 409')
-  gate.open()
-  const first = seen(await working)
-  a.store.fault = () => null
-  t.ok(await a.ports.settler.flush())
-  t.match(await a.get({ route: BYPASS }), { bytes: first.bytes, replayed: true })
-  t.equal(a.n, 1)
-})
+void t.test(
+  'R02 bypass: the lost claim of a duplicate answered 409 does not keep the outcome from the store',
+  async (t) => {
+    const a = replica(t)
+    // The duplicate's claim is on its way when the other one begins without a claim.
+    const wire = new Gate()
+    a.store.gate = async () => {
+      a.store.gate = null
+      await wire.pass()
+    }
+    const duplicate = a.send({ route: BYPASS })
+    await wire.reached
+    a.store.fault = () => 'down'
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const working = a.send({ route: BYPASS })
+    await gate.reached
+    a.store.next.push({ op: 'put', fault: 'dropped' }, { op: 'put', fault: 'late' })
+    wire.open()
+    t.equal(seen(await duplicate).code, 'idempotency_key_in_progress')
+    t.equal(a.ports.settler.size, 1)
+    a.store.fault = () => null
+    await a.store.arrive()
+    t.equal(
+      (await a.store.read(a.id))?.state,
+      'in_progress',
+      'the claim of the request that was answered 409',
+    )
+    gate.open()
+    const first = seen(await working)
+    a.store.fault = () => null
+    t.ok(await a.ports.settler.flush())
+    t.match(await a.get({ route: BYPASS }), { bytes: first.bytes, replayed: true })
+    t.equal(a.n, 1)
+  },
+)
 
 void t.test(
-  'R02 X02 bypass: a client that has gone executes nothing; too many unsettled outcomes neither',
+  'R02 X02 bypass: nothing executes for a client that has left, or with too many unsettled outcomes',
   async (t) => {
     const a = replica(t)
     a.store.fault = () => 'dropped'
@@ -586,32 +588,29 @@ void t.test(
   },
 )
 
-void t.test(
-  '§3 proven not executed, but the store cannot be told: nobody executes, unless by name',
-  async (t) => {
-    const a = replica(t)
-    a.script.push(() => {
-      a.store.fault = () => 'down'
-      return { proof: 'not_sent', reason: 'refused' }
-    })
-    t.equal((await a.get()).code, 'upstream_unreachable')
-    t.same(a.said('completed'), ['deferred'])
-    t.match(await refused(t, a, {}, 'idempotency_store_unavailable'), { retryAfter: 1 })
-    await refused(t, a, { body: 'other' }, 'idempotency_key_reused')
-    const first = await a.get({ route: BYPASS })
-    t.ok(ok(first))
-    t.equal(a.trace.outcome, 'bypassed')
-    t.match(await a.get({ route: BYPASS }), { bytes: first.bytes, replayed: true })
-    a.store.fault = () => null
-    t.ok(await a.ports.settler.flush())
-    t.match(await a.get(), { bytes: first.bytes, replayed: true })
-    t.equal(a.n, 2)
-    t.equal(a.bytes.held, 0)
-  },
-)
+void t.test('§3 after an unstored not-executed outcome only a bypass route executes', async (t) => {
+  const a = replica(t)
+  a.script.push(() => {
+    a.store.fault = () => 'down'
+    return { proof: 'not_sent', reason: 'refused' }
+  })
+  t.equal((await a.get()).code, 'upstream_unreachable')
+  t.same(a.said('completed'), ['deferred'])
+  t.match(await refused(t, a, {}, 'idempotency_store_unavailable'), { retryAfter: 1 })
+  await refused(t, a, { body: 'other' }, 'idempotency_key_reused')
+  const first = await a.get({ route: BYPASS })
+  t.ok(ok(first))
+  t.equal(a.trace.outcome, 'bypassed')
+  t.match(await a.get({ route: BYPASS }), { bytes: first.bytes, replayed: true })
+  a.store.fault = () => null
+  t.ok(await a.ports.settler.flush())
+  t.match(await a.get(), { bytes: first.bytes, replayed: true })
+  t.equal(a.n, 2)
+  t.equal(a.bytes.held, 0)
+})
 
 void t.test(
-  'R04 R05 the store dies before the completion: the client is answered, a retry never executes',
+  'R04 R05 if the store dies before the completion, the client is answered and no retry executes',
   async (t) => {
     for (const fault of ['down', 'lost', 'dropped', 'late'] as const) {
       const store = new Store()
@@ -649,7 +648,7 @@ void t.test(
   },
 )
 
-void t.test('R05 the write is tried again by itself, until the store is back', async (t) => {
+void t.test('R05 the write is retried until the store is back', async (t) => {
   const a = replica(t)
   a.script.push(() => {
     a.store.fault = () => 'down'
@@ -665,7 +664,7 @@ void t.test('R05 the write is tried again by itself, until the store is back', a
   t.match(await a.get(), { bytes: first.bytes, replayed: true })
 })
 
-void t.test('R04 every outcome survives a store that is down at its end', async (t) => {
+void t.test('R04 unknown and not-executed outcomes survive a store that is down at their end', async (t) => {
   const rows = [
     [
       { proof: 'unknown', reason: 'x', timedOut: false, status: null },
@@ -690,21 +689,24 @@ void t.test('R04 every outcome survives a store that is down at its end', async 
     }
 })
 
-void t.test('R05 what cannot be stored is given up when its claim would be dropped, and said', async (t) => {
-  const a = replica(t)
-  a.script.push(() => {
-    a.store.fault = () => 'down'
-    return a.responded()
-  })
-  await a.get({ route: route({ unresolvedTtl: -1 }) })
-  t.ok(a.bytes.held > 0)
-  t.ok(await a.ports.settler.flush())
-  t.equal(a.troubles().at(-1), 'an outcome could not be stored and is lost')
-  t.equal(a.bytes.held, 0)
-})
+void t.test(
+  'R05 an outcome that cannot be stored is given up and reported when its claim would be dropped',
+  async (t) => {
+    const a = replica(t)
+    a.script.push(() => {
+      a.store.fault = () => 'down'
+      return a.responded()
+    })
+    await a.get({ route: route({ unresolvedTtl: -1 }) })
+    t.ok(a.bytes.held > 0)
+    t.ok(await a.ports.settler.flush())
+    t.equal(a.troubles().at(-1), 'an outcome could not be stored and is lost')
+    t.equal(a.bytes.held, 0)
+  },
+)
 
 void t.test(
-  'R05 an outcome is tried for as long as its claim would stay, which outlives the ttl; then its retention begins',
+  'R05 an outcome is retried even after the ttl, and its retention begins when it is stored',
   async (t) => {
     const brief = route({ ttl: -1 })
     const a = replica(t)
@@ -727,7 +729,7 @@ void t.test(
       return b.responded()
     })
     const first = await b.get({ route: short })
-    // Far behind the ttl, by both clocks.
+    // Long after the ttl, by both clocks.
     b.store.now += HOUR
     const { now } = performance
     performance.now = () => now.call(performance) + HOUR
@@ -745,7 +747,7 @@ void t.test(
   },
 )
 
-void t.test('R05 an outcome that the store refuses for a bug’s sake is not tried for ever', async (t) => {
+void t.test('R05 an outcome that fails with a bug is given up and reported', async (t) => {
   const a = replica(t)
   a.script.push(() => {
     a.store.fault = () => new RangeError('a bug')
@@ -758,7 +760,7 @@ void t.test('R05 an outcome that the store refuses for a bug’s sake is not tri
   t.equal(a.bytes.held, 0)
 })
 
-void t.test('R05 one outcome that the store never takes keeps no other from it', async (t) => {
+void t.test('R05 an outcome that the store never takes does not hold up the others', async (t) => {
   const a = replica(t)
   for (const key of ['first', 'second', 'third']) {
     a.script.push(() => {
@@ -783,7 +785,7 @@ void t.test('R05 one outcome that the store never takes keeps no other from it',
   }
   a.store.fault = ({ id, op }) => (id === poison && op === 'swap' ? 'full' : null)
   t.notOk(await a.ports.settler.flush())
-  t.equal(a.ports.settler.size, 1, 'nor does one for which there is no room')
+  t.equal(a.ports.settler.size, 1, 'nor does one that the store has no room for')
   a.store.fault = () => null
   t.ok(await a.ports.settler.flush())
   t.same(
@@ -795,7 +797,7 @@ void t.test('R05 one outcome that the store never takes keeps no other from it',
   t.equal(a.bytes.held, 0)
 })
 
-void t.test('R05 one write of an outcome at a time, however many ask for it', async (t) => {
+void t.test('R05 an outcome is written once, however many retries ask for it', async (t) => {
   const a = replica(t)
   a.script.push(() => {
     a.store.fault = () => 'down'
@@ -809,45 +811,48 @@ void t.test('R05 one write of an outcome at a time, however many ask for it', as
   t.same(a.said('completed'), ['deferred', 'released', 'stored'])
 })
 
-void t.test('§3 a full store takes what is executed without its body: done stays done', async (t) => {
-  const a = replica(t)
-  a.script.push(() => {
-    a.store.next.push({ op: 'swap', fault: 'full' })
-    return a.responded(201)
-  })
-  const policy = route({ statusHeader: true })
-  const first = await a.get({ route: policy })
-  t.match(first, { status: 201, bytes: /p1/ }, 'never answered overloaded')
-  t.equal(first.proxyHeaders[2], 'Idempotency-Expires')
-  t.same(a.said('completed'), ['too_large'])
-  t.match(await refused(t, a, {}, 'idempotency_response_unavailable'), { original: { status: 201 } })
-  t.equal(a.bytes.held, 0)
+void t.test(
+  '§3 a full store keeps an outcome without its body; if even that fails, it is held whole',
+  async (t) => {
+    const a = replica(t)
+    a.script.push(() => {
+      a.store.next.push({ op: 'swap', fault: 'full' })
+      return a.responded(201)
+    })
+    const policy = route({ statusHeader: true })
+    const first = await a.get({ route: policy })
+    t.match(first, { status: 201, bytes: /p1/ }, 'never answered overloaded')
+    t.equal(first.proxyHeaders[2], 'Idempotency-Expires')
+    t.same(a.said('completed'), ['too_large'])
+    t.match(await refused(t, a, {}, 'idempotency_response_unavailable'), { original: { status: 201 } })
+    t.equal(a.bytes.held, 0)
 
-  const b = replica(t)
-  b.script.push(() => {
-    b.store.fault = ({ op }) => (op === 'swap' ? 'full' : null)
-    return b.responded(201)
-  })
-  const held = await b.get()
-  t.match(await b.get(), { bytes: held.bytes, replayed: true }, 'not even that: held whole')
-  b.store.fault = () => null
-  t.ok(await b.ports.settler.flush())
-  t.match(await b.get(), { bytes: held.bytes, replayed: true }, 'room again: nothing was thrown away')
-  t.equal(b.bytes.held, 0)
+    const b = replica(t)
+    b.script.push(() => {
+      b.store.fault = ({ op }) => (op === 'swap' ? 'full' : null)
+      return b.responded(201)
+    })
+    const held = await b.get()
+    t.match(await b.get(), { bytes: held.bytes, replayed: true }, 'not even that fits: held whole')
+    b.store.fault = () => null
+    t.ok(await b.ports.settler.flush())
+    t.match(await b.get(), { bytes: held.bytes, replayed: true }, 'room again: nothing was thrown away')
+    t.equal(b.bytes.held, 0)
 
-  const c = replica(t)
-  c.script.push(() => {
-    c.store.next.push({ op: 'swap', fault: 'full' }, { op: 'swap', fault: new Error('a bug') })
-    return c.responded(201)
-  })
-  const kept = await c.get()
-  t.match(await c.get(), { bytes: kept.bytes, replayed: true }, 'whatever goes wrong then: held whole')
-  t.ok(await c.ports.settler.flush())
-  t.equal(c.bytes.held, 0)
-})
+    const c = replica(t)
+    c.script.push(() => {
+      c.store.next.push({ op: 'swap', fault: 'full' }, { op: 'swap', fault: new Error('a bug') })
+      return c.responded(201)
+    })
+    const kept = await c.get()
+    t.match(await c.get(), { bytes: kept.bytes, replayed: true }, 'held whole, whatever else goes wrong')
+    t.ok(await c.ports.settler.flush())
+    t.equal(c.bytes.held, 0)
+  },
+)
 
 void t.test(
-  'L11 a record that is gone when its outcome arrives is written again, counted and logged',
+  'L11 an outcome whose record is gone is written again, counted and logged, unless claimed since',
   async (t) => {
     for (const claimedAgain of [false, true]) {
       const store = new Store()
@@ -886,11 +891,11 @@ void t.test(
     })
     const first = await c.get()
     t.ok(await c.ports.settler.flush())
-    t.match(await c.get(), { bytes: first.bytes, replayed: true }, 'its reply lost: the same')
+    t.match(await c.get(), { bytes: first.bytes, replayed: true }, 'the same if its reply is lost')
   },
 )
 
-/** What an operator's command does, or a sweeper (`lapsed`): a decision over `unknown`. A completed resolution takes the owner's token away. */
+/** Decides an `unknown` record as an operator's command or a sweeper (`lapsed`) does. A completed resolution removes the owner's token. */
 async function resolve(a: Replica, outcome: 'retryable' | 'completed' | 'lapsed'): Promise<void> {
   const { record } = orThrow(await a.records.get(a.id))
   if (record === null) throw new Error('no record')
@@ -906,35 +911,38 @@ async function resolve(a: Replica, outcome: 'retryable' | 'completed' | 'lapsed'
   if (!done.done) throw new Error('not resolved')
 }
 
-void t.test('O03 O04 L09 a late outcome over a resolution', async (t) => {
-  for (const resolution of ['retryable', 'completed'] as const)
-    for (const settleFault of [null, 'down'] as const) {
-      const a = replica(t)
-      const gate = new Gate()
-      a.script.push(gate.before(() => a.responded()))
-      const working = a.send()
-      await gate.reached
-      a.store.now += LEASE
-      await refused(t, a, {}, 'idempotency_outcome_unknown')
-      await resolve(a, resolution)
-      const before = await a.store.dump()
-      if (settleFault !== null) a.store.next.push({ op: 'swap', fault: settleFault })
-      gate.open()
-      const own = seen(await working)
-      t.match(own, { status: 201, bytes: /p1/ }, 'its client gets its answer')
-      t.ok(await a.ports.settler.flush())
-      t.equal(a.bytes.held, 0)
-      if (resolution === 'retryable') {
-        t.equal(a.said('completed').at(-1), 'stored', 'a late proof beats “not executed”')
-        t.match(await a.get(), { bytes: own.bytes, replayed: true })
-      } else {
-        t.equal(a.said('completed').at(-1), 'stale')
-        t.same(await a.store.dump(), before)
-        await refused(t, a, {}, 'idempotency_response_unavailable')
+void t.test(
+  'O03 O04 L09 a late outcome overrides a retryable resolution, but not a completed one',
+  async (t) => {
+    for (const resolution of ['retryable', 'completed'] as const)
+      for (const settleFault of [null, 'down'] as const) {
+        const a = replica(t)
+        const gate = new Gate()
+        a.script.push(gate.before(() => a.responded()))
+        const working = a.send()
+        await gate.reached
+        a.store.now += LEASE
+        await refused(t, a, {}, 'idempotency_outcome_unknown')
+        await resolve(a, resolution)
+        const before = await a.store.dump()
+        if (settleFault !== null) a.store.next.push({ op: 'swap', fault: settleFault })
+        gate.open()
+        const own = seen(await working)
+        t.match(own, { status: 201, bytes: /p1/ }, 'its client gets its answer')
+        t.ok(await a.ports.settler.flush())
+        t.equal(a.bytes.held, 0)
+        if (resolution === 'retryable') {
+          t.equal(a.said('completed').at(-1), 'stored', 'a late proof beats “not executed”')
+          t.match(await a.get(), { bytes: own.bytes, replayed: true })
+        } else {
+          t.equal(a.said('completed').at(-1), 'stale')
+          t.same(await a.store.dump(), before)
+          await refused(t, a, {}, 'idempotency_response_unavailable')
+        }
+        t.equal(a.n, 1)
       }
-      t.equal(a.n, 1)
-    }
-})
+  },
+)
 
 void t.test('O03 a retry that claimed after the resolution wins over the late outcome', async (t) => {
   const a = replica(t)
@@ -953,7 +961,7 @@ void t.test('O03 a retry that claimed after the resolution wins over the late ou
   t.match(await a.get(), { bytes: retry.bytes, replayed: true })
 })
 
-void t.test('§2 a record that cannot be read is not overwritten by an outcome either', async (t) => {
+void t.test('§2 an outcome does not overwrite a record that cannot be read', async (t) => {
   const a = replica(t)
   let broken = Buffer.alloc(0)
   a.script.push(async () => {
@@ -971,7 +979,7 @@ void t.test('§2 a record that cannot be read is not overwritten by an outcome e
   t.equal(a.bytes.held, 0)
 })
 
-void t.test('a claim that others keep winning is given up, and never wedged', async (t) => {
+void t.test('a claim that others keep winning is given up, and a later retry executes', async (t) => {
   const store = new Store()
   const [a, b] = [replica(t, { store }), replica(t, { store })]
   await released(a)
@@ -989,7 +997,7 @@ void t.test('a claim that others keep winning is given up, and never wedged', as
   t.ok(ok(await b.get()))
 })
 
-void t.test('a record that vanishes under a take-over is claimed as new', async (t) => {
+void t.test('a record that vanishes under a takeover is claimed as new', async (t) => {
   const a = replica(t)
   await released(a)
   a.store.gate = async ({ op }) => {
@@ -1003,7 +1011,7 @@ void t.test('a record that vanishes under a take-over is claimed as new', async 
   t.match(await a.store.read(a.id), { attempts: 1 })
 })
 
-void t.test('a record past its retention that the store still shows is no record', async (t) => {
+void t.test('a record past its retention is claimed anew, even if the store still returns it', async (t) => {
   const a = replica(t)
   await a.get()
   const wire = a.store.wire()
@@ -1023,7 +1031,7 @@ void t.test('a record past its retention that the store still shows is no record
 })
 
 void t.test(
-  'X02 a client that left before the claim came through: nothing is executed, the claim is freed',
+  'X02 a client that leaves before its claim succeeds executes nothing, and the claim is freed',
   async (t) => {
     for (const fault of [null, 'down'] as const) {
       const a = replica(t)
@@ -1039,20 +1047,17 @@ void t.test(
   },
 )
 
-void t.test(
-  'an unexpected error of the forward port: unknown, for nobody knows; the error is thrown',
-  async (t) => {
-    const a = replica(t)
-    a.script.push(new TypeError('a bug'))
-    await t.rejects(a.send(), { message: 'a bug' })
-    t.match(await a.store.read(a.id), { state: 'unknown', status: null })
-    t.match(a.traces.at(-1), { outcome: null, before: 'absent', after: 'unknown', fence: Number })
-    await refused(t, a, {}, 'idempotency_outcome_unknown')
-    t.equal(a.bytes.held, 0)
-    t.equal(a.ports.running.size, 0)
-    t.equal(a.ports.leases.size, 0)
-  },
-)
+void t.test('an unexpected error while forwarding is thrown, and the outcome is unknown', async (t) => {
+  const a = replica(t)
+  a.script.push(new TypeError('a bug'))
+  await t.rejects(a.send(), { message: 'a bug' })
+  t.match(await a.store.read(a.id), { state: 'unknown', status: null })
+  t.match(a.traces.at(-1), { outcome: null, before: 'absent', after: 'unknown', fence: Number })
+  await refused(t, a, {}, 'idempotency_outcome_unknown')
+  t.equal(a.bytes.held, 0)
+  t.equal(a.ports.running.size, 0)
+  t.equal(a.ports.leases.size, 0)
+})
 
 void t.test('a bug after a bypass is reported without a fence', async (t) => {
   const a = replica(t)
@@ -1063,7 +1068,7 @@ void t.test('a bug after a bypass is reported without a fence', async (t) => {
   t.equal(a.ports.running.size, 0)
 })
 
-void t.test('a bug while the outcome is written lets go of the attempt, too', async (t) => {
+void t.test('a bug while the outcome is written still releases the attempt', async (t) => {
   const a = replica(t)
   a.ports.settler.settle = () => Promise.reject(new TypeError('a bug'))
   await t.rejects(a.send(), { message: 'a bug' })
@@ -1073,7 +1078,7 @@ void t.test('a bug while the outcome is written lets go of the attempt, too', as
   t.equal(a.ports.inFlight.count, 0)
 })
 
-void t.test('a store that answers at once: executed once and replayed', async (t) => {
+void t.test('a request executes once and replays on a store that answers synchronously', async (t) => {
   const a = replica(t)
   const records = new Records(a.store.inner)
   Object.assign(a.ports, { records, settler: new Settler(records, a.ports.observer, null) })
@@ -1085,7 +1090,7 @@ void t.test('a store that answers at once: executed once and replayed', async (t
   t.equal(a.bytes.held, 0)
 })
 
-void t.test('a store that fails at once for a bug’s sake: the outcome is held', async (t) => {
+void t.test('an outcome is held if the store throws synchronously', async (t) => {
   const a = replica(t)
   const swap = (): never => {
     throw new TypeError('a bug')
@@ -1099,7 +1104,7 @@ void t.test('a store that fails at once for a bug’s sake: the outcome is held'
   t.equal(a.bytes.held, 0)
 })
 
-void t.test('close says what is lost, gives the bytes back and waits for nothing', async (t) => {
+void t.test('close reports what is lost and releases the bytes without waiting for the store', async (t) => {
   for (const fault of [null, 'down'] as const) await closing(t, fault)
 })
 
@@ -1139,7 +1144,7 @@ void t.test('a stream under bypass is settled at its end', async (t) => {
 })
 
 void t.test(
-  'L11 a record that the store lost is given back to the run that is still going on here',
+  'L11 a retry executes nothing if the store lost the record of a run still in progress here',
   async (t) => {
     for (const fault of [null, 'down'] as const) {
       const a = replica(t)
@@ -1163,7 +1168,7 @@ void t.test(
   },
 )
 
-void t.test('a record that cannot be read in the place of a lost one changes nothing', async (t) => {
+void t.test('a retry executes nothing if a lost record cannot be given back', async (t) => {
   const a = replica(t)
   const gate = new Gate()
   a.script.push(gate.before(() => a.responded()))
@@ -1183,22 +1188,19 @@ void t.test('a record that cannot be read in the place of a lost one changes not
   t.equal(a.n, 1)
 })
 
-void t.test(
-  'a replay takes room until it has left; without room it is refused, nothing executed',
-  async (t) => {
-    const a = replica(t)
-    const first = await a.get()
-    t.ok(a.budget.take(1024 * 1024))
-    t.match(await a.get(), { code: 'overloaded', status: 503, retryAfter: 1 })
-    a.budget.give(1024 * 1024)
-    t.match(await a.get(), { replayed: true, bytes: first.bytes })
-    t.equal(a.budget.held, 0)
-    t.equal(a.n, 1)
-  },
-)
+void t.test('a replay without room is refused, and one with room gives it back', async (t) => {
+  const a = replica(t)
+  const first = await a.get()
+  t.ok(a.budget.take(1024 * 1024))
+  t.match(await a.get(), { code: 'overloaded', status: 503, retryAfter: 1 })
+  a.budget.give(1024 * 1024)
+  t.match(await a.get(), { replayed: true, bytes: first.bytes })
+  t.equal(a.budget.held, 0)
+  t.equal(a.n, 1)
+})
 
 void t.test(
-  'R02 F20 bypass over a record of another recipe: the unchanged request is still the same',
+  'R02 F20 bypass: an unchanged request replays although the fingerprint recipe changed',
   async (t) => {
     const a = replica(t)
     await released(a, { route: BYPASS })
@@ -1214,18 +1216,21 @@ void t.test(
   },
 )
 
-void t.test('V04 without a claim a proxy in front is not told that a retry is recognised', async (t) => {
-  for (const down of [true, false]) {
-    const a = replica(t)
-    a.store.fault = () => (down ? 'down' : null)
-    a.script.push({ proof: 'unknown', reason: 'cut', timedOut: false, status: null })
-    const scope = scopeOf(BYPASS)
-    t.match(await a.get({ route: BYPASS }), { code: 'upstream_failed', scope: down ? 'none' : scope })
-    const slow = new Gate()
-    a.script.push(slow.before(() => a.responded()))
-    const impatient = { ...BYPASS, respondWithin: 1 }
-    const answer = await a.get({ route: impatient, key: 'other-0123456789abcdef' })
-    t.match(answer, { code: 'upstream_slow', scope: down ? 'none' : scope })
-    slow.open()
-  }
-})
+void t.test(
+  'V04 a refusal without a claim does not tell a proxy in front that a retry is recognised',
+  async (t) => {
+    for (const down of [true, false]) {
+      const a = replica(t)
+      a.store.fault = () => (down ? 'down' : null)
+      a.script.push({ proof: 'unknown', reason: 'cut', timedOut: false, status: null })
+      const scope = scopeOf(BYPASS)
+      t.match(await a.get({ route: BYPASS }), { code: 'upstream_failed', scope: down ? 'none' : scope })
+      const slow = new Gate()
+      a.script.push(slow.before(() => a.responded()))
+      const impatient = { ...BYPASS, respondWithin: 1 }
+      const answer = await a.get({ route: impatient, key: 'other-0123456789abcdef' })
+      t.match(answer, { code: 'upstream_slow', scope: down ? 'none' : scope })
+      slow.open()
+    }
+  },
+)

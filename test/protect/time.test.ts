@@ -19,35 +19,32 @@ import {
   until,
 } from './harness.ts'
 
-/** Its lease is due at the first look of the renewer: the store's clock is the test's, the renewer's the machine's. */
+/** A lease that is due at the renewer's first look: the test sets the store's clock, the renewer uses the machine's. */
 const SHORT = route({ lease: 1 })
 
-void t.test(
-  'L06 an upstream slower than the lease: renewed, 409 at three times the lease, N=1',
-  async (t) => {
-    const a = replica(t)
-    const policy = route({ lease: LEASE })
-    const gate = new Gate()
-    a.script.push(gate.before(() => a.responded()))
-    const first = a.send({ route: policy })
-    await gate.reached
-    // The renewer's own clock says nothing is due yet; what it would send is sent by the test.
-    const [[, run] = []] = [...a.ports.running]
-    if (run === undefined) throw new Error('nothing runs')
-    for (let i = 0; i < 9; i++) {
-      a.store.now += LEASE / 3
-      t.same(await a.wire.renew([{ id: run.id, token: run.attempt.token, dueIn: LEASE, dropIn: 0 }]), [true])
-      await refused(t, a, { route: policy }, 'idempotency_key_in_progress')
-    }
-    gate.open()
-    t.equal(seen(await first).status, 201)
-    t.equal((await a.get({ route: policy })).replayed, true)
-    t.equal(a.n, 1)
-  },
-)
+void t.test('L06 a renewed run is in progress up to three times its lease, and executes once', async (t) => {
+  const a = replica(t)
+  const policy = route({ lease: LEASE })
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded()))
+  const first = a.send({ route: policy })
+  await gate.reached
+  // By the renewer's own clock nothing is due yet, so the test sends what it would send.
+  const [[, run] = []] = [...a.ports.running]
+  if (run === undefined) throw new Error('nothing runs')
+  for (let i = 0; i < 9; i++) {
+    a.store.now += LEASE / 3
+    t.same(await a.wire.renew([{ id: run.id, token: run.attempt.token, dueIn: LEASE, dropIn: 0 }]), [true])
+    await refused(t, a, { route: policy }, 'idempotency_key_in_progress')
+  }
+  gate.open()
+  t.equal(seen(await first).status, 201)
+  t.equal((await a.get({ route: policy })).replayed, true)
+  t.equal(a.n, 1)
+})
 
 void t.test(
-  'L06 the walk holds a lease while the upstream works, and lets go of it before the outcome is written',
+  'L06 a run holds its lease while the upstream works, and releases it before the outcome is written',
   async (t) => {
     const a = replica(t)
     const gate = new Gate()
@@ -55,7 +52,7 @@ void t.test(
     const first = a.send({ route: SHORT })
     await gate.reached
     t.equal(a.ports.leases.size, 1)
-    // The store's clock stands still but for this: lapsed, and renewed by the timer, for the owner lives.
+    // Only this moves the store's clock: the lease lapses, and the timer renews it, since the owner lives.
     a.store.now += 1
     await refused(t, a, { route: SHORT }, 'idempotency_outcome_unknown')
     await until(async () => (await a.store.read(a.id))?.state === 'in_progress')
@@ -69,7 +66,7 @@ void t.test(
   },
 )
 
-void t.test('leases are renewed in one call for all that are due', async (t) => {
+void t.test('all leases that are due are renewed in one call', async (t) => {
   const asked: (readonly Renewal[])[] = []
   const leases = new Leases(
     async (items) => {
@@ -86,7 +83,7 @@ void t.test('leases are renewed in one call for all that are due', async (t) => 
   leases.hold('gone' as RecordId, token, 3, 9, performance.now())
   leases.release('gone' as RecordId, token)
   leases.release('a' as RecordId, Buffer.alloc(16, 2))
-  t.equal(leases.size, 4, 'only the owner lets go')
+  t.equal(leases.size, 4, 'only the owner can release')
   await until(() => asked.length >= 2)
   t.same(
     asked[0]?.toSorted((a, b) => (a.id < b.id ? -1 : 1)),
@@ -96,7 +93,7 @@ void t.test('leases are renewed in one call for all that are due', async (t) => 
   t.equal(leases.size, 0)
 })
 
-void t.test('a renewal that fails is said and tried again; one at a time', async (t) => {
+void t.test('a failed renewal is reported once and retried, one call at a time', async (t) => {
   const gate = new Gate()
   let calls = 0
   const errors: unknown[] = []
@@ -130,7 +127,7 @@ void t.test('a renewal that fails is said and tried again; one at a time', async
 })
 
 void t.test(
-  'L06 a failed renewal is tolerated: lapsed, reads unknown, and the owner’s outcome is accepted',
+  'L06 after a failed renewal the record reads unknown, and the owner’s outcome is still accepted',
   async (t) => {
     const a = replica(t)
     const gate = new Gate()
@@ -151,7 +148,7 @@ void t.test(
 const WITHIN = route({ respondWithin: 1 })
 
 void t.test(
-  'U13 respondWithin: 504 upstream_slow, the work goes on, the retry finds the result',
+  'U13 respondWithin: the client gets 504 upstream_slow, the work goes on and a retry gets the result',
   async (t) => {
     const a = replica(t, { maxInFlight: 1 })
     const gate = new Gate()
@@ -160,7 +157,7 @@ void t.test(
     t.match(slow, { code: 'upstream_slow', status: 504, instance: a.id })
     t.match(a.trace, { outcome: 'upstream_slow', before: 'absent', after: 'in_progress', status: 504 })
     t.ok((a.trace.fence ?? 0) > 0)
-    t.equal(a.ports.inFlight.count, 1, 'what goes on counts')
+    t.equal(a.ports.inFlight.count, 1, 'work that goes on counts')
     t.equal((await a.get({ key: 'another' })).code, 'overloaded')
     t.equal(a.ports.leases.size, 1)
     t.ok(a.bytes.held > 0, 'the body that may still be sent')
@@ -174,7 +171,7 @@ void t.test(
 )
 
 void t.test(
-  'U13 respondWithin: a retry before the end is in progress; other ends are kept as they are',
+  'U13 respondWithin: a retry is in progress until the upstream times out, then unknown',
   async (t) => {
     const a = replica(t)
     const gate = new Gate()
@@ -188,7 +185,7 @@ void t.test(
   },
 )
 
-void t.test('U13 respondWithin: a stream that begins too late is heard to its end', async (t) => {
+void t.test('U13 respondWithin: a stream that begins too late is drained to its end', async (t) => {
   const a = replica(t)
   const gate = new Gate()
   const stream = new Stream()
@@ -203,7 +200,7 @@ void t.test('U13 respondWithin: a stream that begins too late is heard to its en
 })
 
 void t.test(
-  'U13 respondWithin: an answer in time is the upstream’s own; a bug is thrown, or said when it is late',
+  'U13 respondWithin: an answer in time is passed on; a bug is thrown, or reported if it comes late',
   async (t) => {
     const a = replica(t)
     const patient = route({ respondWithin: 60_000 })
@@ -234,14 +231,14 @@ void t.test('X01 a client that leaves while the upstream works changes nothing',
   await gate.reached
   gone = true
   gate.open()
-  // The writer finds the connection closed: it lets go of the answer.
+  // The writer finds the connection closed and releases the answer.
   const own = seen(await first)
   t.match(await a.get(), { bytes: own.bytes, replayed: true })
   t.equal(a.n, 1)
   t.equal(a.bytes.held, 0)
 })
 
-void t.test('P25 nothing is claimed before the body is whole', async (t) => {
+void t.test('P25 nothing is claimed before the body is complete', async (t) => {
   const a = replica(t)
   const upload = Promise.withResolvers<void>()
   const first = a.send({ upload: upload.promise })
@@ -272,7 +269,7 @@ void t.test('X03 the outcome is stored before the first byte of the answer leave
 })
 
 void t.test(
-  'the room of a kept body is given back when both have let go, however often either says so',
+  'the room of a kept body is given back once both the client and the store are done with it',
   async (t) => {
     for (const held of [false, true]) {
       const a = replica(t)
@@ -313,32 +310,35 @@ void t.test('an outcome that keeps no body holds no room while the store is down
   }
 })
 
-void t.test('§6 the latency of a route: what most of its latest answers took, from the first one on', (t) => {
-  const latency = new Latency()
-  t.equal(latency.remaining('a', 0), Number.POSITIVE_INFINITY)
-  latency.saw('a', 2000)
-  t.equal(latency.remaining('a', 0), 2000, 'a call of 2 s is 2 s')
-  t.equal(latency.remaining('a', 1900), 100)
-  t.equal(latency.remaining('a', 2000), 2000, 'slower than usual: perhaps as long again')
-  t.equal(latency.remaining('a', 7000), 7000)
-  t.equal(latency.remaining('b', 0), Number.POSITIVE_INFINITY, 'nothing is known of others')
-  for (let n = 0; n < 3; n++) latency.saw('a', 100)
-  t.equal(latency.remaining('a', 0), 100, 'a cold start is forgotten soon')
-  latency.saw('a', 60_000)
-  latency.saw('a', 100)
-  t.equal(latency.remaining('a', 0), 2000)
-  for (let n = 0; n < 100; n++) latency.saw('a', n % 10 === 0 ? 60_000 : 50)
-  t.equal(latency.remaining('a', 0), 50, 'outliers count as one answer each')
-  for (let n = 0; n < 16; n++) latency.saw('a', 5000)
-  t.equal(latency.remaining('a', 0), 5000, 'and what was is forgotten')
-  const route = { name: 'a', lease: 30_000 }
-  t.equal(latency.retryIn(route, 3000, 0), 3000, 'what remains of the lease')
-  t.equal(latency.retryIn(route, 90_000, 40_000), 30_000, 'a clock that went back makes no lease longer')
-  t.end()
-})
+void t.test(
+  '§6 the latency of a route is what most of its latest answers took, from the first one on',
+  (t) => {
+    const latency = new Latency()
+    t.equal(latency.remaining('a', 0), Number.POSITIVE_INFINITY)
+    latency.saw('a', 2000)
+    t.equal(latency.remaining('a', 0), 2000, 'one call of 2 s')
+    t.equal(latency.remaining('a', 1900), 100)
+    t.equal(latency.remaining('a', 2000), 2000, 'slower than usual: perhaps as long again')
+    t.equal(latency.remaining('a', 7000), 7000)
+    t.equal(latency.remaining('b', 0), Number.POSITIVE_INFINITY, 'nothing is known of other routes')
+    for (let n = 0; n < 3; n++) latency.saw('a', 100)
+    t.equal(latency.remaining('a', 0), 100, 'a cold start is forgotten soon')
+    latency.saw('a', 60_000)
+    latency.saw('a', 100)
+    t.equal(latency.remaining('a', 0), 2000)
+    for (let n = 0; n < 100; n++) latency.saw('a', n % 10 === 0 ? 60_000 : 50)
+    t.equal(latency.remaining('a', 0), 50, 'outliers count as one answer each')
+    for (let n = 0; n < 16; n++) latency.saw('a', 5000)
+    t.equal(latency.remaining('a', 0), 5000, 'old answers are forgotten')
+    const route = { name: 'a', lease: 30_000 }
+    t.equal(latency.retryIn(route, 3000, 0), 3000, 'what remains of the lease')
+    t.equal(latency.retryIn(route, 90_000, 40_000), 30_000, 'a clock set back makes no lease longer')
+    t.end()
+  },
+)
 
 void t.test(
-  'record ids are keyed where a secret is set; F20 a changed recipe still replays an unchanged request',
+  'record ids are keyed if a secret is set; F20 a changed recipe still replays an unchanged request',
   async (t) => {
     const store = new Store()
     const headers = ['Content-Type', 'application/json']
@@ -354,7 +354,7 @@ void t.test(
   },
 )
 
-void t.test('the store’s clock decides: replicas know none of their own', async (t) => {
+void t.test('Idempotency-Expires follows the store’s clock', async (t) => {
   const store = new Store()
   store.now = 1_000_000
   const a = replica(t, { store })
@@ -362,7 +362,7 @@ void t.test('the store’s clock decides: replicas know none of their own', asyn
   t.equal(first.proxyHeaders[3], new Date(1_000_000 + TTL).toISOString(), 'L12')
 })
 
-void t.test('a lease of which less than a third is over is not renewed', async (t) => {
+void t.test('a lease is not renewed in its first third', async (t) => {
   let calls = 0
   const leases = new Leases(
     async () => {
@@ -378,7 +378,7 @@ void t.test('a lease of which less than a third is over is not renewed', async (
 })
 
 void t.test(
-  'an attempt may begin while two thirds of its lease are not over, and as renewals say',
+  'an attempt may begin in the first two thirds of its lease, unless a renewal says it lost it',
   async (t) => {
     let still: boolean[] | Error = [false]
     let calls = 0
@@ -395,7 +395,7 @@ void t.test(
     const begin = (lease: number, ago: number) => leases.hold(id, token, lease, 9, performance.now() - ago)
     t.equal(begin(HOUR, 0)(), true)
     t.equal(begin(HOUR, (2 / 3) * HOUR - SECOND)(), true)
-    t.equal(begin(HOUR, (2 / 3) * HOUR)(), false, 'the claim was long ago: this process may have stood still')
+    t.equal(begin(HOUR, (2 / 3) * HOUR)(), false, 'the claim is too old: this process may have been paused')
 
     const renewed = async (ago: number, reply: boolean[] | Error) => {
       const from = calls
@@ -405,40 +405,37 @@ void t.test(
       await idle()
       return isSure()
     }
-    t.equal(await renewed(HOUR / 2, [true]), true, 'the store says that it is the owner still')
+    t.equal(await renewed(HOUR / 2, [true]), true, 'the store says it is still the owner')
     t.equal(await renewed(HOUR / 2, new Error('down')), true, 'nothing new is known')
-    t.equal(await renewed(HOUR / 2, [false]), false, 'the store says that it is no longer')
+    t.equal(await renewed(HOUR / 2, [false]), false, 'the store says it is not any more')
     t.equal(await renewed(HOUR / 2, []), false)
     t.equal(
       await renewed(HOUR, [true]),
       false,
-      'others may have been told that it fell silent, and a store that has gone back since knows nothing of it',
+      'others may have been told that it fell silent, which a store rolled back since does not know',
     )
   },
 )
 
-void t.test(
-  'what could not begin in time was not executed: the key is free, and a retry executes',
-  async (t) => {
-    const a = replica(t)
-    a.script.push(({ mayBegin }) => {
-      t.equal(mayBegin?.(), true, 'just claimed')
-      // As a process wakes up in which a long time has passed.
-      const { now } = performance
-      performance.now = () => now.call(performance) + LEASE
-      try {
-        return mayBegin?.() === false ? { proof: 'not_sent', reason: 'too late' } : a.responded()
-      } finally {
-        performance.now = now
-      }
-    })
-    t.match(await a.get(), { status: 502, code: 'upstream_unreachable' })
-    t.equal((await a.store.read(a.id))?.state, 'failed_retryable')
-    t.equal((await a.get()).status, 201)
-  },
-)
+void t.test('an attempt that could not begin in time frees its key, and a retry executes', async (t) => {
+  const a = replica(t)
+  a.script.push(({ mayBegin }) => {
+    t.equal(mayBegin?.(), true, 'just claimed')
+    // As when a process wakes up after a long pause.
+    const { now } = performance
+    performance.now = () => now.call(performance) + LEASE
+    try {
+      return mayBegin?.() === false ? { proof: 'not_sent', reason: 'too late' } : a.responded()
+    } finally {
+      performance.now = now
+    }
+  })
+  t.match(await a.get(), { status: 502, code: 'upstream_unreachable' })
+  t.equal((await a.store.read(a.id))?.state, 'failed_retryable')
+  t.equal((await a.get()).status, 201)
+})
 
-void t.test('without a claim nothing lapses: a bypassed request may begin whenever', async (t) => {
+void t.test('a bypassed request has no lease, so it may begin at any time', async (t) => {
   const a = replica(t)
   a.store.fault = () => 'down'
   a.script.push(({ mayBegin }) => {

@@ -14,7 +14,7 @@ async function until(holds: () => boolean): Promise<void> {
   while (!holds()) await turn()
 }
 
-/** A first request that is under way, and what ends it. */
+/** A first request in progress, and the gate that ends it. */
 async function running(a: Replica, reply = () => a.responded()) {
   const gate = new Gate()
   a.script.push(gate.before(reply))
@@ -23,7 +23,7 @@ async function running(a: Replica, reply = () => a.responded()) {
   return { gate, answer }
 }
 
-void t.test('I02 a duplicate is held and gets the same answer, without asking the store again', async (t) => {
+void t.test('I02 waiting duplicates get the same answer without asking the store again', async (t) => {
   const a = replica(t)
   const { gate, answer } = await running(a)
   const held = Array.from({ length: 50 }, () => a.get(waiting))
@@ -36,7 +36,7 @@ void t.test('I02 a duplicate is held and gets the same answer, without asking th
     t.equal(duplicate.replayed, true)
   }
   t.equal(a.n, 1)
-  t.equal(a.store.calls, before + 1, 'the completion alone')
+  t.equal(a.store.calls, before + 1, 'only the completion')
   t.equal(a.traces.filter((trace) => trace.outcome === 'waited').length, 50)
   t.equal(a.said('prevented').length, 50)
   t.equal(a.ports.waiters.size, 0)
@@ -44,7 +44,7 @@ void t.test('I02 a duplicate is held and gets the same answer, without asking th
   t.equal(a.ports.budget.held, 0)
 })
 
-void t.test('P16 I02 the held duplicate is told the same expiry as the first', async (t) => {
+void t.test('P16 I02 a waiting duplicate gets the same expiry as the first request', async (t) => {
   const policy = { ...WAIT, statusHeader: true }
   const a = replica(t)
   const gate = new Gate()
@@ -63,7 +63,7 @@ void t.test('P16 I02 the held duplicate is told the same expiry as the first', a
 })
 
 void t.test(
-  'I03 beyond its limit the duplicate is answered as in progress; the original is unaffected',
+  'I03 a duplicate that waits too long is answered as in progress, and the original is unaffected',
   async (t) => {
     const a = replica(t)
     const { gate, answer } = await running(a)
@@ -83,7 +83,7 @@ void t.test('I04 a duplicate on another replica is woken by the completion', asy
   const { gate, answer } = await running(a)
   const held = b.get(waiting)
   await until(() => b.ports.waiters.size === 1)
-  // Looks at once, and then nothing but the completion makes it look.
+  // It looks at once; after that only the completion makes it look.
   await until(() => store.calls >= 3)
   gate.open()
   t.equal((await held).bytes, seen(await answer).bytes)
@@ -107,7 +107,7 @@ void t.test('I05 a client that leaves frees its seat; the original goes on', asy
   t.equal(a.n, 1)
 })
 
-void t.test('I05 beyond limits.waiters the excess is answered at once', async (t) => {
+void t.test('I05 a duplicate beyond limits.waiters is answered as in progress at once', async (t) => {
   const a = replica(t, { maxWaiters: 2 })
   const { gate, answer } = await running(a)
   const held = [a.get(waiting), a.get(waiting)]
@@ -118,7 +118,7 @@ void t.test('I05 beyond limits.waiters the excess is answered at once', async (t
   for (const one of held) t.equal((await one).replayed, true)
 })
 
-void t.test('§6 misuse is never held', async (t) => {
+void t.test('§6 misuse does not wait', async (t) => {
   const a = replica(t)
   const { gate, answer } = await running(a)
   t.match(await a.get({ ...waiting, body: '{"amount":2}' }), { status: 422 })
@@ -127,7 +127,7 @@ void t.test('§6 misuse is never held', async (t) => {
 })
 
 void t.test(
-  '§6 where the first did nothing one of those that wait takes over, and the others get its answer',
+  '§6 if the first request did nothing, one waiting duplicate takes over and the others get its answer',
   async (t) => {
     for (const where of ['the same replica', 'another replica'] as const)
       await t.test(where, async (t) => {
@@ -154,7 +154,7 @@ void t.test(
 )
 
 void t.test(
-  '§6 once per original: where the second did nothing either, the others are answered as in progress',
+  '§6 if the takeover did nothing either, the other duplicates are answered as in progress',
   async (t) => {
     const a = replica(t)
     const { gate, answer } = await running(a, () => ({ proof: 'not_sent', reason: 'refused' }))
@@ -173,12 +173,12 @@ void t.test(
   },
 )
 
-void t.test('§6 the turn of one that cannot claim passes to the next', async (t) => {
+void t.test('§6 the turn of a duplicate that cannot claim passes to the next', async (t) => {
   const a = replica(t)
   const { gate, answer } = await running(a, () => ({ proof: 'not_sent', reason: 'refused' }))
   const held = [a.get(waiting), a.get(waiting)]
   await until(() => a.ports.waiters.size === 2)
-  // The claim of the first one that tries; nothing was applied.
+  // Fails the claim of the first one that tries; nothing is applied.
   a.store.next.push({ op: 'put', fault: 'down' })
   gate.open()
   seen(await answer)
@@ -206,7 +206,7 @@ void t.test('§6 a client that left before its turn does not take over', async (
   t.equal(a.n, 2)
 })
 
-void t.test('§2 §6 an outcome that is not known wakes, too: honest, and nothing executes', async (t) => {
+void t.test('§2 §6 waiting duplicates are told of an unknown outcome, and execute nothing', async (t) => {
   const a = replica(t)
   const { gate, answer } = await running(a, () => ({
     proof: 'unknown',
@@ -228,7 +228,7 @@ void t.test('§2 §6 an outcome that is not known wakes, too: honest, and nothin
 })
 
 void t.test(
-  'R04 the store is down at the completion: those that wait get the answer that is held',
+  'R04 a waiting duplicate gets the held answer if the store is down at the completion',
   async (t) => {
     const a = replica(t)
     const { gate, answer } = await running(a)
@@ -242,7 +242,7 @@ void t.test(
   },
 )
 
-void t.test('§2 the outcome of a stale owner wakes nobody with what was refused', async (t) => {
+void t.test('§2 a waiting duplicate gets the newer answer, not the one of a stale owner', async (t) => {
   const store = new Store()
   const [a, b] = [replica(t, { store }), replica(t, { store })]
   const retry = route({ ...WAIT, onLeaseExpired: 'retry' })
@@ -262,7 +262,7 @@ void t.test('§2 the outcome of a stale owner wakes nobody with what was refused
 })
 
 void t.test(
-  'L08 an owner that died is noticed by looking: unknown, or one takes over where the route retries',
+  'L08 waiting duplicates notice a lapsed lease: unknown, or one takes over if the route retries',
   async (t) => {
     for (const onLeaseExpired of ['unknown', 'retry'] as const) {
       const store = new Store()
@@ -286,25 +286,28 @@ void t.test(
   },
 )
 
-void t.test('§2 a record that vanished is claimed over by nobody who waits: the run goes on', async (t) => {
-  const store = new Store()
-  const [a, b] = [replica(t, { store }), replica(t, { store })]
-  const { gate, answer } = await running(a)
-  const held = [a.get(waiting), b.get(waiting)]
-  await until(() => a.ports.waiters.size + b.ports.waiters.size === 2)
-  const { record } = orThrow(await b.records.get(a.id))
-  await store.inner.remove(a.id, record?.version ?? 0)
-  const calls = store.calls
-  a.ports.waiters.tell(a.id, null)
-  await until(() => store.calls >= calls + 2)
-  gate.open()
-  const first = seen(await answer)
-  for (const one of held) t.equal((await one).bytes, first.bytes)
-  t.equal(a.n + b.n, 1)
-  t.equal(a.said('completed').at(-1), 'recovered')
-})
+void t.test(
+  '§2 waiting duplicates do not claim a record that vanished, and get the answer of the run',
+  async (t) => {
+    const store = new Store()
+    const [a, b] = [replica(t, { store }), replica(t, { store })]
+    const { gate, answer } = await running(a)
+    const held = [a.get(waiting), b.get(waiting)]
+    await until(() => a.ports.waiters.size + b.ports.waiters.size === 2)
+    const { record } = orThrow(await b.records.get(a.id))
+    await store.inner.remove(a.id, record?.version ?? 0)
+    const calls = store.calls
+    a.ports.waiters.tell(a.id, null)
+    await until(() => store.calls >= calls + 2)
+    gate.open()
+    const first = seen(await answer)
+    for (const one of held) t.equal((await one).bytes, first.bytes)
+    t.equal(a.n + b.n, 1)
+    t.equal(a.said('completed').at(-1), 'recovered')
+  },
+)
 
-void t.test('§2 a record that cannot be read any more is refused', async (t) => {
+void t.test('§2 a waiting duplicate gets 503 if the record can no longer be read', async (t) => {
   const store = new Store()
   const a = replica(t, { store })
   const { gate, answer } = await running(a)
@@ -318,7 +321,7 @@ void t.test('§2 a record that cannot be read any more is refused', async (t) =>
   seen(await answer)
 })
 
-void t.test('§11 when the proxy stops, those that wait are answered as in progress', async (t) => {
+void t.test('§11 waiting duplicates are answered as in progress when the proxy stops', async (t) => {
   const a = replica(t)
   const { gate, answer } = await running(a)
   const held = a.get(waiting)
@@ -329,7 +332,7 @@ void t.test('§11 when the proxy stops, those that wait are answered as in progr
   seen(await answer)
 })
 
-void t.test('§6 a record whose retention ends at that moment is claimed by nobody who waits', async (t) => {
+void t.test('§6 a waiting duplicate does not claim a record whose retention has just ended', async (t) => {
   const a = replica(t)
   const brief = route({ ...WAIT, inFlight: { mode: 'wait', wait: 50, status: 409 } })
   const { gate, answer } = await running(a)
@@ -344,7 +347,7 @@ void t.test('§6 a record whose retention ends at that moment is claimed by nobo
   seen(await answer)
 })
 
-void t.test('§6 where another replica took over, those who wait hear from it', async (t) => {
+void t.test('§6 a waiting duplicate gets the answer of another replica that took over', async (t) => {
   const store = new Store()
   const [a, b] = [replica(t, { store }), replica(t, { store })]
   const { gate, answer } = await running(a, () => ({ proof: 'not_sent', reason: 'refused' }))
@@ -352,7 +355,7 @@ void t.test('§6 where another replica took over, those who wait hear from it', 
   await until(() => a.ports.waiters.size === 1)
   const second = new Gate()
   b.script.push(second.before(() => b.responded()))
-  // Between the outcome and the claim of the one that waits here, b claims.
+  // Between the outcome and the claim of the duplicate that waits here, b claims.
   const taken: Promise<unknown>[] = []
   store.gate = async ({ op, by }) => {
     if (op !== 'put' || by !== a || taken.length > 0) return
@@ -369,7 +372,7 @@ void t.test('§6 where another replica took over, those who wait hear from it', 
   t.equal(a.n + b.n, 2)
 })
 
-void t.test('I05 a client that left before it could sit takes no seat', async (t) => {
+void t.test('I05 a client that has already left takes no seat', async (t) => {
   const a = replica(t)
   const { gate, answer } = await running(a)
   t.match(await a.get({ ...waiting, gone: () => true }), { status: null })
@@ -378,7 +381,7 @@ void t.test('I05 a client that left before it could sit takes no seat', async (t
   seen(await answer)
 })
 
-void t.test('§11 a replica that drains keeps those who wait for its own run alone', async (t) => {
+void t.test('§11 a draining replica keeps only the duplicates that wait for its own run', async (t) => {
   const store = new Store()
   const [a, b] = [replica(t, { store }), replica(t, { store })]
   const { gate, answer } = await running(a)
@@ -387,63 +390,66 @@ void t.test('§11 a replica that drains keeps those who wait for its own run alo
   a.ports.waiters.drain()
   b.ports.waiters.drain()
   t.match(await there, { code: 'idempotency_key_in_progress' })
-  t.match(await b.get(waiting), { code: 'idempotency_key_in_progress' }, 'nobody sits down any more')
+  t.match(await b.get(waiting), { code: 'idempotency_key_in_progress' }, 'no new duplicate gets a seat')
   gate.open()
   t.equal((await here).bytes, seen(await answer).bytes)
 })
 
-void t.test('the room', async (t) => {
+void t.test('the waiting room', async (t) => {
   const id = 'id' as RecordId
-  await t.test('watches for others once, tells of looks one after the other, and stops', async (t) => {
-    const watched = Promise.withResolvers<() => void>()
-    let watches = 0
-    let stopped = 0
-    let changed = (): void => {}
-    const looks: PromiseWithResolvers<{ kind: 'read'; now: number; record: null }>[] = []
-    const waiters = new WaitingRoom(
-      {
-        get: () => {
-          const look = Promise.withResolvers<{ kind: 'read'; now: number; record: null }>()
-          looks.push(look)
-          return look.promise
+  await t.test(
+    'watches a record once, looks one at a time, and stops watching with the last seat',
+    async (t) => {
+      const watched = Promise.withResolvers<() => void>()
+      let watches = 0
+      let stopped = 0
+      let changed = (): void => {}
+      const looks: PromiseWithResolvers<{ kind: 'read'; now: number; record: null }>[] = []
+      const waiters = new WaitingRoom(
+        {
+          get: () => {
+            const look = Promise.withResolvers<{ kind: 'read'; now: number; record: null }>()
+            looks.push(look)
+            return look.promise
+          },
         },
-      },
-      {
-        watch: (_id, call) => {
-          watches++
-          changed = call
-          return watched.promise
+        {
+          watch: (_id, call) => {
+            watches++
+            changed = call
+            return watched.promise
+          },
         },
-      },
-      10,
-    )
-    const one = waiters.enter(id, false)
-    const two = waiters.enter(id, false)
-    t.equal(watches, 1)
-    watched.resolve(() => stopped++)
-    await until(() => looks.length === 1)
-    changed()
-    changed()
-    looks[0]?.resolve({ kind: 'read', now: 1, record: null })
-    t.same(await one?.next(MINUTE), { kind: 'absent' })
-    await until(() => looks.length === 2)
-    one?.leave()
-    t.equal(stopped, 0)
-    two?.leave()
-    t.equal(stopped, 1)
-    t.equal(waiters.size, 0)
-    changed()
-    looks[1]?.resolve({ kind: 'read', now: 2, record: null })
-    waiters.tell(id, null)
-  })
-  await t.test('a look that fails for a bug reads like a record that cannot be decoded', async (t) => {
+        10,
+      )
+      const one = waiters.enter(id, false)
+      const two = waiters.enter(id, false)
+      t.equal(watches, 1)
+      watched.resolve(() => stopped++)
+      await until(() => looks.length === 1)
+      changed()
+      changed()
+      looks[0]?.resolve({ kind: 'read', now: 1, record: null })
+      t.same(await one?.next(MINUTE), { kind: 'absent' })
+      await until(() => looks.length === 2)
+      one?.leave()
+      t.equal(stopped, 0)
+      two?.leave()
+      t.equal(stopped, 1)
+      t.equal(waiters.size, 0)
+      changed()
+      looks[1]?.resolve({ kind: 'read', now: 2, record: null })
+      waiters.tell(id, null)
+    },
+  )
+  await t.test('reports a look that throws as a corrupt record', async (t) => {
     const get = async () => Promise.reject(new Error('a bug'))
     const waiters = new WaitingRoom({ get }, { watch: async () => () => {} }, 1)
     const seat = waiters.enter(id, false)
     t.same(await seat?.next(MINUTE), { kind: 'corrupt' })
     seat?.leave()
   })
-  await t.test('a watch that came too late is ended', async (t) => {
+  await t.test('limits its seats, and ends a watch that begins after the last one left', async (t) => {
     const watched = Promise.withResolvers<() => void>()
     const waiters = new WaitingRoom(
       { get: async () => ({ kind: 'read', now: 0, record: null }) },
@@ -456,7 +462,7 @@ void t.test('the room', async (t) => {
     const other = waiters.enter(id, false)
     t.ok(other, 'one more seat')
     waiters.resize(1)
-    t.equal(waiters.size, 2, 'who sits stays')
+    t.equal(waiters.size, 2, 'seats already taken stay')
     other?.leave()
     t.equal(waiters.enter(id, false), null)
     t.equal(await seat?.next(1), null, 'the time is up')

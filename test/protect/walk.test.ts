@@ -25,7 +25,7 @@ const outcomes = (exact: Record<number, Action>): OutcomeTable => ({
   class: new Map(),
 })
 
-void t.test('a replay is told of the span that executed, where its record has one', async (t) => {
+void t.test('the trace of a replay names the span that executed, if its record has one', async (t) => {
   const a = replica(t)
   const span = `00-${'a'.repeat(32)}-${'b'.repeat(16)}-01`
   a.script.push(a.responded(503, '', {}))
@@ -40,208 +40,208 @@ void t.test('a replay is told of the span that executed, where its record has on
   t.equal(a.trace.replayOf, null)
 })
 
-void t.test(
-  'the first request executes once and is answered unchanged; the retry is the same, byte for byte',
-  async (t) => {
-    const a = replica(t)
-    a.script.push(a.responded(201, Buffer.from([0, 255, 128]), {}))
-    const first = await a.get()
-    t.match(first, { status: 201, replayed: false, proxyHeaders: [] })
-    t.match(a.trace, { outcome: 'executed', before: 'absent', after: 'completed', status: 201 })
-    const before = await a.store.dump()
-    a.store.now += MINUTE
-    const second = await a.get()
-    t.equal(second.bytes, first.bytes)
-    t.ok(second.replayed)
-    t.same(second.proxyHeaders, ['Idempotent-Replayed', 'true'])
-    t.match(a.trace, { outcome: 'replayed', before: 'completed', after: 'completed', status: 201 })
-    t.same(await a.store.dump(), before, 'T03 a replay does not prolong retention')
-    t.equal(a.n, 1)
-    t.same(a.said('claimed'), ['created', 'replay'])
-    t.same(a.said('completed'), ['stored'])
-    t.same(
-      a.events.filter(([name]) => name === 'retryAge'),
-      [['retryAge', 'payments', MINUTE]],
-    )
-    t.equal(a.said('prevented').length, 1)
-    t.equal(a.bytes.held, 0)
-    const { target, method, headers, responseLimit } = a.asked[0] as (typeof a.asked)[0]
-    t.same([target, method, responseLimit], ['/v1/payments', 'POST', 5 * 1024 * 1024])
-    t.match(headers, [
-      'Idempotency-Key',
-      'key-0123456789abcdef',
-      'X-Fence',
-      String(a.traces[0]?.fence),
-      'Idempotency-Record',
-      a.id,
-    ])
-    t.ok((a.traces[0]?.fence ?? 0) > 0)
-  },
-)
-
-void t.test('§7 every observation becomes what the table says, and is answered and counted so', async (t) => {
-  const rows: readonly {
-    readonly seen: string
-    readonly reply: (r: Replica) => Forwarded
-    readonly table?: Record<number, Action>
-    readonly answer: object
-    readonly outcome: string
-    readonly state: State
-    readonly counted: string
-    readonly again: 'executes' | 'replays' | 'unknown'
-  }[] = [
-    {
-      seen: 'U01 no byte left',
-      reply: () => ({ proof: 'not_sent', reason: 'connect ECONNREFUSED' }),
-      answer: { code: 'upstream_unreachable', status: 502 },
-      outcome: 'upstream_unreachable',
-      state: 'failed_retryable',
-      counted: 'released',
-      again: 'executes',
-    },
-    {
-      seen: 'U02 U03 bytes left, then closed',
-      reply: () => ({ proof: 'unknown', reason: 'other side closed', timedOut: false, status: null }),
-      answer: { code: 'upstream_failed', status: 502 },
-      outcome: 'upstream_failed',
-      state: 'unknown',
-      counted: 'unknown',
-      again: 'unknown',
-    },
-    {
-      seen: 'U04 no head in time',
-      reply: () => ({ proof: 'unknown', reason: 'timeout', timedOut: true, status: null }),
-      answer: { code: 'upstream_timeout', status: 504 },
-      outcome: 'upstream_timeout',
-      state: 'unknown',
-      counted: 'unknown',
-      again: 'unknown',
-    },
-    {
-      seen: 'U05 the status came, the body was cut',
-      reply: () => ({ proof: 'unknown', reason: 'cut', timedOut: false, status: 201 }),
-      answer: { code: 'upstream_failed', status: 502 },
-      outcome: 'upstream_failed',
-      state: 'unknown',
-      counted: 'unknown',
-      again: 'unknown',
-    },
-    {
-      seen: 'a whole answer to store',
-      reply: (r) => r.responded(402),
-      answer: { status: 402, code: null },
-      outcome: 'executed',
-      state: 'completed',
-      counted: 'stored',
-      again: 'replays',
-    },
-    {
-      seen: 'a whole answer to release',
-      reply: (r) => r.responded(429),
-      answer: { status: 429, code: null },
-      outcome: 'executed',
-      state: 'failed_retryable',
-      counted: 'released',
-      again: 'executes',
-    },
-    {
-      seen: 'U10 an answer that the route makes unknown',
-      reply: (r) => r.responded(500),
-      table: { 500: 'unknown' },
-      answer: { status: 500, code: null },
-      outcome: 'executed',
-      state: 'unknown',
-      counted: 'unknown',
-      again: 'unknown',
-    },
-    {
-      seen: '503 with Retry-After',
-      reply: (r) =>
-        r.responded(503, '', {
-          response: {
-            status: 503,
-            reason: '',
-            headers: ['retry-AFTER', '1'],
-            body: Buffer.alloc(0),
-            trailers: [],
-          },
-        }),
-      answer: { status: 503, code: null },
-      outcome: 'executed',
-      state: 'failed_retryable',
-      counted: 'released',
-      again: 'executes',
-    },
-    {
-      seen: 'Idempotency-Outcome: not-applied',
-      reply: (r) => r.responded(201, 'x', { declaredOutcome: 'not-applied' }),
-      answer: { status: 201, code: null },
-      outcome: 'executed',
-      state: 'failed_retryable',
-      counted: 'released',
-      again: 'executes',
-    },
-    {
-      seen: 'Idempotency-Outcome: applied',
-      reply: (r) => r.responded(502, 'x', { declaredOutcome: 'applied' }),
-      answer: { status: 502, code: null },
-      outcome: 'executed',
-      state: 'completed',
-      counted: 'stored',
-      again: 'replays',
-    },
-    {
-      seen: 'a word that nobody knows says nothing',
-      reply: (r) => r.responded(502, 'x', { declaredOutcome: 'perhaps' }),
-      answer: { status: 502, code: null },
-      outcome: 'executed',
-      state: 'unknown',
-      counted: 'unknown',
-      again: 'unknown',
-    },
-  ]
-  for (const row of rows)
-    await t.test(row.seen, async (t) => {
-      const a = replica(t)
-      const policy = route(row.table === undefined ? {} : { outcomes: outcomes(row.table) })
-      a.script.push(row.reply(a))
-      const first = await a.get({ route: policy })
-      t.match(first, row.answer)
-      t.match(a.trace, { outcome: row.outcome, before: 'absent', after: row.state })
-      const record = await a.store.read(a.id)
-      t.equal(record?.state, row.state)
-      t.same(a.said('completed'), [row.counted])
-      if (record?.state === 'unknown' && row.seen.startsWith('U05'))
-        t.match(record, { status: 201, leaseExpired: false, lastError: 'cut' })
-      if (row.again === 'executes') {
-        t.equal(record?.attempts, 1)
-        const again = await a.get({ route: policy })
-        t.match(again, { status: 201, replayed: false })
-        t.equal(a.n, 2)
-        t.equal(a.trace.before, 'failed_retryable')
-        t.same(a.said('claimed'), ['created', 'failed_retry'])
-        const fences = a.asked.map((asked) => Number(asked.headers[3]))
-        t.equal(fences[1], (fences[0] as number) + 1, 'the fence grows with every claim of the record')
-        t.match(await a.store.read(a.id), { state: 'completed', attempts: 2 })
-      } else if (row.again === 'replays') {
-        t.match(await a.get({ route: policy }), { bytes: first.bytes, replayed: true })
-        t.equal(a.n, 1)
-      } else {
-        for (const later of [0, LEASE, TTL]) {
-          a.store.now += later
-          await refused(t, a, { route: policy }, 'idempotency_outcome_unknown')
-        }
-        t.equal(a.n, 1, 'O01 every retry is refused')
-      }
-      t.equal(a.bytes.held, 0)
-      t.equal(a.ports.inFlight.count, 0)
-      t.equal(a.ports.running.size, 0)
-      t.equal(a.ports.leases.size, 0)
-    })
+void t.test('the first request executes, and its retry gets the same answer byte for byte', async (t) => {
+  const a = replica(t)
+  a.script.push(a.responded(201, Buffer.from([0, 255, 128]), {}))
+  const first = await a.get()
+  t.match(first, { status: 201, replayed: false, proxyHeaders: [] })
+  t.match(a.trace, { outcome: 'executed', before: 'absent', after: 'completed', status: 201 })
+  const before = await a.store.dump()
+  a.store.now += MINUTE
+  const second = await a.get()
+  t.equal(second.bytes, first.bytes)
+  t.ok(second.replayed)
+  t.same(second.proxyHeaders, ['Idempotent-Replayed', 'true'])
+  t.match(a.trace, { outcome: 'replayed', before: 'completed', after: 'completed', status: 201 })
+  t.same(await a.store.dump(), before, 'T03 a replay does not extend retention')
+  t.equal(a.n, 1)
+  t.same(a.said('claimed'), ['created', 'replay'])
+  t.same(a.said('completed'), ['stored'])
+  t.same(
+    a.events.filter(([name]) => name === 'retryAge'),
+    [['retryAge', 'payments', MINUTE]],
+  )
+  t.equal(a.said('prevented').length, 1)
+  t.equal(a.bytes.held, 0)
+  const { target, method, headers, responseLimit } = a.asked[0] as (typeof a.asked)[0]
+  t.same([target, method, responseLimit], ['/v1/payments', 'POST', 5 * 1024 * 1024])
+  t.match(headers, [
+    'Idempotency-Key',
+    'key-0123456789abcdef',
+    'X-Fence',
+    String(a.traces[0]?.fence),
+    'Idempotency-Record',
+    a.id,
+  ])
+  t.ok((a.traces[0]?.fence ?? 0) > 0)
 })
 
 void t.test(
-  '§7 live answers: in_progress until the end, then done without body, unknown if broken',
+  '§7 each outcome of the upstream is answered, stored and counted as the table says',
+  async (t) => {
+    const rows: readonly {
+      readonly seen: string
+      readonly reply: (r: Replica) => Forwarded
+      readonly table?: Record<number, Action>
+      readonly answer: object
+      readonly outcome: string
+      readonly state: State
+      readonly counted: string
+      readonly again: 'executes' | 'replays' | 'unknown'
+    }[] = [
+      {
+        seen: 'U01 no bytes were sent',
+        reply: () => ({ proof: 'not_sent', reason: 'connect ECONNREFUSED' }),
+        answer: { code: 'upstream_unreachable', status: 502 },
+        outcome: 'upstream_unreachable',
+        state: 'failed_retryable',
+        counted: 'released',
+        again: 'executes',
+      },
+      {
+        seen: 'U02 U03 bytes were sent, then the connection closed',
+        reply: () => ({ proof: 'unknown', reason: 'other side closed', timedOut: false, status: null }),
+        answer: { code: 'upstream_failed', status: 502 },
+        outcome: 'upstream_failed',
+        state: 'unknown',
+        counted: 'unknown',
+        again: 'unknown',
+      },
+      {
+        seen: 'U04 no response head came in time',
+        reply: () => ({ proof: 'unknown', reason: 'timeout', timedOut: true, status: null }),
+        answer: { code: 'upstream_timeout', status: 504 },
+        outcome: 'upstream_timeout',
+        state: 'unknown',
+        counted: 'unknown',
+        again: 'unknown',
+      },
+      {
+        seen: 'U05 the body was cut off after the status',
+        reply: () => ({ proof: 'unknown', reason: 'cut', timedOut: false, status: 201 }),
+        answer: { code: 'upstream_failed', status: 502 },
+        outcome: 'upstream_failed',
+        state: 'unknown',
+        counted: 'unknown',
+        again: 'unknown',
+      },
+      {
+        seen: 'a complete answer to store',
+        reply: (r) => r.responded(402),
+        answer: { status: 402, code: null },
+        outcome: 'executed',
+        state: 'completed',
+        counted: 'stored',
+        again: 'replays',
+      },
+      {
+        seen: 'a complete answer to release',
+        reply: (r) => r.responded(429),
+        answer: { status: 429, code: null },
+        outcome: 'executed',
+        state: 'failed_retryable',
+        counted: 'released',
+        again: 'executes',
+      },
+      {
+        seen: 'U10 an answer that the route maps to unknown',
+        reply: (r) => r.responded(500),
+        table: { 500: 'unknown' },
+        answer: { status: 500, code: null },
+        outcome: 'executed',
+        state: 'unknown',
+        counted: 'unknown',
+        again: 'unknown',
+      },
+      {
+        seen: '503 with Retry-After',
+        reply: (r) =>
+          r.responded(503, '', {
+            response: {
+              status: 503,
+              reason: '',
+              headers: ['retry-AFTER', '1'],
+              body: Buffer.alloc(0),
+              trailers: [],
+            },
+          }),
+        answer: { status: 503, code: null },
+        outcome: 'executed',
+        state: 'failed_retryable',
+        counted: 'released',
+        again: 'executes',
+      },
+      {
+        seen: 'Idempotency-Outcome: not-applied',
+        reply: (r) => r.responded(201, 'x', { declaredOutcome: 'not-applied' }),
+        answer: { status: 201, code: null },
+        outcome: 'executed',
+        state: 'failed_retryable',
+        counted: 'released',
+        again: 'executes',
+      },
+      {
+        seen: 'Idempotency-Outcome: applied',
+        reply: (r) => r.responded(502, 'x', { declaredOutcome: 'applied' }),
+        answer: { status: 502, code: null },
+        outcome: 'executed',
+        state: 'completed',
+        counted: 'stored',
+        again: 'replays',
+      },
+      {
+        seen: 'Idempotency-Outcome with an unknown word is ignored',
+        reply: (r) => r.responded(502, 'x', { declaredOutcome: 'perhaps' }),
+        answer: { status: 502, code: null },
+        outcome: 'executed',
+        state: 'unknown',
+        counted: 'unknown',
+        again: 'unknown',
+      },
+    ]
+    for (const row of rows)
+      await t.test(row.seen, async (t) => {
+        const a = replica(t)
+        const policy = route(row.table === undefined ? {} : { outcomes: outcomes(row.table) })
+        a.script.push(row.reply(a))
+        const first = await a.get({ route: policy })
+        t.match(first, row.answer)
+        t.match(a.trace, { outcome: row.outcome, before: 'absent', after: row.state })
+        const record = await a.store.read(a.id)
+        t.equal(record?.state, row.state)
+        t.same(a.said('completed'), [row.counted])
+        if (record?.state === 'unknown' && row.seen.startsWith('U05'))
+          t.match(record, { status: 201, leaseExpired: false, lastError: 'cut' })
+        if (row.again === 'executes') {
+          t.equal(record?.attempts, 1)
+          const again = await a.get({ route: policy })
+          t.match(again, { status: 201, replayed: false })
+          t.equal(a.n, 2)
+          t.equal(a.trace.before, 'failed_retryable')
+          t.same(a.said('claimed'), ['created', 'failed_retry'])
+          const fences = a.asked.map((asked) => Number(asked.headers[3]))
+          t.equal(fences[1], (fences[0] as number) + 1, 'the fence grows with every claim of the record')
+          t.match(await a.store.read(a.id), { state: 'completed', attempts: 2 })
+        } else if (row.again === 'replays') {
+          t.match(await a.get({ route: policy }), { bytes: first.bytes, replayed: true })
+          t.equal(a.n, 1)
+        } else {
+          for (const later of [0, LEASE, TTL]) {
+            a.store.now += later
+            await refused(t, a, { route: policy }, 'idempotency_outcome_unknown')
+          }
+          t.equal(a.n, 1, 'O01 every retry is refused')
+        }
+        t.equal(a.bytes.held, 0)
+        t.equal(a.ports.inFlight.count, 0)
+        t.equal(a.ports.running.size, 0)
+        t.equal(a.ports.leases.size, 0)
+      })
+  },
+)
+
+void t.test(
+  '§7 a live answer is in_progress until it ends, then completed without its body, or unknown if broken',
   async (t) => {
     for (const why of ['streamed', 'too_large', 'no_room'] as const)
       await t.test(`P19 P21 ${why}`, async (t) => {
@@ -264,7 +264,7 @@ void t.test(
         t.equal(a.ports.leases.size, 0)
         t.equal(a.bytes.held, 0)
       })
-    await t.test('U05 broken: unknown with the status noted', async (t) => {
+    await t.test('U05 a broken one is unknown, with its status noted', async (t) => {
       const a = replica(t)
       const stream = new Stream(200)
       a.script.push(stream.reply())
@@ -274,7 +274,7 @@ void t.test(
       t.match(await a.store.read(a.id), { state: 'unknown', status: 200 })
       await refused(t, a, {}, 'idempotency_outcome_unknown')
     })
-    await t.test('released by its status or by the upstream’s word', async (t) => {
+    await t.test('its status or Idempotency-Outcome may free the key', async (t) => {
       for (const [status, said] of [
         [429, null],
         [200, 'not-applied'],
@@ -344,25 +344,28 @@ void t.test('§6 refusals before the claim never reach the store', async (t) => 
   t.equal(a.bytes.held, 0)
 })
 
-void t.test('§10 a request takes its place when its body is there; by then there may be none', async (t) => {
-  const a = replica(t, { maxInFlight: 1 })
-  const upload = new Gate()
-  const late = a.send({ key: 'late', upload: upload.pass() })
-  const gate = new Gate()
-  a.script.push(gate.before(() => a.responded()))
-  const first = a.send()
-  await gate.reached
-  t.equal(a.ports.inFlight.count, 2)
-  upload.open()
-  t.match(seen(await late), { status: 503, code: 'overloaded', retryAfter: 1 })
-  gate.open()
-  t.equal(seen(await first).status, 201)
-  const shared = { ...route().scope, anonymous: 'share' as const }
-  t.equal((await a.get({ key: 'nobody', anonymous: true, route: route({ scope: shared }) })).status, 201)
-  t.strictSame([a.ports.inFlight.count, a.bytes.held, a.n], [0, 0, 2])
-})
+void t.test(
+  '§10 a request takes its place once its body is complete, and is refused if none is left',
+  async (t) => {
+    const a = replica(t, { maxInFlight: 1 })
+    const upload = new Gate()
+    const late = a.send({ key: 'late', upload: upload.pass() })
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const first = a.send()
+    await gate.reached
+    t.equal(a.ports.inFlight.count, 2)
+    upload.open()
+    t.match(seen(await late), { status: 503, code: 'overloaded', retryAfter: 1 })
+    gate.open()
+    t.equal(seen(await first).status, 201)
+    const shared = { ...route().scope, anonymous: 'share' as const }
+    t.equal((await a.get({ key: 'nobody', anonymous: true, route: route({ scope: shared }) })).status, 201)
+    t.strictSame([a.ports.inFlight.count, a.bytes.held, a.n], [0, 0, 2])
+  },
+)
 
-void t.test('§6 refusals by the record leave its bytes as they are', async (t) => {
+void t.test('§6 refusals by the record leave its bytes unchanged', async (t) => {
   const A = { body: '{"amount":1}' }
   const B = { body: '{"amount":2}' }
   await t.test('F01 another payload is misuse; the first one still replays', async (t) => {
@@ -380,32 +383,35 @@ void t.test('§6 refusals by the record leave its bytes as they are', async (t) 
     const policy = route({ profile: 'stripe' })
     t.match(await refused(t, a, { ...B, route: policy }, 'idempotency_key_reused'), { status: 400 })
   })
-  await t.test('F02 I01 in flight: misuse is 422, a retry 409; the first is unaffected', async (t) => {
-    const a = replica(t)
-    const gate = new Gate()
-    a.script.push(gate.before(() => a.responded()))
-    const first = a.send(A)
-    await gate.reached
-    t.equal((await refused(t, a, B, 'idempotency_key_reused')).status, 422)
-    t.match(await refused(t, a, A, 'idempotency_key_in_progress'), {
-      status: 409,
-      retryAfter: LEASE / SECOND,
-    })
-    t.match(a.trace, { outcome: 'in_progress', before: 'in_progress', after: 'in_progress' })
-    const locked = { ...A, route: route({ inFlight: { mode: 'reject', wait: 0, status: 423 } }) }
-    t.equal((await refused(t, a, locked, 'idempotency_key_in_progress')).status, 423, 'I07')
-    gate.open()
-    t.match(seen(await first), { status: 201 })
-    t.equal((await a.get(A)).replayed, true)
-    t.equal(a.n, 1)
-    t.same(a.said('prevented').length, 3)
-  })
+  await t.test(
+    'F02 I01 in flight, misuse gets 422 and a retry 409, and the first request is unaffected',
+    async (t) => {
+      const a = replica(t)
+      const gate = new Gate()
+      a.script.push(gate.before(() => a.responded()))
+      const first = a.send(A)
+      await gate.reached
+      t.equal((await refused(t, a, B, 'idempotency_key_reused')).status, 422)
+      t.match(await refused(t, a, A, 'idempotency_key_in_progress'), {
+        status: 409,
+        retryAfter: LEASE / SECOND,
+      })
+      t.match(a.trace, { outcome: 'in_progress', before: 'in_progress', after: 'in_progress' })
+      const locked = { ...A, route: route({ inFlight: { mode: 'reject', wait: 0, status: 423 } }) }
+      t.equal((await refused(t, a, locked, 'idempotency_key_in_progress')).status, 423, 'I07')
+      gate.open()
+      t.match(seen(await first), { status: 201 })
+      t.equal((await a.get(A)).replayed, true)
+      t.equal(a.n, 1)
+      t.same(a.said('prevented').length, 3)
+    },
+  )
   for (const [read, size] of [
     ['in steps', 200_000],
     ['in steps, as the digest of its bytes', 600_000],
   ] as const)
     await t.test(
-      `F01 F02 I01 a long body, whose fingerprint is made ${read} and only if the store does not know its bytes`,
+      `F01 F02 I01 a long body, fingerprinted ${read}, replays and is refused like any other`,
       async (t) => {
         const fill = 'x,'
           .repeat(size / 4)
@@ -437,7 +443,7 @@ void t.test('§6 refusals by the record leave its bytes as they are', async (t) 
         a.store.next.push({ op: 'get', fault: 'down' })
         await refused(t, a, { ...long, key: 'other' }, 'idempotency_store_unavailable')
         t.equal(a.n + b.n, 1)
-        // One reply that is lost on its way does not make the store unavailable.
+        // One lost reply does not make the store unavailable.
         for (const fault of ['dropped', 'down', 'down'] as const) a.store.next.push({ op: 'get', fault })
         const bypass = { ...policy, onStoreUnavailable: 'bypass' as const }
         t.match(await a.get({ ...long, route: bypass }), { replayed: true, bytes })
@@ -453,7 +459,7 @@ void t.test('§6 refusals by the record leave its bytes as they are', async (t) 
         t.equal(a.n + b.n, 2)
       },
     )
-  await t.test('F01 a body of 64 KiB is claimed at once: one question to the store', async (t) => {
+  await t.test('F01 a body of 64 KiB is claimed without looking up its record first', async (t) => {
     const a = replica(t)
     const text = (spaces: string) => `{"b":"${'x'.repeat(64 * 1024 - 15)}",${spaces}"a":1}`
     const large = { headers: ['Content-Type', 'application/json'], body: text('') }
@@ -461,7 +467,7 @@ void t.test('§6 refusals by the record leave its bytes as they are', async (t) 
     a.store.next.push({ op: 'get', fault: 'down' })
     t.match(await a.get(large), { status: 201, replayed: false })
     for (const same of [large, { ...large, body: text(' ') }]) t.match(await a.get(same), { replayed: true })
-    t.equal(a.store.next.length, 1, 'no other question was asked')
+    t.equal(a.store.next.length, 1, 'no get was sent')
     t.equal(a.n, 1)
   })
   await t.test('F02 misuse beats unknown, failed_retryable and the tombstone', async (t) => {
@@ -475,40 +481,43 @@ void t.test('§6 refusals by the record leave its bytes as they are', async (t) 
       await refused(t, a, { ...B, route: policy }, 'idempotency_key_reused')
     }
   })
-  await t.test('T01 T02 retention counts from completion; then anew, or a tombstone', async (t) => {
-    const a = replica(t)
-    const gate = new Gate()
-    a.script.push(gate.before(() => a.responded()))
-    const sent = a.send()
-    await gate.reached
-    a.store.now += 20 * SECOND
-    gate.open()
-    seen(await sent)
-    a.store.now += TTL - 1
-    t.equal((await a.get()).replayed, true)
-    a.store.now += 1
-    t.match(await a.get(), { status: 201, replayed: false })
-    t.equal(a.n, 2)
-    t.equal(a.trace.before, 'absent')
+  await t.test(
+    'T01 T02 retention counts from completion; then the key executes again, or has a tombstone',
+    async (t) => {
+      const a = replica(t)
+      const gate = new Gate()
+      a.script.push(gate.before(() => a.responded()))
+      const sent = a.send()
+      await gate.reached
+      a.store.now += 20 * SECOND
+      gate.open()
+      seen(await sent)
+      a.store.now += TTL - 1
+      t.equal((await a.get()).replayed, true)
+      a.store.now += 1
+      t.match(await a.get(), { status: 201, replayed: false })
+      t.equal(a.n, 2)
+      t.equal(a.trace.before, 'absent')
 
-    const b = replica(t)
-    const policy = route({ tombstone: HOUR, ttl: MINUTE, ttlFailed: SECOND })
-    await b.get({ route: policy })
-    b.store.now += MINUTE
-    t.match(await refused(t, b, { route: policy }, 'idempotency_key_expired'), {
-      status: 409,
-      retryAfter: null,
-    })
-    t.match(b.trace, { outcome: 'expired', before: 'expired', after: 'expired' })
-    t.equal(b.said('prevented').length, 1)
-    b.store.now += HOUR
-    t.equal((await b.get({ route: policy })).replayed, false)
-    b.script.push(b.responded(404))
-    await b.get({ key: 'failed', route: policy })
-    b.store.now += SECOND
-    await refused(t, b, { key: 'failed', route: policy }, 'idempotency_key_expired')
-  })
-  await t.test('S08 keep: outcome stores no byte of the answer', async (t) => {
+      const b = replica(t)
+      const policy = route({ tombstone: HOUR, ttl: MINUTE, ttlFailed: SECOND })
+      await b.get({ route: policy })
+      b.store.now += MINUTE
+      t.match(await refused(t, b, { route: policy }, 'idempotency_key_expired'), {
+        status: 409,
+        retryAfter: null,
+      })
+      t.match(b.trace, { outcome: 'expired', before: 'expired', after: 'expired' })
+      t.equal(b.said('prevented').length, 1)
+      b.store.now += HOUR
+      t.equal((await b.get({ route: policy })).replayed, false)
+      b.script.push(b.responded(404))
+      await b.get({ key: 'failed', route: policy })
+      b.store.now += SECOND
+      await refused(t, b, { key: 'failed', route: policy }, 'idempotency_key_expired')
+    },
+  )
+  await t.test('S08 keep: outcome stores neither the body nor the headers of the answer', async (t) => {
     const a = replica(t)
     const policy = route({ keep: 'outcome' })
     const body = 'the secret of the answer'
@@ -524,7 +533,7 @@ void t.test('§6 refusals by the record leave its bytes as they are', async (t) 
     t.same(a.said('completed'), ['stored'])
     t.equal(a.bytes.held, 0)
   })
-  await t.test('ttl.body: then the record answers without its response, and is never executed', async (t) => {
+  await t.test('after ttl.body the record answers without its response, and nothing executes', async (t) => {
     const a = replica(t)
     const policy = route({ ttlBody: MINUTE, ttlFailed: SECOND })
     const made = a.responded(201, 'the secret of the answer') as Extract<Forwarded, { proof: 'responded' }>
@@ -559,36 +568,39 @@ void t.test('§6 refusals by the record leave its bytes as they are', async (t) 
       'shorter than ttl.body',
     )
   })
-  await t.test('a record that cannot be read is an error, never executed, never overwritten', async (t) => {
-    const a = replica(t)
-    await a.get()
-    for (const at of [0, 2, 3, 200]) {
-      const { bytes } = await a.store.inner.get(a.id)
-      const broken = Buffer.from(bytes as Buffer)
-      broken[at] = 99
-      const put = replica(t)
-      await put.store.inner.put(a.id, broken.subarray(0, at === 200 ? 130 : undefined), {
-        dueIn: TTL,
-        dropIn: TTL,
-      })
-      put.store.ids.add(a.id)
-      t.match(await refused(t, put, {}, 'idempotency_store_unavailable'), { status: 503, retryAfter: 1 })
-      t.equal(put.n, 0)
-      t.same(put.troubles(), ['a stored record cannot be read; it is refused and left as it is'])
-    }
-  })
-  await t.test('R07 profile strict on a store that may evict', async (t) => {
+  await t.test(
+    'a record that cannot be read gets 503, and is neither executed nor overwritten',
+    async (t) => {
+      const a = replica(t)
+      await a.get()
+      for (const at of [0, 2, 3, 200]) {
+        const { bytes } = await a.store.inner.get(a.id)
+        const broken = Buffer.from(bytes as Buffer)
+        broken[at] = 99
+        const put = replica(t)
+        await put.store.inner.put(a.id, broken.subarray(0, at === 200 ? 130 : undefined), {
+          dueIn: TTL,
+          dropIn: TTL,
+        })
+        put.store.ids.add(a.id)
+        t.match(await refused(t, put, {}, 'idempotency_store_unavailable'), { status: 503, retryAfter: 1 })
+        t.equal(put.n, 0)
+        t.same(put.troubles(), ['a stored record cannot be read; it is refused and left as it is'])
+      }
+    },
+  )
+  await t.test('R07 profile strict is refused on a store that may evict', async (t) => {
     const a = replica(t, { unfit: true })
     const strict = { route: route({ profile: 'strict' }) }
     t.match(await refused(t, a, strict, 'idempotency_store_unavailable'), { status: 503, retryAfter: 1 })
     t.equal(a.store.calls, 0)
-    t.equal((await a.get()).status, 201, 'the other profiles go on')
+    t.equal((await a.get()).status, 201, 'profile standard goes on')
     const b = replica(t)
     t.equal((await b.get(strict)).status, 201)
   })
 })
 
-void t.test('K04 a key in a long body is the record of the same bytes, and of no other key', async (t) => {
+void t.test('K04 a key in a long body finds the record of that key, and of no other', async (t) => {
   const fill = '"x",'.repeat(100_000)
   for (const body of ['auto', 'none'] as const) {
     const policy = route({
@@ -611,20 +623,20 @@ void t.test('K04 a key in a long body is the record of the same bytes, and of no
   }
 })
 
-void t.test('S07 excluded lines reach the first client only', async (t) => {
+void t.test('S07 excluded headers reach only the first client', async (t) => {
   const a = replica(t)
   const policy = route({ excludeHeaders: new Set(['set-cookie']) })
   t.match(await a.get({ route: policy }), { bytes: /Set-Cookie/ })
   t.notMatch((await a.get({ route: policy })).bytes, /set-cookie/i)
-  t.notMatch(Object.values(await a.store.dump())[0], /set-cookie/i, 'nor the store')
+  t.notMatch(Object.values(await a.store.dump())[0], /set-cookie/i, 'not in the store either')
   const b = replica(t)
   await b.get()
   t.match((await b.get()).bytes, /Set-Cookie.*set-cookie/)
-  t.notMatch((await b.get({ route: policy })).bytes, /set-cookie/i, 'also what was stored before')
+  t.notMatch((await b.get({ route: policy })).bytes, /set-cookie/i, 'even if stored before')
 })
 
 void t.test(
-  'P16 T02 statusHeader: the same Idempotency-Expires on the first answer and on the replay',
+  'P16 T02 statusHeader sends the same Idempotency-Expires on the first answer and on the replay',
   async (t) => {
     const a = replica(t)
     const policy = route({ statusHeader: true })
@@ -647,7 +659,7 @@ void t.test(
 )
 
 void t.test(
-  'T04 I01 Retry-After: what remains of the lease, less where the latency suggests it, at least 1',
+  'T04 I01 Retry-After is what remains of the lease, or less if the latency suggests it, and at least 1',
   async (t) => {
     const a = replica(t)
     const gate = new Gate()
@@ -675,7 +687,7 @@ void t.test(
       'lapsed: unknown, at once',
     )
     t.match(a.trace, { outcome: 'unknown', before: 'unknown' })
-    t.same(a.said('leaseExpired'), [], 'counted by who writes it down, not by each retry')
+    t.same(a.said('leaseExpired'), [], 'counted when it is written down, not at each retry')
     gate.open()
     seen(await first)
     t.equal((await a.get()).replayed, true, 'the owner’s own late outcome is accepted over unknown')
@@ -683,7 +695,7 @@ void t.test(
 
     const fresh = replica(t)
     await fresh.get()
-    t.ok(fresh.ports.latency.remaining('payments', 0) < LEASE, 'answers tell the latency')
+    t.ok(fresh.ports.latency.remaining('payments', 0) < LEASE, 'answers set the latency')
     t.same(
       fresh.events.filter(([name]) => name === 'leaseUse'),
       [['leaseUse', 'payments']],
@@ -700,34 +712,37 @@ void t.test(
         detail:
           /^it is not known whether the first request was executed, and a person has to find out; a new key is not safe/,
       },
-      'to the next look',
+      'until the next look',
     )
     t.same(
       b.events.filter(([name]) => name === 'leaseExpired'),
       [],
-      'unknown, but not for silence',
+      'unknown, but no lease lapsed',
     )
   },
 )
 
-void t.test('L01 50 simultaneous requests: one executes, the others are refused or replay', async (t) => {
-  const a = replica(t)
-  const gate = new Gate()
-  a.script.push(gate.before(() => a.responded()))
-  const all = Array.from({ length: 50 }, () => a.get())
-  await gate.reached
-  const others = await Promise.all(all.map((one) => Promise.race([one, Promise.resolve(null)])))
-  gate.open()
-  const answers = await Promise.all(all)
-  t.equal(a.n, 1)
-  t.equal(answers.filter((one) => one.status === 201 && !one.replayed).length, 1)
-  t.equal(answers.filter((one) => one.code === 'idempotency_key_in_progress' || one.replayed).length, 49)
-  t.equal(others.length, 50)
-  t.equal(a.bytes.held, 0)
-  t.equal(a.ports.inFlight.count, 0)
-})
+void t.test(
+  'L01 of 50 simultaneous requests one executes, and the others are refused or replay',
+  async (t) => {
+    const a = replica(t)
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const all = Array.from({ length: 50 }, () => a.get())
+    await gate.reached
+    const others = await Promise.all(all.map((one) => Promise.race([one, Promise.resolve(null)])))
+    gate.open()
+    const answers = await Promise.all(all)
+    t.equal(a.n, 1)
+    t.equal(answers.filter((one) => one.status === 201 && !one.replayed).length, 1)
+    t.equal(answers.filter((one) => one.code === 'idempotency_key_in_progress' || one.replayed).length, 49)
+    t.equal(others.length, 50)
+    t.equal(a.bytes.held, 0)
+    t.equal(a.ports.inFlight.count, 0)
+  },
+)
 
-void t.test('L02 50 simultaneous requests on three replicas of one store: one executes', async (t) => {
+void t.test('L02 of 50 simultaneous requests on three replicas of one store, one executes', async (t) => {
   const store = new Store()
   const all = Array.from({ length: 3 }, () => replica(t, { store }))
   const answers = await Promise.all(Array.from({ length: 50 }, (_, i) => (all[i % 3] as Replica).get()))
@@ -740,12 +755,12 @@ void t.test('L02 50 simultaneous requests on three replicas of one store: one ex
   for (const one of answers) t.ok(one.bytes !== null || one.code === 'idempotency_key_in_progress')
 })
 
-void t.test('L03 the winner finished before the loser looked again: the loser replays', async (t) => {
+void t.test('L03 the loser replays if the winner finishes before the loser’s takeover arrives', async (t) => {
   const store = new Store()
   const [a, b] = [replica(t, { store }), replica(t, { store })]
   a.script.push({ proof: 'not_sent', reason: 'refused' })
   await a.get()
-  // The loser found failed_retryable; the winner takes over and finishes before the loser's own take-over arrives.
+  // The loser found failed_retryable; the winner takes over and finishes before the loser's own takeover arrives.
   const gate = new Gate()
   store.gate = async ({ op }) => {
     if (op !== 'swap') return
@@ -762,7 +777,7 @@ void t.test('L03 the winner finished before the loser looked again: the loser re
 })
 
 void t.test(
-  'L08 20 simultaneous retries on a lapsed lease: unknown by default, exactly one executes with retry',
+  'L08 after a lapsed lease 20 retries get unknown by default; with retry, one of them executes',
   async (t) => {
     for (const onLeaseExpired of ['unknown', 'retry'] as const) {
       const store = new Store()
@@ -793,7 +808,7 @@ void t.test(
 )
 
 void t.test(
-  'L09 L10 an owner whose record a newer attempt took: stale, the record unchanged, its client answered',
+  'L09 L10 an outcome is stale after a newer attempt: the record stays as it is, and its client is answered',
   async (t) => {
     const late: readonly ((r: Replica) => Forwarded)[] = [
       (r) => r.responded(201, 'late'),
@@ -833,7 +848,7 @@ void t.test(
   },
 )
 
-void t.test('§6 problems of a stripe route are told as Stripe’s clients know errors', async (t) => {
+void t.test('§6 problems of a stripe route are marked as Stripe errors', async (t) => {
   const a = replica(t)
   const told = async (profile: 'stripe' | 'standard') => {
     const answer = await a.send({ key: null, route: route({ profile }) })
@@ -843,7 +858,7 @@ void t.test('§6 problems of a stripe route are told as Stripe’s clients know 
   t.equal(await told('standard'), false)
 })
 
-void t.test('§13 the words that the walk counts by are the contract’s', (t) => {
+void t.test('§13 the labels of the counters are the contract’s', (t) => {
   const contract = {
     outcome: `executed, replayed, in_progress, waited, misuse, key_missing, key_invalid, unknown, response_unavailable,
       expired, store_unavailable, bypassed, upstream_unreachable, upstream_failed, upstream_timeout, upstream_slow,
@@ -859,7 +874,7 @@ void t.test('§13 the words that the walk counts by are the contract’s', (t) =
 })
 
 void t.test(
-  'P18 the memory of a long body is freed once neither the walk nor a socket needs it',
+  'P18 the memory of a long body is freed once neither the proxy nor a socket needs it',
   async (t) => {
     const a = replica(t)
     const sent = (): { body: Buffer; kind: 'body'; release: () => void } => ({
@@ -889,7 +904,7 @@ void t.test(
   },
 )
 
-void t.test('P18 a body that the upstream has is freed before its outcome is written', async (t) => {
+void t.test('P18 a body that the upstream has taken is freed before its outcome is written', async (t) => {
   const a = replica(t)
   const body = Buffer.alloc(64 * 1024, 'a')
   a.script.push((request) => {
@@ -904,7 +919,7 @@ void t.test('P18 a body that the upstream has is freed before its outcome is wri
   t.equal(left, 0)
 })
 
-void t.test('P18 under respondWithin a body is not freed while its call goes on', async (t) => {
+void t.test('P18 under respondWithin a body is freed only once its call has ended', async (t) => {
   const a = replica(t)
   const { promise, resolve } = Promise.withResolvers<Forwarded>()
   const body = Buffer.alloc(64 * 1024, 'a')
@@ -918,31 +933,31 @@ void t.test('P18 under respondWithin a body is not freed while its call goes on'
   await until(() => body.length === 0)
 })
 
-/** An answer of the upstream that is worth freeing. */
+/** An upstream answer that is large enough to free. */
 function long(a: Replica): { body: Buffer; reply: Forwarded } {
   const body = Buffer.alloc(8192, 'b')
   const reply = a.responded() as Extract<Forwarded, { proof: 'responded' }>
   return { body, reply: { ...reply, response: { ...reply.response, body } } }
 }
 
-void t.test('P18 the memory of an answer is freed once it is stored and has left', async (t) => {
+void t.test('P18 the memory of an answer is freed once it is stored and sent', async (t) => {
   const a = replica(t)
   const { body, reply } = long(a)
   a.script.push(reply)
   const answer = await a.send()
-  t.equal(body.length, 8192, 'the client has not got it')
+  t.equal(body.length, 8192, 'the client does not have it yet')
   const first = seen(answer)
   t.equal(body.length, 0)
   t.match(await a.get(), { replayed: true, bytes: first.bytes })
 })
 
-void t.test('P18 I02 not where duplicates were told of it', async (t) => {
+void t.test('P18 I02 an answer that a waiting duplicate gets is not freed', async (t) => {
   const a = replica(t)
   const { body, reply } = long(a)
   const gate = new Gate()
   a.script.push(gate.before(() => reply))
   const policy = { route: route({ inFlight: { mode: 'wait', wait: MINUTE, status: 409 } }) }
-  // It asks before the run begins, and hears of it from the store alone.
+  // It asks before the run begins, and hears of it only from the store.
   const asked = new Gate()
   a.store.gate = async ({ op, n }) => {
     if (op === 'put' && n === 1) await asked.pass()
@@ -960,7 +975,7 @@ void t.test('P18 I02 not where duplicates were told of it', async (t) => {
   t.equal(a.n, 1)
 })
 
-void t.test('P18 §7 not where the store did not take it', async (t) => {
+void t.test('P18 §7 an answer that the store did not take is not freed', async (t) => {
   const a = replica(t)
   const { body, reply } = long(a)
   a.script.push(reply)
@@ -972,29 +987,32 @@ void t.test('P18 §7 not where the store did not take it', async (t) => {
   t.match(await a.get(), { replayed: true, bytes: first.bytes })
 })
 
-void t.test('P18 §2 not where a claim had met the run that the store forgot', async (t) => {
-  const a = replica(t)
-  const { body, reply } = long(a)
-  const gate = new Gate()
-  a.script.push(gate.before(() => reply))
-  const answer = a.send()
-  await gate.reached
-  const { bytes } = await a.store.inner.get(a.id)
-  await a.store.restore(a.id, null)
-  const asked = new Gate()
-  let puts = 0
-  a.store.gate = async ({ op }) => {
-    if (op === 'put' && ++puts === 1) await asked.pass()
-  }
-  const retry = a.send()
-  await asked.reached
-  await a.store.restore(a.id, bytes)
-  gate.open()
-  const first = seen(await answer)
-  t.equal(body.length, 8192)
-  // The record is gone once more: the claim comes through over a run that has ended.
-  await a.store.restore(a.id, null)
-  asked.open()
-  t.match(seen(await retry), { replayed: true, bytes: first.bytes })
-  t.equal(a.n, 1)
-})
+void t.test(
+  'P18 §2 an answer is not freed while a retry claims the record that the store lost',
+  async (t) => {
+    const a = replica(t)
+    const { body, reply } = long(a)
+    const gate = new Gate()
+    a.script.push(gate.before(() => reply))
+    const answer = a.send()
+    await gate.reached
+    const { bytes } = await a.store.inner.get(a.id)
+    await a.store.restore(a.id, null)
+    const asked = new Gate()
+    let puts = 0
+    a.store.gate = async ({ op }) => {
+      if (op === 'put' && ++puts === 1) await asked.pass()
+    }
+    const retry = a.send()
+    await asked.reached
+    await a.store.restore(a.id, bytes)
+    gate.open()
+    const first = seen(await answer)
+    t.equal(body.length, 8192)
+    // The record is gone once more: the claim succeeds over a run that has ended.
+    await a.store.restore(a.id, null)
+    asked.open()
+    t.match(seen(await retry), { replayed: true, bytes: first.bytes })
+    t.equal(a.n, 1)
+  },
+)

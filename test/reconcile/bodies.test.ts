@@ -30,7 +30,7 @@ function remover(t: Test, store: Store) {
   return { bodies, told }
 }
 
-/** A request that was executed and answered, so long ago that its response is over. */
+/** A request that was executed and answered so long ago that ttl.body is over. */
 async function answered(t: Test, store = new Store()) {
   const one = replica(t, { store })
   one.script.push(one.responded(201, SECRET))
@@ -48,7 +48,7 @@ async function answered(t: Test, store = new Store()) {
 const holds = async (store: Store): Promise<boolean> =>
   Object.values(await store.dump()).some((bytes) => bytes.includes(SECRET))
 
-void t.test('a response is taken out once it is over, and nothing else changes', async (t) => {
+void t.test('a response is removed once ttl.body is over, and the rest of the record stays', async (t) => {
   const { store, before, again } = await answered(t)
   const { bodies } = remover(t, store)
   store.now -= 1
@@ -72,7 +72,7 @@ void t.test('a response is taken out once it is over, and nothing else changes',
   await again('idempotency_key_expired')
 })
 
-void t.test('what an operator has decided, and what was removed, stays so', async (t) => {
+void t.test('a record that an operator decided or removed meanwhile stays as it is', async (t) => {
   const { store } = await answered(t)
   const id = [...store.ids][0] as RecordId
   for (const replaced of [false, true]) {
@@ -99,7 +99,7 @@ void t.test('what an operator has decided, and what was removed, stays so', asyn
   }
 })
 
-void t.test('a record that was removed before it is looked at', async (t) => {
+void t.test('the remover skips a record removed before it reads it', async (t) => {
   const { store, before } = await answered(t)
   const id = [...store.ids][0] as RecordId
   const { bodies } = remover(t, store)
@@ -110,7 +110,7 @@ void t.test('a record that was removed before it is looked at', async (t) => {
   t.equal((await store.inner.get(id)).bytes, null)
 })
 
-void t.test('two replicas take it out once', async (t) => {
+void t.test('two replicas remove a response once', async (t) => {
   const { store, before } = await answered(t)
   const both = [remover(t, store), remover(t, store)].map(({ bodies }) => bodies)
   const looked = await Promise.all(both.map((one) => one.look()))
@@ -118,42 +118,36 @@ void t.test('two replicas take it out once', async (t) => {
   t.equal((await stored(store)).version, before.version + 1)
 })
 
-void t.test(
-  'a retry in that very moment gets the response or the refusal, and is never executed',
-  async (t) => {
-    const { one, store } = await answered(t)
-    store.now -= 1
-    const { bodies } = remover(t, store)
-    const gate = new Gate()
-    store.gate = async ({ op }) => (op === 'put' ? gate.pass() : undefined)
-    const retry = one.send({ route: POLICY })
-    await gate.reached
-    store.gate = null
-    store.now += 1
-    await bodies.look()
-    gate.open()
-    t.match(seen(await retry), { status: 409, code: 'idempotency_response_unavailable' })
-    t.equal(one.n, 1)
-  },
-)
+void t.test('a retry during the removal is refused and not executed', async (t) => {
+  const { one, store } = await answered(t)
+  store.now -= 1
+  const { bodies } = remover(t, store)
+  const gate = new Gate()
+  store.gate = async ({ op }) => (op === 'put' ? gate.pass() : undefined)
+  const retry = one.send({ route: POLICY })
+  await gate.reached
+  store.gate = null
+  store.now += 1
+  await bodies.look()
+  gate.open()
+  t.match(seen(await retry), { status: 409, code: 'idempotency_response_unavailable' })
+  t.equal(one.n, 1)
+})
 
-void t.test(
-  'a clock that goes back, before or after, gives no response back that was taken out',
-  async (t) => {
-    const { one, store, again } = await answered(t)
-    store.now -= MINUTE / 2
-    t.match(await one.get({ route: POLICY }), { status: 201, replayed: true }, 'as its ttl would')
-    const { bodies } = remover(t, store)
-    t.equal(await bodies.look(), false)
-    store.now += MINUTE / 2
-    await bodies.look()
-    store.now -= MINUTE
-    await again('idempotency_response_unavailable')
-    t.equal(one.n, 1)
-  },
-)
+void t.test('a clock set back does not bring back a removed response', async (t) => {
+  const { one, store, again } = await answered(t)
+  store.now -= MINUTE / 2
+  t.match(await one.get({ route: POLICY }), { status: 201, replayed: true }, 'as with its ttl')
+  const { bodies } = remover(t, store)
+  t.equal(await bodies.look(), false)
+  store.now += MINUTE / 2
+  await bodies.look()
+  store.now -= MINUTE
+  await again('idempotency_response_unavailable')
+  t.equal(one.n, 1)
+})
 
-void t.test('a write that was lost, or whose reply was, is made good by the next look', async (t) => {
+void t.test('a removal that failed, or whose reply was lost, is complete after the next look', async (t) => {
   for (const fault of ['lost', 'dropped', 'down', 'full'] as const) {
     const { store, before } = await answered(t)
     const { bodies } = remover(t, store)
@@ -165,7 +159,7 @@ void t.test('a write that was lost, or whose reply was, is made good by the next
   }
 })
 
-void t.test('those that cannot be read are passed over, however many they are', async (t) => {
+void t.test('unreadable records do not keep the remover from those behind them', async (t) => {
   const store = new Store()
   const { bodies, told } = remover(t, store)
   const ends = { ...response(Buffer.from(SECRET)), afterBody: HOUR }
@@ -197,7 +191,7 @@ void t.test('those that cannot be read are passed over, however many they are', 
       leaseExpired() {},
       reconciled() {},
       expiring() {},
-      trouble: () => t.fail('nobody is told twice'),
+      trouble: () => t.fail('unreadable records are reported elsewhere'),
     },
     random: () => 0.5,
   })
@@ -212,7 +206,7 @@ void t.test('those that cannot be read are passed over, however many they are', 
   t.same(told, [])
 })
 
-void t.test('of a record that a failover brought back, the response is taken out again', async (t) => {
+void t.test('a response that a failover brought back is removed again', async (t) => {
   const { store, again } = await answered(t)
   const id = [...store.ids][0] as RecordId
   const before = Buffer.from((await store.inner.get(id)).bytes as Buffer)
@@ -225,36 +219,39 @@ void t.test('of a record that a failover brought back, the response is taken out
   t.notOk(await holds(store))
 })
 
-void t.test('it looks by itself, goes on where there is more, and after a failure', async (t) => {
-  const clock = t.capture(globalThis, 'setTimeout', ((run: () => void, pause: number) => {
-    waiting.push({ run, pause })
-    return { unref: () => ({}) }
-  }) as never)
-  const waiting: { run: () => void; pause: number }[] = []
-  const store = new Store()
-  const { bodies, told } = remover(t, store)
-  const ends = { ...response(Buffer.from(SECRET)), afterBody: HOUR }
-  await store.inner.put(newId(), encodeDraft(draft('completed', newToken(), { result: ends })), {
-    dueIn: 0,
-    dropIn: HOUR,
-  })
-  const next = async (): Promise<number | undefined> => {
+void t.test(
+  'the remover looks on its own, soon again if there is more, and goes on after a failure',
+  async (t) => {
+    const clock = t.capture(globalThis, 'setTimeout', ((run: () => void, pause: number) => {
+      waiting.push({ run, pause })
+      return { unref: () => ({}) }
+    }) as never)
+    const waiting: { run: () => void; pause: number }[] = []
+    const store = new Store()
+    const { bodies, told } = remover(t, store)
+    const ends = { ...response(Buffer.from(SECRET)), afterBody: HOUR }
+    await store.inner.put(newId(), encodeDraft(draft('completed', newToken(), { result: ends })), {
+      dueIn: 0,
+      dropIn: HOUR,
+    })
+    const next = async (): Promise<number | undefined> => {
+      waiting.shift()?.run()
+      for (let n = 0; n < 50; n++) await Promise.resolve()
+      return waiting[0]?.pause
+    }
+    bodies.start()
+    t.equal(waiting[0]?.pause, 10_000)
+    t.equal(await next(), 50)
+    t.equal(await next(), 10_000)
+    store.next.push({ op: 'due', fault: 'down' })
+    t.equal(await next(), 10_000)
+    t.same(told, [])
+    store.next.push({ op: 'due', fault: new TypeError('a bug') })
+    t.equal(await next(), 10_000)
+    t.match(told, [['internal error while removing responses from records', { error: 'TypeError: a bug' }]])
     waiting.shift()?.run()
-    for (let n = 0; n < 50; n++) await Promise.resolve()
-    return waiting[0]?.pause
-  }
-  bodies.start()
-  t.equal(waiting[0]?.pause, 10_000)
-  t.equal(await next(), 50)
-  t.equal(await next(), 10_000)
-  store.next.push({ op: 'due', fault: 'down' })
-  t.equal(await next(), 10_000)
-  t.same(told, [])
-  store.next.push({ op: 'due', fault: new TypeError('a bug') })
-  t.equal(await next(), 10_000)
-  t.match(told, [['internal error while removing responses from records', { error: 'TypeError: a bug' }]])
-  waiting.shift()?.run()
-  await bodies.stop()
-  t.same(waiting, [], 'nothing more')
-  clock.restore()
-})
+    await bodies.stop()
+    t.same(waiting, [], 'no more looks')
+    clock.restore()
+  },
+)

@@ -3,7 +3,7 @@ import type { RoutePolicy } from '../../src/core/policy.ts'
 import { Gate, HOUR, LEASE, MINUTE, replica, SECOND, Store, seen } from '../protect/harness.ts'
 import { AFTER, asking, broken, EVERY, stored, unknownIn, type Worker, worker } from './harness.ts'
 
-/** A replica whose own clock runs on while the store's steps; it has been there for an hour. */
+/** A replica whose own clock runs on while the store's steps; it has been running for an hour. */
 function bystander(t: Test, store: Store, policy: RoutePolicy) {
   const one = worker(t, store, policy)
   let own = HOUR
@@ -40,13 +40,13 @@ async function owner(t: Test, store: Store, policy: RoutePolicy) {
     a,
     gate,
     running,
-    /** What the leases of its process send every third of a lease. */
+    /** Renews as its process does every third of a lease. */
     renews: () => a.wire.renew([{ id: a.id, token, dueIn: LEASE, dropIn: HOUR }]),
   }
 }
 
 void t.test(
-  'V08 the store’s clock steps by 90 s under a healthy owner: it goes on owning, N=1',
+  'V08 a healthy owner keeps its record when the store’s clock steps by 90 s, and N is 1',
   async (t) => {
     const store = new Store()
     const policy = asking({ after: MINUTE })
@@ -59,11 +59,11 @@ void t.test(
     t.match(
       await b.get({ route: policy }),
       { code: 'idempotency_outcome_unknown' },
-      'as it reads, for everybody',
+      'as it reads for everybody',
     )
     await passes(9 * SECOND)
     t.match(await stored(store), { state: 'unknown', leaseExpired: true })
-    t.equal(one.asked.length, 1, 'asked, and not believed')
+    t.equal(one.asked.length, 1, 'asked, but not believed')
     t.same(await renews(), [true])
     t.match(await b.get({ route: policy }), { code: 'idempotency_key_in_progress' })
     for (let n = 0; n < 20; n++) {
@@ -78,22 +78,25 @@ void t.test(
   },
 )
 
-void t.test('V08 an owner cut off from a store whose clock steps: `after` is not over by that', async (t) => {
-  const store = new Store()
-  const policy = asking({ after: MINUTE })
-  await owner(t, store, policy)
-  const { one, passes } = bystander(t, store, policy)
-  notFound(one, 20)
-  await passes(2 * SECOND)
-  store.now += HOUR
-  await passes(55 * SECOND)
-  t.ok(one.asked.length > 1)
-  t.match(await unknownIn(store), {
-    reconciliation: { notFound: 0, answer: 'not found, too early to count' },
-  })
-  await passes(30 * SECOND)
-  t.match(await stored(store), { state: 'failed_retryable' }, 'and then it is')
-})
+void t.test(
+  'V08 a step of the store’s clock does not use up the `after` of an owner that is cut off',
+  async (t) => {
+    const store = new Store()
+    const policy = asking({ after: MINUTE })
+    await owner(t, store, policy)
+    const { one, passes } = bystander(t, store, policy)
+    notFound(one, 20)
+    await passes(2 * SECOND)
+    store.now += HOUR
+    await passes(55 * SECOND)
+    t.ok(one.asked.length > 1)
+    t.match(await unknownIn(store), {
+      reconciliation: { notFound: 0, answer: 'not found, too early to count' },
+    })
+    await passes(30 * SECOND)
+    t.match(await stored(store), { state: 'failed_retryable' }, 'now `after` is over')
+  },
+)
 
 void t.test('V08 with `after` below the lease, silence has to last for a lease', async (t) => {
   const store = new Store()
@@ -111,7 +114,7 @@ void t.test('V08 with `after` below the lease, silence has to last for a lease',
 })
 
 void t.test(
-  'V08 a reload that shortens the lease does not shorten the silence of who claimed before',
+  'V08 a reload that shortens the lease does not shorten the silence that earlier claims need',
   async (t) => {
     const store = new Store()
     const policy = asking({ after: 2 * SECOND })
@@ -128,7 +131,7 @@ void t.test(
   },
 )
 
-void t.test('V08 a step between two status queries does not set them apart', async (t) => {
+void t.test('V08 a clock step between two status queries is not time between them', async (t) => {
   const store = new Store()
   const policy = asking({ after: MINUTE, every: 10 * SECOND })
   await broken(replica(t, { store }), policy)
@@ -149,7 +152,7 @@ void t.test('V08 a step between two status queries does not set them apart', asy
   t.match(await stored(store), { state: 'failed_retryable' })
 })
 
-void t.test('V08 a replica that has just begun has seen no time pass', async (t) => {
+void t.test('V08 a replica that has just started has seen no time pass', async (t) => {
   const store = new Store()
   const policy = asking({ after: MINUTE })
   await broken(replica(t, { store }), policy)
@@ -162,7 +165,7 @@ void t.test('V08 a replica that has just begun has seen no time pass', async (t)
   t.match(await stored(store), { state: 'failed_retryable' })
 })
 
-void t.test('V08 a step back: asked later, and never too early', async (t) => {
+void t.test('V08 a step back only delays the resolution', async (t) => {
   const store = new Store()
   const policy = asking({ after: MINUTE })
   await broken(replica(t, { store }), policy)
@@ -176,12 +179,15 @@ void t.test('V08 a step back: asked later, and never too early', async (t) => {
   t.match(await stored(store), { state: 'failed_retryable' })
 })
 
-void t.test('O02 without steps nothing is asked later than before', async (t) => {
-  const store = new Store()
-  const policy = asking({ after: AFTER })
-  await broken(replica(t, { store }), policy)
-  const { one, passes } = bystander(t, store, policy)
-  notFound(one, 20)
-  await passes(AFTER + EVERY + SECOND)
-  t.match(await stored(store), { state: 'failed_retryable' })
-})
+void t.test(
+  'O02 without clock steps a record is resolved as soon as `after` and `every` allow',
+  async (t) => {
+    const store = new Store()
+    const policy = asking({ after: AFTER })
+    await broken(replica(t, { store }), policy)
+    const { one, passes } = bystander(t, store, policy)
+    notFound(one, 20)
+    await passes(AFTER + EVERY + SECOND)
+    t.match(await stored(store), { state: 'failed_retryable' })
+  },
+)

@@ -15,7 +15,7 @@ const MISTYPED: ReconcilePolicy = {
   request: { ...RECONCILE.request, path: '/paymnets?key={key}' },
 }
 
-/** A store, an upstream that knows the keys of `knows`, and a control of a process that has just begun. */
+/** A store, an upstream that knows the keys of `knows`, and the control of a process that has just started. */
 function begun() {
   const store = memoryStore({ clock: () => 1_000_000, maxBytes: 1e7 })
   const records = new Records(store)
@@ -26,7 +26,7 @@ function begun() {
     lists: 0,
     now: 0,
     said: [] as (readonly [string, string])[],
-    /** A request that was completed, by whichever process. */
+    /** A request completed by any process. */
     async completes(key: string, over: object = {}): Promise<RecordId> {
       const id = newId()
       const token = newToken()
@@ -72,41 +72,47 @@ function begun() {
   return self
 }
 
-void t.test('a process that completed nothing itself asks about what the store shows', async (t) => {
-  const one = begun()
-  await one.completes('k1')
-  t.same(await one.control.prove(ROUTE, MISTYPED), { kind: 'refuted' })
-  t.match(one.said, [['error', /does not find requests that were completed/]])
-  t.equal(one.lists, 1)
-  t.same(await one.control.prove(ROUTE, MISTYPED), { kind: 'refuted' })
-  t.equal(one.lists, 1, 'what was found is remembered')
-  one.knows.add('k1')
-  t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'proven' })
-  const asked = one.asked.length
-  t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'proven' })
-  t.equal(one.asked.length, asked, 'for a minute')
-})
+void t.test(
+  'a process that has completed nothing itself asks about a completed record of the store',
+  async (t) => {
+    const one = begun()
+    await one.completes('k1')
+    t.same(await one.control.prove(ROUTE, MISTYPED), { kind: 'refuted' })
+    t.match(one.said, [['error', /does not find requests that were completed/]])
+    t.equal(one.lists, 1)
+    t.same(await one.control.prove(ROUTE, MISTYPED), { kind: 'refuted' })
+    t.equal(one.lists, 1, 'what was found is remembered')
+    one.knows.add('k1')
+    t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'proven' })
+    const asked = one.asked.length
+    t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'proven' })
+    t.equal(one.asked.length, asked, 'what was proven is remembered')
+  },
+)
 
-void t.test('what another upstream completed, another route, or a person, is no control', async (t) => {
-  const one = begun()
-  await one.completes('k1', { toldTo: 'another' })
-  await one.completes('k2', { route: 'another' })
-  await one.completes('k3', { told: undefined })
-  t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'untested' })
-  t.same(one.asked, [])
-  await one.completes('k4')
-  t.same(
-    await one.control.prove(ROUTE, RECONCILE),
-    { kind: 'untested' },
-    'the store is not searched at once again',
-  )
-  t.equal(one.lists, 1)
-  one.now = 10_000
-  t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'refuted' })
-  t.equal(one.lists, 2)
-})
+void t.test(
+  'a record that another upstream, another route or a person completed proves nothing',
+  async (t) => {
+    const one = begun()
+    await one.completes('k1', { toldTo: 'another' })
+    await one.completes('k2', { route: 'another' })
+    await one.completes('k3', { told: undefined })
+    t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'untested' })
+    t.same(one.asked, [])
+    await one.completes('k4')
+    t.same(
+      await one.control.prove(ROUTE, RECONCILE),
+      { kind: 'untested' },
+      'the store is not searched again at once',
+    )
+    t.equal(one.lists, 1)
+    one.now = 10_000
+    t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'refuted' })
+    t.equal(one.lists, 2)
+  },
+)
 
-void t.test('the store is read page by page, and not without end', async (t) => {
+void t.test('the store is read page by page, until four records are found', async (t) => {
   const one = begun()
   for (let n = 0; n < 40; n++) await one.completes(`other-${n}`, { route: 'another' })
   for (let n = 0; n < 40; n++) await one.completes(`k${n}`)
@@ -115,7 +121,7 @@ void t.test('the store is read page by page, and not without end', async (t) => 
   t.ok(one.lists > 1 && one.lists <= 3)
 })
 
-void t.test('what this process completed comes first; four are remembered, 15 s apart', async (t) => {
+void t.test('a process asks about the last four requests it completed, 15 s apart', async (t) => {
   const one = begun()
   for (let n = 0; n < 6; n++) {
     one.control.completed(ROUTE.name, await one.completes(`k${n}`))
@@ -128,7 +134,7 @@ void t.test('what this process completed comes first; four are remembered, 15 s 
 })
 
 void t.test(
-  'status queries at once share one proof; the canary is asked once for each status query',
+  'simultaneous proofs of a status query ask the upstream once, and so do repeated canary checks',
   async (t) => {
     const one = begun()
     await one.completes('k1')

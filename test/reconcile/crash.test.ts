@@ -30,7 +30,7 @@ async function failAt(
     return ++calls === n ? fault : null
   }
   for (let round = 0; round < 4; round++) {
-    // Where it died it never comes back.
+    // If it died, this never returns.
     void first.sweeper.sweep().catch(() => {})
     await idle()
     const record = await stored(store)
@@ -53,7 +53,7 @@ async function failAt(
 for (const say of ['done', 'not_found'] as const)
   for (const fault of FAULTS)
     void t.test(
-      `X05 ${say}: ${fault} at each call of the store, the other replica brings it to its end`,
+      `X05 ${say}: another replica resolves the record after ${fault} at any call of the store`,
       async (t) => {
         let n = 1
         for (; n < 40; n++) {
@@ -66,7 +66,7 @@ for (const say of ['done', 'not_found'] as const)
       },
     )
 
-void t.test('a replica that dies over a status query has asked it', async (t) => {
+void t.test('a status query counts as asked even if its replica dies', async (t) => {
   const policy = asking({ attempts: 2 })
   const store = new Store()
   await broken(replica(t, { store }), policy)
@@ -85,7 +85,7 @@ void t.test('a replica that dies over a status query has asked it', async (t) =>
   t.same([lost.asked.length, other.asked.length, other.results], [1, 1, ['dead_lettered']])
 })
 
-void t.test('an answer that nobody heard breaks a row of "not found"', async (t) => {
+void t.test('a lost answer breaks a streak of "not found"', async (t) => {
   const policy = asking({ after: 1 })
   const store = new Store()
   await broken(replica(t, { store }), policy)

@@ -49,22 +49,22 @@ export function asking(more: Partial<ReconcilePolicy> = {}, over: Partial<RouteP
 export type Told = readonly [string, ...unknown[]]
 export type Say = Forwarded | Error | ((request: UpstreamRequest) => Forwarded | Promise<Forwarded>)
 
-/** The sweeper of one process on a store, and the upstream as it is asked. */
+/** The sweeper of one process on a store, and the upstream that it asks. */
 export class Worker {
   readonly store: Store
   readonly sweeper: Sweeper
   readonly told: Told[] = []
   readonly asked: UpstreamRequest[] = []
   readonly bytes = new Bytes()
-  /** Answers one after the other, then {@link done}. */
+  /** The upstream's answers, in order; then 200. */
   readonly script: Say[] = []
   readonly woken: RecordId[] = []
   isOwn: (id: RecordId) => boolean = () => false
   random = 0
   readonly clock = new StoreClock()
-  /** As the store's clock runs, unless a test has that step. */
+  /** Runs as the store's clock does, unless a test makes that one step. */
   monotonic = (): number => this.store.now
-  /** What trying the status query shows. */
+  /** The result of trying out the status query. */
   proof: Proof = { kind: 'untested' }
 
   constructor(store: Store, policies: readonly RoutePolicy[], by: unknown = null) {
@@ -79,7 +79,7 @@ export class Worker {
       expiring: (_route, _id, dropAt) => say('expiring')(dropAt),
       trouble: say('trouble'),
     }
-    // It has been there all the time.
+    // It has been running all the time.
     this.clock.saw(0, 0, 0)
     const wire = store.wire(by ?? this)
     this.sweeper = new Sweeper({
@@ -99,7 +99,7 @@ export class Worker {
     })
   }
 
-  /** One sweep, and the status queries that it begins. */
+  /** One sweep, and the status queries that it starts. */
   async round(): Promise<void> {
     await this.sweeper.sweep()
     await this.sweeper.idle()
@@ -162,7 +162,7 @@ export async function broken(replica: Replica, policy: RoutePolicy): Promise<voi
   if (code !== 'upstream_failed') throw new Error(`answered ${code}`)
 }
 
-/** An owner that fell silent: its lease lapsed, which `worker` has written down, and its answer waits at the gate. */
+/** An owner that fell silent: `worker` has written down that its lease lapsed, and its answer waits at the gate. */
 export async function silentOwner(t: Test, policy: RoutePolicy) {
   const store = new Store()
   const owner = replica(t, { store })

@@ -18,7 +18,7 @@ import { AFTER, asking, EVERY, KEY, Worker } from './harness.ts'
 
 t.setTimeout(600_000)
 
-/** What the upstream does with one request, and what of its answer arrives. */
+/** What the upstream does with one request, and what arrives of its answer. */
 const REPLIES: readonly {
   readonly did: 'paid' | 'declined' | null
   readonly reply: (r: Replica, n: number) => Forwarded
@@ -83,7 +83,7 @@ const steps = (deadly: boolean): fc.Arbitrary<Step> =>
     { weight: 1, arbitrary: fc.record({ do: fc.constant('flush' as const), replica: either }) },
   )
 
-/** Plays the steps, then lets everything end, the sweepers resolve what is open, and a last retry come. */
+/** Plays the steps, lets everything end and the sweepers resolve what is open, then retries a last time. */
 async function play(policy: RoutePolicy, script: readonly Step[]): Promise<void> {
   const store = new Store()
   const waiting: ((fault: Fault | null) => void)[] = []
@@ -111,7 +111,7 @@ async function play(policy: RoutePolicy, script: readonly Step[]): Promise<void>
         if (isDead(one)) return never
         const n = ++sent
         const { did, reply } = REPLIES[plan] as (typeof REPLIES)[0]
-        // Done when it arrives; what comes back takes its time.
+        // Done when the request arrives; the answer takes its time.
         if (did !== null) done.push({ n, what: did })
         await turn()
         return isDead(one) ? never : reply(one, n)
@@ -202,10 +202,10 @@ async function play(policy: RoutePolicy, script: readonly Step[]): Promise<void>
     if (replayed && code !== null) throw new Error('a replayed refusal')
   }
   const last = answers.at(-1)
-  // A full store keeps that it was done without the answer.
+  // A full store keeps the outcome without the answer.
   if (last?.bytes === null && last.code !== 'idempotency_response_unavailable')
     throw new Error(`in the end: ${last?.code}`)
-  // From then on all say the same. (Before, a replica may have told of an outcome that it held and took to its grave.)
+  // From then on all say the same. (Before, a replica may have answered from an outcome that it held and that died with it.)
   const final = living(replicas).map((_, i) => answers.at(-1 - i)?.bytes)
   if (final.length === 2 && answers.at(-2)?.replayed && final[0] !== final[1])
     throw new Error('different replays')
@@ -215,7 +215,7 @@ async function play(policy: RoutePolicy, script: readonly Step[]): Promise<void>
 
 for (const deadly of [false, true])
   void t.test(
-    `O02 O03 any interleaving of owners, sweepers and retries on two replicas${deadly ? ', one of which dies' : ''}: done once, one answer, resolved`,
+    `O02 O03 any interleaving of owners, sweepers and retries on two replicas${deadly ? ', one of which dies' : ''} executes once, and resolves to one answer`,
     async (t) => {
       const policy = asking({ attempts: 1000 })
       const scripts = fc.array(steps(deadly), { minLength: 5, maxLength: 80, size: 'max' })

@@ -6,7 +6,7 @@ import type { UpstreamRequest } from '../../src/upstream/port.ts'
 import { Bytes, replica, route } from '../protect/harness.ts'
 import { AFTER, asking, KEY, type Say, stored } from './harness.ts'
 
-/** A record that a request left completed, and who asks about it. */
+/** A completed record, and the recheck that asks about it. */
 async function world(t: Test, policy: RoutePolicy = asking(), now: RoutePolicy | null = policy) {
   const a = replica(t)
   a.script.push(() => a.responded(201, '{"id":"p1"}'))
@@ -44,29 +44,32 @@ async function world(t: Test, policy: RoutePolicy = asking(), now: RoutePolicy |
     },
     ask: async () => {
       const found = await recheck.ask(a.id, (await stored(a.store)) as Completed)
-      t.same(await a.store.dump(), before, 'the record is what it was')
+      t.same(await a.store.dump(), before, 'the record is unchanged')
       return found
     },
   }
 }
 
-void t.test('O05 asks as the reconciler does: its path, its credentials, pinned to the key', async (t) => {
-  const { ask, script, says, asked } = await world(t)
-  script.push(says(200))
-  t.same(await ask(), { kind: 'agrees' })
-  t.match(asked, [{ method: 'GET', target: `/payments?key=${KEY}` }])
-  t.ok(asked[0]?.headers.join().includes('Authorization,Bearer own'))
-  script.push(says(200, { key: 'another', payment: { id: 'p1' } }))
-  t.match(await ask(), { kind: 'disagrees', why: /\/key/ })
-  script.push(says(200, { key: KEY, payment: { id: 'p2' } }))
-  t.match(await ask(), { kind: 'differs' })
-  script.push(says(402))
-  t.match(await ask(), { kind: 'disagrees', why: /402 where 201/ })
-  script.push(says(202))
-  t.match(await ask(), { kind: 'undecided' })
-})
+void t.test(
+  'O05 a recheck asks as the reconciler does: its path, its credentials, pinned to the key',
+  async (t) => {
+    const { ask, script, says, asked } = await world(t)
+    script.push(says(200))
+    t.same(await ask(), { kind: 'agrees' })
+    t.match(asked, [{ method: 'GET', target: `/payments?key=${KEY}` }])
+    t.ok(asked[0]?.headers.join().includes('Authorization,Bearer own'))
+    script.push(says(200, { key: 'another', payment: { id: 'p1' } }))
+    t.match(await ask(), { kind: 'disagrees', why: /\/key/ })
+    script.push(says(200, { key: KEY, payment: { id: 'p2' } }))
+    t.match(await ask(), { kind: 'differs' })
+    script.push(says(402))
+    t.match(await ask(), { kind: 'disagrees', why: /402 where 201/ })
+    script.push(says(202))
+    t.match(await ask(), { kind: 'undecided' })
+  },
+)
 
-void t.test('O05 "not found" counts twice in a row, as it does for an unknown record', async (t) => {
+void t.test('O05 "not found" counts only twice in a row, as for an unknown record', async (t) => {
   const { ask, script, says, asked } = await world(t)
   script.push(says(404), says(404))
   t.match(await ask(), { kind: 'disagrees', why: /does not know/ })
@@ -75,7 +78,7 @@ void t.test('O05 "not found" counts twice in a row, as it does for an unknown re
   t.equal(asked.length, 4)
 })
 
-void t.test('O05 what cannot be asked is said so', async (t) => {
+void t.test('O05 a recheck without an answer says why', async (t) => {
   const { ask, script } = await world(t)
   script.push({ proof: 'not_sent', reason: 'refused' })
   t.match(await ask(), { kind: 'not_asked', why: /could not be reached/ })

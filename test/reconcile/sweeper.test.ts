@@ -34,7 +34,7 @@ import {
 
 const DAY = 24 * HOUR
 
-void t.test('a lapsed lease is written down, once, and stays what it read as', async (t) => {
+void t.test('a lapsed lease is written down once, as the unknown record it reads as', async (t) => {
   for (const policy of [route(), asking()]) {
     const store = new Store()
     const owner = replica(t, { store })
@@ -72,7 +72,7 @@ void t.test('a lapsed lease is written down, once, and stays what it read as', a
   }
 })
 
-void t.test('a record that somebody has locked stays due, and does not hold up the others', async (t) => {
+void t.test('a locked record stays due and does not hold up the others', async (t) => {
   const store = new Store()
   const owner = replica(t, { store })
   await broken(owner, route())
@@ -90,7 +90,7 @@ void t.test('a record that somebody has locked stays due, and does not hold up t
   t.same(one.told, [])
 })
 
-void t.test('a lease that is renewed between the index and the look has not lapsed', async (t) => {
+void t.test('a lease renewed after the index listed it has not lapsed', async (t) => {
   const store = new Store()
   const owner = replica(t, { store })
   const gate = new Gate()
@@ -111,7 +111,7 @@ void t.test('a lease that is renewed between the index and the look has not laps
   seen(await first)
 })
 
-void t.test('a record that nobody asks about is looked at ever more seldom', async (t) => {
+void t.test('a record without a status query is looked at less and less often', async (t) => {
   const store = new Store()
   const policy = route()
   const owner = replica(t, { store })
@@ -145,38 +145,41 @@ void t.test('a record that nobody asks about is looked at ever more seldom', asy
   t.equal((await unknownIn(store)).nextLookAt - store.now, HOUR + 6 * MINUTE, 'looks are spread')
 })
 
-void t.test('O02 completed: stored under the route’s retention, replayed, waiters woken', async (t) => {
-  const store = new Store()
-  const policy = asking({}, { ttl: 2 * TTL, ttlFailed: TTL, tombstone: HOUR })
-  const owner = replica(t, { store })
-  await broken(owner, policy)
-  t.equal((await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')).retryAfter, 5)
-  const one = worker(t, store, policy)
-  await one.round()
-  t.equal(one.asked.length, 0, 'not before it is due')
-  store.now += EVERY
-  await one.round()
-  t.match(one.asked, [
-    { method: 'GET', target: `/payments?key=${KEY}`, responseLimit: policy.limits.response },
-  ])
-  t.equal(one.asked[0]?.body.length, 0)
-  t.match(await stored(store), {
-    state: 'completed',
-    key: KEY,
-    token: Buffer.alloc(16),
-    expiresAt: store.now + 2 * TTL,
-    dropAt: store.now + 2 * TTL + HOUR,
-  })
-  t.same(one.results, ['scheduled', 'completed'])
-  t.same(one.woken, [owner.id])
-  const retry = await owner.get({ route: policy })
-  t.equal(retry.bytes, JSON.stringify([201, '', ['Content-Type', 'application/json'], '{"id":"p1"}', []]))
-  t.ok(retry.replayed)
-  t.equal(owner.n, 1)
-  t.equal((await owner.get({ route: policy, body: 'other' })).code, 'idempotency_key_reused')
-})
+void t.test(
+  'O02 a request found completed is stored for the route’s ttl, replays, and wakes its waiters',
+  async (t) => {
+    const store = new Store()
+    const policy = asking({}, { ttl: 2 * TTL, ttlFailed: TTL, tombstone: HOUR })
+    const owner = replica(t, { store })
+    await broken(owner, policy)
+    t.equal((await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')).retryAfter, 5)
+    const one = worker(t, store, policy)
+    await one.round()
+    t.equal(one.asked.length, 0, 'not before it is due')
+    store.now += EVERY
+    await one.round()
+    t.match(one.asked, [
+      { method: 'GET', target: `/payments?key=${KEY}`, responseLimit: policy.limits.response },
+    ])
+    t.equal(one.asked[0]?.body.length, 0)
+    t.match(await stored(store), {
+      state: 'completed',
+      key: KEY,
+      token: Buffer.alloc(16),
+      expiresAt: store.now + 2 * TTL,
+      dropAt: store.now + 2 * TTL + HOUR,
+    })
+    t.same(one.results, ['scheduled', 'completed'])
+    t.same(one.woken, [owner.id])
+    const retry = await owner.get({ route: policy })
+    t.equal(retry.bytes, JSON.stringify([201, '', ['Content-Type', 'application/json'], '{"id":"p1"}', []]))
+    t.ok(retry.replayed)
+    t.equal(owner.n, 1)
+    t.equal((await owner.get({ route: policy, body: 'other' })).code, 'idempotency_key_reused')
+  },
+)
 
-void t.test('O02 a found refusal is completed, too, for `ttlFailed`', async (t) => {
+void t.test('O02 a request found declined is completed too, for `ttlFailed`', async (t) => {
   const store = new Store()
   const policy = asking({}, { ttlFailed: HOUR })
   const owner = replica(t, { store })
@@ -189,66 +192,72 @@ void t.test('O02 a found refusal is completed, too, for `ttlFailed`', async (t) 
   t.match(await owner.get({ route: policy }), { status: 402, replayed: true })
 })
 
-void t.test('O03 not found twice in a row, not before `after`: exactly one retry executes', async (t) => {
-  const store = new Store()
-  const policy = asking()
-  const owner = replica(t, { store })
-  await broken(owner, policy)
-  const one = worker(t, store, policy)
-  const claimed = store.now
-  const states: [number, number, string][] = []
-  while ((await stored(store)).state === 'unknown') {
-    store.now = (await unknownIn(store)).nextLookAt
-    one.script.push(one.says(404, {}))
-    await one.round()
-    const record = await stored(store)
-    const streak = record.state === 'unknown' ? (record.reconciliation?.notFound ?? -1) : 2
-    states.push([(store.now - claimed) / SECOND, streak, record.state])
-  }
-  t.same(states, [
-    [5, 0, 'unknown'],
-    [15, 0, 'unknown'],
-    [35, 0, 'unknown'],
-    [60, 1, 'unknown'],
-    [65, 2, 'failed_retryable'],
-  ])
-  t.same(one.results, ['scheduled', 'pending', 'pending', 'pending', 'pending', 'retryable'])
-  t.match(await stored(store), { lastError: 'the upstream does not know of it', key: KEY })
-  t.equal((await owner.get({ route: policy, body: 'other' })).code, 'idempotency_key_reused')
-  const retries = await Promise.all(Array.from({ length: 10 }, () => owner.get({ route: policy })))
-  t.equal(owner.n, 2, 'exactly one')
-  t.equal(retries.filter(({ replayed, code }) => !replayed && code === null).length, 1)
-})
-
-void t.test('O03 "not found" frees nothing where the status query was tried and found nothing', async (t) => {
-  const store = new Store()
-  const policy = asking({ after: 1 })
-  const owner = replica(t, { store })
-  await broken(owner, policy)
-  const one = worker(t, store, policy)
-  const twice = async (): Promise<void> => {
-    for (let n = 0; n < 2; n++) {
+void t.test(
+  'O03 after two "not found" in a row, not before `after`, exactly one retry executes',
+  async (t) => {
+    const store = new Store()
+    const policy = asking()
+    const owner = replica(t, { store })
+    await broken(owner, policy)
+    const one = worker(t, store, policy)
+    const claimed = store.now
+    const states: [number, number, string][] = []
+    while ((await stored(store)).state === 'unknown') {
       store.now = (await unknownIn(store)).nextLookAt
       one.script.push(one.says(404, {}))
       await one.round()
+      const record = await stored(store)
+      const streak = record.state === 'unknown' ? (record.reconciliation?.notFound ?? -1) : 2
+      states.push([(store.now - claimed) / SECOND, streak, record.state])
     }
-  }
-  for (const [proof, answer] of [
-    [{ kind: 'refuted' }, /neither is a completed request/],
-    [{ kind: 'unanswered', why: 'status 500' }, /could not be asked: status 500/],
-  ] as const) {
-    one.proof = proof
-    await twice()
-    t.match(await stored(store), { state: 'unknown', reconciliation: { notFound: 0, answer } })
-    await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')
-  }
-  one.proof = { kind: 'proven' }
-  await twice()
-  t.equal((await stored(store)).state, 'failed_retryable')
-  t.same(one.results, ['scheduled', 'pending', 'failed', 'pending', 'failed', 'pending', 'retryable'])
-})
+    t.same(states, [
+      [5, 0, 'unknown'],
+      [15, 0, 'unknown'],
+      [35, 0, 'unknown'],
+      [60, 1, 'unknown'],
+      [65, 2, 'failed_retryable'],
+    ])
+    t.same(one.results, ['scheduled', 'pending', 'pending', 'pending', 'pending', 'retryable'])
+    t.match(await stored(store), { lastError: 'the upstream does not know of it', key: KEY })
+    t.equal((await owner.get({ route: policy, body: 'other' })).code, 'idempotency_key_reused')
+    const retries = await Promise.all(Array.from({ length: 10 }, () => owner.get({ route: policy })))
+    t.equal(owner.n, 2, 'exactly one')
+    t.equal(retries.filter(({ replayed, code }) => !replayed && code === null).length, 1)
+  },
+)
 
-void t.test('O03 the owner’s late proof before that claim wins', async (t) => {
+void t.test(
+  'O03 "not found" frees nothing if the status query fails to find a completed request',
+  async (t) => {
+    const store = new Store()
+    const policy = asking({ after: 1 })
+    const owner = replica(t, { store })
+    await broken(owner, policy)
+    const one = worker(t, store, policy)
+    const twice = async (): Promise<void> => {
+      for (let n = 0; n < 2; n++) {
+        store.now = (await unknownIn(store)).nextLookAt
+        one.script.push(one.says(404, {}))
+        await one.round()
+      }
+    }
+    for (const [proof, answer] of [
+      [{ kind: 'refuted' }, /neither is a completed request/],
+      [{ kind: 'unanswered', why: 'status 500' }, /could not be asked: status 500/],
+    ] as const) {
+      one.proof = proof
+      await twice()
+      t.match(await stored(store), { state: 'unknown', reconciliation: { notFound: 0, answer } })
+      await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')
+    }
+    one.proof = { kind: 'proven' }
+    await twice()
+    t.equal((await stored(store)).state, 'failed_retryable')
+    t.same(one.results, ['scheduled', 'pending', 'failed', 'pending', 'failed', 'pending', 'retryable'])
+  },
+)
+
+void t.test('O03 the owner’s late outcome wins if no retry has claimed the key', async (t) => {
   const policy = asking({ after: 1 })
   const { store, owner, late, first, one } = await silentOwner(t, policy)
   for (let n = 0; n < 2; n++) {
@@ -263,18 +272,21 @@ void t.test('O03 the owner’s late proof before that claim wins', async (t) => 
   t.same([owner.n, owner.said('completed')], [1, ['stored']])
 })
 
-void t.test('completed is final: the late owner is stale, its client gets its own answer', async (t) => {
-  const policy = asking()
-  const { store, owner, late, first, one } = await silentOwner(t, policy)
-  store.now += EVERY
-  await one.round()
-  late.open()
-  t.match(seen(await first).bytes, /late/)
-  t.same(owner.said('completed'), ['stale'])
-  t.match((await owner.get({ route: policy })).bytes, /p1/)
-})
+void t.test(
+  'a completed resolution is final: the late owner is stale, its client gets its own answer',
+  async (t) => {
+    const policy = asking()
+    const { store, owner, late, first, one } = await silentOwner(t, policy)
+    store.now += EVERY
+    await one.round()
+    late.open()
+    t.match(seen(await first).bytes, /late/)
+    t.same(owner.said('completed'), ['stale'])
+    t.match((await owner.get({ route: policy })).bytes, /p1/)
+  },
+)
 
-void t.test('who is faster than the answer stands: the owner, an operator, another claim', async (t) => {
+void t.test('the answer to a status query does not override a faster owner, operator or claim', async (t) => {
   const policy = asking()
   for (const who of ['owner', 'operator completes', 'operator frees', 'next attempt'] as const) {
     const { store, owner, late, first, one } = await silentOwner(t, policy)
@@ -309,7 +321,7 @@ void t.test('who is faster than the answer stands: the owner, an operator, anoth
 })
 
 void t.test(
-  'after exactly `attempts` status queries: dead-lettered, still unknown, asked no more',
+  'after exactly `attempts` status queries a record is dead-lettered, still unknown, and asked about no more',
   async (t) => {
     const store = new Store()
     const policy = asking({ attempts: 4 })
@@ -347,7 +359,7 @@ void t.test(
   },
 )
 
-void t.test('an owner that says late that it does not know takes nothing back', async (t) => {
+void t.test('an owner’s late unknown outcome does not undo a dead letter', async (t) => {
   const store = new Store()
   const policy = asking({ attempts: 3 })
   const owner = replica(t, { store })
@@ -367,7 +379,7 @@ void t.test('an owner that says late that it does not know takes nothing back', 
   }
   const before = await unknownIn(store)
   t.equal(before.reconciliation?.deadLettered, true)
-  // A look of the sweeper's comes between what it finds and what it writes.
+  // A look of the sweeper comes between the owner's read and its write.
   let swaps = 0
   store.gate = async ({ op }) => {
     if (op !== 'swap' || ++swaps !== 2) return
@@ -388,26 +400,29 @@ void t.test('an owner that says late that it does not know takes nothing back', 
   t.equal(one.asked.length, 3, 'asked no more')
 })
 
-void t.test('fewer attempts by a new configuration: no further status query', async (t) => {
-  const store = new Store()
-  const owner = replica(t, { store })
-  await broken(owner, asking())
-  const before = worker(t, store, asking())
-  before.script.push(before.says(202))
-  store.now += EVERY
-  await before.round()
-  const one = worker(t, store, asking({ attempts: 1 }))
-  store.now += 10 * MINUTE
-  await one.round()
-  t.equal(one.asked.length, 0)
-  t.same(one.results, ['dead_lettered'])
-})
+void t.test(
+  'a new configuration with fewer attempts dead-letters a record without another status query',
+  async (t) => {
+    const store = new Store()
+    const owner = replica(t, { store })
+    await broken(owner, asking())
+    const before = worker(t, store, asking())
+    before.script.push(before.says(202))
+    store.now += EVERY
+    await before.round()
+    const one = worker(t, store, asking({ attempts: 1 }))
+    store.now += 10 * MINUTE
+    await one.round()
+    t.equal(one.asked.length, 0)
+    t.same(one.results, ['dead_lettered'])
+  },
+)
 
-void t.test('the key was not kept: a person has to decide', async (t) => {
+void t.test('a record whose key was not kept is dead-lettered without a status query', async (t) => {
   const store = new Store()
   const owner = replica(t, { store })
   await broken(owner, route())
-  t.equal((await stored(store)).key, null, 'nor is it where nobody asks by it')
+  t.equal((await stored(store)).key, null, 'it is not kept where nobody asks by it')
   const one = worker(t, store, asking())
   store.now += LEASE
   await one.round()
@@ -417,7 +432,7 @@ void t.test('the key was not kept: a person has to decide', async (t) => {
   })
 })
 
-void t.test('the id of an event is not kept: without its source it names nothing', async (t) => {
+void t.test('the id of an event is not kept, since it names nothing without its source', async (t) => {
   const store = new Store()
   const owner = replica(t, { store })
   const policy = asking()
@@ -432,7 +447,7 @@ void t.test('the id of an event is not kept: without its source it names nothing
   t.match(await stored(store), { state: 'unknown', key: null })
 })
 
-void t.test('{record} needs no key, and none is kept', async (t) => {
+void t.test('a status query by {record} needs no key, and none is kept', async (t) => {
   const store = new Store()
   const policy = asking({
     request: { method: 'GET', path: '/by-record/{record}', headers: [] },
@@ -449,7 +464,7 @@ void t.test('{record} needs no key, and none is kept', async (t) => {
   t.same(one.results, ['scheduled', 'completed'])
 })
 
-void t.test('an answer that cannot be used is no answer', async (t) => {
+void t.test('an unusable answer counts as failed, and the record stays unknown', async (t) => {
   const policy = asking()
   const store = new Store()
   const owner = replica(t, { store })
@@ -477,13 +492,13 @@ void t.test('an answer that cannot be used is no answer', async (t) => {
     one.results.slice(1),
     answers.map(() => 'failed'),
   )
-  t.equal(await stream.done, 'broken', 'the rest of the answer is given up')
-  t.same(one.said('trouble'), ['the answer about an unknown record is about another one'], 'said once')
+  t.equal(await stream.done, 'broken', 'the rest of the answer is abandoned')
+  t.same(one.said('trouble'), ['the answer about an unknown record is about another one'], 'reported once')
   t.match(await stored(store), { reconciliation: { asked: answers.length } })
 })
 
 void t.test(
-  'found completed, and the store is full: asked again, in the end kept without its body',
+  'a completed answer that a full store refuses is asked for again, then kept without its body',
   async (t) => {
     const policy = asking({ attempts: 2 })
     const store = new Store()
@@ -505,7 +520,7 @@ void t.test(
   },
 )
 
-void t.test('a key that the upstream got in quotes is asked about with and without', async (t) => {
+void t.test('a key that the upstream got in quotes is asked about with and without them', async (t) => {
   const quoted = `"${KEY}"`
   const targets = [KEY, encodeURIComponent(quoted)].map((key) => `/payments?key=${key}`)
   const policy = asking()
@@ -524,7 +539,7 @@ void t.test('a key that the upstream got in quotes is asked about with and witho
     }
     return { store, owner, one, ask }
   }
-  // It keeps the quotes: found at the second status query.
+  // This upstream keeps the quotes: found at the second status query.
   const strict = await world()
   await strict.ask(1, 404, KEY)
   await strict.ask(1, 200, quoted)
@@ -533,13 +548,13 @@ void t.test('a key that the upstream got in quotes is asked about with and witho
     targets,
   )
   t.same(strict.one.results, ['scheduled', 'pending', 'completed'])
-  t.match(await strict.owner.get({ route: policy }), { replayed: true }, 'by either, since it is one key')
+  t.match(await strict.owner.get({ route: policy }), { replayed: true }, 'either way, since it is one key')
   t.equal(strict.owner.n, 1)
-  // It knows of neither.
+  // This upstream knows neither.
   const none = await world()
   none.store.now += AFTER
   await none.ask(3, 404, KEY)
-  t.equal((await stored(none.store)).state, 'unknown', 'not twice without the quotes alone')
+  t.equal((await stored(none.store)).state, 'unknown', 'two without the quotes are not enough')
   await none.ask(1, 404, KEY)
   t.equal((await stored(none.store)).state, 'failed_retryable')
   t.same(
@@ -569,7 +584,7 @@ void t.test('a status query that did not reach the upstream is not counted', asy
 })
 
 void t.test(
-  'while a status query is under way, no other is asked; a lost replica costs a pause',
+  'while a status query is under way no other is sent, unless it takes longer than its timeout',
   async (t) => {
     const policy = asking()
     const store = new Store()
@@ -597,7 +612,7 @@ void t.test(
   },
 )
 
-void t.test('what this replica runs, or holds, is left to it', async (t) => {
+void t.test('the sweeper leaves its own replica’s records alone', async (t) => {
   const policy = asking()
   const store = new Store()
   const owner = replica(t, { store })
@@ -612,7 +627,7 @@ void t.test('what this replica runs, or holds, is left to it', async (t) => {
   t.same(one.results, ['scheduled', 'completed'])
 })
 
-void t.test('shadow, a route that is gone, and one that is off are not asked about', async (t) => {
+void t.test('records of routes that are gone, off or in shadow mode are not asked about', async (t) => {
   for (const policies of [[], [asking({}, { mode: 'shadow' })], [asking({}, { mode: 'off' })]]) {
     const store = new Store()
     await broken(replica(t, { store }), asking())
@@ -639,7 +654,7 @@ void t.test('`keep: outcome` keeps nothing of the answer', async (t) => {
   t.notMatch(Object.values(await store.dump()).join(), 'p1')
 })
 
-void t.test('what will be dropped unresolved is reported before, once', async (t) => {
+void t.test('a record about to be dropped unresolved is reported once, a day before', async (t) => {
   for (const policy of [
     route({ unresolvedTtl: 30 * DAY }),
     asking({ attempts: 2 }, { unresolvedTtl: 30 * DAY }),
@@ -655,21 +670,21 @@ void t.test('what will be dropped unresolved is reported before, once', async (t
     await Promise.all(workers.map((one) => one.round()))
     t.same(expiring(), [])
     store.now = (await unknownIn(store)).nextLookAt
-    t.equal(store.now, dropAt - DAY, 'looked at just then')
+    t.equal(store.now, dropAt - DAY, 'looked at right then')
     for (let n = 0; n < 30; n++) {
       await Promise.all(workers.map((one) => one.round()))
       t.same(expiring(), [dropAt])
       store.now = Math.min((await unknownIn(store)).nextLookAt, dropAt - 1)
     }
-    t.equal((await stored(store)).dropAt, dropAt, 'looks prolong no life')
+    t.equal((await stored(store)).dropAt, dropAt, 'looks do not extend its life')
     store.now = dropAt
     await Promise.all(workers.map((one) => one.round()))
     t.same(await store.dump(), {})
   }
 })
 
-void t.test('a status query that is under way when that falls due is not disturbed', async (t) => {
-  // A day, of which the last tenth is told of; and so short that it would be over before the answer.
+void t.test('that report does not disturb a status query under way', async (t) => {
+  // A day, reported in its last tenth; and a span so short that it would be over before the answer.
   for (const unresolvedTtl of [DAY, MINUTE]) {
     const store = new Store()
     const policy = asking({}, { unresolvedTtl })
@@ -682,7 +697,7 @@ void t.test('a status query that is under way when that falls due is not disturb
     store.now = dropAt - unresolvedTtl / 10 - 5
     const round = one.round()
     await gate.reached
-    t.same(one.said('expiring'), unresolvedTtl === DAY ? [] : [dropAt], 'told before it is dropped')
+    t.same(one.said('expiring'), unresolvedTtl === DAY ? [] : [dropAt], 'reported before it is dropped')
     store.now += 5
     await other.round()
     gate.open()
@@ -694,7 +709,7 @@ void t.test('a status query that is under way when that falls due is not disturb
 })
 
 void t.test(
-  'a slow upstream: what waits for it is found no more often, and keeps nothing else waiting',
+  'records that wait for a slow upstream are asked about once and do not hold up others',
   async (t) => {
     const store = new Store()
     const policy = asking()
@@ -712,16 +727,16 @@ void t.test(
     for (let n = 0; n < 600; n++) one.script.push(gate.before(() => one.says(202)))
     const more: boolean[] = []
     for (let n = 0; n < 4; n++) more.push(await one.sweeper.sweep())
-    t.same(more, [false, false, false, false], 'nothing that could be done at once')
+    t.same(more, [false, false, false, false], 'nothing more to do at once')
     t.equal(one.sweeper.asking, 600)
-    t.equal(one.said('leaseExpired').length, 1, 'behind them: a lapsed lease')
+    t.equal(one.said('leaseExpired').length, 1, 'the lapsed lease behind them')
     gate.open()
     await one.sweeper.idle()
     t.equal(one.asked.length, 600, 'each once')
   },
 )
 
-void t.test('no more wait for it than there is sense in', async (t) => {
+void t.test('at most 1024 status queries wait at a time', async (t) => {
   const store = new Store()
   const policy = asking()
   for (let n = 0; n < 1100; n++) {
@@ -740,7 +755,7 @@ void t.test('no more wait for it than there is sense in', async (t) => {
   t.equal(one.asked.length, 1100)
 })
 
-void t.test('a record that cannot be read is told of once and left as it is; others go on', async (t) => {
+void t.test('an unreadable record is reported once and does not hold up the others', async (t) => {
   const policy = asking()
   const store = new Store()
   const owner = replica(t, { store })
@@ -757,7 +772,7 @@ void t.test('a record that cannot be read is told of once and left as it is; oth
 })
 
 void t.test(
-  'many that cannot be read: not all are told of, and those behind them get their turn',
+  'only the first 1000 unreadable records are reported, and those behind them get their turn',
   async (t) => {
     const policy = asking()
     const store = new Store()
@@ -769,7 +784,7 @@ void t.test(
       await store.inner.put(`AA${n}` as typeof owner.id, corrupt, { dueIn: 0, dropIn: DAY })
     const one = worker(t, store, policy)
     store.now += EVERY
-    // Otherwise the next one would follow in 50 ms, to find the same.
+    // Otherwise the next sweep would follow in 50 ms and find the same.
     for (let n = 0; n < 7; n++) t.equal(await one.sweeper.sweep(), false)
     t.equal(one.said('trouble').length, 1001)
     t.equal(one.said('trouble').at(-1), 'further unresolved records that cannot be read are not reported')
@@ -778,7 +793,7 @@ void t.test(
   },
 )
 
-void t.test('a bug over one record keeps no other from being looked at', async (t) => {
+void t.test('a bug over a record is reported once, and sweeps go on', async (t) => {
   const store = new Store()
   const owner = replica(t, { store })
   await broken(owner, asking())
@@ -792,7 +807,7 @@ void t.test('a bug over one record keeps no other from being looked at', async (
   t.same(one.said('trouble'), ['internal error over an unresolved record'])
 })
 
-void t.test('many records, more status queries than at once: each is asked about once', async (t) => {
+void t.test('three replicas ask about each of many records once', async (t) => {
   const policy = asking()
   const store = new Store()
   const owner = replica(t, { store })
@@ -819,7 +834,7 @@ void t.test('many records, more status queries than at once: each is asked about
   t.equal(owner.n, keys.length)
 })
 
-void t.test('it sweeps by itself, outlasts the store’s outages, and stops', async (t) => {
+void t.test('the sweeper runs on its own, survives failures of the store, and stops', async (t) => {
   const policy = asking()
   const store = new Store()
   const owner = replica(t, { store })
@@ -850,10 +865,10 @@ void t.test('it sweeps by itself, outlasts the store’s outages, and stops', as
   await one.sweeper.sweep()
   one.sweeper.start()
   await one.sweeper.stop()
-  t.equal(store.calls, calls + 2, 'the clock and the index are looked at, and nothing is begun any more')
+  t.equal(store.calls, calls + 2, 'it reads the clock and the index, and starts nothing more')
 })
 
-void t.test('more than one look at the index takes is looked at soon', async (t) => {
+void t.test('more due records than one sweep takes are all asked about', async (t) => {
   const store = new Store()
   const policy = asking()
   const spans = { dueIn: EVERY, dropIn: DAY }
@@ -873,7 +888,7 @@ void t.test('more than one look at the index takes is looked at soon', async (t)
   t.equal(one.results.filter((result) => result === 'pending').length, 300)
 })
 
-void t.test('an operator who is faster than the last answer: no dead letter', async (t) => {
+void t.test('a record deleted before its last answer comes is not dead-lettered', async (t) => {
   const store = new Store()
   const policy = asking({ attempts: 1 })
   const owner = replica(t, { store })
@@ -890,7 +905,7 @@ void t.test('an operator who is faster than the last answer: no dead letter', as
   t.same(await store.dump(), {}, 'what was deleted stays deleted')
 })
 
-void t.test('what waits for its turn when it stops is not asked', async (t) => {
+void t.test('status queries still waiting when the sweeper stops are not sent', async (t) => {
   const policy = asking()
   const store = new Store()
   const owner = replica(t, { store })

@@ -7,7 +7,7 @@ import { HOUR, LEASE, replica, route, Store } from '../protect/harness.ts'
 import { draft, newId, newToken } from '../store/fixtures.ts'
 import { asking, broken, unknownIn, worker } from './harness.ts'
 
-void t.test('unknown and dead-lettered records are counted apart; others are not', async (t) => {
+void t.test('unknown and dead-lettered records are counted separately, others are not', async (t) => {
   const store = new Store()
   const wire = store.wire()
   const observer = { counted: () => {}, trouble: () => {} }
@@ -35,7 +35,7 @@ void t.test('unknown and dead-lettered records are counted apart; others are not
   t.same(await census.count(), { unknown: 601, dead_lettered: 1 }, 'a lapsed lease reads as unknown')
 })
 
-void t.test('it counts by itself; a store that is down leaves the last count', async (t) => {
+void t.test('start counts; a store that is down leaves the last count', async (t) => {
   const store = new Store()
   await broken(replica(t, { store }), route())
   const told: Counted[] = []
@@ -56,7 +56,7 @@ void t.test('it counts by itself; a store that is down leaves the last count', a
   t.equal(told.length, 1)
   store.next.push({ op: 'list', fault: new Error('a bug') })
   await census.start()
-  t.same(errors, [{ message: 'Error: a bug' }], 'told, and the process lives on')
+  t.same(errors, [{ message: 'Error: a bug' }], 'reported, and the process goes on')
   census.stop()
   await census.start()
   t.equal(told.length, 2)

@@ -50,11 +50,11 @@ interface Shadowed {
   readonly shadow: Shadow
   readonly told: [ShadowVerdict, ShadowSummary][]
   verdicts(): ShadowVerdict[]
-  /** Resolves when a request that is followed has its claim. */
+  /** Resolves when a followed request has its claim. */
   claimed(): Promise<void>
-  /** Follows a request; the promise ends with the following. */
+  /** Follows a request; resolves when the following ends. */
   follow(exchange: Exchange, over?: Sent): Promise<void>
-  /** The same, answered at once; gives the verdict. */
+  /** The same, answered at once; resolves to the verdict. */
   pass(result: Forwarded | undefined, over?: Sent): Promise<ShadowVerdict | undefined>
 }
 
@@ -91,7 +91,7 @@ function shadowed(t: Test, options: Options = {}): Shadowed {
 }
 
 void t.test(
-  'O06 the first completes its record; a second equal answer is replay_same, another replay_differs',
+  'O06 the first answer completes its record; an equal one is replay_same, another replay_differs',
   async (t) => {
     const a = shadowed(t)
     t.equal(await a.pass(undefined), 'first')
@@ -102,14 +102,14 @@ void t.test(
     t.equal(await a.pass(a.replica.responded(201, '{"id":"p2"}')), 'replay_differs')
     t.equal(await a.pass(a.replica.responded(200)), 'replay_differs')
     t.equal(await a.pass(BROKEN), 'not_compared')
-    t.same(await a.replica.store.read(a.replica.id), record, 'the record stays what the first made it')
+    t.same(await a.replica.store.read(a.replica.id), record, 'the record stays as the first made it')
     const replayed = await a.replica.get()
     t.match(replayed, { status: 201, replayed: true }, 'enforce replays it')
     t.equal(a.replica.n, 0, 'and executes nothing')
   },
 )
 
-void t.test('what always differs does not count, and neither does what a replay leaves out', async (t) => {
+void t.test('headers that always differ or that a replay leaves out are not compared', async (t) => {
   const policy = route({ mode: 'shadow', excludeHeaders: new Set(['x-secret']) })
   const answer = (a: Shadowed, headers: string[]): Forwarded => {
     const made = a.replica.responded()
@@ -125,7 +125,7 @@ void t.test('what always differs does not count, and neither does what a replay 
   t.equal(await a.pass(answer(a, swapped), { route: policy }), 'replay_differs')
 })
 
-void t.test('a response that is not kept is recorded as enforce does, and cannot be compared', async (t) => {
+void t.test('a response that is not kept is recorded as enforce would, and not compared', async (t) => {
   const a = shadowed(t)
   const over = { route: route({ mode: 'shadow', keep: 'outcome' }) }
   t.equal(await a.pass(undefined, over), 'first')
@@ -153,7 +153,7 @@ void t.test('a response that is not kept is recorded as enforce does, and cannot
 })
 
 void t.test(
-  'not sent and refused by status free the key; a retry claims anew; broken off stays unknown',
+  'a request that was not sent or refused by status frees the key; a broken one stays unknown',
   async (t) => {
     const a = shadowed(t)
     t.equal(await a.pass(NOT_SENT), 'upstream_unreachable')
@@ -166,18 +166,18 @@ void t.test(
   },
 )
 
-void t.test('another payload is misuse, whatever the state, and leaves the record alone', async (t) => {
+void t.test('another payload is misuse, and leaves the record alone', async (t) => {
   const a = shadowed(t)
   await a.pass(undefined)
   const before = await a.replica.store.dump()
   const exchange = new Exchange()
   await a.follow(exchange, { body: '{"amount":2}' })
   t.same(a.verdicts(), ['first', 'misuse'])
-  t.equal(exchange.ignored, 1, 'what the upstream answers is not collected')
+  t.equal(exchange.ignored, 1, 'the upstream’s answer is not collected')
   t.same(await a.replica.store.dump(), before)
 })
 
-void t.test('a tombstone is expired', async (t) => {
+void t.test('a request that meets a tombstone is expired', async (t) => {
   const a = shadowed(t)
   const over = { route: route({ mode: 'shadow', tombstone: HOUR }) }
   await a.pass(undefined, over)
@@ -186,27 +186,30 @@ void t.test('a tombstone is expired', async (t) => {
   t.match(a.told[1]?.[1], { before: 'expired' })
 })
 
-void t.test('over unknown the retry is forwarded; completed, it becomes what the record says', async (t) => {
-  for (const [result, state] of [
-    [null, 'completed'],
-    [NOT_SENT, 'unknown'],
-    [BROKEN, 'unknown'],
-  ] as const) {
-    const a = shadowed(t)
-    await a.pass(BROKEN)
-    const before = await a.replica.store.read(a.replica.id)
-    t.equal(await a.pass(result ?? undefined), 'unknown')
-    const after = await a.replica.store.read(a.replica.id)
-    t.match(after, { state })
-    if (state === 'unknown') t.same(after, before, 'nothing was learnt: nothing is written')
-    else t.match(after, { attempts: 2, createdAt: before?.createdAt })
-    const code = state === 'unknown' ? 'idempotency_outcome_unknown' : null
-    t.match(await a.replica.get(), { code })
-    t.equal(a.replica.n, 0, 'enforce never executes it again')
-  }
-})
+void t.test(
+  'a retry over an unknown record completes it, or changes nothing if it gets no answer',
+  async (t) => {
+    for (const [result, state] of [
+      [null, 'completed'],
+      [NOT_SENT, 'unknown'],
+      [BROKEN, 'unknown'],
+    ] as const) {
+      const a = shadowed(t)
+      await a.pass(BROKEN)
+      const before = await a.replica.store.read(a.replica.id)
+      t.equal(await a.pass(result ?? undefined), 'unknown')
+      const after = await a.replica.store.read(a.replica.id)
+      t.match(after, { state })
+      if (state === 'unknown') t.same(after, before, 'nothing was learnt: nothing is written')
+      else t.match(after, { attempts: 2, createdAt: before?.createdAt })
+      const code = state === 'unknown' ? 'idempotency_outcome_unknown' : null
+      t.match(await a.replica.get(), { code })
+      t.equal(a.replica.n, 0, 'enforce never executes it again')
+    }
+  },
+)
 
-void t.test('after a change of recipe an unchanged request still tells its record', async (t) => {
+void t.test('after a change of recipe an unchanged request still completes its record', async (t) => {
   const a = shadowed(t)
   await a.pass(BROKEN)
   const raw = route({ mode: 'shadow', fingerprint: { ...SHADOW.fingerprint, body: 'raw' } })
@@ -214,22 +217,25 @@ void t.test('after a change of recipe an unchanged request still tells its recor
   t.match(await a.replica.store.read(a.replica.id), { state: 'completed', attempts: 2 })
 })
 
-void t.test('over a lapsed lease the outcome is taken over, and the late owner is refused', async (t) => {
-  const a = shadowed(t)
-  const slow = new Exchange()
-  const following = a.follow(slow)
-  await a.claimed()
-  const b = shadowed(t, { store: a.replica.store })
-  a.replica.store.now += LEASE
-  t.equal(await b.pass(undefined), 'unknown')
-  const record = await a.replica.store.read(a.replica.id)
-  t.match(record, { state: 'completed', attempts: 2 })
-  slow.end(NOT_SENT)
-  await following
-  t.same(await a.replica.store.read(a.replica.id), record)
-})
+void t.test(
+  'a duplicate over a lapsed lease completes the record, and the late owner is refused',
+  async (t) => {
+    const a = shadowed(t)
+    const slow = new Exchange()
+    const following = a.follow(slow)
+    await a.claimed()
+    const b = shadowed(t, { store: a.replica.store })
+    a.replica.store.now += LEASE
+    t.equal(await b.pass(undefined), 'unknown')
+    const record = await a.replica.store.read(a.replica.id)
+    t.match(record, { state: 'completed', attempts: 2 })
+    slow.end(NOT_SENT)
+    await following
+    t.same(await a.replica.store.read(a.replica.id), record)
+  },
+)
 
-void t.test('a route that retries after silence claims over a lapsed lease', async (t) => {
+void t.test('a retry on a lenient route claims over a lapsed lease', async (t) => {
   const over = { route: route({ mode: 'shadow', profile: 'lenient' }) }
   const a = shadowed(t)
   const silent = new Exchange()
@@ -262,7 +268,7 @@ const BESIDE: readonly (readonly [
 ]
 
 void t.test(
-  'a duplicate beside a running first: no later retry executes because the first alone did nothing',
+  'with a duplicate beside a running first request, the key is freed only if neither executed',
   async (t) => {
     for (const order of ['owner ends first', 'duplicate ends first'] as const)
       for (const where of ['one replica', 'two replicas'] as const)
@@ -291,7 +297,7 @@ void t.test(
   },
 )
 
-void t.test('a route that lets duplicates wait tells them as waited', async (t) => {
+void t.test('a duplicate on a route that lets duplicates wait is waited', async (t) => {
   const a = shadowed(t)
   const over = { route: route({ mode: 'shadow', inFlight: { mode: 'wait', wait: 10_000, status: 409 } }) }
   const [one, two] = [new Exchange(), new Exchange()]
@@ -304,7 +310,7 @@ void t.test('a route that lets duplicates wait tells them as waited', async (t) 
   t.same(a.verdicts(), ['waited', 'first'])
 })
 
-void t.test('a retry of what was answered is a replay, however far the store is behind', async (t) => {
+void t.test('a retry of an answered request is a replay even if the store has not caught up', async (t) => {
   const a = shadowed(t)
   const gate = Promise.withResolvers<void>()
   a.replica.store.gate = () => gate.promise
@@ -316,51 +322,54 @@ void t.test('a retry of what was answered is a replay, however far the store is 
   t.same(a.verdicts().sort(), ['first', 'misuse', 'replay_same'])
 })
 
-void t.test('V07 the upstream is told no record in shadow mode, and the record says so', async (t) => {
+void t.test('V07 a record made in shadow mode says that the upstream was told nothing', async (t) => {
   const a = shadowed(t)
   t.equal(await a.pass(BROKEN), 'upstream_failed')
   const record = await a.replica.store.read(a.replica.id)
   t.equal(record?.state, 'unknown')
-  t.equal(record?.told, undefined, 'or its "not found" would free what may have been executed')
-})
-
-void t.test('what enforce would refuse before it claims is told, and leaves no record', async (t) => {
-  const strict = route({ mode: 'shadow', profile: 'strict' })
-  const issued = { ...SHADOW, key: { ...SHADOW.key, issuedOnly: true } }
-  const closed = { ...SHADOW, scope: { ...SHADOW.scope, anonymous: 'reject' as const } }
-  const optional = {
-    ...SHADOW,
-    key: { ...SHADOW.key, from: [{ kind: 'json', pointer: '/id' }], presence: 'optional' },
-  }
-  const cases: readonly (readonly [ShadowVerdict, Sent, Options?])[] = [
-    ['key_missing', { key: null }],
-    ['key_invalid', { key: 'a,b' }],
-    ['caller_missing', { anonymous: true, route: closed }],
-    ['request_too_large', { reading: { kind: 'too_large' } }],
-    ['overloaded', { reading: { kind: 'no_room' } }],
-    ['store_unavailable', { route: strict }, { unfit: true }],
-    ['key_invalid', { route: issued }, { issued: 'forged' }],
-    ['expired', { route: issued }, { issued: 'expired' }],
-    ['passed', { key: null, route: optional as RoutePolicy }],
-    // A call that breaks the rule that what was sent was sent.
-    ['error', { gone: () => true }],
-  ]
-  for (const [verdict, over, options] of cases) {
-    const a = shadowed(t, options)
-    const exchange = new Exchange()
-    await a.follow(exchange, over)
-    t.same(a.verdicts(), [verdict])
-    t.equal(exchange.ignored, 1)
-    if (verdict !== 'error') t.same(await a.replica.store.dump(), {}, verdict)
-  }
-  const a = shadowed(t)
-  const limited = { route: { ...SHADOW, limits: { ...SHADOW.limits, newKeys: { count: 1, per: HOUR } } } }
-  t.equal(await a.pass(undefined, { ...limited, key: 'one-0123456789abcdef' }), 'first')
-  t.equal(await a.pass(undefined, { ...limited, key: 'two-0123456789abcdef' }), 'rate_limited')
+  t.equal(record?.told, undefined, 'otherwise its "not found" would free what may have been executed')
 })
 
 void t.test(
-  'a body that never was whole leaves no record; nobody read it where the upstream was not there',
+  'a request that enforce would refuse before its claim gets that verdict, and leaves no record',
+  async (t) => {
+    const strict = route({ mode: 'shadow', profile: 'strict' })
+    const issued = { ...SHADOW, key: { ...SHADOW.key, issuedOnly: true } }
+    const closed = { ...SHADOW, scope: { ...SHADOW.scope, anonymous: 'reject' as const } }
+    const optional = {
+      ...SHADOW,
+      key: { ...SHADOW.key, from: [{ kind: 'json', pointer: '/id' }], presence: 'optional' },
+    }
+    const cases: readonly (readonly [ShadowVerdict, Sent, Options?])[] = [
+      ['key_missing', { key: null }],
+      ['key_invalid', { key: 'a,b' }],
+      ['caller_missing', { anonymous: true, route: closed }],
+      ['request_too_large', { reading: { kind: 'too_large' } }],
+      ['overloaded', { reading: { kind: 'no_room' } }],
+      ['store_unavailable', { route: strict }, { unfit: true }],
+      ['key_invalid', { route: issued }, { issued: 'forged' }],
+      ['expired', { route: issued }, { issued: 'expired' }],
+      ['passed', { key: null, route: optional as RoutePolicy }],
+      // Breaks the rule that what shadow sees has been sent.
+      ['error', { gone: () => true }],
+    ]
+    for (const [verdict, over, options] of cases) {
+      const a = shadowed(t, options)
+      const exchange = new Exchange()
+      await a.follow(exchange, over)
+      t.same(a.verdicts(), [verdict])
+      t.equal(exchange.ignored, 1)
+      if (verdict !== 'error') t.same(await a.replica.store.dump(), {}, verdict)
+    }
+    const a = shadowed(t)
+    const limited = { route: { ...SHADOW, limits: { ...SHADOW.limits, newKeys: { count: 1, per: HOUR } } } }
+    t.equal(await a.pass(undefined, { ...limited, key: 'one-0123456789abcdef' }), 'first')
+    t.equal(await a.pass(undefined, { ...limited, key: 'two-0123456789abcdef' }), 'rate_limited')
+  },
+)
+
+void t.test(
+  'an incomplete body is request_aborted, or upstream_unreachable, and leaves no record',
   async (t) => {
     for (const kind of ['aborted', 'timeout'] as const) {
       const a = shadowed(t)
@@ -373,7 +382,7 @@ void t.test(
   },
 )
 
-void t.test('what was heard of an exchange that nobody asks about is let go', async (t) => {
+void t.test('the answer to a request that is not followed is released or drained', async (t) => {
   const a = shadowed(t)
   await a.pass(a.replica.responded(), { key: null })
   const stream = new Stream()
@@ -382,7 +391,7 @@ void t.test('what was heard of an exchange that nobody asks about is let go', as
   t.same(a.verdicts(), ['key_missing', 'key_missing'])
 })
 
-void t.test('no more at once than limits.inFlight', async (t) => {
+void t.test('shadow follows at most limits.inFlight requests at once', async (t) => {
   const a = shadowed(t, { maxInFlight: 1 })
   const exchange = new Exchange()
   const following = a.follow(exchange)
@@ -394,7 +403,7 @@ void t.test('no more at once than limits.inFlight', async (t) => {
   t.same(a.verdicts(), ['overloaded', 'first'])
 })
 
-void t.test('limits.inFlight is asked for each time: it may change', async (t) => {
+void t.test('shadow follows more requests once limits.inFlight is raised', async (t) => {
   const a = shadowed(t, { maxInFlight: 1 })
   const exchange = new Exchange()
   const following = a.follow(exchange)
@@ -407,22 +416,25 @@ void t.test('limits.inFlight is asked for each time: it may change', async (t) =
   t.same(a.verdicts(), ['first', 'first'])
 })
 
-void t.test('O06 a store that is down is a verdict; the outcome is told when it is back', async (t) => {
-  for (const fault of ['down', 'dropped', 'lost', 'late', 'unreplicated'] as const) {
-    const a = shadowed(t)
-    a.replica.store.fault = () => fault
-    t.equal(await a.pass(undefined), 'store_unavailable')
-    t.equal(a.replica.ports.settler.size, 1)
-    a.replica.store.fault = () => null
-    await a.replica.store.arrive()
-    t.ok(await a.replica.ports.settler.flush())
-    t.match(await a.replica.store.read(a.replica.id), { state: 'completed' }, fault)
-    t.match(await a.replica.get(), { replayed: true })
-    t.equal(a.replica.n, 0)
-  }
-})
+void t.test(
+  'O06 a store that is down is a verdict, and the outcome is written when it is back',
+  async (t) => {
+    for (const fault of ['down', 'dropped', 'lost', 'late', 'unreplicated'] as const) {
+      const a = shadowed(t)
+      a.replica.store.fault = () => fault
+      t.equal(await a.pass(undefined), 'store_unavailable')
+      t.equal(a.replica.ports.settler.size, 1)
+      a.replica.store.fault = () => null
+      await a.replica.store.arrive()
+      t.ok(await a.replica.ports.settler.flush())
+      t.match(await a.replica.store.read(a.replica.id), { state: 'completed' }, fault)
+      t.match(await a.replica.get(), { replayed: true })
+      t.equal(a.replica.n, 0)
+    }
+  },
+)
 
-void t.test('a store that fails at the outcome: it is held, and answers enforce meanwhile', async (t) => {
+void t.test('an outcome that the store does not take is held, and answers enforce meanwhile', async (t) => {
   const a = shadowed(t)
   a.replica.store.next.push({ op: 'swap', fault: 'down' })
   t.equal(await a.pass(undefined), 'first')
@@ -431,7 +443,7 @@ void t.test('a store that fails at the outcome: it is held, and answers enforce 
   t.ok(await a.replica.ports.settler.flush())
 })
 
-void t.test('the settler’s room is for routes that protect', async (t) => {
+void t.test('shadow holds at most 1000 outcomes in the settler', async (t) => {
   const a = shadowed(t)
   a.replica.store.fault = () => 'down'
   for (let i = 0; i < 1000; i++) await a.pass(undefined, { key: `key-${i}-0123456789abcdef` })
@@ -441,20 +453,20 @@ void t.test('the settler’s room is for routes that protect', async (t) => {
   a.replica.close()
 })
 
-void t.test('a record that cannot be read is left as it is', async (t) => {
+void t.test('a record that cannot be read is store_unavailable, and reported', async (t) => {
   const a = shadowed(t)
   a.replica.store.next.push({ op: 'put', fault: new CorruptRecord('unknown version') })
   t.equal(await a.pass(undefined), 'store_unavailable')
   t.match(a.replica.troubles(), [/cannot be read/])
 })
 
-/** An owner elsewhere that did nothing, and a duplicate whose outcome is on its way to the record. */
+/** Leaves the record unknown. */
 async function besideUnknown(a: Shadowed): Promise<void> {
   await a.pass(BROKEN)
   t.match(await a.replica.store.read(a.replica.id), { state: 'unknown' })
 }
 
-void t.test('a duplicate with a long body does not stop the event loop', async (t) => {
+void t.test('a duplicate with a long body does not block the event loop', async (t) => {
   const a = shadowed(t)
   const over: Sent = {
     route: route({ mode: 'shadow', fingerprint: { ...SHADOW.fingerprint, body: 'json' } }),
@@ -481,12 +493,12 @@ void t.test('a duplicate with a long body does not stop the event loop', async (
   t.match(await a.replica.store.read(a.replica.id), { state: 'completed', attempts: 2 })
 })
 
-void t.test('a duplicate’s outcome that the store does not take is tried again', async (t) => {
+void t.test('a duplicate’s outcome that the store does not take is retried', async (t) => {
   for (const fault of ['down', 'lost', 'dropped', 'full'] as const)
     for (const at of [0, 1]) {
       const a = shadowed(t)
       await besideUnknown(a)
-      // Of the steps that tell it: the owner's place is tried first, then the take-over.
+      // Of the two steps that write it: first in the owner's place, then as a takeover.
       if (at === 1) a.replica.store.next.push({ op: 'swap', fault: null })
       a.replica.store.next.push({ op: 'swap', fault })
       t.equal(await a.pass(undefined), 'unknown')
@@ -496,13 +508,13 @@ void t.test('a duplicate’s outcome that the store does not take is tried again
         `${fault} at ${at}`,
       )
       const kept = (await a.replica.get()).replayed
-      t.equal(kept, fault !== 'full', 'without room it is done without a body')
+      t.equal(kept, fault !== 'full', 'without room the body is not kept')
       t.same(a.replica.troubles(), [])
     }
 })
 
 void t.test(
-  'a duplicate’s outcome that the store does not take for long is given up, said once',
+  'a duplicate’s outcome that the store keeps refusing is given up, and reported once',
   async (t) => {
     const a = shadowed(t)
     await besideUnknown(a)
@@ -520,7 +532,7 @@ void t.test(
   },
 )
 
-void t.test('half of the places at most wait for a store that hangs', async (t) => {
+void t.test('at most half of the places wait for a store that hangs', async (t) => {
   const a = shadowed(t, { maxInFlight: 2 })
   await besideUnknown(a)
   const hung = Promise.withResolvers<void>()
@@ -536,7 +548,7 @@ void t.test('half of the places at most wait for a store that hangs', async (t) 
 })
 
 void t.test(
-  'a record that has gone meanwhile is written; one of another payload, or a first answer on its way, stays',
+  'a duplicate’s outcome is written if the record has gone, but not over another payload',
   async (t) => {
     const a = shadowed(t)
     await besideUnknown(a)
@@ -562,7 +574,7 @@ void t.test(
   },
 )
 
-void t.test('of two duplicates that tell a record at the same time the first stays', async (t) => {
+void t.test('of two duplicates that complete a record at the same time, the first one stays', async (t) => {
   const a = shadowed(t)
   await besideUnknown(a)
   const b = shadowed(t, { store: a.replica.store })
@@ -574,7 +586,7 @@ void t.test('of two duplicates that tell a record at the same time the first sta
   t.match(await a.replica.store.read(a.replica.id), { attempts: 2, result: { response: { status: 200 } } })
 })
 
-void t.test('a first answer that this replica holds goes before a duplicate’s', async (t) => {
+void t.test('a first answer that this replica holds wins over a duplicate’s', async (t) => {
   const a = shadowed(t)
   const [one, two] = [new Exchange(), new Exchange()]
   const following = [a.follow(one), a.follow(two)]
@@ -587,7 +599,7 @@ void t.test('a first answer that this replica holds goes before a duplicate’s'
   t.match(await a.replica.store.read(a.replica.id), { state: 'completed', attempts: 1 })
 })
 
-void t.test('the drain ends what waits for another replica', async (t) => {
+void t.test('close ends what waits for another replica', async (t) => {
   const store = new Store()
   const a = shadowed(t, { store })
   const b = shadowed(t, { store })
@@ -604,34 +616,31 @@ void t.test('the drain ends what waits for another replica', async (t) => {
   await following
 })
 
-void t.test(
-  'an error of the decider is one verdict and one line, and the claim does not stay behind',
-  async (t) => {
-    const a = shadowed(t)
-    const error = new Error('a bug')
-    await a.follow(new Exchange().break(error))
-    t.same(a.verdicts(), ['error'])
-    t.match(a.replica.troubles(), [/internal error in shadow mode/])
-    t.match(await a.replica.store.read(a.replica.id), { state: 'unknown' })
-    t.equal(a.replica.ports.running.size, 0)
-    t.equal(a.replica.ports.leases.size, 0)
+void t.test('a bug is one verdict and one log line, and leaves no claim behind', async (t) => {
+  const a = shadowed(t)
+  const error = new Error('a bug')
+  await a.follow(new Exchange().break(error))
+  t.same(a.verdicts(), ['error'])
+  t.match(a.replica.troubles(), [/internal error in shadow mode/])
+  t.match(await a.replica.store.read(a.replica.id), { state: 'unknown' })
+  t.equal(a.replica.ports.running.size, 0)
+  t.equal(a.replica.ports.leases.size, 0)
 
-    const pattern = Object.assign(/x/, {
-      test: () => {
-        throw error
-      },
-    })
-    t.equal(await a.pass(undefined, { route: { ...SHADOW, key: { ...SHADOW.key, pattern } } }), 'error')
-    t.equal(a.told[1]?.[1].id, null)
+  const pattern = Object.assign(/x/, {
+    test: () => {
+      throw error
+    },
+  })
+  t.equal(await a.pass(undefined, { route: { ...SHADOW, key: { ...SHADOW.key, pattern } } }), 'error')
+  t.equal(a.told[1]?.[1].id, null)
 
-    const b = shadowed(t)
-    b.replica.store.next.push({ op: 'put', fault: error })
-    t.equal(await b.pass(undefined), 'error')
-    t.equal(await b.pass(undefined), 'first', 'the next one has its turn')
-  },
-)
+  const b = shadowed(t)
+  b.replica.store.next.push({ op: 'put', fault: error })
+  t.equal(await b.pass(undefined), 'error')
+  t.equal(await b.pass(undefined), 'first', 'the next request has its turn')
+})
 
-void t.test('the lease is held while the upstream works, and its claim is seen by enforce', async (t) => {
+void t.test('shadow holds the lease while the upstream works, and enforce sees its claim', async (t) => {
   const a = shadowed(t)
   const exchange = new Exchange()
   const following = a.follow(exchange)
@@ -643,5 +652,5 @@ void t.test('the lease is held while the upstream works, and its claim is seen b
   t.equal(a.replica.ports.leases.size, 0)
   t.equal(a.replica.ports.running.size, 0)
   t.same(a.replica.said('completed'), ['stored'])
-  t.same(a.replica.said('claimed'), ['in_progress'], 'shadow’s own claims are told by verdicts alone')
+  t.same(a.replica.said('claimed'), ['in_progress'], 'shadow’s own claims are counted as verdicts only')
 })

@@ -10,11 +10,11 @@ const RUNS = 150
 const FIRST = Number(process.env['SEED'] ?? Math.floor(Math.random() * 2 ** 31))
 
 void t.test(
-  'X06 X03 whatever happens to clients, replicas, store and upstream: executed once, one answer, nothing stuck',
+  'X06 X03 whatever happens to clients, replicas, store and upstream, the simulation finds no broken promise',
   async (t) => {
     for (const [what, first] of [
       ['the first seeds', 1],
-      ['seeds of this day', FIRST],
+      ['seeds of this run', FIRST],
     ] as const) {
       const { runs, executions, broken } = await simulateAll(first, RUNS)
       if (broken !== null) t.fail(await timeline(broken.seed))
@@ -24,7 +24,7 @@ void t.test(
   },
 )
 
-void t.test('a seed is a run: the same one, event for event', async (t) => {
+void t.test('a seed repeats its run event for event', async (t) => {
   const hashes = new Set<number>()
   for (let seed = 1; seed <= 20; seed++) {
     const [one, two] = [await alone(seed), await alone(seed)]
@@ -32,10 +32,10 @@ void t.test('a seed is a run: the same one, event for event', async (t) => {
     t.equal(one.events, two.events)
     hashes.add(one.hash)
   }
-  t.equal(hashes.size, 20, 'and another seed is another one')
+  t.equal(hashes.size, 20, 'another seed is another run')
 })
 
-void t.test('a timeline tells what happened, and to whom', async (t) => {
+void t.test('a timeline shows what happened, and to whom', async (t) => {
   const text = await timeline(7)
   for (const what of [
     /^seed 7: nothing is wrong$/m,
@@ -51,19 +51,19 @@ const read = (file: string): string => readFileSync(new URL(`../../${file}`, imp
 void t.test('every mistake can be planted, and docs/internals/proof-details.md lists it', async (t) => {
   const proof = read('docs/internals/proof-details.md')
   for (const { name, file, from } of [...PLANTS, ...FUZZED]) {
-    t.equal(read(file).split(from).length, 2, `${name}: its text is once in ${file}`)
+    t.equal(read(file).split(from).length, 2, `${name}: its text occurs once in ${file}`)
     t.ok(proof.includes(`| ${name} |`), name)
   }
 })
 
-void t.test('ten mistakes and more are caught by two ways', async (t) => {
+void t.test('at least ten mistakes are listed as caught in two ways', async (t) => {
   const proof = read('docs/internals/proof-details.md').split('\n')
   const twice = PLANTS.filter(({ model, also }) => model !== undefined || also !== undefined)
   t.ok(twice.length >= 10, `${twice.length}`)
   for (const { name, model, also } of twice) {
     const row = proof.find((line) => line.startsWith(`| ${name} |`)) ?? ''
     if (model !== undefined) {
-      // That the model finds it: test/model/protocol.test.ts.
+      // test/model/protocol.test.ts shows that the model finds it.
       t.ok((MISTAKES as readonly string[]).includes(model), model)
       t.ok(row.includes(model === name ? '| yes |' : model), row)
     }

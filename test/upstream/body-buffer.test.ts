@@ -1,7 +1,7 @@
 import t from 'tap'
 import { BodyBuffer, free, unfreed } from '../../src/runtime/body-memory.ts'
 
-void t.test('P02 bytes come out in order, whatever their pieces', (t) => {
+void t.test('P02 bytes come out in order, however they were cut into pieces', (t) => {
   const bytes = Buffer.from(Array.from({ length: 70_000 }, (_, i) => (i * 7) % 251))
   for (const announced of [0, 1, 70_000, 70_001])
     for (const sizes of [[70_000], [1], [1, 2000, 3], [1024], [1025], [1000, 5000, 1, 1], [16_384]]) {
@@ -11,7 +11,7 @@ void t.test('P02 bytes come out in order, whatever their pieces', (t) => {
         const size = sizes[i % sizes.length] as number
         const piece = Buffer.from(bytes.subarray(at, at + size))
         collector.push(piece)
-        // It is the giver's.
+        // The piece still belongs to its sender.
         piece.fill(0)
         at += size
       }
@@ -30,7 +30,7 @@ void t.test('P18 a body of one-byte chunks costs about its bytes', (t) => {
   t.end()
 })
 
-void t.test('P18 who announces much and sends little takes little', (t) => {
+void t.test('P18 a client that announces much and sends little takes little memory', (t) => {
   const collectors = Array.from({ length: 100 }, () => new BodyBuffer())
   const before = process.memoryUsage().arrayBuffers
   for (const collector of collectors) {
@@ -42,7 +42,7 @@ void t.test('P18 who announces much and sends little takes little', (t) => {
   t.end()
 })
 
-void t.test('P18 of a body that came in pieces, no copies are left to the collector', (t) => {
+void t.test('P18 a body that came in pieces leaves no copies behind', (t) => {
   const piece = Buffer.alloc(64 * 1024)
   const collector = new BodyBuffer()
   const before = process.memoryUsage().arrayBuffers
@@ -53,17 +53,17 @@ void t.test('P18 of a body that came in pieces, no copies are left to the collec
   t.end()
 })
 
-void t.test('P18 memory is freed whole, or not at all', (t) => {
+void t.test('P18 memory is freed as a whole or not at all', (t) => {
   const memory = Buffer.allocUnsafeSlow(8192)
   free(memory.subarray(0, 8000))
   free(memory.subarray(4000), 500)
-  t.equal(memory.length, 8192, 'others may have the rest')
+  t.equal(memory.length, 8192, 'the rest may belong to others')
   const few = Buffer.from('few')
   free(few)
-  t.equal(String(few), 'few', 'it lies among others')
+  t.equal(String(few), 'few', 'it shares its memory')
   free(memory.subarray(0, 8000), 500)
-  t.equal(memory.length, 0, 'whoever still looks sees nothing')
-  t.throws(() => unfreed(memory), /freed/, 'which is not taken for an empty body')
+  t.equal(memory.length, 0, 'whoever still reads it sees nothing')
+  t.throws(() => unfreed(memory), /freed/, 'it is not taken for an empty body')
   t.equal(unfreed(few), few)
   t.equal(unfreed(Buffer.alloc(0)).length, 0)
   t.end()

@@ -9,7 +9,7 @@ import { post, type RawAnswer, rawRequest } from '../support/raw.ts'
 import { freePort } from '../support/redis.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
-void t.test('U01 connection refused: 502, the key is released, the retry executes', async (t) => {
+void t.test('U01 a refused connection gets 502 and frees the key, and the retry executes', async (t) => {
   const port = await freePort()
   await using proxy = await proxyBefore({ url: `http://127.0.0.1:${port}` })
   const first = problemOf(await rawRequest(proxy.port, REQUEST))
@@ -27,7 +27,7 @@ void t.test('U01 connection refused: 502, the key is released, the retry execute
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
 })
 
-void t.test('U01 a name that does not resolve', async (t) => {
+void t.test('U01 a name that does not resolve gets 502 and frees the key', async (t) => {
   await using proxy = await proxyBefore(
     { url: 'http://no-such-host.invalid:80' },
     { upstream: 'connectTimeout: 20s' },
@@ -37,7 +37,7 @@ void t.test('U01 a name that does not resolve', async (t) => {
   t.equal(await proxy.metric('idempotency_completions_total{route="r",result="released"}'), 2)
 })
 
-void t.test('U01 a full backlog: the connection is not made in time, nothing was sent', async (t) => {
+void t.test('U01 a connection that is not made in time gets 502 and frees the key', async (t) => {
   const server = createServer(() => {}).listen({ port: 0, host: '127.0.0.1', backlog: 1 })
   await once(server, 'listening')
   const { port } = server.address() as AddressInfo
@@ -64,8 +64,8 @@ void t.test('U01 a full backlog: the connection is not made in time, nothing was
   child.kill('SIGKILL')
 })
 
-void t.test('U01 reset while connecting or at once after: never more than one execution', async (t) => {
-  // Whether the request's first bytes left before the reset came is a race; the answer tells which.
+void t.test('U01 a reset while connecting or right after leads to at most one execution', async (t) => {
+  // Whether the request's first bytes were sent before the reset came is a race; the answer tells which.
   await using peer = await faulty((socket) => socket.resetAndDestroy())
   await using proxy = await proxyBefore(peer)
   const { code } = problemOf(await rawRequest(proxy.port, REQUEST))
@@ -78,7 +78,7 @@ void t.test('U01 reset while connecting or at once after: never more than one ex
   await poolWorks(t, proxy)
 })
 
-void t.test('U02 accepts and closes at once: unknown unless no byte left', async (t) => {
+void t.test('U02 a connection closed at once is unknown, unless nothing was sent', async (t) => {
   await using peer = await faulty((socket) => socket.destroy())
   await using proxy = await proxyBefore(peer)
   const { code } = problemOf(await rawRequest(proxy.port, REQUEST))
@@ -92,7 +92,7 @@ void t.test('U02 accepts and closes at once: unknown unless no byte left', async
 })
 
 void t.test(
-  'P09 an unsolicited 100 Continue is not an error: whole, in pieces, twice, with the answer',
+  'P09 an unsolicited 100 Continue is not an error, whole, in pieces, twice or with the answer',
   async (t) => {
     const interim = 'HTTP/1.1 100 Continue\r\n\r\n'
     const scripts: string[][] = [
@@ -115,7 +115,7 @@ void t.test(
       }
       next()
     })
-    // One connection: each request but the first is the next one of a kept connection.
+    // One connection: every request after the first reuses it.
     await using proxy = await proxyBefore(peer, { upstream: 'connections: 1' })
     for (const [i, one] of scripts.entries()) {
       script = one
@@ -127,7 +127,7 @@ void t.test(
   },
 )
 
-void t.test('U02 a kept connection that the peer closes at its reuse: no resend', async (t) => {
+void t.test('U02 a request is not resent if the peer closes the kept connection it reuses', async (t) => {
   for (const how of ['end', 'destroy', 'reset'] as const) {
     await using peer = await scriptedPeer((socket, request) => {
       if (request.includes('k-1')) {
@@ -146,7 +146,7 @@ void t.test('U02 a kept connection that the peer closes at its reuse: no resend'
 })
 
 void t.test(
-  'U02 a kept connection closed while idle, raced by a request: N is at most 1 for each key',
+  'U02 requests that race the close of an idle kept connection execute at most once per key',
   async (t) => {
     const requests = new Map<string, number>()
     await using peer = await scriptedPeer((socket, request) => {
@@ -172,7 +172,7 @@ void t.test(
   },
 )
 
-void t.test('U01 no connection is free until the timeout: nothing was sent', async (t) => {
+void t.test('U01 a request that gets no connection before its timeout is not sent', async (t) => {
   let held: Socket | undefined
   await using peer = await scriptedPeer((socket, request) => {
     if (request.includes('holder')) held = socket
@@ -193,7 +193,7 @@ void t.test('U01 no connection is free until the timeout: nothing was sent', asy
 })
 
 void t.test(
-  'U12 TLS: a wrong certificate, a wrong name and a peer without TLS are never sent; a good one is',
+  'U12 TLS: nothing is sent to a wrong certificate, a wrong name or a peer without TLS',
   async (t) => {
     using good = certificate('IP:127.0.0.1')
     using wrongName = certificate('DNS:elsewhere.test')
@@ -245,7 +245,7 @@ void t.test(
 )
 
 void t.test(
-  'U13 respondWithin: 504 upstream_slow early; the later answer is stored and replayed',
+  'U13 respondWithin: the client gets 504 upstream_slow, and the later answer is stored and replayed',
   async (t) => {
     let held: Socket | undefined
     await using peer = await scriptedPeer((socket) => {
@@ -268,7 +268,7 @@ void t.test(
   },
 )
 
-void t.test('X01 the client leaves: the call goes on, its answer is stored', async (t) => {
+void t.test('X01 when the client leaves, the call goes on and its answer is stored', async (t) => {
   let held: Socket | undefined
   await using peer = await scriptedPeer((socket) => {
     held = socket

@@ -22,11 +22,11 @@ interface World {
   readonly witness: ExchangeTap
   readonly budget: Budget
   readonly bugs: unknown[]
-  /** One POST, heard: the status and the body that its sender sees, or the error's code. */
+  /** One tapped POST: the status and the body that its sender sees, or the error's code. */
   ask(signal?: AbortSignal): Promise<string>
 }
 
-/** The transports that it taps. */
+/** The transports to tap. */
 const TRANSPORTS = ['client', 'streams'] as const
 type Kind = (typeof TRANSPORTS)[number]
 
@@ -75,7 +75,7 @@ async function world(
   }
 }
 
-/** One POST by a hearer of its own, with the witness beside it: what it hears itself. */
+/** One POST by a sender of its own, tapped by the witness: what the sender sees. */
 function heard(witness: ExchangeTap, transport: Transport, signal?: AbortSignal): Promise<string> {
   return new Promise((resolve, reject) => {
     let status = 0
@@ -104,7 +104,7 @@ const OK = 'HTTP/1.1 201 Made\r\nX-A: 1\r\nx-a: 2\r\nConnection: X-B\r\nX-B: 3\r
 
 for (const kind of TRANSPORTS) {
   void t.test(
-    `${kind}: what is heard is what is sent, and what the guard’s own exchange would keep`,
+    `${kind}: the tap keeps the answer as the guard’s own exchange would, and the sender gets it`,
     async (t) => {
       const { witness, budget, ask } = await world(t, kind, OK)
       t.notOk(witness.over)
@@ -124,28 +124,34 @@ for (const kind of TRANSPORTS) {
     },
   )
 
-  void t.test(`${kind}: no connection, or no client any more: nothing was sent`, async (t) => {
-    const nowhere = await world(t, kind, '', `http://127.0.0.1:${await freePort()}`)
-    t.equal(await nowhere.ask(), 'ECONNREFUSED')
-    t.match(await nowhere.witness.ended, { proof: 'not_sent' })
+  void t.test(
+    `${kind}: without a connection, or with a closed client, the tap proves that nothing was sent`,
+    async (t) => {
+      const nowhere = await world(t, kind, '', `http://127.0.0.1:${await freePort()}`)
+      t.equal(await nowhere.ask(), 'ECONNREFUSED')
+      t.match(await nowhere.witness.ended, { proof: 'not_sent' })
 
-    const never = new ExchangeTap(HEARD, nowhere.budget, noBug)
-    const [transport, upstream] = await opened('http://127.0.0.1:1', kind)
-    await upstream.close()
-    await t.rejects(heard(never, transport))
-    t.match(await never.ended, { proof: 'not_sent' })
-  })
+      const never = new ExchangeTap(HEARD, nowhere.budget, noBug)
+      const [transport, upstream] = await opened('http://127.0.0.1:1', kind)
+      await upstream.close()
+      await t.rejects(heard(never, transport))
+      t.match(await never.ended, { proof: 'not_sent' })
+    },
+  )
 
-  void t.test(`${kind}: what nobody listens to proves nothing`, async (t) => {
-    const { witness, ask } = await world(t, kind, OK)
-    const asked = ask()
-    witness.ignore()
-    t.ok(witness.over)
-    t.match(await witness.ended, { proof: 'unknown' })
-    t.equal(await asked, '201 ok')
-  })
+  void t.test(
+    `${kind}: an ignored exchange proves nothing, and its sender still gets the answer`,
+    async (t) => {
+      const { witness, ask } = await world(t, kind, OK)
+      const asked = ask()
+      witness.ignore()
+      t.ok(witness.over)
+      t.match(await witness.ended, { proof: 'unknown' })
+      t.equal(await asked, '201 ok')
+    },
+  )
 
-  void t.test(`${kind}: given up before a connection is free: nothing was sent`, async (t) => {
+  void t.test(`${kind}: an exchange given up before a connection is free was not sent`, async (t) => {
     const peer = await scriptedPeer(() => {})
     t.teardown(() => peer[Symbol.asyncDispose]())
     const [transport, upstream] = await opened(peer.url, kind)
@@ -166,16 +172,13 @@ for (const kind of TRANSPORTS) {
     await upstream.close()
   })
 
-  void t.test(
-    `${kind}: a client that left before anything was begun: whether it will be sent is not known`,
-    async (t) => {
-      const { witness } = await world(t, kind, OK)
-      witness.gone()
-      t.match(await witness.ended, { proof: 'unknown' })
-    },
-  )
+  void t.test(`${kind}: an exchange whose client left before it began is unknown`, async (t) => {
+    const { witness } = await world(t, kind, OK)
+    witness.gone()
+    t.match(await witness.ended, { proof: 'unknown' })
+  })
 
-  void t.test(`${kind}: what the guard would break off goes on, unheard`, async (t) => {
+  void t.test(`${kind}: an answer that the guard would break off still reaches its sender`, async (t) => {
     const coded = 'HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n'
     const { witness, budget, ask } = await world(t, kind, coded)
     t.equal(await ask(), '200 ok')
@@ -183,24 +186,21 @@ for (const kind of TRANSPORTS) {
     t.equal(budget.held, 0)
   })
 
-  void t.test(
-    `${kind}: an answer over the limit, or beyond the room, is heard to its end and not kept`,
-    async (t) => {
-      const { witness, budget, ask } = await world(
-        t,
-        kind,
-        `HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n${'x'.repeat(2000)}`,
-      )
-      t.equal((await ask()).length, 2004)
-      const ended = (await witness.ended) as Extract<Forwarded, { proof: 'live' }>
-      t.match(ended, { proof: 'live', why: 'too_large' })
-      ended.live.drain()
-      t.equal(await ended.live.done, 'complete')
-      t.equal(budget.held, 0)
-    },
-  )
+  void t.test(`${kind}: an answer over the limit is read to its end and not kept`, async (t) => {
+    const { witness, budget, ask } = await world(
+      t,
+      kind,
+      `HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n${'x'.repeat(2000)}`,
+    )
+    t.equal((await ask()).length, 2004)
+    const ended = (await witness.ended) as Extract<Forwarded, { proof: 'live' }>
+    t.match(ended, { proof: 'live', why: 'too_large' })
+    ended.live.drain()
+    t.equal(await ended.live.done, 'complete')
+    t.equal(budget.held, 0)
+  })
 
-  void t.test(`${kind}: a bug of the hearing ends the hearing, not the exchange`, async (t) => {
+  void t.test(`${kind}: a bug in the tap ends the tap, not the exchange`, async (t) => {
     const { witness, budget, bugs, ask } = await world(t, kind, OK)
     const error = new Error('a bug')
     budget.take = () => {
@@ -217,7 +217,7 @@ void t.test('a body is observed whole or not at all', async (t) => {
   const budget = new Budget(10_000)
   const server = createServer({ IncomingMessage: StreamRequest }, (request, response) => {
     heard.push(Promise.resolve(observeBody(request, 1000, budget)))
-    // Nobody wants the body of this one: Node takes the listeners off it and reads it to its end.
+    // Nobody reads this body: Node removes its listeners and reads it to its end.
     if (request.url === '/dumped') response.end()
     else request.resume().on('end', () => response.end())
   }).listen(0, '127.0.0.1')

@@ -12,7 +12,7 @@ interface Fault {
   readonly options?: ProxyOptions
 }
 
-/** The fault's answer, the record's state as a retry tells it, N, the pool afterwards, and the budget. */
+/** Checks the fault's answer, the record's state as a retry sees it, N and that the pool still works. */
 async function shows(t: Test, fault: Fault): Promise<Problem> {
   await using peer = await faulty(fault.commits)
   await using proxy = await proxyBefore(peer, fault.options)
@@ -43,23 +43,26 @@ function says(bytes: string, end = false): (socket: Socket) => void {
 
 const FAST = { upstream: 'timeout: 400ms, idleTimeout: 5s' }
 
-void t.test('U03 reads the request, then closes or resets', async (t) => {
-  await shows(t, { commits: reads((socket) => socket.end()), code: 'upstream_failed' })
-  await shows(t, { commits: reads((socket) => socket.destroy()), code: 'upstream_failed' })
-  await shows(t, { commits: reads((socket) => socket.resetAndDestroy()), code: 'upstream_failed' })
-  await shows(t, {
-    commits: (socket) => socket.once('data', () => socket.resetAndDestroy()),
-    code: 'upstream_failed',
-  })
-})
+void t.test(
+  'U03 a peer that reads the request and then closes or resets is a 502, and unknown',
+  async (t) => {
+    await shows(t, { commits: reads((socket) => socket.end()), code: 'upstream_failed' })
+    await shows(t, { commits: reads((socket) => socket.destroy()), code: 'upstream_failed' })
+    await shows(t, { commits: reads((socket) => socket.resetAndDestroy()), code: 'upstream_failed' })
+    await shows(t, {
+      commits: (socket) => socket.once('data', () => socket.resetAndDestroy()),
+      code: 'upstream_failed',
+    })
+  },
+)
 
-void t.test('U04 no head in time: 504 and unknown', async (t) => {
+void t.test('U04 an answer without a complete head in time is a 504, and unknown', async (t) => {
   await shows(t, { commits: reads(() => {}), code: 'upstream_timeout', options: FAST })
   await shows(t, { commits: says('HTTP/1.1 201 Cre'), code: 'upstream_timeout', options: FAST })
   await shows(t, { commits: says('HTTP/1.1 100 Continue\r\n\r\n'), code: 'upstream_timeout', options: FAST })
 })
 
-void t.test('U04 the timeout bounds the whole call: a body that trickles on', async (t) => {
+void t.test('U04 a body that trickles past the timeout of the call is a 504, and unknown', async (t) => {
   let timer: NodeJS.Timeout | undefined
   await shows(t, {
     commits: reads((socket) => {
@@ -72,7 +75,7 @@ void t.test('U04 the timeout bounds the whole call: a body that trickles on', as
   clearInterval(timer)
 })
 
-void t.test('U05 a body that stalls, by length and chunked', async (t) => {
+void t.test('U05 a stalled body is a 504 and unknown, with a length and chunked', async (t) => {
   const idle = { upstream: 'timeout: 20s, idleTimeout: 300ms' }
   for (const head of ['Content-Length: 10\r\n\r\nabc', 'Transfer-Encoding: chunked\r\n\r\n5\r\nab'])
     await shows(t, {
@@ -82,7 +85,7 @@ void t.test('U05 a body that stalls, by length and chunked', async (t) => {
     })
 })
 
-void t.test('U05 a cut body: 502 where nothing had left, and the status is noted', async (t) => {
+void t.test('U05 a cut body is a 502 and unknown, and none of it reaches the client', async (t) => {
   for (const rest of [
     'Content-Length: 10\r\n\r\nabc',
     'Content-Length: 10\r\n\r\n',
@@ -118,7 +121,7 @@ void t.test('U06 a close-delimited answer is complete', async (t) => {
   }
 })
 
-void t.test('U07 malformed answers: 502 and unknown', async (t) => {
+void t.test('U07 a malformed answer is a 502, and unknown', async (t) => {
   for (const bytes of [
     'garbage\r\n\r\n',
     'garbage without an end',
@@ -149,7 +152,7 @@ void t.test('U07 malformed answers: 502 and unknown', async (t) => {
     )
 })
 
-void t.test('U07 a 1xx status is never final: without another answer the call times out', async (t) => {
+void t.test('U07 a 1xx status is not final: without another answer the call times out', async (t) => {
   await shows(t, {
     commits: says('HTTP/1.1 199 Odd\r\nX: 1\r\n\r\n'),
     code: 'upstream_timeout',
@@ -157,24 +160,27 @@ void t.test('U07 a 1xx status is never final: without another answer the call ti
   })
 })
 
-void t.test('U07 the answer comes before the whole request was read', async (t) => {
-  await using early = await tcpStub((socket) => {
-    socket.on('data', (chunk: Buffer) => {
-      if (chunk.includes('HTTP/1.1\r\n')) socket.write(OK)
+void t.test(
+  'U07 an answer that comes before the request was read is replayed, or the outcome unknown',
+  async (t) => {
+    await using early = await tcpStub((socket) => {
+      socket.on('data', (chunk: Buffer) => {
+        if (chunk.includes('HTTP/1.1\r\n')) socket.write(OK)
+      })
     })
-  })
-  await using proxy = await proxyBefore(early)
-  const big = post('/p', 'k-1', JSON.stringify({ a: 'x'.repeat(900_000) }))
-  const first = await rawRequest(proxy.port, big)
-  const second = await rawRequest(proxy.port, big)
-  // A complete answer is an answer, if it came through; what broke is unknown. Never a second execution.
-  if (first.status === 201) t.equal(second.body.toString(), 'ok')
-  else t.match(problemOf(second), { code: 'idempotency_outcome_unknown' })
-  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
-  t.equal((await rawRequest(proxy.port, post('/p', 'after', '{}'))).status, 201)
-})
+    await using proxy = await proxyBefore(early)
+    const big = post('/p', 'k-1', JSON.stringify({ a: 'x'.repeat(900_000) }))
+    const first = await rawRequest(proxy.port, big)
+    const second = await rawRequest(proxy.port, big)
+    // A complete answer counts if it came through; a broken one is unknown.
+    if (first.status === 201) t.equal(second.body.toString(), 'ok')
+    else t.match(problemOf(second), { code: 'idempotency_outcome_unknown' })
+    await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+    t.equal((await rawRequest(proxy.port, post('/p', 'after', '{}'))).status, 201)
+  },
+)
 
-void t.test('U07 two answers to one request: the second is nobody’s', async (t) => {
+void t.test('U07 a second answer to one request reaches nobody', async (t) => {
   await using peer = await faulty(says(`${OK}HTTP/1.1 500 Second\r\nContent-Length: 6\r\n\r\nsecond`))
   await using proxy = await proxyBefore(peer)
   const first = await rawRequest(proxy.port, REQUEST)

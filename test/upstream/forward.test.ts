@@ -33,7 +33,7 @@ const REQUEST: UpstreamRequest = {
   responseLimit: 1000,
 }
 
-/** Collects a live answer; `room` says whether there is any. */
+/** Collects a live answer; `room` says whether it can take more. */
 class Sink implements LiveSink {
   text = ''
   how: 'open' | 'end' | 'abort' = 'open'
@@ -64,7 +64,7 @@ function liveOf(t: Test, result: Forwarded): Extract<Forwarded, { proof: 'live' 
   return result
 }
 
-void t.test('U01 given up while it waited for a connection: not a byte leaves afterwards', async (t) => {
+void t.test('U01 a request given up while it waits for a connection is never sent', async (t) => {
   let held: Socket | undefined
   await using peer = await scriptedPeer((socket) => {
     held = socket
@@ -78,7 +78,7 @@ void t.test('U01 given up while it waited for a connection: not a byte leaves af
   live.live.drain()
   held?.write('ok')
   t.equal(await live.live.done, 'complete')
-  // The connection is free: what was given up would be sent before this one.
+  // The connection is free: a request given up would be sent before this one.
   const last = one.forward({ ...REQUEST, target: '/last' })
   while (peer.requests.length < 2) await new Promise((resolve) => setTimeout(resolve, 5))
   held?.write('HTTP/1.1 204 No\r\n\r\n')
@@ -89,7 +89,7 @@ void t.test('U01 given up while it waited for a connection: not a byte leaves af
   )
 })
 
-void t.test('U01 a request that cannot be sent at all was not sent', async (t) => {
+void t.test('U01 an invalid request is not sent', async (t) => {
   await using peer = await answering('HTTP/1.1 204 No\r\n\r\n')
   await using one = await rig(peer.url)
   for (const wrong of [
@@ -104,7 +104,7 @@ void t.test('U01 a request that cannot be sent at all was not sent', async (t) =
   t.match(await one.forward(REQUEST), { proof: 'responded' })
 })
 
-void t.test('U05 the status of a cut answer is noted; the budget is given back', async (t) => {
+void t.test('U05 a cut answer is unknown with its status noted, and its budget is released', async (t) => {
   await using peer = await scriptedPeer(
     (socket) => void socket.end('HTTP/1.1 201 Created\r\nContent-Length: 9\r\n\r\nabc'),
   )
@@ -116,7 +116,7 @@ void t.test('U05 the status of a cut answer is noted; the budget is given back',
   t.match(await other.forward(REQUEST), { proof: 'unknown', status: null, timedOut: true })
 })
 
-void t.test('P19 a kept body gives its bytes back once, however often it is released', async (t) => {
+void t.test('P19 a kept body releases its bytes once, however often it is asked to', async (t) => {
   await using peer = await answering('HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello')
   await using one = await rig(peer.url)
   const [first, second] = [await one.forward(REQUEST), await one.forward(REQUEST)]
@@ -129,7 +129,7 @@ void t.test('P19 a kept body gives its bytes back once, however often it is rele
   t.equal(one.budget.held, 0)
 })
 
-void t.test('P19 a kept body is counted until it is released; an oversize one is not', async (t) => {
+void t.test('P19 a kept body counts until it is released, an oversize one does not', async (t) => {
   await using peer = await answering(
     `HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n${'x'.repeat(1000)}\r\n0\r\n\r\n`,
   )
@@ -144,43 +144,40 @@ void t.test('P19 a kept body is counted until it is released; an oversize one is
   const sink = new Sink()
   over.live.attach(sink)
   t.equal(await over.live.done, 'complete')
-  t.equal(sink.text.length, 1000, 'what came before it was known is not lost')
+  t.equal(sink.text.length, 1000, 'what came before it was too large is not lost')
   await using small = await rig(peer.url, 5000, 999)
   t.equal(liveOf(t, await small.forward(REQUEST)).why, 'no_room')
   t.equal(small.budget.held, 0)
 })
 
-void t.test(
-  'P21 a live answer waits for its reader, stops where there is no room, and goes on',
-  async (t) => {
-    let upstream: Socket | undefined
-    await using peer = await scriptedPeer((socket) => {
-      upstream = socket
-      socket.write(
-        'HTTP/1.1 200 OK\r\nContent-Type: Text/Event-Stream\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n',
-      )
-    })
-    await using one = await rig(peer.url)
-    const { live, why } = liveOf(t, await one.forward(REQUEST))
-    t.equal(why, 'streamed')
-    const sink = new Sink()
-    sink.room = false
-    live.attach(sink)
-    while (sink.text !== 'one') await new Promise((resolve) => setTimeout(resolve, 5))
-    upstream?.write(
-      '3\r\ntwo\r\n0\r\nX-T: 1\r\nConnection: x\r\nTrailer: y\r\nIdempotent-Replayed: true\r\n\r\n',
+void t.test('P21 a live answer waits for its reader, stops without room, and goes on', async (t) => {
+  let upstream: Socket | undefined
+  await using peer = await scriptedPeer((socket) => {
+    upstream = socket
+    socket.write(
+      'HTTP/1.1 200 OK\r\nContent-Type: Text/Event-Stream\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n',
     )
-    t.equal(sink.how, 'open')
-    sink.room = true
-    sink.resume()
-    t.equal(await live.done, 'complete')
-    t.equal(sink.text, 'onetwo')
-    t.equal(sink.how, 'end')
-    t.same(sink.trailers, ['X-T', '1'], 'framing and hop-by-hop lines are no trailers')
-  },
-)
+  })
+  await using one = await rig(peer.url)
+  const { live, why } = liveOf(t, await one.forward(REQUEST))
+  t.equal(why, 'streamed')
+  const sink = new Sink()
+  sink.room = false
+  live.attach(sink)
+  while (sink.text !== 'one') await new Promise((resolve) => setTimeout(resolve, 5))
+  upstream?.write(
+    '3\r\ntwo\r\n0\r\nX-T: 1\r\nConnection: x\r\nTrailer: y\r\nIdempotent-Replayed: true\r\n\r\n',
+  )
+  t.equal(sink.how, 'open')
+  sink.room = true
+  sink.resume()
+  t.equal(await live.done, 'complete')
+  t.equal(sink.text, 'onetwo')
+  t.equal(sink.how, 'end')
+  t.same(sink.trailers, ['X-T', '1'], 'framing and hop-by-hop lines are not trailers')
+})
 
-void t.test('U05 a live answer that breaks is aborted, whenever its reader comes', async (t) => {
+void t.test('U05 a live answer that breaks is aborted, whenever its reader attaches', async (t) => {
   for (const late of [false, true]) {
     let upstream: Socket | undefined
     await using peer = await scriptedPeer((socket) => {
@@ -198,7 +195,7 @@ void t.test('U05 a live answer that breaks is aborted, whenever its reader comes
   }
 })
 
-void t.test('P21 a live answer that was whole before its reader came ends all the same', async (t) => {
+void t.test('P21 a live answer that was complete before its reader attached still ends', async (t) => {
   await using peer = await answering(
     'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 3\r\n\r\nabc',
   )
@@ -211,44 +208,38 @@ void t.test('P21 a live answer that was whole before its reader came ends all th
   t.equal(sink.how, 'end')
 })
 
-void t.test(
-  'an answer that is abandoned gives its connection up, and the next request gets another',
-  async (t) => {
-    const sockets: Socket[] = []
-    await using peer = await scriptedPeer((socket, _, n) => {
-      sockets.push(socket)
-      socket.write(
-        n === 1
-          ? 'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: for ever\n\n'
-          : 'HTTP/1.1 204 No Content\r\n\r\n',
-      )
-    })
-    await using one = await rig(peer.url)
-    const { live } = liveOf(t, await one.forward(REQUEST))
-    live.abandon()
-    t.equal(await live.done, 'broken')
-    t.match(await one.forward(REQUEST), { proof: 'responded', response: { status: 204 } })
-    t.equal(sockets.length, 2)
-    t.equal(one.budget.held, 0)
-  },
-)
-
-void t.test(
-  'what may not begin any more is not sent: no byte leaves, and that is what is proved',
-  async (t) => {
-    await using peer = await answering('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
-    await using made = await rig(peer.url)
-    let asked = 0
-    const mayBegin = (): boolean => {
-      asked++
-      return false
-    }
-    t.match(await made.forward({ ...REQUEST, mayBegin }), { proof: 'not_sent', reason: /lease/ })
-    t.equal(asked, 1)
-    t.match(await made.forward({ ...REQUEST, target: '/q', mayBegin: () => true }), { proof: 'responded' })
-    t.same(
-      peer.requests.map((request) => request.split(' ')[1]),
-      ['/q'],
+void t.test('an abandoned answer gives up its connection, and the next request gets another', async (t) => {
+  const sockets: Socket[] = []
+  await using peer = await scriptedPeer((socket, _, n) => {
+    sockets.push(socket)
+    socket.write(
+      n === 1
+        ? 'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: for ever\n\n'
+        : 'HTTP/1.1 204 No Content\r\n\r\n',
     )
-  },
-)
+  })
+  await using one = await rig(peer.url)
+  const { live } = liveOf(t, await one.forward(REQUEST))
+  live.abandon()
+  t.equal(await live.done, 'broken')
+  t.match(await one.forward(REQUEST), { proof: 'responded', response: { status: 204 } })
+  t.equal(sockets.length, 2)
+  t.equal(one.budget.held, 0)
+})
+
+void t.test('a request that may no longer begin is not sent, and proved so', async (t) => {
+  await using peer = await answering('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
+  await using made = await rig(peer.url)
+  let asked = 0
+  const mayBegin = (): boolean => {
+    asked++
+    return false
+  }
+  t.match(await made.forward({ ...REQUEST, mayBegin }), { proof: 'not_sent', reason: /lease/ })
+  t.equal(asked, 1)
+  t.match(await made.forward({ ...REQUEST, target: '/q', mayBegin: () => true }), { proof: 'responded' })
+  t.same(
+    peer.requests.map((request) => request.split(' ')[1]),
+    ['/q'],
+  )
+})

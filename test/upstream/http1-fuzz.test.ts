@@ -1,6 +1,6 @@
 /**
- * Our client against undici, as both hear the same bytes: answers as they are sent, damaged ones, and bytes behind their end. Ours may
- * refuse what undici takes, never the other way round. `FUZZ_SEED` and `FUZZ_CASES` look further than the cases of every run.
+ * Compares our client with undici on the same bytes: ordinary answers, damaged ones, and bytes after their end. Ours may refuse what
+ * undici accepts, never the other way round. `FUZZ_SEED` and `FUZZ_CASES` explore more than the cases of every run.
  */
 import type { Socket } from 'node:net'
 import t from 'tap'
@@ -19,7 +19,7 @@ interface Script {
   readonly end: 'open' | 'end'
 }
 
-/** A server's answer, most often a good one. */
+/** A server's answer, usually a good one. */
 function script(seed: number): Script {
   const next = mulberry32(seed)
   const below = (n: number): number => Math.floor(next() * n)
@@ -145,7 +145,7 @@ function script(seed: number): Script {
   let bytes = `${statusLine}\r\n${lines.map((line) => `${line}\r\n`).join('')}\r\n`
   if (often(0.8) || method !== 'HEAD') bytes += body
   if (often(0.03)) bytes = `\r\n${bytes}`
-  // undici fails on any 100, which is why its bytes are filtered: here it gets others.
+  // undici fails on any 100, which is why its bytes are filtered; here it gets other interim answers.
   if (often(0.05))
     bytes = `HTTP/1.1 ${one('102 Processing', '103 Early Hints', '199 x')}\r\n${one('', 'Link: </a>\r\n')}\r\n${bytes}`
   if (often(0.1)) bytes += one('\r\n', 'x', 'HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsecond', '0\r\n\r\n')
@@ -221,7 +221,7 @@ async function hear(kind: 'client' | 'streams', { method, pieces, end }: Script)
         const piece = rest.shift()
         if (piece !== undefined) socket.write(piece, 'latin1', () => setImmediate(next))
         else if (end === 'end') socket.end()
-        // What is not whole by then will never be.
+        // What is not complete by then never will be.
         else
           setTimeout(() => {
             if (isHeard) return
@@ -243,7 +243,7 @@ async function hear(kind: 'client' | 'streams', { method, pieces, end }: Script)
   const transport = kind === 'client' ? upstream.client : await upstream.streams()
   const heard = await ask(transport, method, '/first')
   isHeard = true
-  // A connection that ends must be seen to, or whether it is used again is chance.
+  // The end of a connection must be noticed first, or its reuse is down to chance.
   if (end === 'end') await new Promise((resolve) => setTimeout(resolve, 15))
   const second = await ask(transport, 'GET', '/second')
   await upstream.close()
@@ -252,27 +252,27 @@ async function hear(kind: 'client' | 'streams', { method, pieces, end }: Script)
 
 type Outcome = Awaited<ReturnType<typeof hear>>
 
-/** What ours must not do; null: all is well. */
+/** What ours must not do; null if all is well. */
 function wrong(ours: Outcome, theirs: Outcome, hasEmptyLine: boolean): string | null {
-  // A connection that ends while the next request is written ends that, too; neither may answer it with what came before.
+  // A connection that ends while the next request is written ends that request too; neither client may answer it with earlier bytes.
   if (ours.second !== 'last' && ours.second !== '') return 'the second request got something else'
   if (ours.heard.end !== 'whole') return null
   if (theirs.heard.end !== 'whole') {
-    // undici misses the bytes that a length announces where there are none by the status (RFC 9112 §6.3, rule 1).
+    // undici waits for the bytes that a length announces even where the status rules them out (RFC 9112 §6.3, rule 1).
     const isBodiless = ours.heard.status === 204 && /length/.test(theirs.heard.end)
     return isBodiless && !ours.isReused ? null : 'undici refuses it'
   }
   const trimmed = (text: string): string => text.replaceAll(/^[\t ]+|[\t ]+$/g, '')
   const plain = ({ heard }: Outcome): string =>
     JSON.stringify([heard.status, heard.lines.map(trimmed), heard.body, heard.trailers.map(trimmed)])
-  // Behind an empty line undici reads it as UTF-8, and keeps the last piece of it.
+  // After an empty line undici reads it as UTF-8, and keeps only its last piece.
   if (!hasEmptyLine && ours.heard.reason !== theirs.heard.reason)
     return 'the reason is understood differently'
   if (plain(ours) !== plain(theirs)) return 'it is understood differently'
   return ours.isReused && !theirs.isReused && !theirs.isEnded ? 'the connection is used again' : null
 }
 
-void t.test('what ours takes undici takes, in the same way', async (t) => {
+void t.test('undici accepts whatever our client accepts, and reads it the same way', async (t) => {
   let whole = 0
   let stricter = 0
   const run = async (seed: number): Promise<void> => {
@@ -287,7 +287,7 @@ void t.test('what ours takes undici takes, in the same way', async (t) => {
   }
   for (let seed = SEED * 1_000_000; seed < SEED * 1_000_000 + CASES; seed += 20)
     await Promise.all(Array.from({ length: 20 }, (_, i) => run(seed + i)))
-  t.comment(`${whole} whole, ${stricter} refused that undici takes`)
+  t.comment(`${whole} accepted, ${stricter} refused that undici accepts`)
   t.ok(whole > CASES / 2, 'most answers are good')
   t.ok(stricter < CASES / 20, 'few are refused')
 })

@@ -27,7 +27,7 @@ async function opened(
 
 const GET: Outgoing = { method: 'GET', target: '/', headers: ['Host', 'a'], body: null }
 
-/** One exchange, and what it heard. */
+/** One exchange, and what it received. */
 class Asked implements Exchanging {
   readonly request: Outgoing
   readonly patience: Patience
@@ -69,7 +69,7 @@ class Asked implements Exchanging {
 
 const pause = (time = 5): Promise<void> => new Promise((resolve) => setTimeout(resolve, time))
 
-void t.test('P01 a request is the same bytes from ours and from undici', async (t) => {
+void t.test('P01 our client and undici send a request as the same bytes', async (t) => {
   const peer = await scriptedPeer((socket, request) => {
     socket.write(request.startsWith('HEAD') ? 'HTTP/1.1 200 OK\r\n\r\n' : OK)
   })
@@ -112,7 +112,7 @@ void t.test('P01 a request is the same bytes from ours and from undici', async (
   t.equal(peer.requests.length, 480)
 })
 
-void t.test('U01 what could be read as something else is not sent', async (t) => {
+void t.test('U01 a request that could be read as something else is not sent', async (t) => {
   await using peer = await answering(OK)
   const { client } = await opened(t, peer.url)
   for (const wrong of [
@@ -144,7 +144,7 @@ void t.test('U01 what could be read as something else is not sent', async (t) =>
   t.equal(peer.sockets.length, 1, 'the connection was kept for the next one')
 })
 
-void t.test('the order is that of the requests; what is cancelled is never sent', async (t) => {
+void t.test('requests are sent in order, and a cancelled one is not sent', async (t) => {
   const held: Socket[] = []
   await using peer = await scriptedPeer((socket) => void held.push(socket))
   const { client } = await opened(t, peer.url)
@@ -162,7 +162,7 @@ void t.test('the order is that of the requests; what is cancelled is never sent'
   )
 })
 
-void t.test('U07 bytes that nobody asked for end an idle connection', async (t) => {
+void t.test('U07 unsolicited bytes end an idle connection', async (t) => {
   let last: Socket | undefined
   await using peer = await scriptedPeer((socket) => {
     last = socket
@@ -176,7 +176,7 @@ void t.test('U07 bytes that nobody asked for end an idle connection', async (t) 
   t.equal(peer.sockets.length, 2)
 })
 
-void t.test('P27 an idle connection ends in time: the server’s, less two seconds, or four', async (t) => {
+void t.test('P27 an idle connection ends before the server’s keep-alive timeout', async (t) => {
   for (const [line, isKept] of [
     ['Keep-Alive: timeout=2', false],
     ['Keep-Alive: timeout=5', true],
@@ -198,7 +198,7 @@ void t.test('P27 an idle connection ends in time: the server’s, less two secon
 })
 
 void t.test(
-  'an answer before the whole request has left: the server gets the rest, and no other request',
+  'after an early answer the server gets the rest of the request, and no other on that connection',
   async (t) => {
     let read = 0
     await using peer = await tcpStub((socket, n) => {
@@ -222,7 +222,7 @@ void t.test(
   },
 )
 
-void t.test('the patience between two bytes begins with the head, not with the request', async (t) => {
+void t.test('the idle timeout starts with the head, not with the request', async (t) => {
   await using peer = await scriptedPeer((socket) => {
     setTimeout(() => socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n'), 600)
     setTimeout(() => socket.write('ok'), 1200)
@@ -231,7 +231,7 @@ void t.test('the patience between two bytes begins with the head, not with the r
   t.equal(await new Asked(client, {}, { idle: 1000 }).end, '200 ok')
 })
 
-void t.test('calls for an exchange that is over do not touch the next one', async (t) => {
+void t.test('calls on an exchange that is over do not affect the next one', async (t) => {
   await using peer = await answering(OK)
   const { client } = await opened(t, peer.url)
   const first = new Asked(client)
@@ -245,7 +245,7 @@ void t.test('calls for an exchange that is over do not touch the next one', asyn
   t.equal(peer.sockets.length, 1)
 })
 
-void t.test('a bug of who hears ends its exchange, whatever it hears', async (t) => {
+void t.test('a bug in any callback ends its exchange, and the client goes on', async (t) => {
   await using peer = await answering(OK)
   const { client } = await opened(t, peer.url)
   for (const event of ['onBegin', 'onHead', 'onData', 'onEnd'] as const) {
@@ -267,7 +267,7 @@ void t.test('a bug of who hears ends its exchange, whatever it hears', async (t)
   }
 })
 
-void t.test('closing breaks off what is on its way, and what waits is not sent', async (t) => {
+void t.test('closing breaks off the running exchange, and a waiting one is not sent', async (t) => {
   await using peer = await scriptedPeer(() => {})
   const upstream = await opened(t, peer.url)
   const asked = [0, 1].map(() => new Asked(upstream.client))
@@ -279,7 +279,7 @@ void t.test('closing breaks off what is on its way, and what waits is not sent',
   t.match(await new Asked(upstream.client).end, /^not sent/)
 })
 
-void t.test('whole requests and streams share the connections, and neither starves', async (t) => {
+void t.test('buffered requests and streams share the connections, and neither starves', async (t) => {
   const held: Socket[] = []
   await using peer = await scriptedPeer((socket) => void held.push(socket))
   const upstream = await opened(t, peer.url, { connections: 2 })
@@ -290,14 +290,14 @@ void t.test('whole requests and streams share the connections, and neither starv
   )
   for (let answered = 0; answered < asked.length; answered++) {
     while (held.length === 0) await pause(1)
-    // Never more for good: the peer may hear of a new one before an old one's end.
+    // Only briefly more than two: the peer may see a new one before an old one's end.
     while (peer.sockets.filter(({ closed }) => !closed).length > 2) await pause(1)
     held.shift()?.write(OK)
   }
   for (const { end } of asked) t.equal(await end, '200 ok')
   const at = peer.requests.map((request) => Number(request.split(' ')[1]?.slice(1)))
   t.ok(at.slice(0, 12).some((i) => i % 3 === 0) && at.slice(0, 12).some((i) => i % 3 > 0), at.join())
-  // Idle connections of one give way to the other.
+  // Idle connections of one kind give way to the other.
   for (let i = 0; i < 4; i++) {
     const both = [0, 1].map(() => new Asked(i % 2 === 0 ? streams : upstream.client))
     for (let n = 0; n < 2; n++) {
@@ -308,7 +308,7 @@ void t.test('whole requests and streams share the connections, and neither starv
   }
 })
 
-void t.test('a place goes to who still needs it, although one before it in line gave up', async (t) => {
+void t.test('a connection goes to the next waiting exchange if the one before it gave up', async (t) => {
   for (const line of ['', 'Connection: close\r\n']) {
     const held: Socket[] = []
     await using peer = await scriptedPeer((socket) => void held.push(socket))

@@ -4,14 +4,14 @@ import { InterimFilter } from '../../src/upstream/undici-fixes.ts'
 const CONTINUE = 'HTTP/1.1 100 Continue\r\n\r\n'
 const ANSWER = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
 
-/** What the parser sees of these pieces, after a request was written. */
+/** What the parser sees of these pieces after a request was written. */
 function filtered(...pieces: string[]): string {
   const filter = new InterimFilter()
   filter.expectHead()
   return pieces.map((piece) => filter.pass(Buffer.from(piece, 'latin1'))?.toString('latin1') ?? '').join('')
 }
 
-void t.test('P09 interim heads are taken out, however they are cut', (t) => {
+void t.test('P09 interim heads are removed, however they are cut into pieces', (t) => {
   for (const interim of [
     '',
     CONTINUE,
@@ -29,16 +29,16 @@ void t.test('P09 interim heads are taken out, however they are cut', (t) => {
   t.end()
 })
 
-void t.test('P09 only at the beginning of an answer', (t) => {
+void t.test('P09 interim heads are removed only at the start of an expected answer', (t) => {
   const body = `HTTP/1.1 201 Created\r\nContent-Length: ${CONTINUE.length}\r\n\r\n${CONTINUE}`
   t.equal(filtered(body), body)
   t.equal(filtered(...body.split('')), body)
   const filter = new InterimFilter()
-  t.equal(filter.pass(Buffer.from(CONTINUE))?.toString(), CONTINUE, 'nothing is expected: not touched')
+  t.equal(filter.pass(Buffer.from(CONTINUE))?.toString(), CONTINUE, 'nothing is expected: unchanged')
   t.end()
 })
 
-void t.test('P09 each request of a kept connection anew', (t) => {
+void t.test('P09 interim heads are removed for each request of a kept connection', (t) => {
   const filter = new InterimFilter()
   for (let i = 0; i < 3; i++) {
     filter.expectHead()
@@ -48,7 +48,7 @@ void t.test('P09 each request of a kept connection anew', (t) => {
   t.end()
 })
 
-void t.test('U07 what is no interim head is left to the parser: it refuses what it must', (t) => {
+void t.test('U07 what is not an interim head reaches the parser unchanged', (t) => {
   for (const bytes of [
     'garbage',
     '\r\n\r\n',
