@@ -36,7 +36,7 @@ import { Shadow } from './shadow/shadow.ts'
 import { asOne, hasGrace, nameOf, openStores } from './store/open.ts'
 import { type Left, Outbox } from './store/outbox.ts'
 import { inPhase, Lookout, Presence } from './store/phases.ts'
-import { KEPT_FOR, RecentWrites } from './store/recent.ts'
+import { RecentWrites } from './store/recent.ts'
 import { Records, tokens } from './store/records.ts'
 import { type NewEpoch, SEAL_ERRORS, type SealError, type Store } from './store/register.ts'
 import { sealerOf } from './store/sealing.ts'
@@ -76,13 +76,14 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   let reclaimer: Reclaimer | null = null
   // Before it exists there is nothing to rewrite.
   const onNewEpoch = (epoch: NewEpoch): void => void reclaimer?.begin(epoch)
-  const { presence, store: opened } = await openInPhase(config, storeHealth, onNewEpoch, metrics, log)
+  const recent = hasGrace(config.store) ? new RecentWrites(clock) : null
+  const onEpoch = { onNewEpoch, recent }
+  const { presence, store: opened } = await openInPhase(config, storeHealth, onEpoch, metrics, log)
   const store = tracing?.store(opened) ?? opened
   closing.defer(() => store.close())
   closing.defer(() => presence?.stop())
   closing.defer(() => tracing?.flush())
   for (const reason of SEAL_ERRORS) metrics.count('idempotency_seal_errors_total', { reason }, 0)
-  const recent = hasGrace(config.store) ? new RecentWrites(clock) : null
   const onSealError = (reason: SealError): void => metrics.count('idempotency_seal_errors_total', { reason })
   const records = new Records(store, onSealError, recent)
   await storeHealth.watch(store, config.store.grace)
@@ -141,7 +142,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     settler,
     running,
     repliesWithin: config.store.timeout,
-    keptFor: KEPT_FOR,
+    isSafe: recent?.isSafe ?? (() => true),
     onSplit: (route, detail) => {
       metrics.count('idempotency_split_total', { route })
       log.error(detail, 'split brain: the store has lost a claim, and another owner has claimed its key')
@@ -265,7 +266,10 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
 async function openInPhase(
   config: Config,
   health: StoreHealth,
-  onNewEpoch: (epoch: NewEpoch) => void,
+  {
+    onNewEpoch,
+    recent,
+  }: { readonly onNewEpoch: (epoch: NewEpoch) => void; readonly recent: RecentWrites | null },
   metrics: Metrics,
   log: Logger,
 ): Promise<{ readonly store: Store; readonly presence: Presence | Lookout | null }> {
@@ -278,6 +282,7 @@ async function openInPhase(
     onHeld,
     onWaited,
     onNewEpoch,
+    onSafe: recent?.safeBefore(),
   })
   const ofOld = migrate && hooks(new StoreHealth(`from_${nameOf(migrate.from)}`, metrics, log))
   const { to, from } = await openStores(config, hooks(health), ofOld ?? undefined)

@@ -21,8 +21,8 @@ export interface ReclaimerPorts {
   readonly running: RecordMap<Execution>
   /** After this no reply from the previous server can arrive; writes it acknowledged may be lost, too. */
   readonly repliesWithin: Millis
-  /** How long decisions are remembered. */
-  readonly keptFor: Millis
+  /** Whether the store can no longer lose what was written then: such decisions are forgotten. */
+  readonly isSafe: (at: Millis) => boolean
   /** Called when a record was claimed twice. */
   readonly onSplit: (route: string, detail: Readonly<Record<string, unknown>>) => void
   /** Called with the number of records that were lost, or older than this process knew. */
@@ -54,9 +54,9 @@ export class Reclaimer {
 
   readonly decided = (decision: DecisionMade): void => {
     const at = performance.now()
-    const { keptFor } = this.#ports
+    const { isSafe } = this.#ports
     // The last decision on a record stands.
-    const others = this.#decisions.filter((one) => at - one.at <= keptFor && one.id !== decision.id)
+    const others = this.#decisions.filter((one) => !isSafe(one.at) && one.id !== decision.id)
     this.#decisions = [...others.slice(1 - MOST_DECISIONS), { ...decision, at }]
     if (decision.written === null) this.#ports.records.forget(decision.id)
   }

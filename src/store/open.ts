@@ -16,6 +16,8 @@ export interface StoreHooks {
   readonly onOperation?: OnOperation
   /** The store was replaced, or lost its data: recent writes may have to be repeated. */
   readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
+  /** The instant before which the store can no longer lose a write; reported continuously. */
+  readonly onSafe?: ((before: Millis) => void) | undefined
   /** How much longer the store grants no claims; reported continuously. */
   readonly onHeld?: ((left: Millis) => void) | undefined
   /** Called when expired records were removed, first with 0. Only for stores that do this themselves. */
@@ -49,7 +51,7 @@ interface Row {
 /** Loaded on demand: its client takes a tenth of the startup time. */
 const openRedis: Opener = async (
   { service, store: { url, timeout, grace, wait } },
-  { onEvent, onNewEpoch, onHeld, onWaited },
+  { onEvent, onNewEpoch, onSafe, onHeld, onWaited },
 ) => {
   const { openRedisStore } = await import('./redis.ts')
   return openRedisStore({
@@ -59,6 +61,7 @@ const openRedis: Opener = async (
     grace: graceFor(grace, timeout),
     onEvent,
     onNewEpoch,
+    onSafe,
     onHeld,
     wait,
     onWaited,
@@ -68,7 +71,7 @@ const openRedis: Opener = async (
 /** Likewise. */
 const openPostgres: Opener = async (
   { service, store: { url, timeout, grace } },
-  { onEvent, onPruned, onNewEpoch, onHeld },
+  { onEvent, onPruned, onNewEpoch, onSafe, onHeld },
 ) => {
   const { openPostgresStore } = await import('./postgres.ts')
   return openPostgresStore({
@@ -79,6 +82,7 @@ const openPostgres: Opener = async (
     onEvent,
     onPruned,
     onNewEpoch,
+    onSafe,
     onHeld,
   })
 }

@@ -1,7 +1,10 @@
 import type { Millis } from '../core/record.ts'
 import type { Row } from './postgres-link.ts'
+import type { Safety } from './recent.ts'
 import type { NewEpoch, StoreUnavailable } from './register.ts'
 
+/** One server has all records. */
+const ALL = [0]
 /** Checks per grace period: a proxy must notice a failover and rewrite its claims before others may claim. */
 const CHECKS = 4
 
@@ -12,6 +15,7 @@ export interface EpochOptions {
   /** A check got no answer: the server may have been replaced without its connections closing. */
   readonly onSilence: () => void
   readonly onNew: (epoch: NewEpoch) => void
+  readonly safety: Safety
   /** How long new claims are still held back; almost always 0. */
   readonly onHeld: (left: Millis) => void
 }
@@ -50,11 +54,13 @@ export class Epoch {
   }
 
   async #look(): Promise<void> {
-    const { look, onNew, onHeld, onSilence } = this.#options
+    const { look, onNew, onHeld, onSilence, safety } = this.#options
+    const asked = performance.now()
     let left = 0
     try {
       const [remaining, since] = (await look(this.#seen)).map(Number) as [Millis, Millis]
       left = remaining
+      safety.checked(ALL, asked, () => since === this.#seen)
       if (since !== this.#seen) {
         this.#seen = since
         onNew({ left, concerns: () => true })

@@ -7,6 +7,7 @@ import { prepare } from './postgres-layout.ts'
 import type { Arg, Row } from './postgres-link.ts'
 import { Listener } from './postgres-listener.ts'
 import { postgresAddress } from './postgres-url.ts'
+import { Safety } from './recent.ts'
 import {
   type Condition,
   CorruptRecord,
@@ -39,6 +40,7 @@ export interface PostgresOptions extends Omit<LanesOptions, 'address'> {
   /** `store.grace`; 0: off. */
   readonly grace?: Millis
   readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
+  readonly onSafe?: ((before: Millis) => void) | undefined
   readonly onHeld?: ((left: Millis) => void) | undefined
   /** Hides the records of other services in the database. */
   readonly service: string
@@ -127,6 +129,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
           look: (seen) => lanes.run(ADMIT, [service, skew(), wait, grace, seen], 'local'),
           onSilence: () => lanes.recheck(),
           onNew: options.onNewEpoch ?? (() => {}),
+          safety: new Safety(1, options.onSafe ?? (() => {})),
           onHeld: options.onHeld ?? (() => {}),
         })
 

@@ -1,7 +1,8 @@
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 
 /**
- * How long an acknowledged write may still be lost: longer than the lag of replicas that may be promoted (`min-replicas-max-lag` is 10 s).
+ * How long an acknowledged write may still be lost while its server is up: longer than the lag of replicas that may be promoted
+ * (`min-replicas-max-lag` is 10 s).
  */
 export const KEPT_FOR: Millis = 15_000
 const CHUNK = 1024 * 1024
@@ -13,6 +14,33 @@ const ID_BYTES = 43
 const BEFORE = 4 + 3 * 8 + ID_BYTES
 /** Begins no id. */
 const FORGOTTEN = 0
+
+/**
+ * Which acknowledged writes a store can no longer lose: those after which its servers have stayed the same for {@link KEPT_FOR}. Time in
+ * which they are not reached does not count: whatever replaces them may lack their last writes, however late it comes.
+ */
+export class Safety {
+  /** By shard: since when its server has been the same, and the instant before which its writes are safe. */
+  readonly #since: Millis[] = []
+  readonly #before: Millis[]
+  readonly #onSafe: (before: Millis) => void
+
+  /** `onSafe` gets the instant before which all writes are safe. */
+  constructor(shards: number, onSafe: (before: Millis) => void) {
+    this.#before = Array.from({ length: shards }, () => Number.NEGATIVE_INFINITY)
+    this.#onSafe = onSafe
+  }
+
+  /** The server of these shards has answered a check sent at `asked`. `isSame`: it is still the same, with all its data. */
+  checked(shards: readonly number[], asked: Millis, isSame: (shard: number) => boolean): void {
+    for (const shard of shards) {
+      const since = this.#since[shard]
+      if (since === undefined || !isSame(shard)) this.#since[shard] = performance.now()
+      else if (asked - since >= KEPT_FOR) this.#before[shard] = asked - KEPT_FOR
+    }
+    this.#onSafe(Math.min(...this.#before))
+  }
+}
 
 /** A record as it was written. */
 export interface RecentWrite {
@@ -37,10 +65,21 @@ export class RecentWrites {
   readonly #clock: () => Millis
   /** Oldest first. */
   readonly #chunks: Chunk[] = []
+  /** By store: the instant before which its writes are safe. */
+  readonly #safe = new Map<symbol, Millis>()
 
   constructor(clock: () => Millis) {
     this.#clock = clock
   }
+
+  /** For one of the stores: takes the instant before which it can no longer lose a write ({@link Safety}). */
+  safeBefore(): (before: Millis) => void {
+    const store = Symbol('store')
+    return (before) => void this.#safe.set(store, before)
+  }
+
+  /** What was written then can no longer be lost. */
+  readonly isSafe = (at: Millis): boolean => this.#safe.size > 0 && Math.min(...this.#safe.values()) > at
 
   /** Copies `bytes`, of at most {@link LARGEST_RECENT}. */
   add(id: RecordId, bytes: Buffer, { dueIn, dropIn }: Spans): void {
@@ -60,11 +99,10 @@ export class RecentWrites {
 
   /** Oldest first; copies, since chunks are reused. */
   all(): RecentWrite[] {
-    const now = this.#clock()
     const found: RecentWrite[] = []
     for (const { bytes, from, to } of this.#writes()) {
       const at = bytes.readDoubleBE(from + 4)
-      if (Math.ceil(now - at) > KEPT_FOR || bytes[to.id] === FORGOTTEN) continue
+      if (this.isSafe(at) || bytes[to.id] === FORGOTTEN) continue
       const [dueIn, dropIn] = [bytes.readDoubleBE(from + 12), bytes.readDoubleBE(from + 20)]
       found.push({
         id: bytes.toString('latin1', to.id, to.bytes) as RecordId,
@@ -97,7 +135,7 @@ export class RecentWrites {
   /** An empty chunk: the oldest if there are enough, or if it is no longer needed. */
   #next(now: Millis): Chunk {
     const [oldest] = this.#chunks
-    const isFree = oldest !== undefined && (this.#chunks.length === CHUNKS || now - oldest.at > KEPT_FOR)
+    const isFree = oldest !== undefined && (this.#chunks.length === CHUNKS || this.isSafe(oldest.at))
     const bytes = isFree ? (this.#chunks.shift() as Chunk).bytes : Buffer.allocUnsafeSlow(CHUNK)
     const chunk = { bytes, used: 0, at: now }
     this.#chunks.push(chunk)

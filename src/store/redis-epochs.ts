@@ -1,4 +1,5 @@
 import type { Millis, RecordId } from '../core/record.ts'
+import type { Safety } from './recent.ts'
 import type { Part } from './redis-cluster.ts'
 import { admittingScript, type Connection } from './redis-connection.ts'
 import { Refused } from './redis-link.ts'
@@ -22,6 +23,7 @@ export interface EpochOptions {
     known(): readonly Part[]
   }
   readonly onNew: (epoch: NewEpoch) => void
+  readonly safety: Safety
   /** How much longer claims are held back; usually 0. */
   readonly onHeld: (left: Millis) => void
 }
@@ -64,6 +66,7 @@ export class Epochs {
   async #lookAt({ server, shards }: Part): Promise<Millis> {
     const [first] = shards
     const unseen = shards.filter((shard) => this.#seenOn[shard] !== server)
+    const asked = performance.now()
     try {
       // One shard suffices unless slots have moved.
       const found = await this.#ask(server, unseen.length === 0 && first !== undefined ? [first] : unseen)
@@ -77,7 +80,8 @@ export class Epochs {
         changed.add(shard)
       }
       const left = Math.max(0, ...all.map((one) => one.left))
-      const { shardOf, onNew } = this.#options
+      const { shardOf, onNew, safety } = this.#options
+      safety.checked(shards, asked, (shard) => !changed.has(shard))
       if (changed.size > 0) onNew({ left, concerns: (id) => changed.has(shardOf(id)) })
       return left
     } catch (error) {

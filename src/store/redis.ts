@@ -2,6 +2,7 @@ import { setImmediate as immediately } from 'node:timers/promises'
 import type { Millis, RecordId, Spans, State } from '../core/record.ts'
 import { settled } from '../runtime/scheduling.ts'
 import { BODIES_FROM, isClaim, placesDue, SMALL_RECORD, stateCode } from './codec.ts'
+import { Safety } from './recent.ts'
 import { Barriers, type Wait } from './redis-barrier.ts'
 import type { Part, View } from './redis-cluster.ts'
 import { admittingScript, type Connection, script } from './redis-connection.ts'
@@ -46,6 +47,7 @@ export interface RedisOptions extends ServersOptions {
   /** Added to the server's time, for tests that travel in time; otherwise 0. */
   readonly skew?: () => Millis
   readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
+  readonly onSafe?: ((before: Millis) => void) | undefined
   readonly onHeld?: ((left: Millis) => void) | undefined
   /** The replicas that claims wait for; null: none. */
   readonly wait?: Wait | null
@@ -89,6 +91,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
           keys: keys.epochs,
           shardOf: (id) => keys.shardOf(id),
           onNew: options.onNewEpoch ?? (() => {}),
+          safety: new Safety(keys.epochs.length, options.onSafe ?? (() => {})),
           onHeld: options.onHeld ?? (() => {}),
         })
   const seen = (id: RecordId): Millis => epochs?.seen(keys.shardOf(id)) ?? 0

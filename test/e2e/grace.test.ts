@@ -1,5 +1,6 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
+import { KEPT_FOR } from '../../src/store/recent.ts'
 import { RedisKeys } from '../../src/store/redis-keys.ts'
 import { adminYaml, ask } from '../support/admin.ts'
 import { newKey, send, until } from '../support/e2e.ts'
@@ -229,6 +230,20 @@ void t.test('W01 a flush or a restart from an older snapshot loses nothing that 
     t.match(await again(b, running), { status: 201, replayed: true })
     t.equal(upstream.seen.length, before + 2)
   }
+})
+
+void t.test('W01 an outage longer than outcomes are remembered loses none of them', async (t) => {
+  await using redis = await RedisServer.start({ args: ['--appendonly', 'no'] })
+  const upstream = await heldUpstream(t)
+  const { a, b } = await two(t, upstream, redis.url)
+  await redis.command('SAVE')
+  const key = newKey()
+  t.match(await send(a, key, FAST), { status: 201 })
+  await redis.kill()
+  await wait(KEPT_FOR + 1000)
+  await redis.start()
+  t.match(await again(b, key, FAST), { status: 201, replayed: true })
+  t.equal(upstream.seen.length, 1)
 })
 
 /** Retries until the store is back. */

@@ -35,7 +35,7 @@ function reclaiming(t: Test): Reclaiming {
     settler,
     running: a.ports.running,
     repliesWithin: 1,
-    keptFor: 60_000,
+    isSafe: () => false,
     onSplit: (route, detail) => void splits.push({ ...detail, route }),
     onWritten: (n) => void written.push(n),
     onBug: (error) => void bugs.push(error),

@@ -21,7 +21,7 @@ import { RecordMap } from '../../src/runtime/record-map.ts'
 import { KeyedMutex } from '../../src/runtime/scheduling.ts'
 import { Shadow } from '../../src/shadow/shadow.ts'
 import { decodeEntry, encodeEntry, type Left, type Outbox } from '../../src/store/outbox.ts'
-import { KEPT_FOR, RecentWrites } from '../../src/store/recent.ts'
+import { RecentWrites, Safety } from '../../src/store/recent.ts'
 import { Records } from '../../src/store/records.ts'
 import type { Forwarded, TappedExchange } from '../../src/upstream/port.ts'
 import { Bytes } from '../protect/harness.ts'
@@ -200,13 +200,16 @@ export class Replica implements Owner {
       settler,
       running,
       repliesWithin: STORE_TIMEOUT,
-      keptFor: KEPT_FOR,
+      isSafe: recent?.isSafe ?? (() => true),
       onBug: (bug) => judge.wrong(`internal error: ${String(bug)}`, null),
       onSplit: (_route, { record }) => scheduler.tell(this.name, 'SPLIT', this.#about(record)),
       onWritten: (count) => scheduler.tell(this.name, `writes ${count} record(s) again`),
     })
+    const safety = new Safety(1, recent?.safeBefore() ?? nothing)
     const look = async (): Promise<void> => {
+      const asked = performance.now()
       const { left, since } = await shared.look(this)
+      safety.checked([0], asked, () => since === this.#since)
       if (since === this.#since) return
       this.#since = since
       await reclaimer.begin({ left, concerns: () => true })

@@ -9,7 +9,7 @@ import { type Disk, Replica, type World } from './replica.ts'
 import {
   AFTER,
   CALM,
-  HEALED,
+  healedAt,
   type Incident,
   LEASE,
   MOST_TTL_BODY,
@@ -71,6 +71,7 @@ class Simulation {
       new Random(~seed),
       new Random(seed ^ 0x5bd1e995),
       new Random(seed ^ 0x27d4eb2f),
+      new Random(seed ^ 0x165667b1),
     )
     this.#scenario = scenario
     this.#file = scenario.first
@@ -105,7 +106,7 @@ class Simulation {
     for (const reload of this.#scenario.reloads)
       if (reload.at !== null) this.#scheduler.after(reload.at, WORLD, 'a reload', () => this.#reload(reload))
     this.#keepSnapshots()
-    this.#scheduler.after(HEALED, WORLD, 'all is well', () => this.#heal())
+    this.#scheduler.after(healedAt(this.#scenario), WORLD, 'all is well', () => this.#heal())
     const { judge } = this.#world
     const isDone = this.#scheduler.run(PATIENCE, () => this.#isOver || judge.broken !== null)
     if (judge.broken === null) {
@@ -297,15 +298,13 @@ class Simulation {
         }
         return
       }
-      case 'failover': {
-        this.#scheduler.tell('store', 'FAILS OVER')
-        this.#goneBack = store.failOver(this.#snapshots.get(incident) ?? new Map())
-        for (const id of this.#goneBack) {
-          const name = judge.nameOf(id)
-          if (name !== null) judge.wentBack(name)
+      case 'failover':
+        if (incident.down > 0) {
+          this.#scheduler.tell('store', 'GOES DOWN')
+          store.isDown = true
         }
+        this.#scheduler.after(incident.down, WORLD, 'the store is back', () => this.#failOver(incident))
         return
-      }
       case 'drain': {
         if (replica === null || replica.isDead || replica.isDraining) return
         this.#scheduler.tell(replica.name, 'DRAINS')
@@ -315,6 +314,17 @@ class Simulation {
       case 'operator':
         for (const [id] of judge.names) void this.#decide(id, incident.says)
         return
+    }
+  }
+
+  #failOver(incident: Extract<Incident, { kind: 'failover' }>): void {
+    const { store, judge } = this.#world
+    this.#scheduler.tell('store', 'FAILS OVER')
+    store.isDown = false
+    this.#goneBack = store.failOver(this.#snapshots.get(incident) ?? new Map())
+    for (const id of this.#goneBack) {
+      const name = judge.nameOf(id)
+      if (name !== null) judge.wentBack(name)
     }
   }
 

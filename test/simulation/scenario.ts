@@ -1,5 +1,6 @@
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { Millis } from '../../src/core/record.ts'
+import { KEPT_FOR } from '../../src/store/recent.ts'
 import { route } from '../protect/harness.ts'
 import { RECONCILE } from '../reconcile/harness.ts'
 import type { Random } from './scheduler.ts'
@@ -15,7 +16,7 @@ export const AFTER: Millis = 6_000
 const SOON_AFTER: Millis = 2_600
 /** Of `after`, one second is what the proxy's clocks may be wrong by (core/store-clock.ts), the rest is for clocks of different speeds. */
 const UNSURE: Millis = 1_600
-/** Faults happen until then. */
+/** Incidents happen until then. */
 export const HEALED: Millis = 9_000
 /** `store.grace`. */
 export const GRACE: Millis = 1_000
@@ -75,8 +76,8 @@ export type Incident =
   | { readonly kind: 'store clock'; readonly at: Millis; readonly by: Millis }
   | { readonly kind: 'store outage'; readonly at: Millis; readonly time: Millis }
   | { readonly kind: 'rollback'; readonly at: Millis; readonly to: Millis }
-  /** The same, announced by another identity: a grace follows. */
-  | { readonly kind: 'failover'; readonly at: Millis; readonly to: Millis }
+  /** The same, announced by another identity: a grace follows. Until it is back, after `down`, the store is not reached. */
+  | { readonly kind: 'failover'; readonly at: Millis; readonly to: Millis; readonly down: Millis }
   /** A graceful end, by which everything that runs is finished, and a new start. */
   | { readonly kind: 'drain'; readonly at: Millis; readonly replica: number; readonly backIn: Millis }
   | { readonly kind: 'operator'; readonly at: Millis; readonly says: 'completed' | 'retryable' }
@@ -122,8 +123,14 @@ export function policiesOf({ first, reloads }: Pick<Scenario, 'first' | 'reloads
   return [first, ...reloads.map(({ to }) => to)].map(({ policy }) => policy)
 }
 
-/** What is tried under one seed. `more`, `latest`, `bodies`: draws for what was added later, so that seeds without it stay the same runs. */
-export function scenarioOf(random: Random, more: Random, latest: Random, bodies: Random): Scenario {
+/** What is tried under one seed. `more` and the rest: draws for what was added later, so that seeds without it stay the same runs. */
+export function scenarioOf(
+  random: Random,
+  more: Random,
+  latest: Random,
+  bodies: Random,
+  outages: Random,
+): Scenario {
   const replicas = random.pick([1, 2, 2, 3])
   const usual = policyOf(random)
   const bad = random.pick([0.01, 0.05, 0.15, 0.3])
@@ -143,7 +150,7 @@ export function scenarioOf(random: Random, more: Random, latest: Random, bodies:
     unreplicated: more.chance(0.15) ? more.between(0.05, 0.4) : 0,
   }
   const wishes = wishesOf(random)
-  const incidents = withMore(incidentsOf(random, replicas), more, replicas)
+  const incidents = withOutages(withMore(incidentsOf(random, replicas), more, replicas), outages)
   const hasSpool = random.chance(0.4)
   if (usual.reconcile !== null && replicas > 1 && latest.chance(0.04))
     return { replicas, ...waiting(usual, latest, replicas), wishes, hasSpool }
@@ -321,7 +328,22 @@ function withMore(incidents: Incident[], more: Random, replicas: number): Incide
   if (!more.chance(0.25)) return all
   const from = more.between(50, 5_500)
   const quiet = all.filter(({ kind }) => kind !== 'rollback' && kind !== 'store clock')
-  return [...quiet, { kind: 'failover', at: from, to: Math.max(0, from - more.between(0, 2_500)) }]
+  return [...quiet, { kind: 'failover', at: from, to: Math.max(0, from - more.between(0, 2_500)), down: 0 }]
+}
+
+/** Half of the failovers take their time: some longer than outcomes are remembered while the store is up. */
+function withOutages(incidents: readonly Incident[], random: Random): Incident[] {
+  const failover = incidents.find((incident) => incident.kind === 'failover')
+  if (failover === undefined || random.chance(0.5)) return [...incidents]
+  // The end of another outage would end this one.
+  const others = incidents.filter((one) => one !== failover && one.kind !== 'store outage')
+  return [...others, { ...failover, down: random.between(0, random.pick([5_000, 2 * KEPT_FOR])) }]
+}
+
+/** Faults happen until then. */
+export function healedAt({ incidents }: Pick<Scenario, 'incidents'>): Millis {
+  const back = incidents.map((incident) => (incident.kind === 'failover' ? incident.at + incident.down : 0))
+  return Math.max(HEALED, ...back.map((at) => at + 3 * GRACE))
 }
 
 function incidentsOf(random: Random, replicas: number): Incident[] {

@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { LARGEST_RECENT, RecentWrites } from '../../src/store/recent.ts'
+import { KEPT_FOR, LARGEST_RECENT, RecentWrites, Safety } from '../../src/store/recent.ts'
 import { newId } from './fixtures.ts'
 
 const SPANS = { dueIn: 60_000, dropIn: 120_000 }
@@ -43,19 +43,45 @@ void t.test('a removed record is left out, and an expired one has no spans left'
   t.equal(all[0]?.left(), null)
 })
 
-void t.test('writes are remembered for fifteen seconds', async (t) => {
+void t.test('a write is remembered until every store has said that it is safe', async (t) => {
   let now = 0
   const recent = new RecentWrites(() => now)
+  const left = (): string[] => recent.all().map(({ bytes }) => String(bytes))
   recent.add(newId(), Buffer.from('a'), SPANS)
   now = 10_000
   recent.add(newId(), Buffer.from('b'), SPANS)
-  now = 15_000
-  t.equal(recent.all().length, 2)
-  now = 15_001
-  t.same(
-    recent.all().map(({ bytes }) => String(bytes)),
-    ['b'],
-  )
+  now = 1_000_000
+  t.same(left(), ['a', 'b'], 'however long no store says anything')
+  const [one, other] = [recent.safeBefore(), recent.safeBefore()]
+  one(0)
+  t.same(left(), ['a', 'b'])
+  one(10_000)
+  t.same(left(), ['b'])
+  other(0)
+  t.same(left(), ['a', 'b'], 'the other store may still lose it')
+  one(20_000)
+  other(20_000)
+  t.same(left(), [])
+})
+
+void t.test('a write is safe once its server has stayed the same for fifteen seconds after it', async (t) => {
+  const said: number[] = []
+  const safety = new Safety(3, (before) => void said.push(before))
+  const begun = performance.now()
+  const check = (shards: readonly number[], later: number, ...changed: readonly number[]): number => {
+    safety.checked(shards, begun + later, (shard) => !changed.includes(shard))
+    return Math.round((said.at(-1) as number) - begun)
+  }
+  const all = [0, 1, 2]
+  t.equal(check(all, 0), Number.NEGATIVE_INFINITY, 'seen for the first time')
+  t.equal(check([0, 1], KEPT_FOR + 5000), Number.NEGATIVE_INFINITY, 'nobody knows about the third')
+  t.equal(check(all, KEPT_FOR + 5000), 5000)
+  t.equal(check([0, 1], KEPT_FOR + 9000), 5000, 'while the third is not reached, the clock stands still')
+  t.equal(check(all, KEPT_FOR + 9000), 9000)
+  t.equal(check(all, KEPT_FOR + 9999, 2), 9000, 'the third is another server now')
+  const since = Math.ceil(performance.now() - begun)
+  t.equal(check(all, KEPT_FOR - 1), 9000, 'not long enough')
+  t.equal(check(all, 2 * KEPT_FOR + since), KEPT_FOR + since)
 })
 
 void t.test('at most 16 MiB of writes are remembered: the latest', async (t) => {
@@ -76,6 +102,7 @@ void t.test('at most 16 MiB of writes are remembered: the latest', async (t) => 
   )
   t.ok(kept.every(({ bytes }, n) => bytes[9] === (600 - kept.length + n) % 256))
   now += 20_000
+  recent.safeBefore()(now)
   recent.add(newId(), Buffer.alloc(LARGEST_RECENT), SPANS)
   t.equal(recent.all().length, 1)
 })

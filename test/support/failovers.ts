@@ -20,6 +20,8 @@ export interface Figures {
   keys: number
   /** Executed more than once. */
   twice: number
+  /** For each of them: when it was executed, and what was done to the store, in milliseconds. */
+  readonly stories: string[]
   /** Requests that were told that nobody knows their outcome. */
   unknown: number
   /** Requests that were not answered within {@link ASKED_FOR}. */
@@ -44,13 +46,19 @@ async function atOneStore(
   figures: Figures,
   isOver: () => boolean,
 ): Promise<void> {
-  const executions = new Map<string, number>()
+  const executions = new Map<string, number[]>()
+  const done: string[] = []
+  const begun = performance.now()
+  const now = (): number => Math.round(performance.now() - begun)
   await using upstream = await upstreamStub(async (seen, response) => {
     const key = valueOf(seen, 'idempotency-key')
-    const times = (executions.get(key) ?? 0) + 1
+    const times = [...(executions.get(key) ?? []), now()]
     executions.set(key, times)
-    if (times === 1) figures.keys++
-    if (times === 2) figures.twice++
+    if (times.length === 1) figures.keys++
+    if (times.length === 2) {
+      figures.twice++
+      figures.stories.push(`executed at ${times.join(' and ')}; ${done.slice(-6).join(', ')}`)
+    }
     await wait(randomInt(300))
     response.writeHead(201, { 'Content-Type': 'text/plain' }).end(key)
   })
@@ -107,7 +115,9 @@ routes: [${routes.join(', ')}]
       ) as [[string, () => Promise<void>]]
       count(failovers, name)
       await wait(randomInt(300))
+      done.push(`${now()} ${name} begins`)
       await lose()
+      done.push(`${now()} ${name} is healed`)
       // Then the grace is over, and there is something to lose again.
       await Promise.all(PROFILES.map(pay))
     }
@@ -139,6 +149,7 @@ export async function failovers(
     errors: {},
     keys: 0,
     twice: 0,
+    stories: [],
     unknown: 0,
     late: 0,
     splits: 0,
