@@ -49,53 +49,26 @@ interface Row {
 }
 
 /** Loaded on demand: its client takes a tenth of the startup time. */
-const openRedis: Opener = async (
-  { service, store: { url, timeout, grace, wait } },
-  { onEvent, onNewEpoch, onSafe, onHeld, onWaited },
-) => {
+const openRedis: Opener = async (config, hooks) => {
   const { openRedisStore } = await import('./redis.ts')
-  return openRedisStore({
-    url,
-    service,
-    timeoutMs: timeout,
-    grace: graceFor(grace, timeout),
-    onEvent,
-    onNewEpoch,
-    onSafe,
-    onHeld,
-    wait,
-    onWaited,
-  })
+  return openRedisStore({ ...serverOf(config), ...hooks, wait: config.store.wait })
 }
 
 /** Likewise. */
-const openPostgres: Opener = async (
-  { service, store: { url, timeout, grace } },
-  { onEvent, onPruned, onNewEpoch, onSafe, onHeld },
-) => {
+const openPostgres: Opener = async (config, hooks) => {
   const { openPostgresStore } = await import('./postgres.ts')
-  return openPostgresStore({
-    url,
-    service,
-    timeoutMs: timeout,
-    grace: graceFor(grace, timeout),
-    onEvent,
-    onPruned,
-    onNewEpoch,
-    onSafe,
-    onHeld,
-  })
-}
-
-/** A proxy that must rewrite its claims may first be refused: twice. */
-function graceFor(grace: Millis, timeout: Millis): Millis {
-  return grace === 0 ? 0 : Math.max(grace, 2 * timeout)
+  return openPostgresStore({ ...serverOf(config), ...hooks })
 }
 
 /** Loaded on demand, like the SDK. */
-const openDynamoDb: Opener = async ({ service, store: { url, timeout } }, { onEvent }) => {
+const openDynamoDb: Opener = async (config, hooks) => {
   const { openDynamoDbStore } = await import('./dynamodb.ts')
-  return openDynamoDbStore({ url, service, timeoutMs: timeout, onEvent })
+  return openDynamoDbStore({ ...serverOf(config), ...hooks })
+}
+
+function serverOf({ service, store: { url, timeout, grace } }: StoreOf) {
+  // A proxy that must rewrite its claims may first be refused: twice.
+  return { url, service, timeoutMs: timeout, grace: grace === 0 ? 0 : Math.max(grace, 2 * timeout) }
 }
 
 const REDIS: Row = { name: 'redis', open: openRedis, prunes: false, hasGrace: true }
