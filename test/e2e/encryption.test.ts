@@ -8,6 +8,7 @@ import { openStore } from '../../src/store/open.ts'
 import { type Bank, bank } from '../support/bank.ts'
 import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
+import { memoryOf } from '../support/process-memory.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 
@@ -22,6 +23,8 @@ interface Place {
   readonly url: string
   /** Every byte that the store has written, latin1. */
   readonly bytes: () => Promise<string>
+  /** The processes of the store; none: it is part of the proxy, whose memory has everything in the clear. */
+  readonly pids: () => readonly number[]
 }
 
 function filesBelow(dir: string): string {
@@ -37,6 +40,7 @@ async function redisPlace(t: Test): Promise<Place> {
   t.teardown(() => server[Symbol.asyncDispose]())
   return {
     url: server.url,
+    pids: () => [server.pid as number],
     async bytes() {
       // The commands received, a snapshot and every value.
       await server.command('SAVE')
@@ -55,7 +59,7 @@ async function redisPlace(t: Test): Promise<Place> {
 
 async function sqlitePlace(t: Test): Promise<Place> {
   const dir = tempDir(t)
-  return { url: `sqlite:${dir}/store.db`, bytes: async () => filesBelow(dir) }
+  return { url: `sqlite:${dir}/store.db`, bytes: async () => filesBelow(dir), pids: () => [] }
 }
 
 async function postgresPlace(t: Test): Promise<Place> {
@@ -63,6 +67,7 @@ async function postgresPlace(t: Test): Promise<Place> {
   t.teardown(() => server[Symbol.asyncDispose]())
   return {
     url: server.url,
+    pids: () => server.pids,
     async bytes() {
       await server.sql('CHECKPOINT')
       return filesBelow(server.data)
@@ -116,6 +121,12 @@ routes:
   return proxy
 }
 
+/** In which it might be written. */
+function formsOf(secret: string): readonly string[] {
+  const bytes = Buffer.from(secret)
+  return [secret, bytes.toString('hex'), bytes.toString('base64')]
+}
+
 const ASK = { path: `/pay/${PATH}`, body: `{"card":"${BODY}"}` }
 
 interface Listed {
@@ -163,17 +174,31 @@ for (const [kind, make] of Object.entries(PLACES)) {
     const errors = [...new Set(listed.flatMap(({ lastError }) => lastError ?? []))]
     t.equal(errors.length, 1)
     t.ok(listed.every(({ path }) => path === ASK.path))
+    // While the store still has its connections.
+    const memory = place.pids().map(memoryOf)
     await proxy.drain()
-    const written = await place.bytes()
+    const written = [...memory, await place.bytes()].join('\n')
     t.ok(written.length > 1000)
     for (const secret of [...SECRETS, ...errors])
-      for (const form of [
-        secret,
-        Buffer.from(secret).toString('hex'),
-        Buffer.from(secret).toString('base64'),
-      ])
-        t.notOk(written.includes(form), secret)
+      for (const form of formsOf(secret)) t.notOk(written.includes(form), secret)
     t.notOk(filesBelow(spool).includes('secret'))
+  })
+
+  void t.test(`S09 ${kind}: without encryption all of it is readable: the test can fail`, async (t) => {
+    const place = await make(t)
+    const upstream = await bank(t)
+    const proxy = await started(t, upstream, place.url, [])
+    upstream.fault = (_key, response) => void response.writeHead(201).end(ANSWER)
+    t.match(await send(proxy, KEY, ASK), { status: 201, body: ANSWER })
+    const memory = place.pids().map(memoryOf)
+    await proxy.drain()
+    const places = [await place.bytes(), ...(memory.length === 0 ? [] : [memory.join('\n')])]
+    for (const bytes of places)
+      for (const secret of [KEY, PATH, ANSWER])
+        t.ok(
+          formsOf(secret).some((form) => bytes.includes(form)),
+          secret,
+        )
   })
 
   void t.test(`W08 ${kind}: replicas a step of a rotation apart replay each other's records`, async (t) => {

@@ -141,6 +141,12 @@ export class PostgresServer {
     return join(this.#dir, 'data')
   }
 
+  /** All its processes. */
+  get pids(): readonly number[] {
+    const pid = this.#process?.pid
+    return pid === undefined ? [] : [...childrenOf(pid), pid]
+  }
+
   get user(): User {
     return this.#user
   }
@@ -255,11 +261,7 @@ export class PostgresServer {
     const pid = this.#process?.pid
     if (pid === undefined) return []
     process.kill(pid, 'SIGSTOP')
-    const children = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8')
-      .trim()
-      .split(' ')
-      .filter(Boolean)
-    const all = [...children.map(Number), pid]
+    const all = this.pids
     for (const one of all) process.kill(one, signal)
     return all
   }
@@ -278,6 +280,11 @@ export class PostgresServer {
     // When it starts again, no old process may still have its shared memory.
     while (killed.some(isAlive)) await new Promise((next) => setTimeout(next, 5))
   }
+}
+
+function childrenOf(pid: number): number[] {
+  const children = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8')
+  return children.trim().split(' ').filter(Boolean).map(Number)
 }
 
 function isAlive(pid: number): boolean {

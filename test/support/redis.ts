@@ -83,6 +83,10 @@ export class RedisServer {
     return server
   }
 
+  get pid(): number | undefined {
+    return this.#process?.pid
+  }
+
   /** Resolves when it accepts connections; at once if it was never ended. */
   async start(...more: string[]): Promise<void> {
     if (this.#process !== null) return
