@@ -144,8 +144,8 @@ export function headOf(item: Item): Buffer {
     throw new CorruptRecord('the token of the stored record has another length')
   const prefix = Buffer.alloc(PREFIX.end)
   prefix.write('IP', 'latin1')
-  prefix[PREFIX.schema] = numberIn(item, 'n')
-  prefix[PREFIX.state] = numberIn(item, 's')
+  prefix[PREFIX.schema] = numberIn(item, 'n', 0xff)
+  prefix[PREFIX.state] = numberIn(item, 's', 0xff)
   prefix.set(token, PREFIX.token)
   stamp(prefix, {
     version: numberIn(item, 'v'),
@@ -162,25 +162,37 @@ export function isThere(item: Item | null, now: Millis): item is Item {
   return item !== null && numberIn(item, 'x') > now
 }
 
+/** As DynamoDB writes a number; JavaScript reads more, and nothing as 0. */
+const NUMBER = /^\d+(?:\.\d+)?(?:E\+?\d+)?$/i
+/** Of instants, versions and fences: what a record can hold. */
+export const MOST = 2 ** 48 - 1
+
 /** @throws {CorruptRecord} */
-export function numberIn(item: Item, name: string): number {
+export function numberIn(item: Item, name: string, most = MOST): number {
   const value = item[name]
-  const read = value !== undefined && 'N' in value ? Number(value.N) : Number.NaN
-  if (!Number.isSafeInteger(read) || read < 0)
-    throw new CorruptRecord(`the attribute ${name} of the item is not the number that it was`)
+  const read = value !== undefined && 'N' in value && NUMBER.test(value.N) ? Number(value.N) : Number.NaN
+  if (!Number.isInteger(read) || read > most) throw isAnother(name, 'number')
   return read
 }
 
-/** Empty if absent. */
+/** Empty if absent. @throws {CorruptRecord} */
 export function textIn(item: Item, name: string): string {
   const value = item[name]
-  return value !== undefined && 'S' in value ? value.S : ''
+  if (value === undefined) return ''
+  if (!('S' in value)) throw isAnother(name, 'text')
+  return value.S
 }
 
 /** Likewise. */
 export function bytesIn(item: Item, name: string): Uint8Array {
   const value = item[name]
-  return value !== undefined && 'B' in value ? value.B : Buffer.alloc(0)
+  if (value === undefined) return Buffer.alloc(0)
+  if (!('B' in value)) throw isAnother(name, 'bytes')
+  return value.B
+}
+
+function isAnother(name: string, what: string): CorruptRecord {
+  return new CorruptRecord(`the attribute ${name} of the item is not the ${what} that it was`)
 }
 
 export function linesOf(item: Item): string[] {
@@ -188,7 +200,9 @@ export function linesOf(item: Item): string[] {
 }
 
 export function bucketOf(item: Item): Bucket {
-  return { at: numberIn(item, 'a'), debt: numberIn(item, 't'), count: numberIn(item, 'r') }
+  const [at, debt, count] = ['a', 't', 'r'].map((name) => numberIn(item, name, Number.MAX_SAFE_INTEGER))
+  if (!count) throw isAnother('r', 'number')
+  return { at: at as Millis, debt: debt as number, count }
 }
 
 export function bucketItem(bucket: Bucket): Item {
@@ -209,13 +223,18 @@ export function placeKey({ due, id }: Place): string {
   return `${instantKey(due)} ${id}`
 }
 
+/** @throws {CorruptRecord} */
 export function placeIn(key: string): Place {
-  const [due = '', id = ''] = key.split(' ')
+  const [, due, id] = /^(\d{16}) ([\w-]{1,64})$/.exec(key) ?? []
+  if (due === undefined || id === undefined) throw isAnother('w', 'place')
   return { due: Number(due), id }
 }
 
+/** @throws {CorruptRecord} for a key that {@link keyOf} could not read. */
 export function cursorOf(key: Item): string {
-  return Buffer.from(`${textIn(key, 'pk')} ${textIn(key, 'sk')}`).toString('base64url')
+  const parts = [textIn(key, 'pk'), textIn(key, 'sk')]
+  if (parts[1] === '' || parts.some((part) => part.includes(' '))) throw isAnother('sk', 'key')
+  return Buffer.from(parts.join(' ')).toString('base64url')
 }
 
 /** @throws {RangeError} if {@link cursorOf} did not make the cursor. */

@@ -42,6 +42,7 @@ import {
   isThere,
   keyOf,
   linesOf,
+  MOST,
   number,
   numbered,
   numberIn,
@@ -77,6 +78,8 @@ import { drawFromBucket, noted, readNote, Watchers } from './side-ports.ts'
 const INLINE = 700
 /** An item holds at most 400 KB. */
 const CHUNK = 390 * 1024
+/** Whatever an item says: no record has more. */
+const MOST_CHUNKS = 10_000
 /** Attempts at a write while other writers of the item win. */
 const TRIES = 100
 
@@ -171,7 +174,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
   const chunkKeys = (id: RecordId, item: Item): Item[] =>
     item['q'] === undefined
       ? []
-      : Array.from({ length: numberIn(item, 'k') }, (_, n) => chunkKey(id, textIn(item, 'q'), n))
+      : Array.from({ length: numberIn(item, 'k', MOST_CHUNKS) }, (_, n) => chunkKey(id, textIn(item, 'q'), n))
 
   /**
    * Attributes of a payload. Long payloads are first written as chunks, under a new name, so that no other record can point to them.
@@ -204,9 +207,16 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     return [item, ...found].map((one) => bytesIn(one, 'p'))
   }
 
-  /** Deletes the chunks of a replaced item. Any left over expire. */
-  const forget = (id: RecordId, item: Item) =>
-    Promise.allSettled(chunkKeys(id, item).map((Key) => client.run('DeleteItem', { Key })))
+  /** Deletes the chunks of a replaced item. Any left over expire, and those of one that does not say which they are. */
+  const forget = async (id: RecordId, item: Item = {}): Promise<void> => {
+    let keys: Item[] = []
+    try {
+      keys = chunkKeys(id, item)
+    } catch {
+      return
+    }
+    await Promise.allSettled(keys.map((Key) => client.run('DeleteItem', { Key })))
+  }
 
   /** The payload of `item`, or of the item that has replaced it. */
   const recordOf = async (id: RecordId, item: Item | null): Promise<Buffer | null> =>
@@ -277,7 +287,8 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       const kept = await keep(id, payload, spans.dropIn)
       const reply = await again<PutReply>(null, async (dead) => {
         // Remains of an expired or removed record may exist: regardless of the clocks, this record comes after it.
-        const least = dead === null ? 0 : Math.max(numberIn(dead, 'v'), numberIn(dead, 'f')) + 1
+        const most = MOST - spans.dropIn - 1
+        const least = dead === null ? 0 : Math.max(numberIn(dead, 'v', most), numberIn(dead, 'f', most)) + 1
         const now = Math.max(clock.latest(), least)
         const stamps = nextStamps(bytes, null, now, spans, false)
         const Item = {
@@ -335,9 +346,12 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
               }),
         )
         if ('answer' in written) {
-          const before = readStamps(headOf(written.answer.Attributes as Item))
+          const { Attributes } = written.answer
+          if (Attributes === undefined)
+            throw new StoreUnavailable('DynamoDB does not say what it has replaced', true)
+          const before = readStamps(headOf(Attributes))
           const stamp = stampOf(nextStamps(bytes, before, now, spans, nextFence))
-          await forget(id, written.answer.Attributes as Item)
+          await forget(id, Attributes)
           return { done: { done: true, now, stamp } }
         }
         const record = await recordOf(id, written.found)
@@ -381,7 +395,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       )
       if (!('answer' in written)) return false
       watchers.tell(id)
-      await forget(id, written.answer.Attributes as Item)
+      await forget(id, written.answer.Attributes)
       return true
     },
 

@@ -1,5 +1,5 @@
 import type { Millis } from '../core/record.ts'
-import type { Row } from './postgres-link.ts'
+import { numberIn, type Row } from './postgres-link.ts'
 import type { Safety } from './recent.ts'
 import type { NewEpoch, StoreUnavailable } from './register.ts'
 
@@ -58,8 +58,9 @@ export class Epoch {
     const asked = performance.now()
     let left = 0
     try {
-      const [remaining, since] = (await look(this.#seen)).map(Number) as [Millis, Millis]
-      left = remaining
+      const [remaining, sinceThen] = await look(this.#seen)
+      const since = numberIn(sinceThen)
+      left = numberIn(remaining)
       safety.checked(ALL, asked, () => since === this.#seen)
       if (since !== this.#seen) {
         this.#seen = since

@@ -14,6 +14,24 @@ export type Arg = string | number | boolean | Buffer | null | readonly (string |
 /** Columns are text, whatever their type; null is NULL. */
 export type Row = readonly (string | null)[]
 
+/** Of instants, versions and fences: the most that a record can hold. */
+export const MOST = 2 ** 48 - 1
+
+export function isNumber(text: string | null | undefined, most: number): text is string {
+  return text != null && /^\d{1,15}$/.test(text) && Number(text) <= most
+}
+
+/** @throws {StoreUnavailable} */
+export function numberIn(text: string | null | undefined): number {
+  if (isNumber(text, MOST)) return Number(text)
+  throw nonsense(`${JSON.stringify(text)} for a number`)
+}
+
+/** The functions of this schema give no such reply. */
+export function nonsense(what: string): StoreUnavailable {
+  return new StoreUnavailable(`no answer from PostgreSQL that makes sense: ${what}`, true)
+}
+
 /** An error reported by PostgreSQL itself, with its SQLSTATE. */
 export interface PostgresError extends Error {
   readonly code: string

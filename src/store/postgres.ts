@@ -4,7 +4,7 @@ import { PREFIX, stamp, stateCode } from './codec.ts'
 import { Epoch } from './postgres-epoch.ts'
 import { Lanes, type LanesOptions, lockWait } from './postgres-lanes.ts'
 import { prepare } from './postgres-layout.ts'
-import type { Arg, Row } from './postgres-link.ts'
+import { type Arg, isNumber, MOST, nonsense, numberIn, type Row } from './postgres-link.ts'
 import { Listener } from './postgres-listener.ts'
 import { postgresAddress } from './postgres-url.ts'
 import { Safety } from './recent.ts'
@@ -57,7 +57,7 @@ export interface PostgresStore extends Store {
 }
 
 /** The columns that {@link bytesOf} makes a record of. */
-const STORED = [
+const COLUMNS = [
   'version',
   'fence',
   'created_at',
@@ -70,8 +70,7 @@ const STORED = [
   'head',
   'payload',
 ]
-  .map((column) => `(f.stored).${column}`)
-  .join(', ')
+const STORED = COLUMNS.map((column) => `(f.stored).${column}`).join(', ')
 const WRITTEN = `f.number, f.at, f.done, f.version, f.fence, f.created_at, f.waiting, f.remaining, f.since, ${STORED}`
 const GET = `SELECT f.number, f.at, ${STORED} FROM idempotency.get($1, $2, $3, $4, $5) f`
 const PUT = `SELECT ${WRITTEN} FROM idempotency.put(${places(17)}) f`
@@ -147,7 +146,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
   }
   const get = async (id: RecordId): Promise<GetReply> => {
     const [now, ...stored] = await lanes.run(GET, [service, id, skew(), wait], 'local')
-    return { now: Number(now), bytes: bytesOf(stored) }
+    return { now: numberIn(now), bytes: bytesOf(stored) }
   }
   let isClosed = false
   await lanes.open()
@@ -172,10 +171,11 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
       }
       const reply = writeReply(row)
       if (reply.done) {
-        if (state !== IN_PROGRESS) listener.tell(id, row[WAITING] as string)
+        if (state !== IN_PROGRESS) listener.tell(id, row[WAITING] ?? '')
         return reply
       }
-      return { ...reply, bytes: reply.bytes as Buffer }
+      if (reply.bytes === null) throw nonsense('neither written nor refused')
+      return { ...reply, bytes: reply.bytes }
     },
 
     async swap(id, condition, bytes, { dueIn, dropIn }, nextFence) {
@@ -225,7 +225,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
 
     async remove(id, version) {
       const [done, waiting] = await lanes.run(REMOVE, [service, id, skew(), wait, version], 'urgent')
-      if (done === 't') listener.tell(id, waiting as string)
+      if (done === 't') listener.tell(id, waiting ?? '')
       return done === 't'
     },
 
@@ -233,7 +233,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
       if (which === 'unresolved') {
         const after = placeOf(cursor)
         const [found] = await lanes.run(PLACES, [service, skew(), wait, after.due, after.id, limit], 'local')
-        return pageOf(placesOf(found as string), limit)
+        return pageOf(placesOf(found), limit)
       }
       const beginning = which === 'all' ? '' : which.beginning
       const [found] = await lanes.run(
@@ -247,7 +247,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
 
     async ping() {
       const [now] = await lanes.run(PING, [skew(), wait], 'local')
-      return Number(now)
+      return numberIn(now)
     },
 
     history: {
@@ -264,14 +264,14 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
       },
       async read(id) {
         const [lines] = await lanes.run(NOTES, [service, id, skew(), wait], 'local')
-        return (JSON.parse(lines ?? '[]') as string[]).map(readNote)
+        return linesOf(lines).map(readNote)
       },
     },
 
     limits: {
       async take(bucket, { count, per }, units) {
         const [free] = await lanes.run(THROTTLE, [service, bucket, skew(), wait, count, per, units], 'local')
-        return Number(free)
+        return numberIn(free)
       },
     },
 
@@ -299,13 +299,17 @@ const WAITING = 5
 
 const ENTRIES: Readonly<Record<Entry, number>> = { claim: 0, fresh: 1, again: 2 }
 
-/** @throws {InGrace} */
+/** @throws {InGrace}, or {@link StoreUnavailable} if it is not such a reply: what was claimed by it would have no fence. */
 function writeReply(row: Row) {
   const [at, done, version, fence, createdAt, , remaining, since] = row
-  const now = Number(at)
-  if (done !== 't' && Number(remaining) > 0) throw new InGrace(now, Number(since), Number(remaining))
-  if (done !== 't') return { done: false, now, bytes: bytesOf(row.slice(FOUND)) } as const
-  const stamp = { version: Number(version), fence: Number(fence), createdAt: Number(createdAt) }
+  const now = numberIn(at)
+  if (done === 'f') {
+    const left = numberIn(remaining ?? '0')
+    if (left > 0) throw new InGrace(now, numberIn(since), left)
+    return { done: false, now, bytes: bytesOf(row.slice(FOUND)) } as const
+  }
+  const stamp = { version: numberIn(version), fence: numberIn(fence), createdAt: numberIn(createdAt) }
+  if (done !== 't' || stamp.version === 0 || stamp.fence === 0) throw nonsense('neither written nor refused')
   return { done: true, now, stamp } as const
 }
 
@@ -336,12 +340,15 @@ const TOKEN_LENGTH = 34
 /** The record assembled from these columns. */
 function bytesOf(stored: Row): Buffer | null {
   const [version, fence, createdAt, updatedAt, due, dropAt, schema, state, token, head, payload] = stored
-  if (version === null) return null
+  if (stored.length === COLUMNS.length && stored.every((column) => column === null)) return null
   if (token?.length !== TOKEN_LENGTH)
     throw new CorruptRecord('the token of the stored record has another length')
-  // Parses `\x6162…`.
-  const isHex = token.startsWith('\\x') && `${head}`.startsWith('\\x') && `${payload}`.startsWith('\\x')
+  // Parses `\x6162…`. Half a byte of one would be completed by the next.
+  const isHex = [token, `${head}`, `${payload}`].every((one) => one.startsWith('\\x') && one.length % 2 === 0)
   const rest = `${token.slice(2)}${`${head}`.slice(2)}${`${payload}`.slice(2)}`
+  const numbers = [version, fence, createdAt, updatedAt, due, dropAt]
+  if (!numbers.every((one) => isNumber(one, MOST)) || ![schema, state].every((one) => isNumber(one, 0xff)))
+    throw new CorruptRecord('the stored record has a number that it cannot have')
   const bytes = Buffer.allocUnsafe(PREFIX.end - 16 + rest.length / 2)
   bytes.write('IP', 'latin1')
   bytes[PREFIX.schema] = Number(schema)
@@ -372,12 +379,26 @@ function wordsOf(text: string | null | undefined): string[] {
 }
 
 /** Parses `due id,due id`. */
-function placesOf(text: string): Place[] {
+function placesOf(text: string | null | undefined): Place[] {
   if (text === '') return []
+  if (text == null || !/^\d{1,16} [\w-]{1,64}(?:,\d{1,16} [\w-]{1,64})*$/.test(text))
+    throw nonsense('no list of places')
   return text.split(',').map((place) => {
     const [due, id = ''] = place.split(' ')
     return { due: Number(due), id }
   })
+}
+
+/** Parses a list of texts. */
+function linesOf(json: string | null | undefined): string[] {
+  let lines: unknown
+  try {
+    lines = JSON.parse(json ?? '[]')
+  } catch {
+    // Refused below.
+  }
+  if (Array.isArray(lines) && lines.every((line) => typeof line === 'string')) return lines
+  throw new CorruptRecord('the history of the stored record is no list of texts')
 }
 
 /** With more dead rows than this, and more than live ones, VACUUM cannot keep up. */

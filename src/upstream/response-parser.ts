@@ -205,11 +205,13 @@ export class ResponseParser {
       throw new ParseError('the answer has a length and a transfer coding')
 
     // §9.3
-    const options = connection === '' ? '' : `${connection.toLowerCase().replaceAll(/[\t ]/g, '')},`
+    const options = connection === '' ? '' : `${connection.toLowerCase()},`.replaceAll(/[\t ]*,[\t ]*/g, ',')
     const persists = head[7] === '1' || options.includes(',keep-alive,')
     this.#reusable = persists && !options.includes(',close,')
     // §6.3 rule 1.
     const isBodiless = this.#headRequest || status === 204 || status === 304
+    // Malformed codings are refused there, too.
+    const chunked = coding !== null && isChunked(coding)
     if (isBodiless || length !== null) {
       this.#remaining = Number(length)
       this.#state = BY_LENGTH
@@ -218,7 +220,7 @@ export class ResponseParser {
       if (isBodiless) this.#remaining = 0
     } else if (coding === null) this.#state = BY_CLOSE
     else {
-      this.#state = isChunked(coding) ? CHUNK_SIZE : BY_CLOSE
+      this.#state = chunked ? CHUNK_SIZE : BY_CLOSE
       // §6.1: from such a server the framing may be somebody else's.
       if (head[7] === '0') this.#reusable = false
     }
@@ -303,8 +305,10 @@ function isNamed(name: string, lower: string): boolean {
 function isChunked(value: string): boolean {
   const codings = value.split(',').map((coding) => coding.trim().toLowerCase())
   const at = codings.indexOf('chunked')
+  // What `trim` removes, and others may not: a blank of Latin-1 (§5.6.3).
+  const isOdd = /[^\x20-\x7e]/.test(value)
   // §6.1: chunked only once. A second reader might stop at the first.
-  if (codings.includes('') || (at >= 0 && at !== codings.length - 1))
+  if (isOdd || codings.includes('') || (at >= 0 && at !== codings.length - 1))
     throw new ParseError('the transfer codings are malformed')
   return at >= 0
 }

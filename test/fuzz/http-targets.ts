@@ -1,4 +1,3 @@
-import { createRequire } from 'node:module'
 import { parseItem } from 'structured-headers'
 import { readKey } from '../../src/core/key.ts'
 import { readPattern } from '../../src/core/key-pattern.ts'
@@ -7,25 +6,7 @@ import { covers, normalisePath, overlaps, parseTarget, pathPattern, Router } fro
 import { plainRequest } from '../../src/http/plain.ts'
 import { KEY, ROUTE } from '../core/fixtures.ts'
 import { same, type Target } from './engine.ts'
-
-/** Node's own parser of HTTP, as `node:http` uses it. */
-interface NodeParser {
-  initialize(type: number, resource: object): void
-  execute(bytes: Buffer): number | Error
-  [callback: number]: unknown
-}
-interface ParserClass {
-  new (): NodeParser
-  readonly REQUEST: number
-  readonly kOnHeaders: number
-  readonly kOnHeadersComplete: number
-  readonly kOnBody: number
-  readonly kOnMessageComplete: number
-}
-const { HTTPParser, methods } = createRequire(import.meta.url)('_http_common') as {
-  readonly HTTPParser: ParserClass
-  readonly methods: readonly string[]
-}
+import { HTTPParser, methods } from './node-parser.ts'
 
 interface Heard {
   readonly method: string

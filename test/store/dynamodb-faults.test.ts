@@ -408,20 +408,142 @@ void t.test('concurrent notes are all kept, and a throttled renewal does not fai
   t.same(await store.renew([{ id, ...renewal }]), [true], 'a renewal after another')
 })
 
+/** Changes an item behind the store's back. */
+const damage = (id: RecordId, change: string): Promise<unknown> => {
+  const all = { ':x': { B: 'eA==' }, ':minus': { N: '-1' }, ':q': { S: 'x' }, ':many': { N: '10001' } }
+  const used = Object.entries(all).filter(([name]) => change.includes(name))
+  return server.run('UpdateItem', {
+    TableName: 'records',
+    Key: { pk: { S: `pay/${id.slice(0, 2)}` }, sk: { S: id } },
+    UpdateExpression: change,
+    ...(used.length === 0 ? {} : { ExpressionAttributeValues: Object.fromEntries(used) }),
+  })
+}
+
 void t.test('an item that the proxy did not write is a corrupt record, not an absent one', async (t) => {
   const store = await opened(t)
-  for (const change of ['SET o = :x', 'REMOVE x', 'SET v = :minus', 'REMOVE c', 'SET q = :q, k = :minus']) {
+  for (const change of [
+    'SET o = :x',
+    'SET o = :q',
+    'REMOVE x',
+    'SET v = :minus',
+    'SET n = :many',
+    'SET s = :many',
+    'REMOVE c',
+    'SET b = :q',
+    'SET p = :q',
+    'SET q = :q, k = :minus',
+    'SET q = :q, k = :many',
+    'SET q = :minus, k = v',
+  ]) {
     const id = newId()
     await store.put(id, bytesOf('completed', newToken()), SPANS)
-    const values = { ':x': { B: 'eA==' }, ':minus': { N: '-1' }, ':q': { S: 'x' } }
-    const used = Object.entries(values).filter(([name]) => change.includes(name))
-    await server.run('UpdateItem', {
-      TableName: 'records',
-      Key: { pk: { S: `pay/${id.slice(0, 2)}` }, sk: { S: id } },
-      UpdateExpression: change,
-      ...(used.length === 0 ? {} : { ExpressionAttributeValues: Object.fromEntries(used) }),
-    })
+    await damage(id, change)
     await t.rejects(store.get(id), { name: 'CorruptRecord' }, change)
+    await t.rejects(claimed(store, id, newToken()), { name: 'CorruptRecord' }, change)
+  }
+  const id = newId()
+  await store.put(id, bytesOf('completed', newToken()), SPANS)
+  await damage(id, 'SET h = :minus')
+  await t.rejects(store.history.read(id), { name: 'CorruptRecord' })
+})
+
+void t.test('numbers are read as DynamoDB writes them', async (t) => {
+  const store = await opened(t)
+  const id = newId()
+  await claimed(store, id, newToken())
+  const { Item } = (await server.run('GetItem', {
+    TableName: 'records',
+    Key: { pk: { S: `pay/${id.slice(0, 2)}` }, sk: { S: id } },
+  })) as { Item: object }
+  const read = (N: string) => {
+    server.fault = on('GetItem', { answer: { Item: { ...Item, f: { N } } } })
+    return store.get(id)
+  }
+  for (const number of ['', ' 7', '0x7', '+7', '7.5', 'Infinity', '281474976710656', '1E+15'])
+    await t.rejects(read(number), { name: 'CorruptRecord' }, number)
+  for (const number of ['7', '7.0', '0.7E1', '7E+0', '007']) {
+    const { bytes } = await read(number)
+    t.equal(readStamps(bytes as Buffer).fence, 7, number)
+  }
+})
+
+void t.test('the remains of a record that no time could come after give away no key', async (t) => {
+  const store = await opened(t)
+  for (const name of ['v', 'f']) {
+    const id = newId()
+    const { now } = await claimed(store, id, newToken())
+    t.ok(await store.remove(id, now))
+    const last = 2 ** 48 - 1 - SPANS.dropIn
+    const remains = (N: number) =>
+      server.run('UpdateItem', {
+        TableName: 'records',
+        Key: { pk: { S: `pay/${id.slice(0, 2)}` }, sk: { S: id } },
+        UpdateExpression: `SET ${name} = :n`,
+        ExpressionAttributeValues: { ':n': { N: String(N) } },
+      })
+    await remains(last)
+    await t.rejects(claimed(store, id, newToken()), { name: 'CorruptRecord' }, name)
+    await remains(last - 1)
+    t.match(await claimed(store, id, newToken()), { done: true, stamp: { fence: last } }, name)
+  }
+})
+
+void t.test('a record that does not say which its parts are can be replaced and removed', async (t) => {
+  const store = await opened(t)
+  for (const change of ['SET q = :q, k = :minus', 'SET q = :minus, k = :many']) {
+    const [id, token] = [newId(), newToken()]
+    const { now } = await claimed(store, id, token)
+    await damage(id, change)
+    const replaced = await store.swap(id, own(token), bytesOf('completed', token), SPANS, false)
+    t.match(replaced, { done: true }, change)
+    await damage(id, change)
+    t.ok(await store.remove(id, now + 1), change)
+  }
+})
+
+void t.test('a write that does not say what it has replaced may have been made', async (t) => {
+  const store = await opened(t)
+  const [id, token] = [newId(), newToken()]
+  await claimed(store, id, token)
+  server.fault = on('UpdateItem', { answer: {} })
+  const swap = async () => store.swap(id, own(token), bytesOf('completed', token), SPANS, false)
+  await t.rejects(swap(), {
+    name: 'StoreUnavailable',
+    maybeApplied: true,
+    message: /does not say/,
+  })
+  t.ok(await store.remove(id, 7), 'a removal has nothing to tell')
+})
+
+void t.test('a damaged bucket, place or key is corrupt, and no other one', async (t) => {
+  const store = await opened(t)
+  const take = () => store.limits.take('bucket', { count: 2, per: 1000 }, 1)
+  t.equal(await take(), 0)
+  const bucket = { a: { N: '7' }, t: { N: '7' }, r: { N: '7' } }
+  for (const change of [
+    { r: { N: '0' } },
+    { r: { S: '2' } },
+    { t: { N: '-1' } },
+    { a: { N: '9007199254740992' } },
+  ]) {
+    server.fault = on('GetItem', { answer: { Item: { ...bucket, ...change } } })
+    await t.rejects(take(), { name: 'CorruptRecord' }, JSON.stringify(change))
+  }
+  for (const w of ['', '7 a', `${'7'.padStart(16, '0')} `, `${'x'.padStart(16, '0')} a`]) {
+    server.fault = on('Query', { answer: { Items: [{ w: { S: w } }] } })
+    await t.rejects(store.due(5), { name: 'CorruptRecord' }, w)
+    await t.rejects(store.list('unresolved', null, 5), { name: 'CorruptRecord' }, w)
+  }
+  for (const key of [
+    {},
+    { pk: { S: 'a' } },
+    { pk: { S: 'a b' }, sk: { S: 'c' } },
+    { pk: { S: 'a' }, sk: { S: 'b c' } },
+    { pk: { S: 'a' }, sk: { N: '7' } },
+  ]) {
+    server.fault = on('Scan', { answer: { Items: [], LastEvaluatedKey: key } })
+    await t.rejects(store.list('all', null, 5), { name: 'CorruptRecord' }, JSON.stringify(key))
   }
 })
 

@@ -176,6 +176,50 @@ void t.test('U07 unsolicited bytes end an idle connection', async (t) => {
   t.equal(peer.sockets.length, 2)
 })
 
+void t.test('malformed transfer codings are refused, even where no body follows', async (t) => {
+  for (const coding of [
+    'chunked, chunked',
+    'chunked, gzip',
+    'gzip,, chunked',
+    '',
+    '\xa0chunked',
+    'chunked\xa0',
+  ])
+    for (const [method, status] of [
+      ['GET', 200],
+      ['GET', 204],
+      ['GET', 304],
+      ['HEAD', 200],
+    ] as const) {
+      await using peer = await answering(
+        `HTTP/1.1 ${status} x\r\nTransfer-Encoding: ${coding}\r\n\r\n2\r\nok\r\n0\r\n\r\n`,
+      )
+      const { client } = await opened(t, peer.url)
+      t.equal(
+        await new Asked(client, { method }).end,
+        'broken: the transfer codings are malformed',
+        `${method} ${status} ${JSON.stringify(coding)}`,
+      )
+    }
+})
+
+void t.test('white space within a connection option makes it another one', async (t) => {
+  for (const [version, options, isKept] of [
+    ['1.1', 'x, close', false],
+    ['1.1', 'Close ,x', false],
+    ['1.1', 'clo se', true],
+    ['1.0', 'x ,\tKeep-Alive', true],
+    ['1.0', 'keep- alive', false],
+  ] as const) {
+    await using peer = await answering(
+      `HTTP/${version} 200 OK\r\nConnection: ${options}\r\nContent-Length: 2\r\n\r\nok`,
+    )
+    const { client } = await opened(t, peer.url)
+    for (let i = 0; i < 2; i++) t.equal(await new Asked(client).end, '200 ok')
+    t.equal(peer.sockets.length, isKept ? 1 : 2, options)
+  }
+})
+
 void t.test('P27 an idle connection ends before the server’s keep-alive timeout', async (t) => {
   for (const [line, isKept] of [
     ['Keep-Alive: timeout=2', false],

@@ -1,0 +1,288 @@
+import type { RecordId } from '../../src/core/record.ts'
+import { openPostgresStore } from '../../src/store/postgres.ts'
+import { Epoch } from '../../src/store/postgres-epoch.ts'
+import { type Arg, Link, type Row } from '../../src/store/postgres-link.ts'
+import { Safety } from '../../src/store/recent.ts'
+import { CorruptRecord, type NewEpoch, StoreUnavailable } from '../../src/store/register.ts'
+import { bytesOf, SPANS } from '../store/fixtures.ts'
+import { same, type Target } from './engine.ts'
+
+const ID = 'A'.repeat(43) as RecordId
+const TOKEN = Buffer.alloc(16, 5)
+const NOW = 1_764_000_000_000
+
+/** What the server answers to the next statement of the store. */
+let row: Row = []
+
+/** Of what the store asks for itself. */
+function ownAnswer(text: string): Row | null {
+  if (text.includes('server_version_num')) return ['f', '17', '9', '1']
+  if (text.includes('FROM idempotency.layout')) return ['1', '99']
+  if (text.includes('has_table_privilege')) return [null, null]
+  if (text.includes('pg_control_system')) return ['7000', '000000010000000000000001']
+  return null
+}
+
+const link: Pick<Link, 'isOver' | 'query' | 'ask' | 'end'> = {
+  isOver: false,
+  query(text: string, args: readonly Arg[], done) {
+    const answer = text.includes('idempotency.prune') ? ['0'] : row
+    queueMicrotask(() => done(null, [[String(args[0]), ...answer]]))
+  },
+  async ask(text) {
+    const answer = ownAnswer(text)
+    return answer === null ? [] : [answer]
+  },
+  async end() {},
+}
+// Nothing else of this process speaks to PostgreSQL.
+Link.open = async () => link as Link
+
+const store = await openPostgresStore({
+  url: 'postgres://u@db/d',
+  service: 'pay',
+  timeoutMs: 60_000,
+  onEvent: () => {},
+})
+
+/** Must be refused: by an error that says that the store is at fault, and by no other. */
+const NONE = Symbol('no such reply')
+/** A reply, NONE, or `isAny`. */
+type Expected = unknown
+
+/** What PostgreSQL writes for a number that a record can hold. */
+function numberOf(text: string | null | undefined, bits = 48): number | null {
+  if (text == null || !/^[0-9]{1,15}$/.test(text)) return null
+  return BigInt(text) >> BigInt(bits) === 0n ? Number(text) : null
+}
+
+function bytesIn(text: string | null | undefined): Buffer | null {
+  return text != null && /^\\x(?:[0-9A-Fa-f]{2})*$/.test(text) ? Buffer.from(text.slice(2), 'hex') : null
+}
+
+/** The record of these columns, put together by docs/record-format.md; null: all are NULL. */
+function recordOf(columns: Row): Buffer | null | typeof NONE {
+  if (columns.length === 11 && columns.every((column) => column === null)) return null
+  const numbers = columns.slice(0, 6).map((column) => numberOf(column))
+  const [schema, state] = columns.slice(6, 8).map((column) => numberOf(column, 8))
+  const [token, head, payload] = columns.slice(8, 11).map(bytesIn)
+  if (numbers.some((one) => one === null) || columns.length < 11) return NONE
+  if (schema == null || state == null || token?.length !== 16 || head == null || payload == null) return NONE
+  const [version, fence, ...times] = numbers.map((one) => {
+    const six = Buffer.alloc(6)
+    six.writeUIntBE(one as number, 0, 6)
+    return six
+  })
+  return Buffer.concat([
+    Buffer.from('IP'),
+    Buffer.from([schema, state]),
+    version as Buffer,
+    fence as Buffer,
+    token,
+    ...times,
+    head,
+    payload,
+  ])
+}
+
+/** Of `put` and `swap`. */
+function written(columns: Row): Expected {
+  const [at, done, version, fence, createdAt, , remaining, since] = columns
+  const now = numberOf(at)
+  if (now === null) return NONE
+  if (done === 't') {
+    const stamp = { version: numberOf(version), fence: numberOf(fence), createdAt: numberOf(createdAt) }
+    // Both are times, or one more than what was there: never 0.
+    const isPossible = Object.values(stamp).every((one) => one !== null) && stamp.version && stamp.fence
+    return isPossible ? { done: true, now, stamp } : NONE
+  }
+  if (done !== 'f' || (remaining != null && numberOf(remaining) !== 0) || since === undefined) return NONE
+  const bytes = recordOf(columns.slice(8))
+  return bytes === NONE ? NONE : { done: false, now, bytes }
+}
+
+function isReply(reply: Expected, of: (reply: never) => boolean): Expected {
+  return reply !== NONE && of(reply as never) ? reply : NONE
+}
+
+const isAny: Expected = Symbol('whatever it is')
+
+interface Operation {
+  readonly ask: () => unknown
+  readonly expected: (columns: Row) => Expected
+}
+const claim = () => bytesOf('in_progress', TOKEN)
+const outcome = () => bytesOf('completed', TOKEN)
+const own = { token: TOKEN, states: ['in_progress'] } as const
+
+async function admitted(): Promise<unknown> {
+  const told: unknown[] = []
+  const epoch = new Epoch({
+    grace: 600_000,
+    look: async () => row,
+    onSilence: () => {},
+    safety: new Safety(1, () => {}),
+    onNew: ({ left }: NewEpoch) => void told.push(left),
+    onHeld: (left) => void told.push(left),
+  })
+  await epoch.look()
+  epoch.close()
+  return [...told, epoch.seen]
+}
+
+const OPERATIONS: Readonly<Record<string, Operation>> = {
+  claim: {
+    ask: () => store.put(ID, claim(), SPANS),
+    expected: (columns) =>
+      isReply(
+        written(columns),
+        ({ done, bytes }: { done: boolean; bytes: unknown }) => done || bytes !== null,
+      ),
+  },
+  again: {
+    ask: () => store.put(ID, outcome(), SPANS, 'again'),
+    expected: (columns) =>
+      isReply(
+        written(columns),
+        ({ done, bytes }: { done: boolean; bytes: unknown }) => done || bytes !== null,
+      ),
+  },
+  settle: { ask: () => store.swap(ID, own, outcome(), SPANS, false), expected: written },
+  over: { ask: () => store.swap(ID, { version: 7 }, claim(), SPANS, true), expected: written },
+  get: {
+    ask: () => store.get(ID),
+    expected: ([at, ...columns]) => {
+      const [now, bytes] = [numberOf(at), recordOf(columns)]
+      return now === null || bytes === NONE ? NONE : { now, bytes }
+    },
+  },
+  ping: { ask: () => store.ping(), expected: ([at]) => numberOf(at) ?? NONE },
+  take: {
+    ask: () => store.limits.take('bucket', { count: 1, per: 1000 }, 1),
+    expected: ([wait]) => numberOf(wait) ?? NONE,
+  },
+  remove: { ask: () => store.remove(ID, 7), expected: ([done]) => done === 't' },
+  renew: {
+    ask: () => store.renew([{ id: ID, token: TOKEN, ...SPANS }]),
+    expected: ([renewed]) => [renewed === 't' || renewed?.split(' ').includes(ID) === true],
+  },
+  due: { ask: () => store.due(5), expected: () => isAny },
+  list: { ask: () => store.list('all', null, 5), expected: () => isAny },
+  places: {
+    async ask() {
+      const page = await store.list('unresolved', null, 2)
+      // Whoever is told of more comes back with it.
+      if (page.next !== null) await store.list('unresolved', page.next, 2)
+      return page.ids
+    },
+    expected([listed]) {
+      const places = (listed ?? 'x').split(',').map((place) => /^[0-9]{1,16} ([\w-]{1,64})$/.exec(place)?.[1])
+      if (listed === '') return []
+      return places.includes(undefined) ? NONE : places
+    },
+  },
+  notes: { ask: () => store.history.read(ID), expected: () => isAny },
+  append: {
+    ask: () => store.history.append(ID, [{ tag: 'a', count: 1, firstAgo: 1, lastAgo: 0, text: '{}' }]),
+    expected: ([done]) => done === 't',
+  },
+  admit: {
+    ask: admitted,
+    expected([remaining, since]) {
+      const [left, seen] = [numberOf(remaining), numberOf(since)]
+      if (left === null || seen === null) return [0, 0]
+      return seen === 0 ? [left, 0] : [left, left, seen]
+    },
+  },
+}
+
+function seed(name: string, ...columns: readonly (string | number | Buffer | null)[]): string {
+  const texts = columns.map((one) =>
+    one === null ? '\\N' : Buffer.isBuffer(one) ? `\\x${one.toString('hex')}` : String(one),
+  )
+  return [name, ...texts].join('\n')
+}
+/** As the view `stored` has them. */
+const RECORD = [NOW, NOW, NOW, NOW, NOW + 9, NOW + 99, 1, 1, TOKEN, claim().subarray(56), Buffer.from('p')]
+const ABSENT = RECORD.map(() => null)
+const GRANTED = [NOW, 't', NOW, NOW, NOW, '', 0, null, ...ABSENT]
+const FOUND = [NOW, 'f', null, null, null, null, null, null, ...RECORD]
+
+/**
+ * The first line is what the store asks, the others are the columns of the only row, NULL as `\N`: what another program, a damaged table or
+ * a later release might answer. It is a reply that the functions give, read as the format says, or the store is at fault: a row that makes
+ * no sense is no absent record, and grants nothing.
+ */
+export const sqlReply: Target = {
+  name: 'sql-reply',
+  files: ['store/postgres.ts', 'store/postgres-epoch', 'store/side-ports'],
+  seeds: [
+    seed('claim', ...GRANTED),
+    seed('claim', ...FOUND),
+    seed('claim', NOW, 'f', null, null, null, null, 400, NOW - 100, ...ABSENT),
+    seed('again', ...GRANTED),
+    seed('settle', ...GRANTED),
+    seed('settle', ...FOUND),
+    seed('settle', NOW, 'f', null, null, null, null, null, null, ...ABSENT),
+    seed('over', ...GRANTED),
+    seed('get', NOW, ...RECORD),
+    seed('get', NOW, ...ABSENT),
+    seed('ping', NOW),
+    seed('take', 0),
+    seed('remove', 't', 'idempotency_a idempotency_b'),
+    seed('renew', ID),
+    seed('due', `${ID} ${ID}`),
+    seed('list', `${ID} ${ID}`),
+    seed('places', `${NOW} ${ID},${NOW + 1} ${ID}`),
+    seed('notes', `["settled 1 ${NOW} ${NOW} {}"]`),
+    seed('append', 't'),
+    seed('admit', 0, NOW),
+  ],
+  words: [
+    '\n',
+    '\n\\N',
+    '\\N\n',
+    '\\x',
+    '00',
+    '-1',
+    '0',
+    '1',
+    'NaN',
+    'Infinity',
+    '1e3',
+    '0x10',
+    '256',
+    '281474976710656',
+    '9223372036854775807',
+    '\nt',
+    '\nf',
+    'true',
+    ' ',
+    ',',
+    '[]',
+    '"',
+    '{}',
+    'null',
+    `\\x${TOKEN.toString('hex')}`,
+    ...Object.keys(OPERATIONS).map((name) => `${name}\n`),
+  ],
+  async check(input) {
+    const [name = '', ...columns] = input.toString('latin1').split('\n')
+    const operation = Object.hasOwn(OPERATIONS, name) ? OPERATIONS[name] : undefined
+    if (operation === undefined) return
+    row = columns.map((column) => (column === '\\N' ? null : column))
+    const expected = operation.expected(row)
+    let reply: unknown
+    try {
+      reply = await operation.ask()
+    } catch (error) {
+      if (!(error instanceof StoreUnavailable || error instanceof CorruptRecord)) throw error
+      reply = NONE
+    }
+    if (expected === isAny) return
+    if (reply === NONE && expected === NONE) return
+    if (reply === NONE) throw new Error(`${name}: refused, expected ${JSON.stringify(expected)}`)
+    if (expected === NONE) throw new Error(`${name}: taken for ${JSON.stringify(reply)}`)
+    same(name, reply, expected)
+  },
+}
