@@ -123,3 +123,10 @@ function stuckIn(fine: boolean[], leads: Numbers, begins: Numbers): number {
 export function told({ name, attempt }: Pick<Move<unknown>, 'name' | 'attempt'>): string {
   return attempt === null ? name : `${attempt + 1}: ${name}`
 }
+
+/** So many of the longer paths, evenly taken: they pass through most of the others. */
+export function* sample<S>({ states, pathTo }: Exploration<S>, size: number): Generator<readonly S[]> {
+  const half = Math.floor(states / 2)
+  const every = Math.ceil((states - half) / size)
+  for (let n = half; n < states; n += every) yield pathTo(n)
+}

@@ -8,7 +8,7 @@ import type { Harness } from '../store/contract.ts'
 import { tempDir } from '../store/fixtures.ts'
 import { PostgresServer } from '../support/postgres.ts'
 import { RedisServer } from '../support/redis.ts'
-import { type Exploration, explore } from './explore.ts'
+import { type Exploration, explore, sample } from './explore.ts'
 import { protocol } from './promises.ts'
 import { MISTAKES, type Rules, STEPS, type Step } from './protocol.ts'
 import { namesCode, replay } from './replay.ts'
@@ -51,13 +51,6 @@ void t.test('every mistake is found', async (t) => {
 void t.test('the code that a step names is there', async (t) => {
   for (const [name, where] of Object.entries(STEPS)) t.ok(namesCode(where), name)
 })
-
-/** So many of the longer ways, evenly taken: they pass through most of the others. */
-function* sample({ states, pathTo }: Exploration<Step>, size: number): Generator<readonly Step[]> {
-  const half = Math.floor(states / 2)
-  const every = Math.ceil((states - half) / size)
-  for (let n = half; n < states; n += every) yield pathTo(n)
-}
 
 async function follow(t: Test, harness: Pick<Harness, 'register' | 'advance'>): Promise<void> {
   for (const path of sample(explore(protocol(PLAIN)), SOME)) await replay(harness, path, PLAIN)

@@ -477,7 +477,10 @@ function settled(world: World, n: number, outcome: Outcome, { mistake }: Rules):
   if (mistake === 'a lapsed owner gives up its outcome' && readsUnknown(record)) return record
   const accepts =
     outcome === 'unknown' ? state === 'in_progress' || state === 'failed_retryable' : state !== 'completed'
-  if (by === n) return accepts ? { ...mine, fence: Math.max(own.fence, record.fence), life } : record
+  // Its owner was not silent after all: nothing is left for `onLeaseExpired: retry`.
+  const isOwnSilence = outcome === 'unknown' && state === 'unknown' && record.lapsed
+  if (by === n)
+    return accepts || isOwnSilence ? { ...mine, fence: Math.max(own.fence, record.fence), life } : record
   if (own.at !== 'settling') return record
   // Of an earlier attempt, which the store had gone back to; or of another life, which came to nothing.
   const isEarlier = record.fence < own.fence && life <= own.life

@@ -1,40 +1,16 @@
 import { readFileSync } from 'node:fs'
 import { decide } from '../../src/core/decide.ts'
-import { type IdempotencyRecord, type RecordId, readAt } from '../../src/core/record.ts'
-import { outcomeDraftOf, outcomeSpans, type Retention, resolvedDraft } from '../../src/core/settle.ts'
-import { readStamps } from '../../src/store/codec.ts'
+import type { RecordId } from '../../src/core/record.ts'
 import { RecentWrites } from '../../src/store/recent.ts'
 import { orThrow, Records } from '../../src/store/records.ts'
 import type { Register } from '../../src/store/register.ts'
-import type { Harness } from '../store/contract.ts'
-import { draft, HOUR, MINUTE, newId, newToken, response } from '../store/fixtures.ts'
+import { draft, newId, newToken } from '../store/fixtures.ts'
+import { Bystanders, CLAIMED, LEASE, type StoreHarness, TTL, UNRESOLVED } from './bystanders.ts'
 import { told } from './explore.ts'
-import {
-  begin,
-  NOBODY,
-  type Outcome,
-  type Record,
-  type Rules,
-  readsUnknown,
-  type Step,
-  type World,
-} from './protocol.ts'
-
-const LEASE = MINUTE
-const TTL = 24 * HOUR
-const RETENTION: Retention = {
-  lease: LEASE,
-  ttl: TTL,
-  ttlFailed: TTL,
-  ttlBody: null,
-  tombstone: 0,
-  unresolvedTtl: 365 * TTL,
-  reconcile: { every: LEASE },
-}
-const CLAIMED = { dueIn: LEASE, dropIn: 365 * TTL }
+import { begin, type Outcome, type Rules, type Step, type World } from './protocol.ts'
 
 /** As one replica does, which remembers its outcomes. */
-function recording({ register }: Pick<Harness, 'register'>): Records {
+function recording({ register }: StoreHarness): Records {
   // Some stores stamp the bytes that they are given, which are remembered as they were sent.
   const copying: Pick<Register, 'get' | 'put' | 'swap'> = {
     get: (id) => register.get(id),
@@ -54,11 +30,7 @@ interface Owner {
 }
 
 /** Does on a store what a path through the model says, with the code of the guard. Throws where the two differ. */
-export async function replay(
-  harness: Pick<Harness, 'register' | 'advance'>,
-  path: readonly Step[],
-  rules: Rules,
-): Promise<void> {
+export async function replay(harness: StoreHarness, path: readonly Step[], rules: Rules): Promise<void> {
   const real = new Real(harness, rules)
   let before: World = begin(rules)
   for (const [n, step] of path.entries()) {
@@ -77,18 +49,15 @@ export async function replay(
 }
 
 class Real {
-  readonly #harness: Pick<Harness, 'register' | 'advance'>
-  readonly #records: Records
+  readonly #harness: StoreHarness
   readonly #onLeaseExpired: 'retry' | 'unknown'
   readonly #id: RecordId = newId()
+  readonly #others: Bystanders
   readonly #owners: Owner[] = []
-  #fence = 0
-  /** What the server has that would be promoted. */
-  #behind: Buffer | null = null
 
-  constructor(harness: Pick<Harness, 'register' | 'advance'>, { retryLapsed }: Pick<Rules, 'retryLapsed'>) {
+  constructor(harness: StoreHarness, { retryLapsed }: Pick<Rules, 'retryLapsed'>) {
     this.#harness = harness
-    this.#records = recording(harness)
+    this.#others = new Bystanders(harness, this.#id)
     this.#onLeaseExpired = retryLapsed ? 'retry' : 'unknown'
   }
 
@@ -116,14 +85,11 @@ class Real {
         return
       }
       case 'it renews': {
-        const renewal = { id: this.#id, token: (owner as Owner).token, dueIn: LEASE, dropIn: 365 * TTL }
+        const renewal = { id: this.#id, token: (owner as Owner).token, dueIn: LEASE, dropIn: UNRESOLVED }
         const [renewed] = await this.#harness.register.renew([renewal])
         if (!renewed) throw new Error('the renewal was refused')
         return
       }
-      case 'the lease lapses':
-        this.#harness.advance(LEASE)
-        return
       case 'its outcome arrives':
       case 'its outcome arrives, the reply is lost': {
         const outcome = was?.outcome as Outcome
@@ -133,48 +99,17 @@ class Real {
           throw new Error(`the outcome was ${accepted ? 'accepted' : 'refused'}`)
         return
       }
-      case 'the sweeper writes down that it fell silent': {
-        const { record, now } = await this.#get()
-        const read = readAt(record as IdempotencyRecord, now) as IdempotencyRecord
-        const lapsed = outcomeDraftOf(read)
-        if (lapsed?.state !== 'unknown' || !lapsed.leaseExpired) throw new Error(`it reads ${read.state}`)
-        await this.#records.replace(
-          this.#id,
-          read.version,
-          lapsed,
-          outcomeSpans({ kind: 'unknown', reason: '', status: null }, RETENTION),
-        )
-        return
-      }
+      case 'the lease lapses':
+      case 'the sweeper writes down that it fell silent':
       case 'the upstream is asked, and has done it':
-      case 'an operator says: completed':
-        return this.#resolve('completed')
       case 'the upstream is asked, and knows nothing':
+      case 'an operator says: completed':
       case 'an operator says: retryable':
-        return this.#resolve('not_executed')
       case 'its retention ends':
-        this.#harness.advance(TTL)
-        return
-      case 'the store loses the record': {
-        const { record } = await this.#get()
-        await this.#harness.register.remove(this.#id, (record as IdempotencyRecord).version)
-        return
-      }
+      case 'the store loses the record':
       case 'a replica of the store hears of the record':
-        this.#behind = (await this.#harness.register.get(this.#id)).bytes
-        return
-      case 'the store fails over': {
-        const { register } = this.#harness
-        const { bytes, now } = await register.get(this.#id)
-        if (bytes !== null) await register.remove(this.#id, readStamps(bytes).version)
-        if (this.#behind === null) return
-        const { due } = readStamps(this.#behind)
-        // Leases that have not lapsed in the model may have been renewed meanwhile.
-        const dueIn = to.record?.lapsed === false ? LEASE : due - now
-        await register.put(this.#id, this.#behind, { ...CLAIMED, dueIn }, 'again')
-        this.#fence = 0
-        return
-      }
+      case 'the store fails over':
+        return this.#others.take(name, to)
       case 'it writes its claim again': {
         const { token, records, fence, createdAt } = owner as Owner
         orThrow(await records.reclaim(this.#id, draft('in_progress', token, { fence, createdAt }), CLAIMED))
@@ -204,25 +139,8 @@ class Real {
     }
   }
 
-  /** How the record reads, and whose it is. */
-  async differs({ record: expected }: World): Promise<string | null> {
-    const { record, now } = await this.#get()
-    const read = record === null ? null : readAt(record, now)
-    const state = read?.state ?? 'absent'
-    if (state !== readsAs(expected)) return `it reads ${state}, in the model ${readsAs(expected)}`
-    if (read === null || expected === null) {
-      this.#fence = 0
-      return null
-    }
-    const token = expected.by === NOBODY ? Buffer.alloc(16) : this.#owners[expected.by]?.token
-    if (token?.equals(read.token) !== true) return 'it is another attempt’s than in the model'
-    const before = this.#fence
-    this.#fence = read.fence
-    return read.fence < before ? `its fence went from ${before} to ${read.fence}` : null
-  }
-
-  async #get(): Promise<{ readonly record: IdempotencyRecord | null; readonly now: number }> {
-    return orThrow(await this.#records.get(this.#id))
+  differs(world: World): Promise<string | null> {
+    return this.#others.differs(world, (attempt) => (this.#owners[attempt] as Owner).token)
   }
 
   /** As `claimRecord` and `contest` do it. */
@@ -255,24 +173,12 @@ class Real {
   async #settle({ token, records, fence, createdAt }: Owner, outcome: Outcome): Promise<boolean> {
     const spans =
       outcome === 'unknown'
-        ? { dueIn: 365 * TTL, dropIn: 365 * TTL }
+        ? { dueIn: UNRESOLVED, dropIn: UNRESOLVED }
         : outcome === 'completed'
           ? { dueIn: TTL, dropIn: TTL }
           : CLAIMED
     const reply = orThrow(await records.settle(this.#id, draft(outcome, token, { fence, createdAt }), spans))
     return reply.kind !== 'refused'
-  }
-
-  async #resolve(kind: 'completed' | 'not_executed'): Promise<void> {
-    const { record, now } = await this.#get()
-    const read = readAt(record as IdempotencyRecord, now) as IdempotencyRecord
-    const resolution =
-      kind === 'completed' ? { kind, result: response() } : { kind, reason: 'nothing was done' }
-    const reply = await this.#records.replace(this.#id, read.version, resolvedDraft(read, resolution), {
-      dueIn: TTL,
-      dropIn: TTL,
-    })
-    if (reply?.kind !== 'written') throw new Error('the resolution was refused')
   }
 }
 
@@ -280,11 +186,6 @@ class Real {
 function untold(owner: Owner): void {
   owner.fence = 0
   owner.createdAt = 0
-}
-
-function readsAs(record: Record | null): string {
-  if (record === null) return 'absent'
-  return readsUnknown(record) ? 'unknown' : record.state
 }
 
 /** Whether the function that a step names is in its file. */
