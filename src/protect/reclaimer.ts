@@ -9,8 +9,6 @@ import type { Settler } from './settler.ts'
 
 /** Concurrent requests to the store: enough to keep it busy, few enough for others to get through. */
 const TOGETHER = 256
-/** How long to retry if the store does not take a record. */
-const TRY_FOR: Millis = 10_000
 const RETRY: Millis = 100
 const MOST_DECISIONS = 1000
 
@@ -61,7 +59,7 @@ export class Reclaimer {
     if (decision.written === null) this.#ports.records.forget(decision.id)
   }
 
-  /** Resolves when the store has taken everything, or has refused for too long. */
+  /** Resolves when the store has taken everything. */
   async begin({ concerns }: NewEpoch): Promise<void> {
     const first = await this.#pass(concerns, false)
     // Whatever the previous server acknowledged during the first pass.
@@ -87,13 +85,13 @@ export class Reclaimer {
 
   /** Claims first: part of the rest answers nobody yet. */
   #jobs(concerns: NewEpoch['concerns'], isLast: boolean): Job[] {
-    const { running, settler, records } = this.#ports
+    const { running, settler, records, isSafe } = this.#ports
     const claims = [...running]
       .map(([, execution]) => execution)
       .filter(({ id, unclaimed }) => unclaimed === null && concerns(id))
     const ended = isLast ? claims.filter((execution) => !isHeld(execution)) : []
     const writes = records.recent().filter(({ id }) => concerns(id))
-    const decisions = this.#decisions.filter(({ id }) => concerns(id))
+    const decisions = this.#decisions.filter(({ id, at }) => !isSafe(at) && concerns(id))
     return [
       ...claims.filter(isHeld).map((execution) => () => this.#claim(execution, isLast)),
       async () => ((await settler.flush()) ? KEPT : AGAIN),
@@ -158,11 +156,10 @@ export class Reclaimer {
     return (await records.replace(id, version, written.draft, aged(written.spans, age))) ?? KEPT
   }
 
-  /** Until the store answers. */
+  /** Until the store answers, however long it refuses: nobody else knows what is lost. */
   async #insist(job: Job): Promise<Result> {
-    const until = performance.now() + TRY_FOR
     let reply = await this.#try(job)
-    while (reply.kind === 'unavailable' && performance.now() < until && !this.#isClosed) {
+    while (reply.kind === 'unavailable' && !this.#isClosed) {
       await pause(RETRY)
       reply = await this.#try(job)
     }

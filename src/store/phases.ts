@@ -367,7 +367,8 @@ export function inPhase(store: Store, presence: PhaseGuard): Store {
   return {
     ...store,
     put: (id, bytes, spans, entry) => {
-      if (!isClaim(bytes)) return store.put(id, bytes, spans, entry)
+      // A claim that is written again runs already.
+      if (!isClaim(bytes) || entry === 'again') return store.put(id, bytes, spans, entry)
       if (presence.refusal === null) return put(id, bytes, spans, entry)
       // Completed records are answered as usual.
       return store.get(id).then(({ now, bytes: there }) => {

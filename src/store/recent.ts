@@ -81,6 +81,15 @@ export class RecentWrites {
   /** What was written then can no longer be lost. */
   readonly isSafe = (at: Millis): boolean => this.#safe.size > 0 && Math.min(...this.#safe.values()) > at
 
+  /**
+   * Half the room is taken by what may be lost, as while a master of a cluster is down and the others go on: the least that can be
+   * remembered of each further write should be.
+   */
+  get isTight(): boolean {
+    const half = this.#chunks.at(-CHUNKS / 2)
+    return half !== undefined && !this.isSafe(half.at)
+  }
+
   /** Copies `bytes`, of at most {@link LARGEST_RECENT}. */
   add(id: RecordId, bytes: Buffer, { dueIn, dropIn }: Spans): void {
     const now = this.#clock()

@@ -169,12 +169,12 @@ export class Records {
     )
   }
 
-  /** A large outcome is remembered without its body, for lack of room. */
+  /** A large outcome is remembered without its body, and so is any other once room is tight. */
   #remember(recent: RecentWrites, id: RecordId, draft: RecordDraft, spans: Spans, bytes: Buffer): void {
-    if (bytes.length <= LARGEST_RECENT) return recent.add(id, bytes, spans)
-    // Only completed records are large.
-    const result = withoutBody((draft as Kept).result.response, 'no_room')
-    recent.add(id, encodeDraft({ ...(draft as Kept), result }), spans)
+    if (!hasBody(draft) || (bytes.length <= LARGEST_RECENT && !recent.isTight))
+      return recent.add(id, bytes, spans)
+    const result = withoutBody(draft.result.response, 'no_room')
+    recent.add(id, encodeDraft({ ...draft, result }), spans)
   }
 
   /** Recent outcomes, oldest first, each with a function that writes it again. */
@@ -184,7 +184,11 @@ export class Records {
       id,
       again: async () => {
         const spans = left()
-        return spans === null ? { kind: 'kept' } : this.reclaim(id, decodeRecord(bytes), spans)
+        if (spans === null) return { kind: 'kept' }
+        const reply = await this.reclaim(id, decodeRecord(bytes), spans)
+        // The next failover may lose it again.
+        if (reply.kind === 'written') this.#recent?.add(id, bytes, spans)
+        return reply
       },
     }))
   }
@@ -338,6 +342,10 @@ export function orThrow<Reply extends { readonly kind: string } | null>(
 export function nullIfUnavailable(error: unknown): null {
   if (error instanceof StoreUnavailable) return null
   throw error
+}
+
+function hasBody(draft: RecordDraft): draft is Kept {
+  return draft.state === 'completed' && draft.result.kept
 }
 
 function written(kind: 'written' | 'recovered', reply: PutReply): SettleReply

@@ -99,6 +99,9 @@ export class Barriers {
     const { onWaited } = this.#options
     try {
       await this.#of(link).wait(shard)
+      // The server may have been replaced meanwhile: its successor lacks the claim, and this process has not counted it as running.
+      if (!link.isOpen)
+        throw new Unreplicated('store.wait is not satisfied: the connection of the claim has ended')
     } catch (error) {
       onWaited?.(false)
       throw error

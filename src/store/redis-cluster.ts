@@ -57,7 +57,7 @@ export interface ClusterEvents {
   /** A node is ready for commands. */
   readonly onReady: () => void
   /** See {@link Connection}. */
-  readonly identifies: boolean
+  readonly grace: Millis
   /** Shards may have new masters. */
   readonly onMap: () => void
 }
@@ -296,7 +296,7 @@ export class Cluster {
     const target: Target = { find: () => address }
     const connection = new Connection(target, this.#timeoutMs, {
       onEvent: (kind, detail) => this.#events.onEvent(kind, kind === 'error' ? `${name}: ${detail}` : detail),
-      identifies: this.#events.identifies,
+      grace: this.#events.grace,
       onReady: this.#events.onReady,
       onLost: () => this.#readLater(),
     })

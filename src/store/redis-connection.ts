@@ -6,6 +6,7 @@ import { within } from '../runtime/scheduling.ts'
 import { reconnectDelay } from './reconnect.ts'
 import {
   type Address,
+  CONNECT_TIMEOUT,
   Link,
   type LinkEvents,
   mismatch,
@@ -38,8 +39,11 @@ export interface ConnectionEvents {
   /** An attempt has failed, or the connection has ended. */
   readonly onLost?: () => void
   readonly onMessage?: LinkEvents['onMessage']
-  /** Each link reads the identity of the process it reaches, for scripts that `admit`. */
-  readonly identifies?: boolean
+  /**
+   * `store.grace`; 0 or absent: none. Each link reads the identity of the process it reaches, for scripts that `admit`. A proxy that connects
+   * later than the grace after a failover has lost its claims, so an attempt takes at most half of it.
+   */
+  readonly grace?: Millis
 }
 
 export function script(name: string, header = ''): Script {
@@ -136,7 +140,8 @@ export class Connection {
   #begin(address: Address, attempted: () => void): void {
     const name = nameOf(address)
     this.leadsTo = name
-    const link: Link = new Link(address, this.#timeoutMs, {
+    const { grace, onMessage } = this.#events
+    const events: LinkEvents = {
       onConnected: () => {
         this.#greet(link, address).then(
           () => {
@@ -155,8 +160,9 @@ export class Connection {
         this.#lose(name)
         attempted()
       },
-      onMessage: this.#events.onMessage,
-    })
+      onMessage,
+    }
+    const link = new Link(address, this.#timeoutMs, events, grace ? grace / 2 : CONNECT_TIMEOUT)
     this.#link = link
   }
 
@@ -195,7 +201,7 @@ export class Connection {
     if (db !== 0) steps.push(link.ask('select', [db], exactly('OK')))
     if (this.#target.isMaster) steps.push(link.ask('role', [], ofMaster(nameOf(address))))
     steps.push(link.ask('ping', [], exactly('PONG')).catch(unless(/NOPERM/)))
-    if (this.#events.identifies)
+    if (this.#events.grace)
       steps.push(
         link.ask('info', ['server'], runIdOf).then(
           (id) => {

@@ -107,7 +107,7 @@ export class Link {
   /** The process at its other end; '': unknown, or not needed. */
   identity = ''
 
-  constructor(address: Address, timeoutMs: Millis, events: LinkEvents) {
+  constructor(address: Address, timeoutMs: Millis, events: LinkEvents, connectWithin = CONNECT_TIMEOUT) {
     const { host, port, tls } = address
     this.address = address
     this.#timeout = timeoutMs
@@ -128,7 +128,10 @@ export class Link {
     const socket =
       tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
     this.#socket = socket
-    this.#startTimer(() => socket.destroy(new Error('connect ETIMEDOUT')), CONNECT_TIMEOUT)
+    this.#startTimer(
+      () => socket.destroy(new Error('connect ETIMEDOUT')),
+      Math.min(connectWithin, CONNECT_TIMEOUT),
+    )
     socket.once(tls === undefined ? 'connect' : 'secureConnect', () => {
       this.#clearTimer()
       socket.setNoDelay(true)

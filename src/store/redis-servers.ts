@@ -51,12 +51,11 @@ export interface Servers {
 
 export function serversOf(options: ServersOptions, layout: Layout): Servers {
   const { timeoutMs, onEvent, grace = 0 } = options
-  const identifies = grace > 0
   const url = redisUrl(options.url)
   if (url.kind === 'cluster') {
     const cluster = new Cluster(url, timeoutMs, {
       onEvent,
-      identifies,
+      grace,
       onReady: layout.onServers,
       onMap: () => {
         channels.moved()
@@ -95,7 +94,7 @@ export function serversOf(options: ServersOptions, layout: Layout): Servers {
   })
   const server = new Connection(target, timeoutMs, {
     onEvent,
-    identifies,
+    grace,
     onReady: () => {
       channels.resubscribe()
       layout.onServers()

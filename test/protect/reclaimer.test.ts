@@ -14,6 +14,7 @@ const EVERYTHING = { left: 1, concerns: () => true }
 interface Reclaiming {
   readonly a: Replica
   readonly store: Store
+  readonly recent: RecentWrites
   readonly reclaimer: Reclaimer
   readonly splits: unknown[]
   readonly written: number[]
@@ -21,9 +22,10 @@ interface Reclaiming {
 }
 
 /** A replica that remembers its outcomes, and the reclaimer that writes them again. */
-function reclaiming(t: Test): Reclaiming {
+function reclaiming(t: Test, { isSafe = (): boolean => false } = {}): Reclaiming {
   const a = new Replica()
-  const records = new Records(a.wire, () => {}, new RecentWrites(() => a.store.now))
+  const recent = new RecentWrites(() => a.store.now)
+  const records = new Records(a.wire, () => {}, recent)
   const settler = new Settler(records, a.ports.observer, null)
   Object.assign(a.ports, { records, settler })
   const splits: unknown[] = []
@@ -35,7 +37,7 @@ function reclaiming(t: Test): Reclaiming {
     settler,
     running: a.ports.running,
     repliesWithin: 1,
-    isSafe: () => false,
+    isSafe,
     onSplit: (route, detail) => void splits.push({ ...detail, route }),
     onWritten: (n) => void written.push(n),
     onBug: (error) => void bugs.push(error),
@@ -44,7 +46,7 @@ function reclaiming(t: Test): Reclaiming {
     reclaimer.close()
     a.close()
   })
-  return { a, store: a.store, reclaimer, splits, written, bugs }
+  return { a, store: a.store, recent, reclaimer, splits, written, bugs }
 }
 
 /** Sends a request that the upstream holds. */
@@ -247,14 +249,17 @@ void t.test('an attempt that ends meanwhile is not reported as a split', async (
     const execution = it.a.ports.running.get(it.a.id)
     if (execution !== undefined) execution.ended = { kind: 'not_executed', reason: 'x' }
   }
-  await it.reclaimer.begin(EVERYTHING)
+  const rewriting = it.reclaimer.begin(EVERYTHING)
+  // Waits for an outcome that is not written yet.
+  await until(() => it.store.gate === null)
+  await wait(300)
   t.same(it.splits, [])
   t.match(await it.store.read(it.a.id), { state: 'in_progress' })
   const execution = it.a.ports.running.get(it.a.id)
   if (execution !== undefined) execution.ended = null
   gate.open()
   other.gate.open()
-  await Promise.all([answer, other.answer])
+  await Promise.all([answer, other.answer, rewriting])
 })
 
 void t.test('an attempt that ends before the store takes its claim gets its outcome written', async (t) => {
@@ -355,6 +360,43 @@ void t.test('decisions are applied again, once, unless their retention is over',
   t.same(it.written, [3])
   await it.reclaimer.begin(EVERYTHING)
   t.same(it.written, [3], 'once')
+})
+
+void t.test('a decision that the store can no longer lose is not applied again', async (t) => {
+  let isSafe = false
+  const it = reclaiming(t, { isSafe: () => isSafe })
+  const id = newId()
+  const written = { draft: draft('completed', newToken()), spans: SPANS }
+  it.reclaimer.decided({ id, version: 1, written })
+  isSafe = true
+  await it.reclaimer.begin(EVERYTHING)
+  t.equal(await it.store.read(id), null, 'somebody may have deleted it since')
+})
+
+void t.test('W01 a store that refuses gets everything once it takes it again', async (t) => {
+  const it = reclaiming(t)
+  const { gate, answer } = await under(it.a)
+  await it.a.get({ key: 'other-0123456789abcdef' })
+  const lost = [...it.store.ids]
+  for (const one of lost) await it.store.restore(one, null)
+  let refused = 0
+  it.store.fault = ({ op }) => (op === 'put' && refused++ < 40 ? 'down' : null)
+  await it.reclaimer.begin(EVERYTHING)
+  t.ok(refused > 40)
+  const states = await Promise.all(lost.map(async (one) => (await it.store.read(one))?.state))
+  t.same(states, ['in_progress', 'completed'])
+  gate.open()
+  await answer
+})
+
+void t.test('W01 an outcome that was written again may be lost again', async (t) => {
+  const it = reclaiming(t)
+  await it.a.get()
+  const { id } = it.a
+  await it.store.restore(id, null)
+  const before = it.recent.all().length
+  await it.reclaimer.begin(EVERYTHING)
+  t.equal(it.recent.all().length, before + 1, 'it is remembered from now on')
 })
 
 void t.test('an outcome whose retention is over does not overwrite a later execution', async (t) => {

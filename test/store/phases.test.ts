@@ -195,6 +195,11 @@ void t.test('a replica out of its phase claims and renews nothing, but writes ou
     refused,
   )
   await t.rejects(store.renew([]), refused)
+  t.match(
+    await store.put(newId(), bytesOf('in_progress', newToken()), SPANS, 'again'),
+    { done: true },
+    'a claim that a failover lost runs already',
+  )
   const settled = await store.swap(
     done,
     { token, states: ['failed_retryable'] },

@@ -90,6 +90,26 @@ function tests(server: PostgresServer): void {
     t.equal(new Set(sinces).size, 1)
   })
 
+  void t.test('W04 a proxy that comes after the grace begins another one', async (t) => {
+    await using name = await relay(server.port)
+    const url = server.url.replace(String(server.port), String(name.port))
+    const late = await open(t, { service: 'late', url })
+    name.accept = false
+    name.cut()
+    await promoted('late')
+    const { store, advance } = await open(t, { service: 'late' })
+    const first = await held(store)
+    advance(GRACE)
+    t.match(await claim(store), { done: true })
+    late.advance(GRACE)
+    name.accept = true
+    await until(() => late.epochs.length === 2)
+    const second = await held(store)
+    t.ok(second.left > 0 && second.since === first.since, 'for what the late one writes again')
+    advance(GRACE)
+    t.match(await claim(store), { done: true })
+  })
+
   void t.test('W02 a grace holds takeovers, too, but not outcomes', async (t) => {
     const { store, advance } = await openPromoted(t)
     const [id, token] = [newId(), newToken()]

@@ -84,6 +84,25 @@ void t.test('a write is safe once its server has stayed the same for fifteen sec
   t.equal(check(all, 2 * KEPT_FOR + since), KEPT_FOR + since)
 })
 
+void t.test('room is tight once half of it is taken by writes that may be lost', async (t) => {
+  let now = 0
+  const recent = new RecentWrites(() => now)
+  /** How much it takes. */
+  const filled = (): number => {
+    let bytes = 0
+    for (; !recent.isTight; bytes += LARGEST_RECENT) {
+      now += 1
+      recent.add(newId(), Buffer.alloc(LARGEST_RECENT), SPANS)
+    }
+    return bytes
+  }
+  const first = filled()
+  t.ok(first > 6 * MiB && first <= 8 * MiB)
+  recent.safeBefore()(now + 1)
+  t.equal(recent.isTight, false)
+  t.ok(filled() > 6 * MiB, 'by those since')
+})
+
 void t.test('at most 16 MiB of writes are remembered: the latest', async (t) => {
   let now = 0
   const recent = new RecentWrites(() => now)

@@ -1,7 +1,9 @@
 import t from 'tap'
 import { type IdempotencyRecord, type RecordDraft, type RecordId, readAt } from '../../src/core/record.ts'
 import { outcomeDraftOf } from '../../src/core/settle.ts'
+import { decodeRecord } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
+import { RecentWrites } from '../../src/store/recent.ts'
 import { orThrow, Records } from '../../src/store/records.ts'
 import { type PutReply, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { bytesOf, draft, newId, newToken, response, SPANS } from './fixtures.ts'
@@ -11,6 +13,23 @@ function setup() {
   const register = memoryStore({ clock: () => clock.now, maxBytes: MEMORY_BYTES })
   return { clock, register, records: new Records(register) }
 }
+
+void t.test('outcomes are remembered without their bodies once room is tight', async (t) => {
+  const { register } = setup()
+  const recent = new RecentWrites(() => 0)
+  const records = new Records(register, () => {}, recent)
+  const remembered = async (state: 'completed' | 'failed_retryable') => {
+    const token = newToken()
+    const id = newId()
+    await records.claim(id, draft('in_progress', token), SPANS)
+    orThrow(await records.settle(id, draft(state, token), SPANS))
+    return decodeRecord((recent.all().at(-1) as { bytes: Buffer }).bytes)
+  }
+  t.match(await remembered('completed'), { result: { kept: true } })
+  while (!recent.isTight) recent.add(newId(), Buffer.alloc(65_536), SPANS)
+  t.match(await remembered('completed'), { result: { kept: false, why: 'no_room' } })
+  t.match(await remembered('failed_retryable'), { state: 'failed_retryable' })
+})
 
 void t.test('claim: a new record is claimed, an existing one returned', async (t) => {
   const { clock, records } = setup()

@@ -156,6 +156,28 @@ void t.test('W05 a claim that no replica has is rejected; nothing else waits for
   t.ok(await claims(patient.store)())
 })
 
+void t.test(
+  'W05 a claim whose connection ends while it waits is rejected: its server may have been replaced',
+  async (t) => {
+    const { master, replica } = await replicated(t)
+    const { store, waited } = await open(t, master.url, {})
+    t.ok(await claims(store)())
+    replica.pause()
+    const rejected = t.rejects(async () => store.put(newId(), claim(), SPANS), {
+      ...UNREPLICATED,
+      message: 'store.wait is not satisfied: the connection of the claim has ended',
+    })
+    await until(() => isBlocked(master))
+    const clients = String(await master.command('CLIENT', 'LIST')).split('\n')
+    const own = clients.find((line) => line.includes('name=idempotency-proxy') && !line.includes(' flags=b '))
+    await master.command('CLIENT', 'KILL', 'ID', /^id=(\d+)/.exec(own ?? '')?.[1] ?? '')
+    await until(async () => (await store.ping().catch(() => null)) !== null)
+    replica.resume()
+    await rejected
+    t.strictSame(waited, [true, false])
+  },
+)
+
 void t.test('W05 simultaneous claims share a WAIT, also behind one that is already waiting', async (t) => {
   const { master, replica } = await replicated(t)
   const { store, waited } = await open(t, master.url, {})

@@ -515,7 +515,7 @@ void t.test('a cluster closed before it is open reports no map and refuses comma
   const events = {
     onEvent() {},
     onReady() {},
-    identifies: false,
+    grace: 0,
     onMap: () => t.fail('there is nobody to tell'),
   }
   const cluster = new Cluster(

@@ -311,6 +311,26 @@ void t.test('a connection attempt that hangs times out', async (t) => {
   await t.rejects(raw(connection, 'get', ['a']), { ...NOT_APPLIED, message: /ETIMEDOUT/ })
 })
 
+void t.test('with a grace, a connection attempt takes at most half of it', async (t) => {
+  const server = createServer(() => {}).listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  t.teardown(() => server.close())
+  const { port } = server.address() as AddressInfo
+  const attempts = [0, 20].map((grace) => {
+    const made = { count: 0 }
+    const find = () => {
+      made.count++
+      return { host: '127.0.0.1', port, username: '', password: '', db: 0, tls: {} }
+    }
+    const connection = new Connection({ find }, PATIENT, { onEvent() {}, onReady() {}, grace })
+    t.teardown(() => connection.close())
+    void connection.open()
+    return made
+  }) as [{ count: number }, { count: number }]
+  await until(() => attempts[1].count === 4)
+  t.ok(attempts[0].count < 4, 'others wait for two seconds')
+})
+
 void t.test('an error while reading a reply fails only its own command', async (t) => {
   await using server = await RedisServer.start()
   const { connection } = await open(t, server.url)

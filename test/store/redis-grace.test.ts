@@ -1,3 +1,4 @@
+import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { openRedisStore } from '../../src/store/redis.ts'
@@ -125,10 +126,56 @@ void t.test('W01 an older snapshot, a flush and a clock set back each begin a ne
   t.ok(epochs.at(-1)?.concerns(id))
   advance(GRACE)
   t.match(await claim(store), { done: true })
+  /** The connections break, so that it checks again. */
+  const look = async () => {
+    const before = epochs.length
+    await own.command('CLIENT', 'KILL', 'TYPE', 'normal')
+    await until(() => epochs.length > before)
+  }
   await own.command('FLUSHALL')
+  await look()
   await settle()
   advance(-2 * GRACE)
+  await look()
   await settle()
+})
+
+void t.test('W04 a proxy that comes after the grace begins another one', async (t) => {
+  await using own = await RedisServer.start()
+  await using name = await relay(own.port)
+  const late = await open(t, { url: `redis://127.0.0.1:${name.port}` })
+  await until(() => late.epochs.length === 1)
+  name.accept = false
+  name.cut()
+  await promoted(own)
+  const { store, advance } = await open(t, { url: own.url })
+  const first = await held(store)
+  advance(GRACE)
+  t.match(await claim(store), { done: true })
+  late.advance(GRACE)
+  name.accept = true
+  await until(() => late.epochs.length === 2)
+  const second = await held(store)
+  t.ok(second.left > 0 && second.since === first.since, 'for what the late one writes again')
+  advance(GRACE)
+  t.match(await claim(store), { done: true })
+})
+
+void t.test('W01 a failover that nobody may write down is not noticed before somebody may', async (t) => {
+  await using own = await RedisServer.start()
+  await using name = await relay(own.port)
+  const { store, epochs } = await open(t, { url: `redis://127.0.0.1:${name.port}`, grace: 2000 })
+  await until(() => epochs.length === 1)
+  await promoted(own)
+  await own.command('CONFIG', 'SET', 'min-replicas-to-write', '1')
+  name.cut()
+  await until(async () => (await store.ping().catch(() => null)) !== null)
+  await t.rejects(claim(store), { name: 'StoreUnavailable' })
+  await wait(1200)
+  t.equal(epochs.length, 1, 'two checks later')
+  await own.command('CONFIG', 'SET', 'min-replicas-to-write', '0')
+  await until(() => epochs.length === 2)
+  await held(store)
 })
 
 void t.test('W01 claims written again extend the grace, up to twice its length', async (t) => {

@@ -5,7 +5,12 @@
 local number = tonumber(ARGV[#ARGV])
 -- Writes nothing, but is refused as a write is: a master that has become a replica may know of no other process for long.
 local writes = redis.pcall('PERSIST', KEYS[1])
-if type(writes) == 'table' and writes.err and writes.err:sub(1, 8) == 'READONLY' then return writes end
+if type(writes) == 'table' and writes.err then
+  -- Whoever learns of a failover has to write at once.
+  for _, refusal in ipairs({ 'READONLY', 'NOREPLICAS', 'MISCONF' }) do
+    if writes.err:sub(1, #refusal) == refusal then return writes end
+  end
+end
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[2]
 local reply = {}

@@ -13,8 +13,8 @@ local function held_for(key, identity, seen, grace, now, is_reclaim)
     -- Another process, a key that is gone or a clock that went back; or the proxy has been at another server since: what was claimed may
     -- be lost.
     since, till = now, now + grace
-  elseif seen ~= 0 and seen ~= since and till == since then
-    -- It was taken for a new one after it had lost what this proxy claimed on it.
+  elseif seen ~= 0 and seen ~= since and till <= now then
+    -- This proxy comes late, or the server was taken for a new one after it had lost what this proxy claimed on it.
     till = now + grace
   elseif is_reclaim and till > now then
     -- Where one claim is written again, others are likely to follow.

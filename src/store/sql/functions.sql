@@ -119,7 +119,7 @@ BEGIN
     INTO is_there, is_same, since, _till
     FROM idempotency.epochs e LEFT JOIN idempotency.graces g ON g.service = e.service WHERE e.service = _service;
     at := idempotency.now(_skew);
-    IF is_same AND since <= at AND (_seen IN (0, since) OR _till > since) THEN
+    IF is_same AND since <= at AND (_seen IN (0, since) OR _till > at) THEN
       -- Where one claim is written again, others are likely to follow.
       IF _entry = 2 AND _till > at AND least(at + 200, since + 2 * _grace) > _till THEN
         _till := least(at + 200, since + 2 * _grace);
@@ -140,7 +140,7 @@ BEGIN
     since := at;
     _till := at;
   ELSIF is_same AND since <= at THEN
-    -- It was taken for a new one after it had lost what this proxy claimed on it.
+    -- This proxy comes late, or the server was taken for a new one after it had lost what this proxy claimed on it.
     _till := at + _grace;
   ELSE
     -- Another server, one that has crashed, or a clock that went back: what was claimed may be lost.
