@@ -9,6 +9,8 @@ const MOST_BETWEEN_LOOKS: Millis = 3_600_000
 /** Shortest pause if there is no upstream to ask. */
 const LEAST_BETWEEN_LOOKS: Millis = 5_000
 const DAY: Millis = 86_400_000
+/** A request arrives within this part of a lease, or of `after`, after its first byte, or never (docs/proof.md). */
+const ON_ITS_WAY = 4
 /** How many "not found" in a row count: a single one may come from a lagging database replica. */
 const NOT_FOUND_IN_A_ROW = 2
 
@@ -48,7 +50,8 @@ export interface Waits {
 /**
  * `askedAt` is one reading of the store's clock, which may have stepped; `passed` tells how much time has certainly passed since an
  * instant of it. Silence counts once it has certainly lasted a lease: a living owner ends it before. The longer one of the record's own
- * lease and `leaseInForce` counts: records of earlier releases lack their own.
+ * lease and `leaseInForce` counts: records of earlier releases lack their own. An owner that ended the attempt itself may have sent the first
+ * byte just before, after waiting long for a connection: the request may still be on its way.
  */
 export function waitsOf(
   policy: Pick<ReconcilePolicy, 'after' | 'every'>,
@@ -60,7 +63,9 @@ export function waitsOf(
 ): Waits {
   const claimed = claimedAt(record, before)
   const lease = Math.max(leaseInForce, record.lease ?? leaseInForce)
-  const silent = record.leaseExpired ? lease - passed(before.since - lease) : 0
+  const silent = record.leaseExpired
+    ? lease - passed(before.since - lease)
+    : Math.min(lease, policy.after) / ON_ITS_WAY - passed(before.since)
   const first = Math.max(claimed + policy.after - askedAt, policy.after - EVEN - passed(claimed), silent)
   return { first, next: policy.every / 2 - passed(record.updatedAt) }
 }
