@@ -140,6 +140,17 @@ void t.test('W01 an older snapshot, a flush and a clock set back each begin a ne
   await settle()
 })
 
+void t.test('W01 a shard that alone has lost its epoch is held once', async (t) => {
+  const { store, epochs, advance } = await open(t)
+  await until(() => epochs.length === 1)
+  let id = newId()
+  while (KEYS.shardOf(id) === 0) id = newId()
+  await server.command('DEL', KEYS.epoch(id))
+  await held(store, sibling(id))
+  advance(GRACE)
+  for (let n = 0; n < 3; n++) t.match(await claim(store, sibling(id)), { done: true })
+})
+
 void t.test('W04 a proxy that comes after the grace begins another one', async (t) => {
   await using own = await RedisServer.start()
   await using name = await relay(own.port)

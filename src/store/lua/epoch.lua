@@ -2,7 +2,7 @@
 -- seen, when that was, and until when claims are held: "<run_id> <since> <till>". `identity` is '' where there is no grace. `seen` is the
 -- <since> that the proxy knows, 0 if this is its first look.
 -- Returns how long claims are held yet and since when the server is who it is; or the error that keeps it from being written.
-local function held_for(key, identity, seen, grace, now, is_reclaim)
+local function held_for(key, identity, seen, grace, now, is_reclaim, is_check)
   if identity == '' then return 0, 0 end
   local known, since, till = (redis.call('GET', key) or ''):match('^(%S+) (%d+) (%d+)$')
   since, till, seen = tonumber(since), tonumber(till), tonumber(seen)
@@ -13,8 +13,9 @@ local function held_for(key, identity, seen, grace, now, is_reclaim)
     -- Another process, a key that is gone or a clock that went back; or the proxy has been at another server since: what was claimed may
     -- be lost.
     since, till = now, now + grace
-  elseif seen ~= 0 and seen ~= since and till <= now then
-    -- This proxy comes late, or the server was taken for a new one after it had lost what this proxy claimed on it.
+  elseif seen ~= 0 and seen ~= since and (till == since or (is_check and till <= now)) then
+    -- The server was taken for a new one after it had lost what this proxy claimed on it, or this proxy comes late. A late claim proves nothing:
+    -- of several shards only the first is checked, so a proxy may never learn that one alone has lost its key.
     till = now + grace
   elseif is_reclaim and till > now then
     -- Where one claim is written again, others are likely to follow.

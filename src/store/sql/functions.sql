@@ -101,7 +101,7 @@ $$;
 -- The grace after a failover (docs/adr/0108): for how long claims are still held, and since when the server is what it is. What that is, the start
 -- of its process and the file of its records say: a promotion, a restart on an older copy, TRUNCATE and a restored dump change one of them. A
 -- crash that the process survives changes neither, but leaves no grace. _entry: 0 a claim, 1 one of a fresh key, 2 a record that is written
--- again. _seen: since when the server is what it is, as far as the proxy knows; 0: this is its first look.
+-- again, 3 a check. _seen: since when the server is what it is, as far as the proxy knows; 0: this is its first look.
 CREATE OR REPLACE FUNCTION idempotency.held(
   _service text, _skew bigint, _entry integer, _grace bigint, _seen bigint, OUT remaining bigint, OUT since bigint
 ) LANGUAGE plpgsql AS $$
@@ -119,7 +119,7 @@ BEGIN
     INTO is_there, is_same, since, _till
     FROM idempotency.epochs e LEFT JOIN idempotency.graces g ON g.service = e.service WHERE e.service = _service;
     at := idempotency.now(_skew);
-    IF is_same AND since <= at AND (_seen IN (0, since) OR _till > at) THEN
+    IF is_same AND since <= at AND (_seen IN (0, since) OR _till > CASE _entry WHEN 3 THEN at ELSE since END) THEN
       -- Where one claim is written again, others are likely to follow.
       IF _entry = 2 AND _till > at AND least(at + 200, since + 2 * _grace) > _till THEN
         _till := least(at + 200, since + 2 * _grace);
@@ -161,7 +161,7 @@ CREATE OR REPLACE FUNCTION idempotency.admit(
 BEGIN
   number := _number;
   PERFORM idempotency.start(_wait), set_config('synchronous_commit', 'off', true);
-  SELECT h.remaining, h.since INTO remaining, since FROM idempotency.held(_service, _skew, 0, _grace, _seen) h;
+  SELECT h.remaining, h.since INTO remaining, since FROM idempotency.held(_service, _skew, 3, _grace, _seen) h;
 END $$;
 
 CREATE OR REPLACE FUNCTION idempotency.get(
@@ -807,7 +807,7 @@ BEGIN
   END LOOP;
 END $$;
 
-INSERT INTO idempotency.layout (version, revision) VALUES (1, 5)
-ON CONFLICT (only_row) DO UPDATE SET version = 1, revision = 5;
+INSERT INTO idempotency.layout (version, revision) VALUES (1, 6)
+ON CONFLICT (only_row) DO UPDATE SET version = 1, revision = 6;
 
 COMMIT;
