@@ -8,7 +8,6 @@ import { formatConfigError, loadConfig, profileDefaults } from '../src/config/lo
 import { formatDuration } from '../src/config/units.ts'
 import { classify } from '../src/core/classify.ts'
 import { ALWAYS_DIFFERENT } from '../src/core/fingerprint.ts'
-import { PROFILES } from '../src/core/policy.ts'
 import { REFUSALS } from '../src/core/refusal.ts'
 import { METRICS } from '../src/observe/metrics.ts'
 import {
@@ -96,7 +95,7 @@ t.test('docs/reload.md names every property whose change is not live', async (t)
 t.test('docs/profiles.md says what every profile decides', async (t) => {
   const none = { exact: new Map(), class: new Map() }
   const told = rows('docs/profiles.md')
-  for (const [i, profile] of PROFILES.entries()) {
+  for (const [i, profile] of (['standard', 'strict', 'lenient', 'stripe'] as const).entries()) {
     const { tombstone, ...rest } = profileDefaults(profile)
     const settings: Record<string, unknown> = {
       ...rest,

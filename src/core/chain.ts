@@ -115,7 +115,7 @@ function factsOfLine(line: string): ProblemFacts | null {
 
 function factsOfBody(body: Buffer): ProblemFacts | null {
   try {
-    const { code, instance, scope } = JSON.parse(body.toString()) ?? {}
+    const { code, instance, scope } = JSON.parse(body.toString())
     return { code, record: instance, scope }
   } catch {
     return null

@@ -167,7 +167,6 @@ class LinearPattern implements KeyPattern {
   /** The step at which each state was last entered. */
   readonly #entered: Uint32Array
   #built = 0
-  #step = 0
 
   constructor(source: string, tree: Tree) {
     this.source = `^(?:${source})$`
@@ -177,8 +176,7 @@ class LinearPattern implements KeyPattern {
 
   test(key: string): boolean {
     this.#entered.fill(0)
-    this.#step = 0
-    let now = this.#enter([this.#first], true, key === '')
+    let now = this.#enter([this.#first], 0, key.length)
     for (let at = 0; at < key.length && now.length > 0; at++) {
       const code = key.charCodeAt(at)
       const next: number[] = []
@@ -186,15 +184,15 @@ class LinearPattern implements KeyPattern {
         const state = this.#states[n] as State
         if (state.kind === 'set' && state.set[code] === 1) next.push(state.next)
       }
-      now = this.#enter(next, false, at + 1 === key.length)
+      now = this.#enter(next, at + 1, key.length)
     }
     return now.includes(ACCEPT)
   }
 
-  /** The consuming and accepting states that are reachable from `open`. */
-  #enter(open: number[], isStart: boolean, isEnd: boolean): number[] {
+  /** The consuming and accepting states that are reachable from `open`, before the character at `at` of `length`. */
+  #enter(open: number[], at: number, length: number): number[] {
     const entered: number[] = []
-    const step = ++this.#step
+    const step = at + 1
     for (let n = open.pop(); n !== undefined; n = open.pop()) {
       if (this.#entered[n] === step) continue
       this.#entered[n] = step
@@ -205,10 +203,10 @@ class LinearPattern implements KeyPattern {
           entered.push(n)
           break
         case 'start':
-          if (isStart) open.push(state.next)
+          if (at === 0) open.push(state.next)
           break
         case 'end':
-          if (isEnd) open.push(state.next)
+          if (at === length) open.push(state.next)
           break
         case 'split':
           open.push(...state.to)

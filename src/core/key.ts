@@ -177,9 +177,9 @@ function brokenRule(key: string, policy: KeyPolicy): string | null {
   return null
 }
 
-/** The mode in which a request carries one CloudEvent, as far as the route reads it; null: none. */
+/** The mode in which a request carries one CloudEvent; null: none, or the route reads no id in its body. */
 function eventMode(headers: RawHeaders, from: readonly KeySource[]): 'binary' | 'structured' | null {
-  if (!from.some(namesEvents)) return null
+  if (!from.some(isEventId)) return null
   if (essence(headers) === 'application/cloudevents+json') return 'structured'
   return hasEventHeader(headers, from) ? 'binary' : null
 }
@@ -193,10 +193,6 @@ function isEventId(source: KeySource): boolean {
   return source.kind === 'json' && source.pointer === '/id'
 }
 
-function namesEvents(source: KeySource): boolean {
-  return (source.kind === 'header' && source.name === 'ce-id') || isEventId(source)
-}
-
 /**
  * CloudEvents: an id is unique within its source only. `ce-source` goes with `ce-id`, and `/source` of a structured event
  * with `json:/id`, so that an event is one record in either mode.
@@ -207,8 +203,7 @@ function qualifierOf(
   json: LookedUp | null,
   from: readonly KeySource[],
 ): KeyQualifier | Invalid {
-  const isInBody =
-    event === 'structured' && json !== null && from.some(isEventId) && json.at('/id').kind === 'literal'
+  const isInBody = event === 'structured' && json !== null && json.at('/id').kind === 'literal'
   if (!isInBody && !hasEventHeader(headers, from)) return []
   const lines = linesOf(headers, 'ce-source')
   if (lines.length > 1) return invalid(`ce-source: ${lines.length} header lines; one is allowed`)

@@ -5,7 +5,6 @@ import type { Retention } from './settle.ts'
 
 export type Action = 'store' | 'release' | 'unknown'
 export type Profile = 'standard' | 'strict' | 'lenient' | 'stripe'
-export const PROFILES: readonly Profile[] = ['standard', 'strict', 'lenient', 'stripe']
 
 /** One attribute that identifies the caller (contract §5). */
 export type CallerSource =

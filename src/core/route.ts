@@ -86,7 +86,7 @@ function matches({ segments, rest }: PathPattern, path: string): boolean {
   }
   // A normalised path keeps the slash that `/*` needs only where something follows.
   if (rest) return path.charCodeAt(at) === 0x2f
-  return at === path.length || (segments.length === 0 && path === '/')
+  return at === path.length || path === '/'
 }
 
 /** Whether every path that `narrow` matches is matched by `wide` as well. */

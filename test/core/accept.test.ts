@@ -14,6 +14,8 @@ t.test('a client that prefers HTML gets a page', async (t) => {
     'application/json;q=0.5, text/html;level=1;q=0.7',
     'text/html, application/json;q=0',
     'text/html;q=0.001',
+    'text/html;q=1, application/json;q=0.9',
+    'text/html;q=0.3, application/json;q=0.2, text/html;q=0.1',
     'text/html;q=0.9, application/*;q=0.8',
     'text/html;q=0.3,*/*;q=0.1,text/html;q=0.2',
   ])
@@ -30,6 +32,7 @@ t.test('a client that does not prefer HTML gets a problem', async (t) => {
     'application/problem+json, text/html;q=0.9',
     'application/json, text/plain, */*',
     'text/html, application/json',
+    'text/html, application/json;q=1',
     'text/html, */*',
     'text/html;q=0.8, application/*',
     'text/html;q=0',

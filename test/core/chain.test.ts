@@ -236,3 +236,22 @@ t.test(
     t.equal(by(routeOf(), byRoute), 'uncertain')
   },
 )
+
+t.test('V04 the name of a scope never changes, since proxies of several versions compare it', async (t) => {
+  t.equal(scopeOf(routeOf()), '3xOTUZU5VsPPGROP')
+})
+
+t.test('V04 a header does not carry the key where the route reads a parameter of that name', async (t) => {
+  const route = routeOf({ from: [{ kind: 'query', name: 'key' }], forward: 'none' })
+  const known = said(504, { code: 'upstream_timeout', instance: 'r' })
+  t.equal(read(known, route, ['Key', 'k']), 'free', 'the query is forwarded with the key')
+})
+
+t.test('V04 a problem that cannot be read has no facts', async (t) => {
+  const type = ['Content-Type', 'application/problem+json']
+  for (const body of ['', '{', 'null', '{"code":"a"'])
+    t.equal(problemFacts(type, Buffer.from(body)), null, body)
+  t.equal(problemFacts(type, null), null)
+  for (const line of ['code', 'code=a; b', 'code=a, code=b', 'code=a,, record="r"'])
+    t.equal(problemFacts(['Idempotency-Problem', line], null), null, line)
+})

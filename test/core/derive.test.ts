@@ -1,7 +1,8 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { derivedParts, deriveKey } from '../../src/core/key.ts'
+import { derivedParts, deriveKey, readKeyBody } from '../../src/core/key.ts'
 import type { DerivePolicy } from '../../src/core/policy.ts'
+import { atOnce } from '../../src/core/steps.ts'
 import { KEY, keyBody } from './fixtures.ts'
 
 const POLICY: DerivePolicy = { json: ['/order'], form: [], headers: [], bucket: null }
@@ -185,4 +186,27 @@ t.test('two requests share a derived key exactly when their named values and cal
     ),
     { numRuns: 1000 },
   )
+})
+
+t.test('a derived key never changes, since a retry may arrive at a later version', async (t) => {
+  const policy = { ...POLICY, bucket: 60_000 }
+  t.equal(deriveKey(['1'], CALLER, policy, 120_001), '8Q1DeqwEZqqOYSHuENWJiX9d2997qGO9bJNyQ3yMIYI')
+})
+
+t.test('a long value is read in several steps, so that other requests get their turn', async (t) => {
+  const body = Buffer.from(`{"order":[${'1,'.repeat(200_000)}1]}`)
+  const steps = readKeyBody([], body, { ...KEY, derive: POLICY }, true)
+  let count = 1
+  let step = steps.next()
+  for (; step.done !== true; step = steps.next()) count++
+  t.equal(step.value.values.get('/order')?.length, body.length - '{"order":}'.length)
+  t.ok(count > 10, `${count} steps: half of them find the value, the others read it`)
+})
+
+t.test('no part of the body is read for a key that need not be derived', async (t) => {
+  const policy = { ...KEY, derive: { ...POLICY, form: ['order'] } }
+  for (const derive of [policy.derive, null]) {
+    const read = atOnce(readKeyBody([], Buffer.from('{"order":1}'), { ...policy, derive }, derive === null))
+    t.same(read, { json: null, fields: new Map(), values: new Map() })
+  }
 })

@@ -5,10 +5,12 @@ import t from 'tap'
 import { decide } from '../../src/core/decide.ts'
 import {
   Digests,
+  digestResponse,
   fingerprintOf,
   type RequestContent,
   rawDigestOf,
   recipeOf,
+  sameResponse,
 } from '../../src/core/fingerprint.ts'
 import { contentType } from '../../src/core/headers.ts'
 import { frame } from '../../src/core/identity.ts'
@@ -226,6 +228,11 @@ t.test('F16 ignore leaves members out', async (t) => {
   t.not(json(one, more), json(one.replace('"amount":1', '"amount":2'), more))
   t.not(json(one, more), json(one.replace('"k":2', '"k":3'), more))
   t.not(json(one, more), json(one))
+  const ts = { ignore: ['/ts'] }
+  t.equal(json('{"a":1,"ts":1}', ts), json('{"a":1,"ts":2}', ts), 'a single one')
+  const to = { only: ['/to'] }
+  t.equal(json('{"to":1,"ts":1}', to), json('{"to":1,"ts":2}', to), 'a single one')
+  t.not(json('{"to":1}', to), json('{"to":2}', to))
 })
 
 t.test('F16 only takes the named members, and distinguishes absent from null', async (t) => {
@@ -516,4 +523,132 @@ void t.test('P18 the memory used to read long JSON is freed, whether or not it c
     t.ok(process.memoryUsage().arrayBuffers - before < body.length)
   }
   t.end()
+})
+
+t.test('two responses are the same if status, body and the lines that can be the same are', async (t) => {
+  const of = (headers: readonly string[], status = 201, body = 'ok') =>
+    digestResponse({ status, reason: 'Created', headers, body: Buffer.from(body), trailers: [] })
+  const lines = ['B', '1', 'A', '2', 'C', '3', 'A', '1']
+  const one = of(lines)
+  t.strictSame(one, {
+    status: 201,
+    lines: '[["a","2"],["a","1"],["b","1"],["c","3"]]',
+    digest: hash('sha256', 'ok', 'base64url'),
+  })
+  t.ok(sameResponse(one, of(['a', '2', 'c', '3', 'A', ' 1 ', 'b', '1'])), 'in another order and spelling')
+  t.notOk(
+    sameResponse(one, of(['A', '1', 'B', '1', 'C', '3', 'A', '2'])),
+    'lines of one name in another order',
+  )
+  t.notOk(sameResponse(one, of([...lines, 'D', ''])))
+  t.notOk(sameResponse(one, of(lines, 200)))
+  t.notOk(sameResponse(one, of(lines, 201, 'OK')))
+  const names =
+    'age cf-ray content-length date request-id server-timing traceparent tracestate trailer x-amzn-requestid x-amzn-trace-id x-correlation-id x-envoy-upstream-service-time x-request-id x-response-time x-runtime x-trace-id'
+  for (const name of names.split(' ')) t.ok(sameResponse(one, of([...lines, name.toUpperCase(), 'x'])), name)
+  t.strictSame(of(['A', '1', 'B']).lines, '[["a","1"]]', 'a name without a value is no line')
+})
+
+t.test('the digests of a request never change, since records are compared with them', async (t) => {
+  const asked = request('{"b":1,"a":2.0}', { query: 'b=1&a=2', target: '/v1/payments?b=1&a=2' })
+  const policies: readonly Partial<FingerprintPolicy>[] = [
+    {},
+    { body: 'raw', headers: ['content-type'] },
+    { body: 'none', query: 'ignore' },
+    { query: 'sorted', only: ['/a'] },
+  ]
+  t.strictSame(
+    policies.map((more) => {
+      const digests = new Digests(asked, asked.body, { ...FINGERPRINT, ...more }, null)
+      return [
+        digests.recipe,
+        digests.fingerprint.toString('hex').slice(0, 16),
+        digests.rawDigest.toString('hex').slice(0, 16),
+      ]
+    }),
+    [
+      ['QzgPYX5HREAXN_G8', '5260a071445e3557', 'b6ae31e68b1582d2'],
+      ['EdXYsQhSHzFVM2Xt,content-type', 'a00f9ea1f84ff2d7', '216a9e55a00c5484'],
+      ['6Rhp7rlKOGSiF57D', '6f44afd77d9bd1c1', 'b6ae31e68b1582d2'],
+      ['Fh8SmaT5IZ2YLxvS', '408aa9d1ea7754f5', 'b6ae31e68b1582d2'],
+    ],
+  )
+})
+
+t.test('the fingerprint of a form never changes', async (t) => {
+  const form = ['Content-Type', 'application/x-www-form-urlencoded; v=1']
+  const parts = ['Content-Type', 'multipart/form-data; boundary=B']
+  const part = '--B\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--B--'
+  t.strictSame(
+    [sent('a=%41', form), sent(part, parts)].map((hex) => hex.slice(0, 16)),
+    ['4826facc5a94eb73', 'ca0c385baa76d5d5'],
+  )
+})
+
+t.test('F20 the raw digest covers every header that counted for the record', async (t) => {
+  const under = recipeOf({ ...FINGERPRINT, headers: ['x-one', 'x-two'] })
+  const digest = (one: string, two: string): string =>
+    rawDigestOf(request('', { headers: ['X-One', one, 'X-Two', two] }), under).toString('hex')
+  t.equal(new Set([digest('1', '1'), digest('2', '1'), digest('1', '2')]).size, 3)
+})
+
+t.test('a query is sorted by whole names, without empty pairs', async (t) => {
+  t.equal(queried('b=1&&a=1&', 'sorted'), queried('a=1&b=1', 'sorted'))
+  t.equal(queried('b=0&a=1&a=2', 'sorted'), queried('a=1&a=2&b=0', 'include'))
+  t.equal(queried('c=1&b=1&a=1&b=0', 'sorted'), queried('b=1&a=1&b=0&c=1', 'sorted'))
+  t.not(queried('a=2&a=1', 'sorted'), queried('a=1&a=2', 'sorted'))
+  t.not(queried('a=b&c', 'sorted'), queried('a=bc', 'sorted'))
+  t.equal(queried('x', 'ignore'), queried('', 'ignore'))
+  t.equal(queried('', 'ignore'), queried('', 'include'))
+})
+
+t.test('long bodies are hashed in steps of a quarter of a MiB', async (t) => {
+  const stepsOf = (length: number, policy: FingerprintPolicy): number => {
+    const digests = new Digests(request(''), Buffer.alloc(length, 'x'), policy, null)
+    t.equal(digests.takesSteps, length > 256 * 1024)
+    let steps = 0
+    const work = digests.begin()
+    while (work.next().done !== true) steps++
+    return steps
+  }
+  const raw: FingerprintPolicy = { ...FINGERPRINT, body: 'raw' }
+  t.equal(stepsOf(256 * 1024, raw) <= 2, true)
+  const steps = stepsOf(4 * 1024 * 1024, raw)
+  t.ok(steps >= 30 && steps <= 34, `${steps}: the raw digest and the fingerprint, of 16 quarters each`)
+})
+
+t.test('F20 a record of other settings is compared by the headers that counted for it', async (t) => {
+  const headers = ['Content-Type', 'application/json', 'X-Currency', 'EUR']
+  const asked = request('{}', { headers })
+  const digests = new Digests(asked, asked.body, FINGERPRINT, null)
+  const under = (recipe: string, header: string) =>
+    completed({
+      recipe,
+      rawDigest: rawDigestOf({ ...asked, headers: [...headers.slice(0, 3), header] }, recipe),
+    })
+  t.ok(digests.isSameBytes(under('other,x-currency', 'EUR')))
+  t.notOk(digests.isSameBytes(under('other,x-currency', 'USD')))
+  t.ok(digests.isSameBytes(under('other', 'USD')), 'it did not count')
+  t.ok(digests.isSameBytes(under(digests.recipe, 'USD')), 'it does not count')
+})
+
+t.test('a fingerprint under another recipe is known only if that recipe was not keyed yet', async (t) => {
+  const asked = request('{}')
+  const keyed = new Digests(asked, asked.body, FINGERPRINT, Buffer.from('a secret of sixteen bytes'))
+  t.same(keyed.fingerprintUnder(recipe), fingerprintOf(asked, FINGERPRINT))
+  for (const other of ['other', keyed.recipe]) t.equal(keyed.fingerprintUnder(other), null)
+  t.equal(new Digests(asked, asked.body, FINGERPRINT, null).fingerprintUnder(recipe), null)
+})
+
+t.test('only the fingerprint of a long body is left for later', async (t) => {
+  const policy: FingerprintPolicy = { ...FINGERPRINT, body: 'json' }
+  for (const [items, isLong] of [
+    [1000, false],
+    [100_000, true],
+  ] as const) {
+    const digests = new Digests(request(''), Buffer.from(`[${'1.0,'.repeat(items)}1]`), policy, null)
+    t.equal(digests.isLong, isLong)
+    for (const step of digests.begin()) t.equal(step, undefined)
+    t.equal(digests.finish().next().done, !isLong, `${items} items`)
+  }
 })

@@ -1,5 +1,23 @@
 import t from 'tap'
-import { fieldLines, filterLines, firstOf, hopByHop, linesOf } from '../../src/core/headers.ts'
+import {
+  contentType,
+  fieldLines,
+  filterLines,
+  firstOf,
+  foldedName,
+  formDataBoundary,
+  HOP_BY_HOP,
+  hopByHop,
+  isEncoded,
+  isFieldName,
+  isFieldValue,
+  isNeverUpstreams,
+  isOwnOnResponses,
+  linesOf,
+  REQUEST_HEADER,
+  RESPONSE_HEADER,
+  statusHeaders,
+} from '../../src/core/headers.ts'
 
 const LINES = ['Set-Cookie', 'a=1', 'X-A', '1', 'set-cookie', 'b=2', 'X-AB', '2']
 
@@ -46,6 +64,7 @@ t.test('P13 the fixed fields and those that Connection names are hop-by-hop', as
     for (const name of ['content-type', 'set-cookie', 'idempotency-key', 'trailer'])
       t.notOk(names.has(name), name)
   }
+  t.notOk(hopByHop(['Connection', 'close']).has('close'), 'close is an option, not a field')
   t.notOk(hopByHop([]).has('x-hop'), 'what one message names is not remembered for the next')
 })
 
@@ -58,4 +77,115 @@ t.test('filtered lines keep their order, letter case and number', async (t) => {
     filterLines(LINES, () => false),
     [],
   )
+})
+
+t.test('the proxy’s own lines have the names that are documented', async (t) => {
+  t.strictSame(REQUEST_HEADER, { fence: 'Idempotency-Fence', record: 'Idempotency-Record' })
+  t.strictSame(RESPONSE_HEADER, {
+    replayed: 'Idempotent-Replayed',
+    status: 'Idempotency-Status',
+    expires: 'Idempotency-Expires',
+    derived: 'Idempotency-Key-Derived',
+    retry: 'Idempotency-Retry',
+    problem: 'Idempotency-Problem',
+    outcome: 'Idempotency-Outcome',
+  })
+  for (const name of Object.values(RESPONSE_HEADER)) {
+    t.ok(isOwnOnResponses(name.toLowerCase()), name)
+    t.equal(isNeverUpstreams(name.toLowerCase()), name === 'Idempotent-Replayed', name)
+  }
+  t.notOk(isOwnOnResponses('idempotency-key'))
+  t.notOk(isNeverUpstreams(''))
+})
+
+t.test('names and values of fields have only the characters that HTTP allows', async (t) => {
+  for (const name of ['X-A', "!#$%&'*+.^_`|~", 'host']) t.ok(isFieldName(name), name)
+  for (const name of ['', 'X A', 'X:', 'é', 'X\n', '(x)']) t.notOk(isFieldName(name), JSON.stringify(name))
+  for (const value of ['', 'a b\t~', 'é\xff']) t.ok(isFieldValue(value), value)
+  for (const value of ['\n', 'a\r', '\x00', '\x7f', '€']) t.notOk(isFieldValue(value), JSON.stringify(value))
+})
+
+t.test('statusHeaders tells the status, and the end of a record if it is known', async (t) => {
+  const route = { statusHeader: true }
+  const at = Date.UTC(2026, 10, 26, 12)
+  t.strictSame(statusHeaders('executed', route, at), [
+    'Idempotency-Status',
+    'executed',
+    'Idempotency-Expires',
+    '2026-11-26T12:00:00.000Z',
+  ])
+  for (const unknown of [null, Number.POSITIVE_INFINITY])
+    t.strictSame(statusHeaders('executed', route, unknown), ['Idempotency-Status', 'executed'])
+  t.strictSame(statusHeaders('executed', { statusHeader: false }, at), [])
+})
+
+t.test('P13 every field of one hop is among the fixed ones', async (t) => {
+  t.strictSame([...HOP_BY_HOP].sort(), [
+    'connection',
+    'http2-settings',
+    'keep-alive',
+    'proxy-authenticate',
+    'proxy-authentication-info',
+    'proxy-authorization',
+    'proxy-connection',
+    'te',
+    'transfer-encoding',
+    'upgrade',
+  ])
+})
+
+t.test('P13 Connection cannot remove fields of the content or fields that count', async (t) => {
+  const named = 'Content-Type, Authorization, idempotency-key, X-Counted, X-Hop'
+  const names = hopByHop(['Connection', named], new Set(['x-counted']))
+  t.strictSame(
+    [...names].filter((name) => !HOP_BY_HOP.has(name)),
+    ['x-hop'],
+  )
+  const lines = ['Connection', 'keep-alive', 'Connection', 'X-Hop']
+  t.ok(hopByHop(lines).has('x-hop'), 'in any of its lines')
+})
+
+t.test('foldedName gives names that applications cannot tell apart the same spelling', async (t) => {
+  for (const [name, folded] of [
+    ['x-user', 'x-user'],
+    ['x_user', 'x-user'],
+    ['x.user~1', 'x-user-1'],
+  ] as const)
+    t.equal(foldedName(name), folded)
+})
+
+t.test('a name without a value at the end of a list is no line', async (t) => {
+  t.equal(firstOf(['X-A', '1', 'X-B'], 'x-b'), null)
+  t.equal(firstOf(['X-A', 'x-b', 'X-B', '2'], 'x-b'), '2', 'a value is not a name')
+  t.same(
+    filterLines(['X-A', '1', 'X-B'], () => true),
+    ['X-A', '1'],
+  )
+})
+
+t.test('contentType splits at semicolons outside quoted strings only', async (t) => {
+  const of = (...lines: string[]) => contentType(lines.flatMap((line) => ['Content-Type', line]))
+  t.strictSame(of('text/plain; a="x;\\";y" ;b=1').parameters, ['text/plain', 'a="x;\\";y"', 'b=1'])
+  t.strictSame(of('text/plain; a=\\";"; b').parameters, ['text/plain', 'a=\\";"', 'b'])
+  t.strictSame(of('"a;b";c').parameters, ['"a;b"', 'c'])
+  t.equal(of('Text/Plain; Charset=x; A=B').media, 'text/plain;a=b')
+  t.equal(of('multipart/form-data; Boundary=A=B').media, 'multipart/form-data;boundary=A=B')
+  t.equal(of('a/b', 'c/d').essence, 'a/b, c/d', 'two lines are a list')
+  t.equal(of().essence, '')
+})
+
+t.test('a body is encoded if any coding but identity is named', async (t) => {
+  const of = (...lines: string[]) => isEncoded(lines.flatMap((line) => ['Content-Encoding', line]))
+  for (const line of ['gzip', 'identity, gzip', '']) t.ok(of(line), line)
+  for (const line of ['identity', ' Identity\t']) t.notOk(of(line), line)
+  t.ok(of('identity', 'br'))
+  t.notOk(of())
+})
+
+t.test('a form without a media type, or of another, has no boundary', async (t) => {
+  for (const type of [[], ['Content-Type', ''], ['Content-Type', 'x; boundary=b']])
+    t.equal(formDataBoundary(type), null)
+  t.equal(formDataBoundary(['Content-Type', 'Multipart/Form-Data; boundary="b c"']), null)
+  t.equal(formDataBoundary(['Content-Type', 'Multipart/Form-Data; boundary=b']), 'b')
+  t.equal(formDataBoundary(['Content-Type', 'multipart/form-data; charset=utf-8; boundary="b:c"']), 'b:c')
 })

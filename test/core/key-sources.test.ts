@@ -3,7 +3,7 @@ import t from 'tap'
 import { queryField } from '../../src/core/body/form.ts'
 import { canonicalJson } from '../../src/core/body/json.ts'
 import { lookUp } from '../../src/core/body/json-lookup.ts'
-import { carriesKey, type KeyReading, keyNeedsBody, readKey } from '../../src/core/key.ts'
+import { carriesKey, type KeyReading, keyNeedsBody, readKey, sourceName } from '../../src/core/key.ts'
 import type { KeyPolicy, KeySource } from '../../src/core/policy.ts'
 import { atOnce } from '../../src/core/steps.ts'
 import { KEY, keyBody } from './fixtures.ts'
@@ -617,4 +617,33 @@ void t.test('a field name may hold any character, literal or escaped', async (t)
     ['axid=1', 'a.id', null],
   ] as const)
     t.same(queryField(text, name), value === null ? { kind: 'absent' } : { kind: 'value', value }, text)
+})
+
+t.test('a source is named as the configuration writes it', async (t) => {
+  t.same([header('k'), query('k'), form('k'), json('/k')].map(sourceName), [
+    'k',
+    'query:k',
+    'form:k',
+    'json:/k',
+  ])
+})
+
+t.test('a route that reads JSON finds no key in a form', async (t) => {
+  t.equal(read('id=a', BY_ID, URLENCODED), 'missing')
+})
+
+t.test('a structured event without a readable body has the key of its header', async (t) => {
+  const either = from(header('idempotency-key'), json('/id'))
+  const headers = [...STRUCTURED, 'Idempotency-Key', '1']
+  for (const body of [null, 'no JSON'])
+    t.same(reading(body, either, headers), { kind: 'key', key: '1', qualifier: [] })
+})
+
+t.test('a key is qualified only by the event whose id it is', async (t) => {
+  const plain = { kind: 'key', key: '1', qualifier: [] }
+  const event = ['ce-id', '9', 'ce-source', '/a']
+  t.same(reading(null, from(header('k')), ['K', '1', ...event]), plain, 'another header')
+  t.same(readKey({ headers: event, query: 'ce-id=1' }, from(query('ce-id')), null), plain, 'a parameter')
+  const within = '{"id":{"x":"1"},"source":"/a"}'
+  t.same(reading(within, from(json('/id/x')), STRUCTURED), plain, 'a value within the id')
 })

@@ -254,3 +254,12 @@ void t.test('a line spells a key in every form that its syntax allows', async (t
   for (const line of ['k2', '"k1', 'k1, k1', '']) t.notOk(spells(line, 'lenient', 'k1'), line)
   t.notOk(spells('k1', 'strict', 'k1'))
 })
+
+t.test('K03 K05 a refusal of an empty key says so', async (t) => {
+  for (const line of ['', ' '])
+    for (const policy of [KEY, STRICT])
+      t.same(readKey({ headers: ['Idempotency-Key', line], query: '' }, policy, null), {
+        kind: 'invalid',
+        detail: 'idempotency-key: the value is empty',
+      })
+})

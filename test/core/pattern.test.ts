@@ -78,6 +78,16 @@ t.test('a pattern that backtracks forever in V8 is answered at once', async (t) 
   t.notOk(pattern('[a-z]{1,1000}').test('a'.repeat(1001)))
 })
 
+t.test('a pattern may have 4000 characters to match', async (t) => {
+  t.ok(pattern('a{4000}').test('a'.repeat(4000)))
+})
+
+t.test('a pattern matches printable ASCII only, the characters of keys', async (t) => {
+  t.match(readPattern('.'), { kind: 'pattern' })
+  for (let code = 0; code < 0x100; code++)
+    t.equal(pattern('.|\\s').test(String.fromCharCode(code)), code >= 0x20 && code <= 0x7e, `${code}`)
+})
+
 t.test('a construct that cannot be matched in linear time is refused by name', async (t) => {
   for (const [text, why] of [
     ['(?=.*\\d)[a-z0-9]+', 'the lookaround (?='],
@@ -90,6 +100,7 @@ t.test('a construct that cannot be matched in linear time is refused by name', a
     ['a\\B', 'the word boundary \\B'],
     ['(?i:a)', 'the modifier (?i:'],
     ['(?s-i:a)', 'the modifier (?s-i:'],
+    ['(?i:a:b)', 'the modifier (?i:'],
     [`${'('.repeat(3000)}a${')'.repeat(3000)}`, 'groups more than 100 deep'],
     ['[a-z]{5000}', 'a pattern of that size'],
     ['(?:[a-z]{1,100}){1,100}', 'a pattern of that size'],
@@ -98,6 +109,7 @@ t.test('a construct that cannot be matched in linear time is refused by name', a
     ['[a-z', 'Unterminated character class'],
     ['a{2,1}', 'numbers out of order in {} quantifier'],
     ['\\', '\\ at end of pattern'],
+    ['\\1', 'Invalid escape'],
   ] as const)
     t.equal(whyNot(text), why, text)
 })

@@ -1,6 +1,6 @@
 import t from 'tap'
 import { shortId } from '../../src/core/identity.ts'
-import { type RecordId, readAt, STATES } from '../../src/core/record.ts'
+import { NOT_KEPT, type RecordId, readAt, STATES, UNRESOLVED } from '../../src/core/record.ts'
 import { completed, expired, failedRetryable, inProgress, unknown } from './fixtures.ts'
 
 // In the fixtures the lease, the next look and the retention end at 5000, and the record is dropped at 9000.
@@ -80,4 +80,9 @@ t.test('every record is gone from its dropAt on', async (t) => {
 
 t.test('logs show the first 12 characters of an id', async (t) => {
   t.equal(shortId('abcdefghijklmnopqrstuvwxyz'.repeat(2).slice(0, 43) as RecordId), 'abcdefghijkl')
+})
+
+t.test('states and reasons keep their order, by which stored records number them', async (t) => {
+  t.strictSame(NOT_KEPT, ['too_large', 'streamed', 'outcome_only', 'no_room', 'past_ttl'])
+  t.strictSame(UNRESOLVED, ['in_progress', 'unknown'], 'those whose outcome is still to come')
 })

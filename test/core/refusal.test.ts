@@ -105,3 +105,14 @@ t.test('a problem names the scope in force only if it is known', async (t) => {
   t.equal(body('idempotency_key_reused', 'why', { scope: 'service, caller' }).scope, 'service, caller')
   t.notOk(Object.hasOwn(body('idempotency_key_reused', 'why'), 'scope'))
 })
+
+t.test(
+  'a refusal is about a record that is looked after and remembered, unless it says otherwise',
+  async (t) => {
+    t.match(refusal('idempotency_outcome_unknown', 'why'), { checking: true, remembered: true })
+    t.match(refusal('idempotency_outcome_unknown', 'why', { checking: false, remembered: false }), {
+      checking: false,
+      remembered: false,
+    })
+  },
+)

@@ -1,7 +1,21 @@
 import t from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import { parseTarget, policyNamed, Router, type Target } from '../../src/core/route.ts'
-import { routeOf } from './fixtures.ts'
+import {
+  covers,
+  isProtected,
+  overlaps,
+  parseTarget,
+  pathParameters,
+  pathPattern,
+  policiesOf,
+  policyNamed,
+  Router,
+  readsKeys,
+  routeCovers,
+  type Target,
+  WELL_KNOWN,
+} from '../../src/core/route.ts'
+import { KEY, routeOf } from './fixtures.ts'
 
 /** The name of the matching route; names are the configured paths. */
 function taken(routes: readonly RoutePolicy[], target: string, method = 'POST'): string | null {
@@ -133,4 +147,99 @@ t.test('policyNamed finds a policy by the route name in its records', async (t) 
   t.equal(policyNamed(named, 'b'), named.routes[1])
   t.equal(policyNamed(named, 'default'), named.defaults)
   t.equal(policyNamed(named, 'gone'), null)
+})
+
+t.test('pathParameters reads a path as its route does: exactly, or in one spelling', async (t) => {
+  const of = (path: string, actual: string, exact: boolean) => [...pathParameters({ path, exact }, actual)]
+  t.same(of('//a/:id', '/a/1', false), [['id', '1']])
+  t.same(of('//a/:id', '//a/1', true), [['id', '1']])
+  t.same(of('/a:b/c', '/a:b/c', true), [], 'a colon within a segment is data')
+})
+
+t.test('what clients are told about keys is at its registered place (RFC 8615)', async (t) => {
+  t.equal(WELL_KNOWN, '/.well-known/idempotency')
+})
+
+/** Pairs of routes: whether the first covers the second, the second the first, and whether a path matches both. */
+const PAIRS: readonly (readonly [
+  a: string,
+  b: string,
+  aCoversB: boolean,
+  bCoversA: boolean,
+  overlap: boolean,
+])[] = [
+  ['/a', '/a', true, true, true],
+  ['/a', '/b', false, false, false],
+  ['/a', '/a/b', false, false, false],
+  ['/a/b', '/a/c', false, false, false],
+  ['/a/b', '/c/b', false, false, false],
+  ['/:x', '/a', true, false, true],
+  ['/:x', '/:y', true, true, true],
+  ['/a/:x', '/:x/b', false, false, true],
+  ['/a/:x', '/b/:x', false, false, false],
+  ['/a/:x', '/:y/:z', false, true, true],
+  ['/a/*', '/a', false, false, false],
+  ['/a/*', '/a/b', true, false, true],
+  ['/a/*', '/a/:x', true, false, true],
+  ['/a/*', '/a/b/c', true, false, true],
+  ['/a/*', '/a/*', true, true, true],
+  ['/a/*', '/a/b/*', true, false, true],
+  ['/a/*', '/b/*', false, false, false],
+  ['/a/*', '/b/c', false, false, false],
+  ['/:x/*', '/a/b', true, false, true],
+  ['/:x/*', '/a/*', true, false, true],
+  ['/a/:x/*', '/a/*', false, true, true],
+  ['/a/b/*', '/:x/b', false, false, false],
+  ['/a/b/*', '/:x/b/*', false, true, true],
+  ['/*', '/', true, false, true],
+  ['/*', '/a', true, false, true],
+  ['/*', '/a/*', true, false, true],
+  ['/*', '/*', true, true, true],
+  ['/', '/a', false, false, false],
+  ['/', '/:x', false, false, false],
+  ['/', '/', true, true, true],
+]
+
+t.test('covers and overlaps tell which routes take each other’s requests', async (t) => {
+  for (const [a, b, aCoversB, bCoversA, overlap] of PAIRS) {
+    const [one, other] = [pathPattern(a, false), pathPattern(b, false)]
+    t.equal(covers(one, other), aCoversB, `${a} covers ${b}`)
+    t.equal(covers(other, one), bCoversA, `${b} covers ${a}`)
+    t.equal(overlaps(one, other), overlap, `${a} overlaps ${b}`)
+    t.equal(overlaps(other, one), overlap, `${b} overlaps ${a}`)
+  }
+  const empty = pathPattern('/a/', true)
+  t.notOk(covers(pathPattern('/a/:x', true), empty), 'a name matches no empty segment')
+})
+
+t.test('a route covers only routes that compare paths alike, or more strictly', async (t) => {
+  const route = (path: string, exact: boolean) => ({ methods: ['POST'], path, exact })
+  t.ok(routeCovers(route('/a', false), route('/a', false)))
+  t.ok(routeCovers(route('/a', true), route('/a', true)))
+  t.ok(routeCovers(route('/a', false), route('/a/', true)), 'it matches every spelling')
+  t.notOk(routeCovers(route('/a', true), route('/a', false)), 'it matches one spelling of many')
+  t.notOk(routeCovers(route('/a', true), route('/a/', true)), 'it matches another spelling')
+})
+
+t.test('policiesOf adds the default policy only if it protects unmatched requests', async (t) => {
+  const routes = [routeOf('/a')]
+  const defaults = routeOf('/*')
+  t.strictSame(policiesOf({ routes, defaults, unmatched: 'protect' }), [...routes, defaults])
+  for (const unmatched of ['pass', 'reject'] as const)
+    t.strictSame(policiesOf({ routes, defaults, unmatched }), routes)
+})
+
+t.test('a route reads keys unless it is off or ignores them, and protects if it enforces', async (t) => {
+  for (const [mode, presence, reads, protects] of [
+    ['enforce', 'optional', true, true],
+    ['enforce', 'required', true, true],
+    ['enforce', 'ignored', false, false],
+    ['shadow', 'optional', true, false],
+    ['shadow', 'ignored', false, false],
+    ['off', 'required', false, false],
+  ] as const) {
+    const route = routeOf('/a', { mode, key: { ...KEY, presence } })
+    t.equal(readsKeys(route), reads, `${mode} ${presence}`)
+    t.equal(isProtected(route), protects, `${mode} ${presence}`)
+  }
 })

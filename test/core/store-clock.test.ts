@@ -145,3 +145,17 @@ void t.test('V08 a clock that steps between readings and drifts adds no time', (
   )
   t.end()
 })
+
+void t.test('a reading that took longer than a second says nothing, one of a second counts', (t) => {
+  for (const [took, passed] of [
+    [EVEN, 8000],
+    [EVEN + 1, -39_500],
+  ] as const) {
+    const clock = new StoreClock()
+    clock.saw(STORE, -1000, 0)
+    clock.saw(STORE + 500, 0, 0)
+    clock.saw(STORE + 50_000, 2000 - took, 2000)
+    t.equal(clock.since(STORE + 50_000, 10_000), passed, `${took} ms`)
+  }
+  t.end()
+})

@@ -39,6 +39,7 @@ const NORMAL: readonly (readonly [sent: string, normal: string, why: string])[] 
   ['/caf%e9', '/caf%E9', 'the same byte, encoded'],
   ['/caf\xc3\xa9', '/caf%C3%A9', 'UTF-8 arrives as bytes'],
   ['/a%00b', '/a%00b', 'NUL stays encoded'],
+  ['/a\tb', '/a%09b', 'a control character is encoded in two digits'],
   ['/a%', '/a%25', 'a percent sign alone'],
   ['/a%4', '/a%254', 'half an encoding'],
   ['/a%zz', '/a%25zz', 'no hexadecimal digits'],

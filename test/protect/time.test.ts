@@ -1,23 +1,6 @@
 import t from 'tap'
-import type { RecordId } from '../../src/core/record.ts'
-import { Leases } from '../../src/protect/leases.ts'
 import { Latency } from '../../src/protect/recent.ts'
-import type { Renewal } from '../../src/store/register.ts'
-import {
-  Gate,
-  HOUR,
-  idle,
-  LEASE,
-  refused,
-  replica,
-  route,
-  SECOND,
-  Store,
-  Stream,
-  seen,
-  TTL,
-  until,
-} from './harness.ts'
+import { Gate, idle, LEASE, refused, replica, route, Store, Stream, seen, TTL, until } from './harness.ts'
 
 /** A lease that is due at the renewer's first look: the test sets the store's clock, the renewer uses the machine's. */
 const SHORT = route({ lease: 1 })
@@ -65,66 +48,6 @@ void t.test(
     t.equal(leases, 0)
   },
 )
-
-void t.test('all leases that are due are renewed in one call', async (t) => {
-  const asked: (readonly Renewal[])[] = []
-  const leases = new Leases(
-    async (items) => {
-      asked.push(items)
-      return items.map(() => true)
-    },
-    () => t.fail(),
-  )
-  t.teardown(() => leases.close())
-  const token = Buffer.alloc(16, 1)
-  const ids = ['a', 'b', 'c'] as RecordId[]
-  for (const id of ids) leases.hold(id, token, 3, 9, performance.now())
-  leases.hold('rare' as RecordId, token, 3_600_000, 9, performance.now())
-  leases.hold('gone' as RecordId, token, 3, 9, performance.now())
-  leases.release('gone' as RecordId, token)
-  leases.release('a' as RecordId, Buffer.alloc(16, 2))
-  t.equal(leases.size, 4, 'only the owner can release')
-  await until(() => asked.length >= 2)
-  t.same(
-    asked[0]?.toSorted((a, b) => (a.id < b.id ? -1 : 1)),
-    ids.map((id) => ({ id, token, dueIn: 3, dropIn: 9 })),
-  )
-  leases.close()
-  t.equal(leases.size, 0)
-})
-
-void t.test('a failed renewal is reported once and retried, one call at a time', async (t) => {
-  const gate = new Gate()
-  let calls = 0
-  const errors: unknown[] = []
-  const leases = new Leases(
-    async () => {
-      calls++
-      if (calls === 1) throw new Error('down')
-      if (calls === 2) {
-        leases.release(B, token)
-        throw new Error('down again')
-      }
-      await gate.pass()
-      return []
-    },
-    (error) => void errors.push((error as Error).message),
-  )
-  t.teardown(() => leases.close())
-  const token = Buffer.alloc(16, 1)
-  const [A, B] = ['a', 'b'] as [RecordId, RecordId]
-  leases.hold(A, token, 300, 900, performance.now())
-  leases.hold(B, token, 300, 900, performance.now())
-  await until(() => calls === 3)
-  t.same(errors, ['down'], 'once, until one succeeds')
-  for (let looks = 0; looks < 3; looks++) await new Promise((next) => setTimeout(next, 110))
-  t.equal(calls, 3, 'none while one is under way')
-  gate.open()
-  await until(() => calls > 3)
-  leases.release(A, token)
-  await idle()
-  leases.close()
-})
 
 void t.test(
   'L06 after a failed renewal the record reads unknown, and the owner’s outcome is still accepted',
@@ -361,61 +284,6 @@ void t.test('Idempotency-Expires follows the store’s clock', async (t) => {
   const first = await a.get({ route: route({ statusHeader: true }) })
   t.equal(first.proxyHeaders[3], new Date(1_000_000 + TTL).toISOString(), 'L12')
 })
-
-void t.test('a lease is not renewed in its first third', async (t) => {
-  let calls = 0
-  const leases = new Leases(
-    async () => {
-      calls++
-      return []
-    },
-    () => t.fail(),
-  )
-  t.teardown(() => leases.close())
-  leases.hold('long' as RecordId, Buffer.alloc(16, 1), 3_600_000, 3_600_000, performance.now())
-  for (let looks = 0; looks < 3; looks++) await new Promise((next) => setTimeout(next, 110))
-  t.equal(calls, 0)
-})
-
-void t.test(
-  'an attempt may begin in the first two thirds of its lease, unless a renewal says it lost it',
-  async (t) => {
-    let still: boolean[] | Error = [false]
-    let calls = 0
-    const leases = new Leases(
-      async () => {
-        calls++
-        if (still instanceof Error) throw still
-        return still
-      },
-      () => {},
-    )
-    t.teardown(() => leases.close())
-    const [id, token] = ['a' as RecordId, Buffer.alloc(16, 1)]
-    const begin = (lease: number, ago: number) => leases.hold(id, token, lease, 9, performance.now() - ago)
-    t.equal(begin(HOUR, 0)(), true)
-    t.equal(begin(HOUR, (2 / 3) * HOUR - SECOND)(), true)
-    t.equal(begin(HOUR, (2 / 3) * HOUR)(), false, 'the claim is too old: this process may have been paused')
-
-    const renewed = async (ago: number, reply: boolean[] | Error) => {
-      const from = calls
-      still = reply
-      const isSure = begin(HOUR, ago)
-      await until(() => calls > from)
-      await idle()
-      return isSure()
-    }
-    t.equal(await renewed(HOUR / 2, [true]), true, 'the store says it is still the owner')
-    t.equal(await renewed(HOUR / 2, new Error('down')), true, 'nothing new is known')
-    t.equal(await renewed(HOUR / 2, [false]), false, 'the store says it is not any more')
-    t.equal(await renewed(HOUR / 2, []), false)
-    t.equal(
-      await renewed(HOUR, [true]),
-      false,
-      'others may have been told that it fell silent, which a store rolled back since does not know',
-    )
-  },
-)
 
 void t.test('an attempt that could not begin in time frees its key, and a retry executes', async (t) => {
   const a = replica(t)
