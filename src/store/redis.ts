@@ -41,6 +41,9 @@ const THROTTLE = script('throttle')
 const NOTE = script('note')
 const NOTES = script('notes')
 
+/** Few responses may all be in one shard. */
+const FEWEST_OF_EACH = 8
+
 export interface RedisOptions extends ServersOptions {
   /** Hides the records of other services on the same server. */
   readonly service: string
@@ -127,7 +130,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     const now = (await server.ask('time', [], timeOf)) + skew()
     const { from, to } = placesDue(of, now)
     // There may be many more responses than requested, evenly spread.
-    const most = of === 'bodies' ? Math.ceil((2 * limit) / shards.length) : limit
+    const most = of === 'bodies' ? FEWEST_OF_EACH + Math.ceil((2 * limit) / shards.length) : limit
     const range = (shard: number) => {
       const args = [keys.indexes[shard] as string, from, to, 'WITHSCORES', 'LIMIT', 0, most]
       return redis.ask('zrangebyscore', args, scored)

@@ -262,6 +262,25 @@ void t.test('an attempt that ends meanwhile is not reported as a split', async (
   await Promise.all([answer, other.answer, rewriting])
 })
 
+void t.test(
+  'an attempt that ends while its claim is written for the last time keeps its outcome',
+  async (t) => {
+    const it = reclaiming(t)
+    const { gate, answer } = await under(it.a)
+    let puts = 0
+    it.store.gate = async ({ op }) => {
+      if (op !== 'put' || ++puts < 2) return
+      it.store.gate = null
+      gate.open()
+      await answer
+    }
+    await it.reclaimer.begin(EVERYTHING)
+    t.equal(puts, 2, 'once in each pass')
+    t.same(it.written, [])
+    t.match(await it.store.read(it.a.id), { state: 'completed' })
+  },
+)
+
 void t.test('an attempt that ends before the store takes its claim gets its outcome written', async (t) => {
   const it = reclaiming(t)
   const { gate, answer } = await under(it.a)
@@ -385,6 +404,19 @@ void t.test('W01 a store that refuses gets everything once it takes it again', a
   t.ok(refused > 40)
   const states = await Promise.all(lost.map(async (one) => (await it.store.read(one))?.state))
   t.same(states, ['in_progress', 'completed'])
+  gate.open()
+  await answer
+})
+
+void t.test('a reclaimer that is closed no longer insists', async (t) => {
+  const it = reclaiming(t)
+  const { gate, answer } = await under(it.a)
+  await it.store.restore(it.a.id, null)
+  it.store.fault = ({ op }) => (op === 'put' ? 'down' : null)
+  const rewriting = it.reclaimer.begin(EVERYTHING)
+  it.reclaimer.close()
+  await rewriting
+  t.equal(await it.store.read(it.a.id), null)
   gate.open()
   await answer
 })

@@ -464,12 +464,20 @@ void t.test('a write to a file that another process keeps locked is not applied'
 })
 
 void t.test('an operation that is not answered within the timeout may have been applied', async (t) => {
-  const { register } = await opened(t, { timeoutMs: 0 })
-  const bytes = bytesOf('completed', newToken(), { result: response(Buffer.alloc(8 * 1024 * 1024)) })
-  await t.rejects(async () => register.put(newId(), bytes, SPANS), {
+  const { register } = await opened(t, { timeoutMs: 400 })
+  await ready(register)
+  const worker = workers.at(-1) as Worker
+  const post = worker.postMessage.bind(worker)
+  const late: Parameters<Worker['postMessage']>[] = []
+  worker.postMessage = (...args: Parameters<Worker['postMessage']>) => void late.push(args)
+  const id = newId()
+  await t.rejects(async () => register.put(id, bytesOf('in_progress', newToken()), SPANS), {
     name: 'StoreUnavailable',
     maybeApplied: true,
   })
+  worker.postMessage = post
+  for (const message of late) post(...message)
+  t.ok((await register.get(id)).bytes, 'as this one was')
 })
 
 void t.test('only one message is in flight, and operations asked meanwhile share the next one', async (t) => {
