@@ -9,7 +9,9 @@ import type { Settler } from './settler.ts'
 
 /** Concurrent requests to the store: enough to keep it busy, few enough for others to get through. */
 const TOGETHER = 256
+/** Pause before a retry: a tenth of the time it has taken so far, within these. Short while a grace may last, sparing a store that is full. */
 const RETRY: Millis = 100
+const RETRY_MOST: Millis = 2000
 const MOST_DECISIONS = 1000
 
 export interface ReclaimerPorts {
@@ -158,9 +160,10 @@ export class Reclaimer {
 
   /** Until the store answers, however long it refuses: nobody else knows what is lost. */
   async #insist(job: Job): Promise<Result> {
+    const begun = performance.now()
     let reply = await this.#try(job)
     while (reply.kind === 'unavailable' && !this.#isClosed) {
-      await pause(RETRY)
+      await pause(Math.max(RETRY, Math.min((performance.now() - begun) / 10, RETRY_MOST)))
       reply = await this.#try(job)
     }
     return reply
