@@ -68,6 +68,8 @@ export class Judge {
   readonly #names = new Map<RecordId, string>()
   readonly #policies: readonly RoutePolicy[]
 
+  #isSomethingLost = false
+
   constructor(scheduler: Scheduler, scenario: Scenario) {
     this.#scheduler = scheduler
     this.#scenario = scenario
@@ -209,6 +211,11 @@ export class Judge {
   /** A process has ended gracefully, and holds nothing: what it told its clients must be in the store. */
   drained(by: object): void {
     for (const known of this.#known.values()) known.deferredBy.delete(by)
+  }
+
+  /** A process has ended while the store did not take an outcome. */
+  hasLostOutcome(): void {
+    this.#isSomethingLost = true
   }
 
   /** From that on the store's clock shows another time. Whoever read a record before may still write. */
@@ -359,7 +366,7 @@ export class Judge {
 
   #hasDeaths(): boolean {
     const { incidents, weather } = this.#scenario
-    return weather.deaths > 0 || incidents.some(({ kind }) => kind === 'crash')
+    return this.#isSomethingLost || weather.deaths > 0 || incidents.some(({ kind }) => kind === 'crash')
   }
 
   #keepsAll(): boolean {

@@ -37,6 +37,7 @@ const UPSTREAM = 'upstream'
 
 /** What the settler says when an outcome is in memory alone, or on its way to the spool. */
 const HELD = 'the store did not take an outcome; it is held and retried'
+const LOST = 'an outcome could not be stored and is lost'
 const UNSPOOLED = 'an outcome could not be spooled; it is held in memory only'
 /** What shadow mode says when it gives up. */
 const UNMERGED = 'the outcomes of forwarded duplicates could not be recorded'
@@ -137,6 +138,7 @@ export class Replica implements Owner {
         if (about !== null && message === HELD) judge.of(about).deferredBy.add(this)
         if (about !== null && message === UNSPOOLED) judge.of(about).unspooledBy.add(this)
         if (message === UNMERGED) this.hasGivenUp = true
+        if (message === LOST) judge.hasLostOutcome()
         if (message.startsWith('internal error')) judge.wrong(`${message}: ${String(detail['error'])}`, null)
       },
     }
