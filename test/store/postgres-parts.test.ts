@@ -69,7 +69,7 @@ void t.test('only errors that prove a rollback mean that nothing was applied', a
 })
 
 void t.test('prepare returns the identity of the server, or null if it does not tell', async (t) => {
-  const ready: Row[][] = [[['f', '15', '4', '1']], [['1', '5']], [[null, null]]]
+  const ready: Row[][] = [[['f', '15', '4', '1']], [['1', '6']], [[null, null]]]
   const wal = '0000000A0000000000000001'
   t.same(await prepare(fake([...ready, [['7153', wal]]])), { system: '7153', timeline: 10 })
   for (const silent of [errorOf('0A000'), errorOf('42501'), [['7153', null]], []])
