@@ -41,7 +41,10 @@ export class DynamoDbServer implements AsyncDisposable {
 
   private constructor(behind: Server) {
     this.#dynalite = behind
-    this.#front = createServer((request, response) => void this.#answer(request, response))
+    this.#front = createServer((request, response) => {
+      // A test may end, and close dynalite, in the middle of a request.
+      this.#answer(request, response).catch(() => response.destroy())
+    })
   }
 
   static async start(table: object | null = tableDefinition('records')): Promise<DynamoDbServer> {

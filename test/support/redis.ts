@@ -191,6 +191,9 @@ export async function emptyRedis(t: Test): Promise<RedisServer> {
   return server
 }
 
+/** Of this process: a server that is starting has not taken its port yet. */
+const given = new Set<number>()
+
 /**
  * A free port of 127.0.0.1. Neither it nor the one 10,000 above, a cluster node's bus, is ever given to an outgoing connection (Linux gives
  * them ports from 32768), so nobody takes it before the server listens.
@@ -198,6 +201,8 @@ export async function emptyRedis(t: Test): Promise<RedisServer> {
 export async function freePort(): Promise<number> {
   for (;;) {
     const port = randomInt(12_000, 22_000)
+    if (given.has(port)) continue
+    given.add(port)
     const server = createServer().listen(port, '127.0.0.1')
     try {
       await once(server, 'listening')
