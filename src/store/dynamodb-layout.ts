@@ -1,4 +1,5 @@
 import type { Millis } from '../core/record.ts'
+import { MAX_U48 } from './binary.ts'
 import { HEAD_AT, PREFIX, SCHEMA, type Stamps, stamp, stateCode } from './codec.ts'
 import type { Input, Item, TableDescription, Value } from './dynamodb-client.ts'
 import { type Condition, CorruptRecord, type Place, type Stamp } from './register.ts'
@@ -164,11 +165,9 @@ export function isThere(item: Item | null, now: Millis): item is Item {
 
 /** As DynamoDB writes a number; JavaScript reads more, and nothing as 0. */
 const NUMBER = /^\d+(?:\.\d+)?(?:E\+?\d+)?$/i
-/** Of instants, versions and fences: what a record can hold. */
-export const MOST = 2 ** 48 - 1
 
 /** @throws {CorruptRecord} */
-export function numberIn(item: Item, name: string, most = MOST): number {
+export function numberIn(item: Item, name: string, most = MAX_U48): number {
   const value = item[name]
   const read = value !== undefined && 'N' in value && NUMBER.test(value.N) ? Number(value.N) : Number.NaN
   if (!Number.isInteger(read) || read > most) throw isAnother(name, 'number')

@@ -1,6 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import type { Millis, RecordId } from '../core/record.ts'
 import { KeyedMutex, settled } from '../runtime/scheduling.ts'
+import { MAX_U48 } from './binary.ts'
 import {
   BODIES_FROM,
   endsAttempt,
@@ -42,7 +43,6 @@ import {
   isThere,
   keyOf,
   linesOf,
-  MOST,
   number,
   numbered,
   numberIn,
@@ -68,6 +68,7 @@ import {
   pageOf,
   placeOf,
   type Renewal,
+  responsesOfEach,
   type Store,
   StoreUnavailable,
   type SwapReply,
@@ -82,9 +83,6 @@ const CHUNK = 390 * 1024
 const MOST_CHUNKS = 10_000
 /** Attempts at a write while other writers of the item win. */
 const TRIES = 100
-
-/** Few records may all be in one part of the index. */
-const FEWEST_OF_EACH = 8
 
 export interface DynamoDbOptions extends Pick<ClientOptions, 'timeoutMs' | 'onEvent'> {
   /** `dynamodb://table?region=…&endpoint=…` */
@@ -287,7 +285,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       const kept = await keep(id, payload, spans.dropIn)
       const reply = await again<PutReply>(null, async (dead) => {
         // Remains of an expired or removed record may exist: regardless of the clocks, this record comes after it.
-        const most = MOST - spans.dropIn - 1
+        const most = MAX_U48 - spans.dropIn - 1
         const least = dead === null ? 0 : Math.max(numberIn(dead, 'v', most), numberIn(dead, 'f', most)) + 1
         const now = Math.max(clock.latest(), least)
         const stamps = nextStamps(bytes, null, now, spans, false)
@@ -378,9 +376,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
 
     async due(limit, of = 'unresolved') {
       const { from, to } = placesDue(of, clock.earliest())
-      // There may be many more responses than requested, evenly spread, and each is charged.
-      const ofEach =
-        of === 'bodies' ? Math.min(limit, FEWEST_OF_EACH + Math.ceil((2 * limit) / INDEX_PARTS)) : limit
+      const ofEach = of === 'bodies' ? responsesOfEach(limit, INDEX_PARTS) : limit
       const places = await indexed(instantKey(from), instantKey(to + 1), limit, ofEach)
       return places.map(({ id }) => id as RecordId)
     },

@@ -1,6 +1,7 @@
 import type { Socket } from 'node:net'
 import type { Client, Notification } from 'pg'
 import type { Millis } from '../core/record.ts'
+import { MAX_U48 } from './binary.ts'
 import type { PostgresAddress } from './postgres-url.ts'
 import { RecordLocked, StoreFull, StoreUnavailable } from './register.ts'
 
@@ -14,16 +15,13 @@ export type Arg = string | number | boolean | Buffer | null | readonly (string |
 /** Columns are text, whatever their type; null is NULL. */
 export type Row = readonly (string | null)[]
 
-/** Of instants, versions and fences: the most that a record can hold. */
-export const MOST = 2 ** 48 - 1
-
 export function isNumber(text: string | null | undefined, most: number): text is string {
   return text != null && /^\d{1,15}$/.test(text) && Number(text) <= most
 }
 
 /** @throws {StoreUnavailable} */
 export function numberIn(text: string | null | undefined): number {
-  if (isNumber(text, MOST)) return Number(text)
+  if (isNumber(text, MAX_U48)) return Number(text)
   throw nonsense(`${JSON.stringify(text)} for a number`)
 }
 

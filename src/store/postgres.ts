@@ -1,10 +1,11 @@
 import type { Millis, RecordId } from '../core/record.ts'
 import { settled } from '../runtime/scheduling.ts'
+import { MAX_U48 } from './binary.ts'
 import { PREFIX, stamp, stateCode } from './codec.ts'
 import { Epoch } from './postgres-epoch.ts'
 import { Lanes, type LanesOptions, lockWait } from './postgres-lanes.ts'
 import { prepare } from './postgres-layout.ts'
-import { type Arg, isNumber, MOST, nonsense, numberIn, type Row } from './postgres-link.ts'
+import { type Arg, isNumber, nonsense, numberIn, type Row } from './postgres-link.ts'
 import { Listener } from './postgres-listener.ts'
 import { postgresAddress } from './postgres-url.ts'
 import { Safety } from './recent.ts'
@@ -347,7 +348,7 @@ function bytesOf(stored: Row): Buffer | null {
   const isHex = [token, `${head}`, `${payload}`].every((one) => one.startsWith('\\x') && one.length % 2 === 0)
   const rest = `${token.slice(2)}${`${head}`.slice(2)}${`${payload}`.slice(2)}`
   const numbers = [version, fence, createdAt, updatedAt, due, dropAt]
-  if (!numbers.every((one) => isNumber(one, MOST)) || ![schema, state].every((one) => isNumber(one, 0xff)))
+  if (!numbers.every((one) => isNumber(one, MAX_U48)) || ![schema, state].every((one) => isNumber(one, 0xff)))
     throw new CorruptRecord('the stored record has a number that it cannot have')
   const bytes = Buffer.allocUnsafe(PREFIX.end - 16 + rest.length / 2)
   bytes.write('IP', 'latin1')

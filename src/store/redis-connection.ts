@@ -162,7 +162,8 @@ export class Connection {
       },
       onMessage,
     }
-    const link = new Link(address, this.#timeoutMs, events, grace ? grace / 2 : CONNECT_TIMEOUT)
+    const connectWithin = grace ? Math.min(grace / 2, CONNECT_TIMEOUT) : CONNECT_TIMEOUT
+    const link = new Link(address, this.#timeoutMs, events, connectWithin)
     this.#link = link
   }
 

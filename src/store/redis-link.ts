@@ -128,10 +128,7 @@ export class Link {
     const socket =
       tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
     this.#socket = socket
-    this.#startTimer(
-      () => socket.destroy(new Error('connect ETIMEDOUT')),
-      Math.min(connectWithin, CONNECT_TIMEOUT),
-    )
+    this.#startTimer(() => socket.destroy(new Error('connect ETIMEDOUT')), connectWithin)
     socket.once(tls === undefined ? 'connect' : 'secureConnect', () => {
       this.#clearTimer()
       socket.setNoDelay(true)

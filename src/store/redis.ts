@@ -23,6 +23,7 @@ import {
   type PutReply,
   pageOf,
   placeOf,
+  responsesOfEach,
   type Store,
   type WriteReply,
 } from './register.ts'
@@ -40,9 +41,6 @@ const DUE = script('due')
 const THROTTLE = script('throttle')
 const NOTE = script('note')
 const NOTES = script('notes')
-
-/** Few responses may all be in one shard. */
-const FEWEST_OF_EACH = 8
 
 export interface RedisOptions extends ServersOptions {
   /** Hides the records of other services on the same server. */
@@ -129,8 +127,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
   const dueAt = async ({ server, shards }: Part, limit: number, of: Due) => {
     const now = (await server.ask('time', [], timeOf)) + skew()
     const { from, to } = placesDue(of, now)
-    // There may be many more responses than requested, evenly spread.
-    const most = of === 'bodies' ? FEWEST_OF_EACH + Math.ceil((2 * limit) / shards.length) : limit
+    const most = of === 'bodies' ? responsesOfEach(limit, shards.length) : limit
     const range = (shard: number) => {
       const args = [keys.indexes[shard] as string, from, to, 'WITHSCORES', 'LIMIT', 0, most]
       return redis.ask('zrangebyscore', args, scored)

@@ -277,6 +277,17 @@ export interface Place {
   readonly id: string
 }
 
+/** Few due responses may all be in one part of an index. */
+const FEWEST_OF_EACH = 8
+
+/**
+ * How many due responses to ask each of the `parts` of an index for, to find `limit`: there may be many more, evenly spread, and some stores
+ * charge for each.
+ */
+export function responsesOfEach(limit: number, parts: number): number {
+  return Math.min(limit, FEWEST_OF_EACH + Math.ceil((2 * limit) / parts))
+}
+
 /** @throws {RangeError} for a cursor that {@link pageOf} did not make. */
 export function placeOf(cursor: string | null): Place {
   if (cursor === null) return { due: 0, id: '' }

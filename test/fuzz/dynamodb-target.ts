@@ -12,6 +12,7 @@ import { tableDefinition } from '../../src/store/dynamodb-layout.ts'
 import { CorruptRecord, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { bytesOf, SPANS } from '../store/fixtures.ts'
 import { same, type Target } from './engine.ts'
+import { recordBytes } from './record.ts'
 
 const ID = 'A'.repeat(43) as RecordId
 const TOKEN = Buffer.alloc(16, 5)
@@ -111,25 +112,15 @@ function recordOf(item: Attributes | null, isWhole = true): Buffer | null | type
   const [token, head, payload] = ['o', 'b', 'p'].map((name) => bytesIn(item, name))
   if (schema === null || state === null || numbers.includes(null) || token?.length !== 16) return NONE
   if (head == null || (isWhole && payload == null)) return NONE
-  const six = (one: number | null): Buffer => {
-    const bytes = Buffer.alloc(6)
-    bytes.writeUIntBE(one as number, 0, 6)
-    return bytes
-  }
-  const [version, fence, ...times] = numbers.map(six)
   const parts = isWhole ? chunksOf(item) : []
   if (parts === null) return NONE
-  return Buffer.concat([
-    Buffer.from('IP'),
-    Buffer.from([schema, state]),
-    version as Buffer,
-    fence as Buffer,
+  return recordBytes({
+    schema,
+    state,
+    numbers: [...(numbers as number[]), dropAt],
     token,
-    ...times,
-    six(dropAt),
-    head,
-    ...(isWhole ? [payload as Buffer, ...parts] : []),
-  ])
+    rest: [head, ...(isWhole ? [payload as Buffer, ...parts] : [])],
+  })
 }
 
 /** An item holds at most 400 KB, a record no more than fits into memory. */

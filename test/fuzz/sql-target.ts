@@ -6,6 +6,7 @@ import { Safety } from '../../src/store/recent.ts'
 import { CorruptRecord, type NewEpoch, StoreUnavailable } from '../../src/store/register.ts'
 import { bytesOf, SPANS } from '../store/fixtures.ts'
 import { same, type Target } from './engine.ts'
+import { recordBytes } from './record.ts'
 
 const ID = 'A'.repeat(43) as RecordId
 const TOKEN = Buffer.alloc(16, 5)
@@ -68,21 +69,7 @@ function recordOf(columns: Row): Buffer | null | typeof NONE {
   const [token, head, payload] = columns.slice(8, 11).map(bytesIn)
   if (numbers.some((one) => one === null) || columns.length < 11) return NONE
   if (schema == null || state == null || token?.length !== 16 || head == null || payload == null) return NONE
-  const [version, fence, ...times] = numbers.map((one) => {
-    const six = Buffer.alloc(6)
-    six.writeUIntBE(one as number, 0, 6)
-    return six
-  })
-  return Buffer.concat([
-    Buffer.from('IP'),
-    Buffer.from([schema, state]),
-    version as Buffer,
-    fence as Buffer,
-    token,
-    ...times,
-    head,
-    payload,
-  ])
+  return recordBytes({ schema, state, numbers: numbers as number[], token, rest: [head, payload] })
 }
 
 /** Of `put` and `swap`. */

@@ -68,7 +68,8 @@ export class Judge {
   readonly #names = new Map<RecordId, string>()
   readonly #policies: readonly RoutePolicy[]
 
-  #isSomethingLost = false
+  /** Processes that have given up an outcome. */
+  readonly #losers = new Set<object>()
 
   constructor(scheduler: Scheduler, scenario: Scenario) {
     this.#scheduler = scheduler
@@ -208,14 +209,15 @@ export class Judge {
     if (known.unreplicated.has(fence)) this.wrong('sent although no replica of the store has its claim', name)
   }
 
-  /** A process has ended gracefully, and holds nothing: what it told its clients must be in the store. */
+  /** A process has ended gracefully, and holds nothing: unless it gave something up, what it told its clients must be in the store. */
   drained(by: object): void {
+    if (this.#losers.has(by)) return
     for (const known of this.#known.values()) known.deferredBy.delete(by)
   }
 
-  /** A process has ended while the store did not take an outcome. */
-  hasLostOutcome(): void {
-    this.#isSomethingLost = true
+  /** A process gives up an outcome that the store does not take, as one that dies. */
+  losesOutcome(by: object): void {
+    this.#losers.add(by)
   }
 
   /** From that on the store's clock shows another time. Whoever read a record before may still write. */
@@ -366,7 +368,7 @@ export class Judge {
 
   #hasDeaths(): boolean {
     const { incidents, weather } = this.#scenario
-    return this.#isSomethingLost || weather.deaths > 0 || incidents.some(({ kind }) => kind === 'crash')
+    return this.#losers.size > 0 || weather.deaths > 0 || incidents.some(({ kind }) => kind === 'crash')
   }
 
   #keepsAll(): boolean {

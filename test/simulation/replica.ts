@@ -69,8 +69,6 @@ export class Replica implements Owner {
   #ports: Ports | null = null
   #reconciler: Reconciler | null = null
   #shadow: Shadow | null = null
-  /** It has ended while the store did not take an outcome. */
-  hasLostOutcome = false
   /** Shadow mode has given up on an outcome. */
   hasGivenUp = false
   settings: Settings
@@ -140,10 +138,7 @@ export class Replica implements Owner {
         if (about !== null && message === HELD) judge.of(about).deferredBy.add(this)
         if (about !== null && message === UNSPOOLED) judge.of(about).unspooledBy.add(this)
         if (message === UNMERGED) this.hasGivenUp = true
-        if (message === LOST) {
-          this.hasLostOutcome = true
-          judge.hasLostOutcome()
-        }
+        if (message === LOST) judge.losesOutcome(this)
         if (message.startsWith('internal error')) judge.wrong(`${message}: ${String(detail['error'])}`, null)
       },
     }

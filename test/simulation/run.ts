@@ -356,7 +356,7 @@ class Simulation {
     const cutOff = await replica.drain()
     if (cutOff !== null) judge.wrong(`a drain that had time left gave up ${cutOff}`, null)
     this.#scheduler.tell(replica.name, 'HAS STOPPED')
-    if (!replica.holdsOutcomes && !replica.hasLostOutcome) judge.drained(replica)
+    if (!replica.holdsOutcomes) judge.drained(replica)
     replica.isDead = true
     for (const exchange of this.#open) if (exchange.replica === replica) exchange.lost()
     this.#scheduler.after(backIn, WORLD, 'a restart', () => this.#start(n))

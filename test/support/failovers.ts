@@ -18,10 +18,8 @@ export interface Figures {
   /** Answers other than the upstream's and 409, by code. */
   readonly errors: Record<string, number>
   keys: number
-  /** Executed more than once. */
-  twice: number
-  /** For each of them: when it was executed, and what was done to the store, in milliseconds. */
-  readonly stories: string[]
+  /** For each key that was executed more than once: when, and what was done to the store, in milliseconds. */
+  readonly twice: string[]
   /** Requests that were told that nobody knows their outcome. */
   unknown: number
   /** Requests that were not answered within {@link ASKED_FOR}. */
@@ -55,10 +53,8 @@ async function atOneStore(
     const times = [...(executions.get(key) ?? []), now()]
     executions.set(key, times)
     if (times.length === 1) figures.keys++
-    if (times.length === 2) {
-      figures.twice++
-      figures.stories.push(`executed at ${times.join(' and ')}; ${done.slice(-6).join(', ')}`)
-    }
+    if (times.length === 2)
+      figures.twice.push(`executed at ${times.join(' and ')}; ${done.slice(-6).join(', ')}`)
     await wait(randomInt(300))
     response.writeHead(201, { 'Content-Type': 'text/plain' }).end(key)
   })
@@ -148,8 +144,7 @@ export async function failovers(
     requests: 0,
     errors: {},
     keys: 0,
-    twice: 0,
-    stories: [],
+    twice: [],
     unknown: 0,
     late: 0,
     splits: 0,
