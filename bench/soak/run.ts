@@ -3,6 +3,7 @@
  * remains. Exit 1 if something has grown, was executed twice or is unexplained. See docs/internals/soak.md.
  *
  *   --quick          a twentieth of it: checks that everything works
+ *   --minutes N      spreads the requests evenly over N minutes
  *   --requests N --samples N --warm-up N --lanes N
  *   --snapshots DIR  two heap snapshots to compare, after the warm-up and at the end
  *   --no-build       uses the JavaScript built before
@@ -20,6 +21,7 @@ const HOUR = 360_000
 const { values: flags } = parseArgs({
   options: {
     quick: { type: 'boolean', default: false },
+    minutes: { type: 'string', default: '0' },
     requests: { type: 'string' },
     samples: { type: 'string' },
     'warm-up': { type: 'string' },
@@ -38,6 +40,7 @@ const result = await soak({
   requests: Number(flags.requests ?? (flags.quick ? HOUR / 20 : HOUR)),
   samples,
   lanes: Number(flags.lanes),
+  minutes: Number(flags.minutes),
   command: proxyCommand(dist, []),
   snapshot: (n) =>
     snapshots !== null && (n === warmUp + 1 || n === samples)

@@ -19,6 +19,8 @@ export interface Plan {
   readonly samples: number
   /** Scenarios at a time. */
   readonly lanes: number
+  /** Spreads the requests evenly over this time; 0: as fast as the machine takes them. */
+  readonly minutes: number
   /** The proxy's command, without `--config` and its file. */
   readonly command: readonly string[]
   /** File for a heap snapshot at the n-th sample; null: none. */
@@ -50,6 +52,7 @@ const GAUGES = ['in_flight', 'waiters', 'buffered_bytes', 'spooled'].map((name) 
 /** Requests while the upstream refuses connections. */
 const REFUSED = 20
 const SEED = 12
+const MILLIS_PER_MINUTE = 60_000
 
 /** Drives the traffic, samples quiet points, and judges the answers and the remaining records. */
 export async function soak(plan: Plan): Promise<Soaked> {
@@ -78,10 +81,12 @@ export async function soak(plan: Plan): Promise<Soaked> {
     random: mulberry32(SEED),
     next: () => `operation-${String(++operations).padStart(10, '0')}`,
   }
+  const dueAt = (request: number): number =>
+    startedAt + (request / plan.requests) * plan.minutes * MILLIS_PER_MINUTE
   const samples: Sample[] = []
   for (let n = 1; n <= plan.samples; n++) {
     const until = Math.round((plan.requests * n) / plan.samples)
-    await Promise.all([drive(work, plan.lanes, until), disturb(n, redis, clients, until)])
+    await Promise.all([drive(work, plan.lanes, until, dueAt), disturb(n, redis, clients, until)])
     await refuse(work, upstream)
     await clients.rest()
     const sample = await look(proxy, redis, ledger, clients, startedAt, plan.snapshot(n))
@@ -118,10 +123,18 @@ export async function soak(plan: Plan): Promise<Soaked> {
   }
 }
 
-/** Keeps all lanes busy until that many requests have been sent. */
-async function drive(work: Work, lanes: number, until: number): Promise<void> {
+/** Keeps all lanes busy, or waiting for their next request to be due, until that many requests have been sent. */
+async function drive(
+  work: Work,
+  lanes: number,
+  until: number,
+  dueAt: (request: number) => number,
+): Promise<void> {
   const lane = async (): Promise<void> => {
-    while (work.clients.requests < until) await pick(work.random())(work)
+    while (work.clients.requests < until) {
+      if (performance.now() < dueAt(work.clients.requests)) await wait(10)
+      else await pick(work.random())(work)
+    }
   }
   await Promise.all(Array.from({ length: lanes }, lane))
 }
@@ -175,7 +188,7 @@ async function look(
   return {
     requests: clients.requests,
     executed: ledger.attempts,
-    minutes: (performance.now() - startedAt) / 60_000,
+    minutes: (performance.now() - startedAt) / MILLIS_PER_MINUTE,
     gauges: await gaugesOf(proxy),
     ...(await proxy.inside(snapshot)),
     resident: proxy.resident(),
