@@ -1,5 +1,5 @@
 import { decide } from '../../src/core/decide.ts'
-import { type RecordId, readAt } from '../../src/core/record.ts'
+import { type Millis, type RecordId, readAt } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import { memoryStore } from '../../src/store/memory.ts'
 import { migrating } from '../../src/store/migrating.ts'
@@ -11,6 +11,24 @@ import type { Held, Phase, Step, World } from './migration.ts'
 
 type Side = 'from' | 'to'
 
+/** Two stores whose clocks are an hour apart. */
+export interface StorePair {
+  readonly stores: Readonly<Record<Side, Store>>
+  readonly advance: (ms: Millis) => void
+}
+
+export function memoryPair(): StorePair {
+  let now = 1_795_000_000_000
+  const maxBytes = Number.MAX_SAFE_INTEGER
+  return {
+    stores: {
+      from: memoryStore({ clock: () => now - APART, maxBytes }),
+      to: memoryStore({ clock: () => now, maxBytes }),
+    },
+    advance: (ms) => void (now += ms),
+  }
+}
+
 /** What an attempt has sent to a store. */
 interface Command {
   readonly side: Side
@@ -20,6 +38,8 @@ interface Command {
   readonly lose: () => void
 }
 
+/** How far the clocks of the two stores are apart. */
+export const APART = HOUR
 const LEASE = MINUTE
 const TTL = 24 * HOUR
 const CLAIMED = { dueIn: LEASE, dropIn: 365 * TTL }
@@ -28,8 +48,8 @@ const OUTCOME = { dueIn: TTL, dropIn: TTL }
 const MOST = 60
 
 /** Goes a path through the model with the code of the stores and the guard. Throws where the two differ. */
-export async function replayMigration(path: readonly Step[]): Promise<void> {
-  const real = new Real()
+export async function replayMigration(path: readonly Step[], pair: StorePair): Promise<void> {
+  const real = new Real(pair)
   for (const [n, step] of path.entries()) {
     const way = (): string =>
       path
@@ -141,22 +161,19 @@ class Owner {
 }
 
 class Real {
-  #now = 1_795_000_000_000
   readonly #id = newId()
-  readonly #stores: Readonly<Record<Side, Store>>
+  readonly #stores: StorePair['stores']
+  readonly #advance: StorePair['advance']
   readonly #owners: Owner[] = []
 
-  constructor() {
-    // Their clocks are an hour apart.
-    const maxBytes = Number.MAX_SAFE_INTEGER
-    this.#stores = {
-      from: memoryStore({ clock: () => this.#now - HOUR, maxBytes }),
-      to: memoryStore({ clock: () => this.#now, maxBytes }),
-    }
+  constructor({ stores, advance }: StorePair) {
+    this.#stores = stores
+    this.#advance = advance
   }
 
   async take({ name, attempt, to }: Step, before: World | null): Promise<void> {
-    this.#now += 5
+    // No two writes of one record share a millisecond.
+    this.#advance(5)
     if (attempt === null) {
       const { phase } = to.attempts.at(-1) as World['attempts'][number]
       const owner = new Owner(phase, this.#stores)
