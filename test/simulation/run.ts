@@ -321,6 +321,14 @@ class Simulation {
     const { store, judge } = this.#world
     this.#scheduler.tell('store', 'FAILS OVER')
     store.isDown = false
+    store.isReadOnly = incident.refuses > 0
+    if (store.isReadOnly) {
+      this.#scheduler.tell('store', 'TAKES NO WRITES')
+      this.#scheduler.after(incident.refuses, WORLD, 'the store takes writes', () => {
+        this.#scheduler.tell('store', 'takes writes')
+        store.isReadOnly = false
+      })
+    }
     this.#goneBack = store.failOver(this.#snapshots.get(incident) ?? new Map())
     for (const id of this.#goneBack) {
       const name = judge.nameOf(id)

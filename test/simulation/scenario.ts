@@ -76,8 +76,17 @@ export type Incident =
   | { readonly kind: 'store clock'; readonly at: Millis; readonly by: Millis }
   | { readonly kind: 'store outage'; readonly at: Millis; readonly time: Millis }
   | { readonly kind: 'rollback'; readonly at: Millis; readonly to: Millis }
-  /** The same, announced by another identity: a grace follows. Until it is back, after `down`, the store is not reached. */
-  | { readonly kind: 'failover'; readonly at: Millis; readonly to: Millis; readonly down: Millis }
+  /**
+   * The same, announced by another identity: a grace follows. Until it is back, after `down`, the store is not reached; then it answers
+   * reads alone for as long as it `refuses` writes, among them the one that begins the grace.
+   */
+  | {
+      readonly kind: 'failover'
+      readonly at: Millis
+      readonly to: Millis
+      readonly down: Millis
+      readonly refuses: Millis
+    }
   /** A graceful end, by which everything that runs is finished, and a new start. */
   | { readonly kind: 'drain'; readonly at: Millis; readonly replica: number; readonly backIn: Millis }
   | { readonly kind: 'operator'; readonly at: Millis; readonly says: 'completed' | 'retryable' }
@@ -328,21 +337,30 @@ function withMore(incidents: Incident[], more: Random, replicas: number): Incide
   if (!more.chance(0.25)) return all
   const from = more.between(50, 5_500)
   const quiet = all.filter(({ kind }) => kind !== 'rollback' && kind !== 'store clock')
-  return [...quiet, { kind: 'failover', at: from, to: Math.max(0, from - more.between(0, 2_500)), down: 0 }]
+  const to = Math.max(0, from - more.between(0, 2_500))
+  return [...quiet, { kind: 'failover', at: from, to, down: 0, refuses: 0 }]
 }
 
-/** Half of the failovers take their time: some longer than outcomes are remembered while the store is up. */
+/**
+ * Half of the failovers take their time: some longer than outcomes are remembered while the store is up. After some of them the new server
+ * takes no writes for a while.
+ */
 function withOutages(incidents: readonly Incident[], random: Random): Incident[] {
   const failover = incidents.find((incident) => incident.kind === 'failover')
-  if (failover === undefined || random.chance(0.5)) return [...incidents]
+  if (failover === undefined) return [...incidents]
+  const time = (): Millis => random.between(0, random.pick([5_000, 2 * KEPT_FOR]))
+  const down = random.chance(0.5) ? 0 : time()
+  const refuses = random.chance(0.7) ? 0 : time()
   // The end of another outage would end this one.
-  const others = incidents.filter((one) => one !== failover && one.kind !== 'store outage')
-  return [...others, { ...failover, down: random.between(0, random.pick([5_000, 2 * KEPT_FOR])) }]
+  const others = incidents.filter((one) => one !== failover && (down === 0 || one.kind !== 'store outage'))
+  return [...others, { ...failover, down, refuses }]
 }
 
 /** Faults happen until then. */
 export function healedAt({ incidents }: Pick<Scenario, 'incidents'>): Millis {
-  const back = incidents.map((incident) => (incident.kind === 'failover' ? incident.at + incident.down : 0))
+  const back = incidents.map((incident) =>
+    incident.kind === 'failover' ? incident.at + incident.down + incident.refuses : 0,
+  )
   return Math.max(HEALED, ...back.map((at) => at + 3 * GRACE))
 }
 

@@ -38,6 +38,8 @@ export class SimulatedStore {
   /** A step of its clock. */
   skew: Millis = 0
   isDown = false
+  /** It answers reads alone. */
+  isReadOnly = false
   weather: Weather
   /** A process calls. `risk`: how many times as likely as usual it is that something happens to it. */
   onCall: (by: Owner, risk: number) => void = () => {}
@@ -137,7 +139,14 @@ export class SimulatedStore {
 
   /** As who it is, and how long it hands nothing out yet: what a replica looks for. */
   look(by: Owner): Promise<{ readonly left: Millis; readonly since: Millis }> {
-    return this.#call(by, 'ping', null, () => this.#held(false))
+    return this.#call(by, 'ping', null, () => {
+      this.#refuseIfReadOnly()
+      return this.#held(false)
+    })
+  }
+
+  #refuseIfReadOnly(): void {
+    if (this.isReadOnly) throw new StoreUnavailable('the server takes no writes', false)
   }
 
   #refuseInGrace(isReclaim: boolean): void {
@@ -149,6 +158,11 @@ export class SimulatedStore {
   wire(by: Owner): Store {
     const call = <T>(op: StoreOperation, id: RecordId | null, apply: () => Soon<T>): Promise<T> =>
       this.#call(by, op, id, apply)
+    const change = <T>(op: StoreOperation, id: RecordId | null, apply: () => Soon<T>): Promise<T> =>
+      call(op, id, () => {
+        this.#refuseIfReadOnly()
+        return apply()
+      })
     const writing = <T extends { readonly done: boolean }>(id: RecordId, write: () => Soon<T>): Soon<T> => {
       this.#ids.add(id)
       const before = this.peek(id)
@@ -167,7 +181,7 @@ export class SimulatedStore {
           if (entry === 'again' || this.peek(id) === null) this.#refuseInGrace(entry !== 'claim')
           return writing(id, () => inner.put(id, sent, spans))
         }
-        return waits ? this.#replicated(by, id, call('put', id, put)) : call('put', id, put)
+        return waits ? this.#replicated(by, id, change('put', id, put)) : change('put', id, put)
       },
       swap: (id: RecordId, on: Condition, bytes: Buffer, spans: Spans, nextFence: boolean) => {
         const sent = Buffer.from(bytes)
@@ -176,22 +190,22 @@ export class SimulatedStore {
           return writing(id, () => inner.swap(id, on, sent, spans, nextFence))
         }
         const waits = nextFence && isClaim(sent)
-        return waits ? this.#replicated(by, id, call('swap', id, swap)) : call('swap', id, swap)
+        return waits ? this.#replicated(by, id, change('swap', id, swap)) : change('swap', id, swap)
       },
       get: (id: RecordId) => call('get', id, () => inner.get(id)),
-      renew: (items: readonly Renewal[]) => call('renew', items[0]?.id ?? null, () => inner.renew(items)),
+      renew: (items: readonly Renewal[]) => change('renew', items[0]?.id ?? null, () => inner.renew(items)),
       due: (limit: number, of?: Due) => call('due', null, () => inner.due(limit, of)),
-      remove: (id: RecordId, version: number) => call('remove', id, () => inner.remove(id, version)),
+      remove: (id: RecordId, version: number) => change('remove', id, () => inner.remove(id, version)),
       list: (which: Listing, cursor: string | null, limit: number) =>
         call('list', null, () => inner.list(which, cursor, limit)),
       history: {
         append: (id: RecordId, notes: readonly Note[]) =>
-          call('note', id, () => inner.history.append(id, notes)),
+          change('note', id, () => inner.history.append(id, notes)),
         read: (id: RecordId) => call('notes', id, () => inner.history.read(id)),
       },
       limits: {
         take: (bucket: string, rate: Rate, units: 1 | -1) =>
-          call('throttle', null, () => inner.limits.take(bucket, rate, units)),
+          change('throttle', null, () => inner.limits.take(bucket, rate, units)),
       },
       watch: (id: RecordId, changed: () => void) => this.#watch(by, id, changed),
       ping: () => call('ping', null, () => inner.ping()),

@@ -1,6 +1,7 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
+import { SMALL_RECORD } from '../../src/store/codec.ts'
 import { openRedisStore } from '../../src/store/redis.ts'
 import { RedisKeys } from '../../src/store/redis-keys.ts'
 import { InGrace, type NewEpoch, type Store, StoreUnavailable } from '../../src/store/register.ts'
@@ -219,7 +220,21 @@ void t.test('W01 existing records still answer when the store is too full to rec
   const { store } = await open(t, { url: own.url })
   t.match(await claim(store, id), { done: false })
   await held(store)
-  await t.rejects(claim(store, newId(), 'again'), { name: 'StoreFull' })
+})
+
+void t.test('W01 a full store takes claims that are written again, and nothing new', async (t) => {
+  await using own = await RedisServer.start()
+  await promoted(own)
+  const { store, advance } = await open(t, { url: own.url })
+  const id = newId()
+  const { since } = await held(store, id)
+  await own.command('CONFIG', 'SET', 'maxmemory', '1')
+  t.match(await claim(store, id, 'again'), { done: true })
+  const large = Buffer.concat([bytesOf('in_progress', newToken()), Buffer.alloc(SMALL_RECORD)])
+  await t.rejects(Promise.resolve(store.put(newId(), large, SPANS, 'again')), { name: 'StoreFull' })
+  advance(since + 2 * GRACE - (await store.ping()))
+  await t.rejects(claim(store), { name: 'StoreFull' })
+  t.match(await claim(store, id), { done: false }, 'nobody else gets it when the grace is over')
 })
 
 void t.test('W01 returning to a server that had been left begins a new grace', async (t) => {
