@@ -306,7 +306,8 @@ class Pair {
     let reply: SwapReply
     if (seen !== null && readStamps(seen).createdAt === readStamps(bytes).createdAt) {
       const { version } = readStamps(seen)
-      reply = await this.#other.swap(id, { version }, Buffer.from(bytes), spans, false)
+      // A takeover, which the other's grace refuses, too: its record may be one to which a failover went back.
+      reply = await this.#other.swap(id, { version }, Buffer.from(bytes), spans, entry !== 'again')
     } else {
       // A swap would keep the lifetime of the record it replaces.
       if (seen !== null) await this.#other.remove(id, readStamps(seen).version)

@@ -473,3 +473,22 @@ void t.test('both: a claim that only one store has is written to the other, even
   t.match(await migrating(from, { ...to, put }, 'both').put(id, own, SPANS, 'again'), { done: false })
   t.match(await recordIn(to, id), { state: 'in_progress', token })
 })
+
+void t.test('both: a grace of the new store holds takeovers back, too', async (t) => {
+  const { from, to, on } = pairOf()
+  const { id, token } = await claimed(on('both'))
+  await settled(on('both'), { id, token }, 'failed_retryable')
+  // A replica in `new` has taken it over in the new store, which then failed over to before that.
+  const swap: Store['swap'] = (at, condition, bytes, spans, nextFence) =>
+    nextFence ? Promise.reject(new InGrace(NOW, NOW, 1)) : to.swap(at, condition, bytes, spans, nextFence)
+  const inGrace = migrating(from, { ...to, swap }, 'both')
+  const takeOver = async (store: Store, own = newToken()) => {
+    const { version } = (await recordIn(from, id)) as { version: number }
+    return store.swap(id, { version }, bytesOf('in_progress', own), SPANS, true)
+  }
+  await t.rejects(takeOver(inGrace), { name: 'InGrace', maybeApplied: false })
+  for (const side of [from, to]) t.match(await recordIn(side, id), { state: 'failed_retryable', token })
+  t.ok((await takeOver(on('both'))).done, 'afterwards it is granted')
+  const [one, other] = [await recordIn(from, id), await recordIn(to, id)]
+  t.match(other, { state: 'in_progress', token: one?.token, fence: one?.fence })
+})
