@@ -163,7 +163,10 @@ export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
   if (taken === null) return
   const asked = ports.monotonic()
   const passed = (since: Millis): Millis => ports.clock.since(since, asked)
-  const waits = waitsOf(policy, route.lease, record, before, taken.now, passed)
+  const passedByBoth = (since: Millis): Millis =>
+    Math.min(passed(since), ports.otherClock.since(since, asked))
+  const byAny = ports.store.pingOther === undefined ? passed : passedByBoth
+  const waits = waitsOf(policy, route.lease, record, before, taken.now, passed, byAny)
   if (record.reconciliation === null) ports.observer.reconciled(record.route, 'scheduled', id)
 
   const { result, release } = await askUpstream(ports, about, query)

@@ -23,7 +23,7 @@ export const STATUS_QUERY_TIMEOUT: Millis = 10_000
 /** The ports of the workers on unresolved records. */
 export interface ReconcilePorts {
   readonly records: Pick<Records, 'get' | 'replace'>
-  readonly store: Pick<Register, 'due' | 'ping'>
+  readonly store: Pick<Register, 'due' | 'ping' | 'pingOther'>
   readonly forward: Forward
   /** Tag of the upstream that status queries go to. */
   readonly upstream: string
@@ -42,5 +42,7 @@ export interface ReconcilePorts {
   readonly random: () => number
   /** This process's observations of the store's clock, by `monotonic`. */
   readonly clock: StoreClock
+  /** Likewise of `pingOther`, if there is one. */
+  readonly otherClock: StoreClock
   readonly monotonic: () => Millis
 }

@@ -9,8 +9,9 @@ import type { ReconcileObserver, ReconcilePorts } from './ports.ts'
 import { each } from './rounds.ts'
 import { Sweeper } from './sweeper.ts'
 
-export interface ReconcilerPorts extends Omit<ReconcilePorts, 'clock' | 'monotonic' | 'prove'> {
-  readonly store: Pick<Register, 'due' | 'list' | 'ping'>
+export interface ReconcilerPorts
+  extends Omit<ReconcilePorts, 'clock' | 'otherClock' | 'monotonic' | 'prove'> {
+  readonly store: Pick<Register, 'due' | 'list' | 'ping' | 'pingOther'>
   /** Tests the status queries before their answers count. */
   readonly control: Control
   readonly observer: ReconcileObserver & { counted(counted: Counted): void; readonly tried: Say }
@@ -28,6 +29,7 @@ export class Reconciler {
     this.#sweeper = new Sweeper({
       ...ports,
       clock: new StoreClock(),
+      otherClock: new StoreClock(),
       monotonic: () => performance.now(),
       prove: (...asked) => ports.control.prove(...asked),
     })

@@ -78,9 +78,13 @@ export class Sweeper {
    * @throws {StoreUnavailable}
    */
   async sweep(): Promise<boolean> {
-    const { store, clock, monotonic } = this.#ports
+    const { store, clock, otherClock, monotonic } = this.#ports
     const before = monotonic()
     clock.saw(await store.ping(), before, monotonic())
+    if (store.pingOther !== undefined) {
+      const then = monotonic()
+      otherClock.saw(await store.pingOther(), then, monotonic())
+    }
     const limit = BATCH + this.#left
     const ids = await store.due(limit)
     const open = shuffled(

@@ -45,6 +45,7 @@ export function around(store: Store, hook: Hook): Omit<Store, 'close'> {
     remove: (id, version) => hook('remove', () => store.remove(id, version)),
     list: (which, cursor, limit) => hook('list', () => store.list(which, cursor, limit)),
     ping: () => hook('ping', () => store.ping()),
+    ...(store.pingOther && { pingOther: () => hook('ping', () => store.pingOther?.() ?? store.ping()) }),
     history: {
       append: (id, notes) => hook('note', () => history.append(id, notes)),
       read: (id) => hook('notes', () => history.read(id)),

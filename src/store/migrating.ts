@@ -73,6 +73,8 @@ export function migrating(from: Store, to: Store, phase: Phase): Store {
     remove: (id, version) => pair.remove(id, version),
     list: (which, cursor, limit) => pair.list(which, cursor, limit),
     ping: () => pair.ping(),
+    // An attempt's `createdAt`, and since when a record is unknown, are instants of the store that its replica took as the lead.
+    ...(terms.asks && { pingOther: () => other.ping() }),
     history: {
       async append(id, notes) {
         const noted = await lead.history.append(id, notes)

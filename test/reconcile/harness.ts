@@ -62,6 +62,7 @@ export class Worker {
   isOwn: (id: RecordId) => boolean = () => false
   random = 0
   readonly clock = new StoreClock()
+  readonly otherClock = new StoreClock()
   /** Runs as the store's clock does, unless a test makes that one step. */
   monotonic = (): number => this.store.now
   /** The result of trying out the status query. */
@@ -95,6 +96,7 @@ export class Worker {
       observer,
       random: () => this.random,
       clock: this.clock,
+      otherClock: this.otherClock,
       monotonic: () => this.monotonic(),
     })
   }

@@ -52,6 +52,8 @@ export interface Waits {
  * instant of it. Silence counts once it has certainly lasted a lease: a living owner ends it before. The longer one of the record's own
  * lease and `leaseInForce` counts: records of earlier releases lack their own. An owner that ended the attempt itself may have sent the first
  * byte just before, after waiting long for a connection: the request may still be on its way.
+ *
+ * `passedByAny`: the same for instants that another store may have stamped (`pingOther`).
  */
 export function waitsOf(
   policy: Pick<ReconcilePolicy, 'after' | 'every'>,
@@ -60,13 +62,14 @@ export function waitsOf(
   before: Reconciliation,
   askedAt: Millis,
   passed: (since: Millis) => Millis,
+  passedByAny = passed,
 ): Waits {
   const claimed = claimedAt(record, before)
   const lease = Math.max(leaseInForce, record.lease ?? leaseInForce)
   const silent = record.leaseExpired
-    ? lease - passed(before.since - lease)
-    : Math.min(lease, policy.after) / ON_ITS_WAY - passed(before.since)
-  const first = Math.max(claimed + policy.after - askedAt, policy.after - EVEN - passed(claimed), silent)
+    ? lease - passedByAny(before.since - lease)
+    : Math.min(lease, policy.after) / ON_ITS_WAY - passedByAny(before.since)
+  const first = Math.max(claimed + policy.after - askedAt, policy.after - EVEN - passedByAny(claimed), silent)
   return { first, next: policy.every / 2 - passed(record.updatedAt) }
 }
 
