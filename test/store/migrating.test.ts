@@ -492,3 +492,28 @@ void t.test('both: a grace of the new store holds takeovers back, too', async (t
   const [one, other] = [await recordIn(from, id), await recordIn(to, id)]
   t.match(other, { state: 'in_progress', token: one?.token, fence: one?.fence })
 })
+
+void t.test('both: deleting a record leaves a claim that phase new has just made of it', async (t) => {
+  for (const isMirrored of [true, false]) {
+    const { from, to, on } = pairOf()
+    const first = await claimed(isMirrored ? on('both') : from)
+    await settled(isMirrored ? on('both') : from, first, 'failed_retryable')
+    const { id } = first
+    const own = newToken()
+    let reads = 0
+    const get: Store['get'] = async (at) => {
+      const read = await to.get(at)
+      if (reads++ > 0) return read
+      const found = await on('new').put(id, bytesOf('in_progress', own), SPANS)
+      const { version } = decodeRecord((found as { bytes: Buffer }).bytes)
+      t.ok((await on('new').swap(id, { version }, bytesOf('in_progress', own), SPANS, true)).done)
+      return read
+    }
+    const { version } = (await recordIn(from, id)) as { version: number }
+    const removing = migrating(from, { ...to, get }, 'both').remove(id, version)
+    await removing.catch((error: Error) => t.equal(error.name, 'RecordLocked'))
+    t.match(await recordIn(to, id), { state: 'in_progress', token: own })
+    for (const phase of ['both', 'new'] as const)
+      t.notOk((await on(phase).put(id, bytesOf('in_progress', newToken()), SPANS)).done, phase)
+  }
+})
