@@ -262,8 +262,8 @@ class Pair {
     if (!nextFence || !isClaim(bytes) || theirs === undefined)
       return this.#written(id, reply, { bytes, spans }, null)
     const undo = async (): Promise<void> => {
-      const was = given(before, now)
-      await this.#lead.swap(id, { version: reply.stamp.version }, was.bytes, was.spans, false)
+      const { version, fence: raised } = reply.stamp
+      await this.#lead.swap(id, { version }, atLeast(before, raised), given(before, now).spans, false)
     }
     return this.#written(id, reply, { bytes, spans }, { seen: theirs, undo })
   }

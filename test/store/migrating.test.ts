@@ -1,11 +1,14 @@
 import t from 'tap'
 import { PHASES, type Phase } from '../../src/core/copies.ts'
 import type { RecordId } from '../../src/core/record.ts'
+import { NOBODY } from '../../src/core/settle.ts'
 import { decodeRecord, PREFIX } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { migrating } from '../../src/store/migrating.ts'
+import { packed } from '../../src/store/packed.ts'
 import { markOf } from '../../src/store/phases.ts'
 import { InGrace, type Page, type Store, StoreUnavailable } from '../../src/store/register.ts'
+import { Sealer } from '../../src/store/sealing.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
 
@@ -515,5 +518,20 @@ void t.test('both: deleting a record leaves a claim that phase new has just made
     t.match(await recordIn(to, id), { state: 'in_progress', token: own })
     for (const phase of ['both', 'new'] as const)
       t.notOk((await on(phase).put(id, bytesOf('in_progress', newToken()), SPANS)).done, phase)
+  }
+})
+
+void t.test('both: a sealed record can be read after a takeover of it was undone', async (t) => {
+  const sealed = (store: Store) => packed(store, new Sealer([{ id: 'k1', key: Buffer.alloc(32, 1) }]))
+  for (const token of [newToken(), NOBODY]) {
+    const { from, to } = pairOf()
+    const id = newId()
+    const both = migrating(sealed(from), sealed(to), 'both')
+    t.ok((await both.put(id, bytesOf('failed_retryable', token, { fence: 7 }), SPANS)).done)
+    const { version } = (await recordIn(both, id)) as { version: number }
+    const inGrace: Partial<Store> = { swap: () => Promise.reject(new InGrace(NOW, NOW, 1)) }
+    const held = migrating(sealed(from), sealed({ ...to, ...inGrace }), 'both')
+    await t.rejects(async () => held.swap(id, { version }, bytesOf('in_progress', newToken()), SPANS, true))
+    t.match(await recordIn(both, id), { state: 'failed_retryable', token })
   }
 })
