@@ -52,8 +52,12 @@ export class Sealer {
     this.#first = this.#keys.values().next().value as Key
   }
 
-  /** The record as it is stored. Its prefix stays in clear: stores stamp it. `bytes` stays as it is. */
+  /**
+   * The record as it is stored. Its prefix stays in clear: stores stamp it. `bytes` stays as it is; if it is sealed, with an unavailable key,
+   * it is only copied from one store to another, and returned.
+   */
   seal(id: RecordId, bytes: Buffer, nonce: Buffer = newNonce()): Buffer {
+    if (sealingKeyOf(bytes) !== null) return bytes
     const { name, forRecord } = this.#first
     const headLength = SEALED.keyId + name.length
     const sealed = Buffer.allocUnsafe(bytes.length - PREFIX.end + HEAD_AT + headLength + TAG_BYTES)

@@ -535,3 +535,16 @@ void t.test('both: a sealed record can be read after a takeover of it was undone
     t.match(await recordIn(both, id), { state: 'failed_retryable', token })
   }
 })
+
+void t.test('a record sealed with a key that a replica lacks is copied as it is', async (t) => {
+  const [one, two] = [1, 2].map((n) => ({ id: `k${n}`, key: Buffer.alloc(32, n) })) as [Key, Key]
+  type Key = ConstructorParameters<typeof Sealer>[0][number]
+  const { from, to } = pairOf()
+  const id = newId()
+  t.ok((await packed(from, new Sealer([two])).put(id, bytesOf('unknown', newToken()), SPANS)).done)
+  const before = new Sealer([one])
+  const without = migrating(packed(from, before), packed(to, before), 'new')
+  await t.rejects(recordIn(without, id), { name: 'CorruptRecord', reason: 'unknown_key' })
+  const all = new Sealer([two, one])
+  t.match(await recordIn(migrating(packed(from, all), packed(to, all), 'new'), id), { state: 'unknown' })
+})
