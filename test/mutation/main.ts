@@ -1,5 +1,5 @@
 /**
- * `npm run mutate -- [--folder src/core]… [--file F]… [--sample N --seed N] [--survivors] [--tests test/core] [--recheck N]`: plants small mistakes in the code, one at a time, and
+ * `npm run mutate -- [--folder src/core]… [--file F]… [--sample N --seed N] [--survivors] [--tests test/core]… [--recheck N]`: plants small mistakes in the code, one at a time, and
  * asks the tests that execute it. `--survivors` takes only those that survived in the last run of each file, `--tests` asks no others; `--recheck` runs N of those that were noticed
  * again, each in a process of its own. Exit codes: 0 every mutant was
  * noticed or is listed in `survivors.json` with its reason, 1 not.
@@ -25,7 +25,7 @@ const { values } = parseArgs({
   options: {
     folder: { type: 'string', multiple: true, default: [] },
     file: { type: 'string', multiple: true, default: [] },
-    tests: { type: 'string', default: 'test/' },
+    tests: { type: 'string', multiple: true, default: ['test/'] },
     sample: { type: 'string' },
     seed: { type: 'string', default: '1' },
     recheck: { type: 'string', default: '0' },
@@ -44,7 +44,7 @@ let mutants = allMutants(files)
 if (values.survivors) mutants = mutants.filter(({ file, id }) => last[file]?.includes(id))
 if (values.sample !== undefined) mutants = sampleOf(mutants, Number(values.sample), Number(values.seed))
 
-const asked = testsOf(files).filter((test) => test.startsWith(values.tests))
+const asked = testsOf(files).filter((test) => values.tests.some((prefix) => test.startsWith(prefix)))
 
 const bench = new Bench()
 const began = performance.now()
