@@ -1,6 +1,7 @@
 /**
- * `npm run mutate -- [--folder src/core]… [--file F]… [--sample N --seed N] [--survivors] [--tests test/core]… [--recheck N]`: plants small mistakes in the code, one at a time, and
- * asks the tests that execute it. `--survivors` takes only those that survived in the last run of each file, `--tests` asks no others; `--recheck` runs N of those that were noticed
+ * `npm run mutate -- [--folder src/core]… [--file F]… [--sample N --seed N] [--survivors] [--unexplained] [--tests test/core]… [--budget S] [--recheck N]`: plants small mistakes in the code, one at a time, and
+ * asks the tests that execute it. `--survivors` takes only those that survived in the last run of each file, `--unexplained` none that has a reason; `--tests` asks no others;
+ * a mutant is worth `--budget` seconds of tests, as long as they took without one; `--recheck` runs N of those that were noticed
  * again, each in a process of its own. Exit codes: 0 every mutant was
  * noticed or is listed in `survivors.json` with its reason, 1 not.
  */
@@ -9,6 +10,7 @@ import { parseArgs } from 'node:util'
 import { Bench } from './bench.ts'
 import {
   allMutants,
+  BUDGET,
   coverage,
   explanations,
   failsAlone,
@@ -30,6 +32,8 @@ const { values } = parseArgs({
     seed: { type: 'string', default: '1' },
     recheck: { type: 'string', default: '0' },
     survivors: { type: 'boolean', default: false },
+    unexplained: { type: 'boolean', default: false },
+    budget: { type: 'string' },
   },
 })
 const LAST = `${ROOT}node_modules/.cache/mutation/last.json`
@@ -42,6 +46,7 @@ const chosen = [...values.folder.flatMap(filesOf), ...values.file]
 const files = chosen.length > 0 ? chosen : ['src/core', 'src/protect', 'src/store'].flatMap(filesOf)
 let mutants = allMutants(files)
 if (values.survivors) mutants = mutants.filter(({ file, id }) => last[file]?.includes(id))
+if (values.unexplained) mutants = mutants.filter(({ id }) => !explained.has(id))
 if (values.sample !== undefined) mutants = sampleOf(mutants, Number(values.sample), Number(values.seed))
 
 const asked = testsOf(files).filter((test) => values.tests.some((prefix) => test.startsWith(prefix)))
@@ -50,7 +55,7 @@ const bench = new Bench()
 const began = performance.now()
 const results: Result[] = []
 try {
-  const hunt = new Hunt(bench, await coverage(bench, asked, say))
+  const hunt = new Hunt(bench, await coverage(bench, asked, say), Number(values.budget ?? BUDGET) * 1000)
   say(`${mutants.length} mutants in ${files.length} files; tests are known after ${seconds()} s`)
   for (const mutant of mutants) {
     const result = await hunt.result(mutant)
@@ -66,9 +71,9 @@ for (const file of files) {
   const of = results.filter(({ mutant }) => mutant.file === file)
   if (of.length === 0) continue
   const survived = of.filter(({ by }) => by === null).map(({ mutant }) => mutant.id)
-  const isWhole = values.sample === undefined && !values.survivors
-  last[file] = isWhole ? survived : [...new Set([...(last[file] ?? []), ...survived])]
-  if (values.survivors) last[file] = survived
+  const isWhole = values.sample === undefined && !values.survivors && !values.unexplained
+  const before = (last[file] ?? []).filter((id) => !values.survivors || (values.unexplained && explained.has(id)))
+  last[file] = isWhole ? survived : [...new Set([...before, ...survived])]
   const known = survived.filter((id) => explained.has(id)).length
   say(
     JSON.stringify({

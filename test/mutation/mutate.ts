@@ -15,8 +15,8 @@ const TESTS = ['config', 'core', 'protect', 'reconcile', 'shadow', 'store']
 const ON_SERVERS = /\/(dynamodb|pgbouncer|postgres|redis|sqlite|tiered)[^/]*$/
 /** Longer ones are asked only where no other covers the mutant. */
 const LONG = 15_000
-/** How much of tests' time a mutant is worth; what is not noticed until then counts as survived. */
-const BUDGET = 6_000
+/** How many seconds of tests a mutant is worth; what is not noticed until then counts as survived. */
+export const BUDGET = 6
 /** Code of threads that tests start, and what servers execute, leave no coverage here: the tests of their owner are asked. */
 const ELSEWHERE: readonly (readonly [file: RegExp, like: string])[] = [
   [/sqlite-(worker|file|journal)\.ts$/, 'src/store/sqlite.ts'],
@@ -120,9 +120,12 @@ export function testsOf(files: readonly string[]): string[] {
 export class Hunt {
   readonly #bench: Bench
   readonly #ran: readonly Ran[]
+  /** ms */
+  readonly #budget: number
   readonly #noticed = new Map<string, { tries: number; hits: number }>()
 
-  constructor(bench: Bench, ran: readonly Ran[]) {
+  constructor(bench: Bench, ran: readonly Ran[], budget = BUDGET * 1000) {
+    this.#budget = budget
     this.#bench = bench
     this.#ran = ran
   }
@@ -158,7 +161,7 @@ export class Hunt {
     let spent = 0
     return ordered.flatMap(({ test, time }, index) => {
       spent += time
-      return index === 0 || spent <= BUDGET ? [test] : []
+      return index === 0 || spent <= this.#budget ? [test] : []
     })
   }
 
