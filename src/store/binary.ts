@@ -46,7 +46,7 @@ export class BinaryWriter {
   #room(n: number): void {
     if (this.at + n <= this.#bytes.length) return
     const larger = Buffer.allocUnsafe(Math.max(this.#bytes.length * 2, this.at + n))
-    larger.set(this.#bytes.subarray(0, this.at))
+    larger.set(this.#bytes)
     this.#bytes = larger
   }
   zeros(n: number): void {
@@ -92,7 +92,7 @@ export class BinaryWriter {
   text(v: string): void {
     if (v.length <= SHORT && isAscii(v)) return this.latin1(v)
     this.#room(4 + 3 * v.length)
-    const length = this.#bytes.write(v, this.at + 4, 'utf8')
+    const length = this.#bytes.write(v, this.at + 4)
     writeU32(this.#bytes, length, this.at)
     this.at += 4 + length
   }

@@ -15,7 +15,7 @@ import {
   type State,
 } from '../core/record.ts'
 import { unfreed } from '../runtime/body-memory.ts'
-import { BinaryReader, BinaryWriter, readU48, U48, writeU48 } from './binary.ts'
+import { BinaryReader, BinaryWriter, MAX_U48, readU48, writeU48 } from './binary.ts'
 import { decoded } from './compression.ts'
 import { type Condition, CorruptRecord, type Due, SealedRecord } from './register.ts'
 
@@ -57,20 +57,15 @@ const RESPONSE_NONE = 0
 const RESPONSE_KEPT = 1
 const RESPONSE_NOT_KEPT = 2
 
-/** Shorter heads belong to sealed records: a plain one has two digests and five text lengths. */
-const LEAST_HEAD = 91
-/** A sealed record's head after the flags. It ends with the key's id (sealing.ts). */
+/** A sealed record's head after the flags. It ends with the key's id (sealing.ts), so it is shorter than any plain one. */
 export const SEALED = { version: 1, state: 2, fence: 3, nonce: 9, keyId: 21 } as const
 const SEALING = 1
 const KEY_ID = /^[A-Za-z0-9]{1,32}$/
 
 /** The id of the key that seals the record; null: it is not sealed. */
 export function sealingKeyOf(bytes: Buffer): string | null {
-  if (bytes.length < HEAD_AT + SEALED.keyId || !isRecord(bytes)) return null
-  if (bytes[HEAD_AT + SEALED.version] !== SEALING) return null
-  const head = bytes.readUInt32BE(PREFIX.end)
-  if (head >= LEAST_HEAD) return null
-  const id = bytes.toString('latin1', HEAD_AT + SEALED.keyId, HEAD_AT + head)
+  if (!isRecord(bytes) || bytes[HEAD_AT + SEALED.version] !== SEALING) return null
+  const id = bytes.toString('latin1', HEAD_AT + SEALED.keyId, HEAD_AT + bytes.readUInt32BE(PREFIX.end))
   return KEY_ID.test(id) ? id : null
 }
 
@@ -95,9 +90,7 @@ export function encodeDraft(draft: RecordDraft): Buffer {
   w.u48(draft.fence)
   w.bytes(draft.token)
   w.u48(draft.createdAt)
-  w.zeros(3 * U48)
-  const lengthAt = w.at
-  w.u32(0)
+  w.zeros(HEAD_AT - w.at)
   w.u8(flagsOf(draft))
   w.u16(Math.min(draft.attempts, MAX_ATTEMPTS))
   w.bytes(draft.fingerprint)
@@ -115,7 +108,7 @@ export function encodeDraft(draft: RecordDraft): Buffer {
     w.text(value)
   }
   encodeResultHead(w, response)
-  w.u32At(lengthAt, w.at - HEAD_AT)
+  w.u32At(PREFIX.end, w.at - HEAD_AT)
   if (response?.kept) {
     w.lines(response.response.headers)
     w.lines(response.response.trailers)
@@ -238,7 +231,7 @@ function encodeResultHead(w: BinaryWriter, result: CompletedResponse | null): vo
 
 /** @throws {CorruptRecord} for anything not written by this version. */
 export function decodeRecord(bytes: Buffer): IdempotencyRecord {
-  if (bytes.length < HEAD_AT || bytes[0] !== 0x49 || bytes[1] !== 0x50)
+  if (bytes.length < HEAD_AT || bytes.readUInt16BE(0) !== MAGIC)
     throw new CorruptRecord(`the stored record does not begin with "IP" (${bytes.length} bytes)`)
   if (bytes[PREFIX.schema] !== SCHEMA)
     throw new CorruptRecord(
@@ -248,9 +241,8 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
   if (state === undefined) throw new CorruptRecord(`the stored record has state ${bytes[PREFIX.state]}`)
   const due = readU48(bytes, PREFIX.due)
   const head = HEAD_AT + bytes.readUInt32BE(PREFIX.end)
-  if (head < HEAD_AT + LEAST_HEAD) refuseSealed(bytes)
+  refuseSealed(bytes)
   const r = new BinaryReader(bytes.subarray(0, head), HEAD_AT)
-  if (head > bytes.length) throw new CorruptRecord(`the stored record is cut off at ${bytes.length} bytes`)
   const flags = r.u8()
   const fixed = {
     version: readU48(bytes, PREFIX.version),
@@ -324,11 +316,10 @@ const FIXED = 67
 export function keptIn(bytes: Buffer): { readonly codingAt: number; readonly payloadAt: number } | null {
   if (bytes.length < HEAD_AT || !isRecord(bytes) || bytes[PREFIX.state] !== stateCode('completed'))
     return null
-  const head = bytes.readUInt32BE(PREFIX.end)
-  // Sealed with a key that is not available here.
-  if (head < LEAST_HEAD) return null
-  const payloadAt = HEAD_AT + head
-  const r = new BinaryReader(bytes.subarray(0, payloadAt), HEAD_AT + FIXED)
+  // With a key that is not available here.
+  if (sealingKeyOf(bytes) !== null) return null
+  const payloadAt = HEAD_AT + bytes.readUInt32BE(PREFIX.end)
+  const r = new BinaryReader(bytes, HEAD_AT + FIXED)
   for (let texts = 5; texts > 0; texts--) r.skip()
   r.u16()
   for (let texts = 2 * r.u8(); texts > 0; texts--) r.skip()
@@ -408,14 +399,13 @@ export function isUnresolved(bytes: Buffer): boolean {
 }
 
 /** Offset of responses that end before their records: past all instants, so behind all unresolved records. */
-export const BODIES_FROM = 2 ** (8 * U48)
+export const BODIES_FROM = MAX_U48 + 1
 
 /** The record's place in the index: its `due` if unresolved; after these, the end of a response that ends first; null: none. */
 export function indexPlace(bytes: Buffer, due: Millis): number | null {
   if (isUnresolved(bytes)) return due
-  const isFiled =
-    bytes[PREFIX.state] === stateCode('completed') && (Number(bytes[HEAD_AT]) & FLAG_BODY_ENDS) !== 0
-  return isFiled ? BODIES_FROM + due : null
+  // Only a completed record has it.
+  return (Number(bytes[HEAD_AT]) & FLAG_BODY_ENDS) === 0 ? null : BODIES_FROM + due
 }
 
 /** The places of what is due, from the first to the last. */
@@ -441,10 +431,8 @@ function isRecord(bytes: Buffer): boolean {
 export function meets(bytes: Buffer, condition: Condition): boolean {
   if (bytes.length < PREFIX.end || !isRecord(bytes)) return false
   if ('version' in condition) return readU48(bytes, PREFIX.version) === condition.version
-  const state = STATES[bytes.readUInt8(PREFIX.state) - 1]
   return (
-    state !== undefined &&
-    condition.states.includes(state) &&
+    condition.states.some((state) => bytes[PREFIX.state] === stateCode(state)) &&
     bytes.compare(condition.token, 0, 16, PREFIX.token, PREFIX.createdAt) === 0
   )
 }
@@ -479,7 +467,7 @@ export function nextStamps(
 
 /** @throws {RangeError} for a number that would be stamped as a different one: a record dropped too soon is executed again. */
 function instant(at: Millis): Millis {
-  if (Number.isSafeInteger(at) && at >= 0 && at < 2 ** (8 * U48)) return at
+  if (Number.isSafeInteger(at) && at >= 0 && at <= MAX_U48) return at
   throw new RangeError(`${at} is no instant`)
 }
 

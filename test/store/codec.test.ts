@@ -11,12 +11,17 @@ import {
 import {
   decodeRecord,
   encodeDraft,
+  endsAttempt,
   HEAD_AT,
   indexPlace,
+  isClaim,
   isUnresolved,
+  keptIn,
+  mayRenew,
   meets,
   nextStamps,
   PREFIX,
+  placesDue,
   prolongLease,
   readStamps,
   stamp,
@@ -189,6 +194,84 @@ void t.test('a record without newer fields has the same bytes as in the first re
   t.match(decodeRecord(bytes), { key: null, leaseExpired: true, status: 502, reconciliation: null })
 })
 
+type Over = Partial<RecordDraft> & { result?: CompletedResponse }
+
+void t.test('heads and payloads have the layout of docs/record-format.md', async (t) => {
+  const operation = { recipe: 'v1', route: 'r', method: 'M', path: '/ü' }
+  const texts = [hexOf('v1'), hexOf('r'), hexOf('M'), '000000032fc3bc', '00000000'].join('')
+  const everything = {
+    key: 'k',
+    keySent: '"k"',
+    told: ['key', 'record'],
+    toldTo: 'abcdefgh',
+    lease: 30_000,
+    span: '00-1',
+    completion: '1 2',
+  } as const
+  const named = `07${['key', 'k', 'key-sent', '"k"', 'told', 'key record', 'told-to', 'abcdefgh']
+    .concat(['lease', '30000', 'span', '00-1', 'completion', '1 2'])
+    .map(hexOf)
+    .join('')}`
+  const checked = { ...newReconciliation(4000), deadLettered: true, reported: true, answer: '404' }
+  const asked = { ...newReconciliation(4000), asked: 1, notFound: 1 }
+  const notKept = (why: (typeof NOT_KEPT)[number], location: string | null): Over => ({
+    result: { kept: false, why, status: 201, location },
+  })
+  const kept = { ...response(Buffer.from('{}')), afterBody: 1 } as CompletedResponse
+  const payload = [
+    '00000004',
+    ...['Set-Cookie', 'a=1', 'set-cookie'].map(hexOf),
+    '00000006623d22e98022',
+    `00000002${hexOf('X-Sum')}${hexOf('1')}`,
+    hexOf('{}'),
+  ]
+  const cases: [state: (typeof STATES)[number], Over, flags: string, rest: string][] = [
+    ['in_progress', everything, '00', `0000${named}00`],
+    ['failed_retryable', {}, '00', '00000000'],
+    ['expired', {}, '00', '00000000'],
+    ['unknown', { leaseExpired: true, status: 502 }, '01', '01f60000'],
+    [
+      'unknown',
+      { reconciliation: checked },
+      '02',
+      `000003${['since', '4000', 'reported', '', 'answer', '404'].map(hexOf).join('')}00`,
+    ],
+    [
+      'unknown',
+      { reconciliation: asked },
+      '00',
+      `000003${['since', '4000', 'asked', '1', 'not-found', '1'].map(hexOf).join('')}00`,
+    ],
+    [
+      'completed',
+      { result: kept },
+      '04',
+      `000001${hexOf('after-body')}${hexOf('1')}01000000c9${hexOf('Created')}${payload.join('')}`,
+    ],
+    ['completed', notKept('too_large', null), '00', '000000020100c90000000000'],
+    ['completed', notKept('streamed', ''), '00', '000000020200c90100000000'],
+    ['completed', notKept('outcome_only', '/1'), '00', `000000020300c901${hexOf('/1')}`],
+    ['completed', notKept('no_room', null), '00', '000000020400c90000000000'],
+    [
+      'completed',
+      notKept('past_ttl', null),
+      '00',
+      `000001${hexOf('after-body')}${hexOf('')}020300c90000000000`,
+    ],
+  ]
+  for (const [state, over, flags, rest] of cases) {
+    const bytes = bytesOf(state, newToken(), { ...operation, ...over })
+    t.equal(
+      bytes.toString('hex', HEAD_AT),
+      `${flags}0001${'ab'.repeat(32)}${'cd'.repeat(32)}${texts}${rest}`,
+      `${state} ${JSON.stringify(over)}`,
+    )
+    t.match(decodeRecord(bytes), over)
+    const payloadAt = HEAD_AT + bytes.readUInt32BE(PREFIX.end)
+    t.same(keptIn(bytes), over.result?.kept ? { codingAt: payloadAt - 15, payloadAt } : null)
+  }
+})
+
 void t.test('for a response that expires before its record, due is its end', async (t) => {
   const token = Buffer.from('000102030405060708090a0b0c0d0e0f', 'hex')
   const whole = response(Buffer.from('{}'))
@@ -259,6 +342,8 @@ void t.test('the index has unresolved records by due, and expiring responses beh
   t.equal(indexPlace(bytesOf('completed', newToken(), { result: ends }), 7), 2 ** 48 + 7)
   for (const state of ['completed', 'expired', 'failed_retryable'] as const)
     t.equal(indexPlace(bytesOf(state, newToken()), 7), null)
+  t.same(placesDue('unresolved', 7), { from: 0, to: 7 })
+  t.same(placesDue('bodies', 7), { from: 2 ** 48, to: 2 ** 48 + 7 })
 })
 
 /** A text with its length, in hex. */
@@ -280,12 +365,14 @@ void t.test('a truncated or extended record is corrupt', async (t) => {
   for (const state of ['in_progress', 'completed', 'failed_retryable', 'unknown', 'expired'] as const) {
     const bytes = bytesOf(state, newToken())
     t.equal(decodeRecord(bytes).state, state)
-    for (let end = 0; end < bytes.length; end++)
+    for (let end = 0; end < bytes.length; end++) {
+      const message = end < HEAD_AT ? /does not begin with "IP"/ : new RegExp(`is cut off at ${end} bytes`)
       t.throws(
         () => decodeRecord(bytes.subarray(0, end)),
-        { name: 'CorruptRecord' },
+        { name: 'CorruptRecord', message },
         `${state} cut at ${end}`,
       )
+    }
     t.throws(() => decodeRecord(Buffer.concat([bytes, Buffer.alloc(1)])), { name: 'CorruptRecord' })
   }
 })
@@ -321,6 +408,8 @@ void t.test('anything that only a later release may write is refused and named',
     return copy
   }
   const cases: [RegExp, Buffer][] = [
+    [/does not begin with "IP"/, changed(kept, 0, 0x69)],
+    [/does not begin with "IP"/, changed(kept, 1, 0x70)],
     [/schema version 2; this version reads 1/, changed(kept, PREFIX.schema, 2)],
     [/state 6/, changed(kept, PREFIX.state, 6)],
     [/state 0/, changed(kept, PREFIX.state, 0)],
@@ -386,7 +475,8 @@ void t.test('a condition is met only by the right version, or token and state, i
   t.ok(meets(bytes, { token, states: ['in_progress', 'unknown'] }))
   t.notOk(meets(bytes, { token, states: ['in_progress'] }))
   t.notOk(meets(bytes, { token: newToken(), states: ['unknown'] }))
-  t.notOk(meets(bytes.subarray(0, 20), { version: 9 }))
+  t.ok(meets(bytes.subarray(0, PREFIX.end), { version: 9 }), 'the prefix says enough')
+  t.notOk(meets(bytes.subarray(0, PREFIX.end - 1), { version: 9 }))
   for (const at of [0, 1, PREFIX.schema]) {
     const other = Buffer.from(bytes)
     other[at] = 0xff
@@ -407,9 +497,65 @@ void t.test('state codes are fixed', async (t) => {
   t.notOk(isUnresolved(bytesOf('completed', newToken())))
 })
 
+void t.test('a record is stamped as `put` and `swap` say', async (t) => {
+  const stamps = { version: 100, fence: 50, createdAt: 7, updatedAt: 8, due: 9, dropAt: 10 }
+  const spans = { dueIn: 30, dropIn: 400 }
+  const at = { updatedAt: 1000, due: 1030, dropAt: 1400 }
+  for (const [own, old, nextFence, expected] of [
+    [{}, null, false, { version: 1000, fence: 1000, createdAt: 1000 }],
+    [{ fence: 60, createdAt: 5 }, null, false, { version: 1000, fence: 60, createdAt: 5 }],
+    [{ createdAt: 5 }, stamps, false, { version: 101, fence: 50, createdAt: 7 }],
+    [{}, stamps, true, { version: 101, fence: 51, createdAt: 7 }],
+    [{ fence: 50 }, stamps, false, { version: 101, fence: 50, createdAt: 7 }],
+    [{ fence: 60 }, stamps, true, { version: 101, fence: 60, createdAt: 7 }],
+  ] as const)
+    t.same(nextStamps(bytesOf('in_progress', newToken(), own), old, 1000, spans, nextFence), {
+      ...expected,
+      ...at,
+    })
+})
+
+void t.test('a lease is renewed by its owner alone, while nothing but silence has ended it', async (t) => {
+  const token = newToken()
+  const checked = { ...newReconciliation(1), deadLettered: true }
+  for (const [state, over, may] of [
+    ['in_progress', {}, true],
+    ['unknown', { leaseExpired: true }, true],
+    ['unknown', { leaseExpired: true, reconciliation: checked }, true],
+    ['unknown', { leaseExpired: false }, false],
+    ['unknown', { leaseExpired: false, reconciliation: checked }, false],
+    ['completed', {}, false],
+    ['failed_retryable', {}, false],
+    ['expired', {}, false],
+  ] as const) {
+    const bytes = bytesOf(state, token, over)
+    t.equal(mayRenew(bytes, token), may, `${state} ${JSON.stringify(over)}`)
+    t.notOk(mayRenew(bytes, newToken()), 'by somebody else')
+    t.equal(endsAttempt(bytes), state !== 'in_progress')
+    t.equal(isClaim(bytes), state === 'in_progress')
+  }
+})
+
+void t.test('a renewal puts a record back in progress and never shortens its retention', async (t) => {
+  const checked = { ...newReconciliation(1), deadLettered: true }
+  for (const [dropIn, dropAt] of [
+    [50, 1100],
+    [200, 1200],
+  ] as const) {
+    const bytes = bytesOf('unknown', newToken(), { leaseExpired: true, reconciliation: checked })
+    stamp(bytes, { version: 7, fence: 6, createdAt: 5, updatedAt: 4, due: 3, dropAt: 1100 })
+    const stamps = { version: 8, fence: 6, createdAt: 5, updatedAt: 4, due: 1030, dropAt }
+    t.same(prolongLease(bytes, 1000, { dueIn: 30, dropIn }), stamps)
+    t.same(readStamps(bytes), stamps)
+    t.equal(bytes[HEAD_AT], 0)
+    t.match(decodeRecord(bytes), { state: 'in_progress', leaseUntil: 1030 })
+  }
+})
+
 void t.test('a time that does not fit a stamp is refused', async (t) => {
   const bytes = bytesOf('in_progress', newToken())
-  stamp(bytes, nextStamps(bytes, null, 1000, { dueIn: 5, dropIn: 2 ** 48 - 1001 }, false))
+  stamp(bytes, nextStamps(bytes, null, 1000, { dueIn: -1000, dropIn: 2 ** 48 - 1001 }, false))
+  t.match(readStamps(bytes), { due: 0, dropAt: 2 ** 48 - 1 })
   const before = Buffer.from(bytes)
   for (const span of [Number.POSITIVE_INFINITY, Number.NaN, 0.5, 2 ** 48 - 1000, -1001])
     for (const spans of [

@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto'
 import { gzipSync, zstdCompressSync } from 'node:zlib'
 import t from 'tap'
 import type { CompletedResponse } from '../../src/core/record.ts'
-import { decodeRecord, keptIn } from '../../src/store/codec.ts'
+import { decodeRecord, keptIn, PREFIX } from '../../src/store/codec.ts'
 import { coded, codingOf, decoded, decodedSoon, mayShrink } from '../../src/store/compression.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { packed } from '../../src/store/packed.ts'
@@ -201,5 +201,10 @@ void t.test('keptIn finds a kept response, and none in any other bytes', async (
   t.equal(keptIn(bytesOf('unknown', newToken())), null)
   for (const other of [Buffer.alloc(0), Buffer.alloc(200), Buffer.from('IP\x01\x02'), kept.subarray(0, 58)])
     t.equal(keptIn(other), null)
-  t.throws(() => keptIn(kept.subarray(0, 150)), { name: 'CorruptRecord' })
+  for (const at of [0, 1, PREFIX.schema]) {
+    const other = Buffer.from(kept)
+    other[at] = 2
+    t.equal(keptIn(other), null, 'nor in a record of another schema')
+  }
+  for (const end of [60, 150]) t.throws(() => keptIn(kept.subarray(0, end)), { name: 'CorruptRecord' })
 })

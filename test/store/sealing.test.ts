@@ -3,7 +3,7 @@ import fc from 'fast-check'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { NOBODY } from '../../src/core/settle.ts'
-import { decodeRecord, encodeDraft, PREFIX, readStamps, stamp } from '../../src/store/codec.ts'
+import { decodeRecord, encodeDraft, HEAD_AT, PREFIX, readStamps, stamp } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { packed } from '../../src/store/packed.ts'
 import { Records } from '../../src/store/records.ts'
@@ -49,13 +49,33 @@ void t.test('a record opens as it was sealed, with the stamps of the store', asy
 
 void t.test('bytes that are not sealed are returned unchanged', async (t) => {
   const sealer = new Sealer([ONE])
+  // Its second byte is that of a sealed head, and what follows could be a name.
+  const tried = bytesOf('completed', newToken(), { attempts: 300, rawDigest: Buffer.alloc(32, 'a') })
+  t.match(decodeRecord(tried), { attempts: 300 })
   for (const bytes of [
     bytesOf('completed', newToken()),
+    tried,
     Buffer.alloc(0),
     Buffer.alloc(100),
     Buffer.from('IP'),
   ])
     t.equal(sealer.open(newId(), bytes), bytes)
+})
+
+void t.test('W08 what this release cannot have sealed is not called sealed', async (t) => {
+  const sealer = new Sealer([ONE])
+  const sealed = sealer.seal(newId(), bytesOf('completed', newToken()))
+  for (const [what, at, value, message] of [
+    ['the magic', 0, 0x69, /begin with "IP"/],
+    ['the schema', PREFIX.schema, 2, /schema version 2/],
+    ['the version of the sealing', HEAD_AT + 1, 2, /cut off/],
+    ['a character of the name', HEAD_AT + 21, 0x2d, /cut off/],
+  ] as const) {
+    const bytes = Buffer.from(sealed)
+    bytes[at] = value
+    t.equal(sealer.open(newId(), bytes), bytes, what)
+    t.throws(() => decodeRecord(bytes), { name: 'CorruptRecord', message }, what)
+  }
 })
 
 void t.test('W08 in a rotation, replicas one step apart open what each other seals', async (t) => {
