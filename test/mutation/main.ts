@@ -72,7 +72,9 @@ for (const file of files) {
   if (of.length === 0) continue
   const survived = of.filter(({ by }) => by === null).map(({ mutant }) => mutant.id)
   const isWhole = values.sample === undefined && !values.survivors && !values.unexplained
-  const before = (last[file] ?? []).filter((id) => !values.survivors || (values.unexplained && explained.has(id)))
+  const before = (last[file] ?? []).filter(
+    (id) => !values.survivors || (values.unexplained && explained.has(id)),
+  )
   last[file] = isWhole ? survived : [...new Set([...before, ...survived])]
   const known = survived.filter((id) => explained.has(id)).length
   say(
