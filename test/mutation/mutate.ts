@@ -133,7 +133,7 @@ export class Hunt {
   async result(mutant: Mutant): Promise<Result> {
     const tests = this.testsOf(mutant)
     const times = new Map(this.#ran.map(({ test, time }) => [test, time]))
-    const verdict = await this.#bench.run(mutant, tests, (test) => 10_000 + 8 * (times.get(test) ?? 0))
+    const verdict = await this.#bench.run(mutant, tests, (test) => 4_000 + 5 * (times.get(test) ?? 0))
     for (const test of tests) {
       const seen = this.#of(mutant.file, test)
       seen.tries++
