@@ -269,8 +269,9 @@ export class SealedRecord extends CorruptRecord {
  * @throws {RangeError} if the cursor is not an id.
  */
 export function idOfCursor(cursor: string | null): string {
-  if (cursor !== null && !/^[\w-]{1,64}$/.test(cursor)) throw new RangeError('not a cursor of this store')
-  return cursor ?? ''
+  if (cursor === null) return ''
+  if (!/^[\w-]{1,64}$/.test(cursor)) throw new RangeError('not a cursor of this store')
+  return cursor
 }
 
 /** A record's position among the unresolved ones, ordered by `due`, then by id. */
@@ -293,9 +294,9 @@ export function responsesOfEach(limit: number, parts: number): number {
 /** @throws {RangeError} for a cursor that {@link pageOf} did not make. */
 export function placeOf(cursor: string | null): Place {
   if (cursor === null) return { due: 0, id: '' }
-  const [, due, id] = /^(\d{1,16}) ([\w-]{1,64})$/.exec(cursor) ?? []
-  if (due === undefined || id === undefined) throw new RangeError('not a cursor of this store')
-  return { due: Number(due), id }
+  const found = /^(\d{1,16}) ([\w-]{1,64})$/.exec(cursor)
+  if (found === null) throw new RangeError('not a cursor of this store')
+  return { due: Number(found[1]), id: found[2] as string }
 }
 
 export function inOrder(a: Place, b: Place): number {

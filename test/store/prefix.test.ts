@@ -1,5 +1,6 @@
-import { randomBytes } from 'node:crypto'
+import { hash, randomBytes } from 'node:crypto'
 import t from 'tap'
+import { STATES } from '../../src/core/record.ts'
 import { around } from '../../src/store/around.ts'
 import { PREFIX } from '../../src/store/codec.ts'
 import { memoryStore } from '../../src/store/memory.ts'
@@ -28,7 +29,34 @@ void t.test('§11 the first bytes of a record give its version, state and lease'
   bytes[PREFIX.schema] = 99
   t.equal(versionOf(bytes), 7, 'whatever its schema')
   bytes[PREFIX.state] = 99
-  t.same(prefixOf(bytes), { version: 7, state: null, leaseUntil: null }, 'an unknown state')
+  t.strictSame(prefixOf(bytes), { version: 7, state: null, leaseUntil: null }, 'an unknown state')
+})
+
+void t.test('§11 these bytes suffice, and fewer are no record', async (t) => {
+  for (const state of STATES) {
+    const bytes = bytesOf(state, newToken())
+    bytes.writeUIntBE(7, PREFIX.version, 6)
+    bytes.writeUIntBE(NOW, PREFIX.due, 6)
+    const leaseUntil = state === 'in_progress' ? NOW : null
+    t.strictSame(prefixOf(bytes.subarray(0, PREFIX.end)), { version: 7, state, leaseUntil })
+    const short = bytes.subarray(0, PREFIX.end - 1)
+    t.strictSame(prefixOf(short), {
+      version: Number.parseInt(hash('sha1', short).slice(0, 12), 16),
+      state: null,
+      leaseUntil: null,
+    })
+  }
+})
+
+void t.test('§11 a wrapper asks a store for the prefix alone, if it can read less', async (t) => {
+  const store = memory()
+  const id = newId()
+  const key = sealer()
+  await packed(store, key).put(id, bytesOf('in_progress', newToken()), SPANS)
+  const { now, bytes } = await store.get(id)
+  t.strictSame(await packed(store, key).stored?.(id), { now, bytes }, 'it stays sealed')
+  const cheap = { now, bytes: Buffer.from('the beginning') }
+  t.equal(await packed({ ...store, stored: async () => cheap }, key).stored?.(id), cheap)
 })
 
 void t.test('§11 bytes that are not a record have the start of their SHA-1 as their version', async (t) => {
