@@ -69,7 +69,7 @@ export class Sealer {
     writeU48(sealed, readU48(bytes, PREFIX.fence), HEAD_AT + SEALED.fence)
     sealed.set(nonce, HEAD_AT + SEALED.nonce)
     const end = HEAD_AT + headLength
-    sealed.write(name, HEAD_AT + SEALED.keyId, 'latin1')
+    sealed.write(name, HEAD_AT + SEALED.keyId)
     const cipher = createCipheriv(CIPHER, forRecord.of(id), nonce)
     cipher.setAAD(boundTo(id, sealed, end))
     sealed.set(cipher.update(bytes.subarray(PREFIX.end)), end)
@@ -120,7 +120,12 @@ export class Sealer {
     const nonce = newNonce()
     const cipher = createCipheriv(CIPHER, forNote.of(id), nonce)
     cipher.setAAD(Buffer.from(`${id} ${name} ${tag}`))
-    const sealed = Buffer.concat([nonce, cipher.update(text, 'utf8'), cipher.final(), cipher.getAuthTag()])
+    const sealed = Buffer.concat([
+      nonce,
+      cipher.update(Buffer.from(text)),
+      cipher.final(),
+      cipher.getAuthTag(),
+    ])
     return `sealed:${name}:${sealed.toString('base64url')}`
   }
 
@@ -137,7 +142,7 @@ export class Sealer {
     cipher.setAAD(Buffer.from(`${id} ${name} ${tag}`))
     cipher.setAuthTag(sealed.subarray(tagAt))
     try {
-      return cipher.update(sealed.subarray(NONCE_BYTES, tagAt), undefined, 'utf8') + cipher.final('utf8')
+      return Buffer.concat([cipher.update(sealed.subarray(NONCE_BYTES, tagAt)), cipher.final()]).toString()
     } catch {
       return text
     }
@@ -191,7 +196,7 @@ class Subkeys {
   constructor(key: Buffer, use: string) {
     this.#hmac = new Hmac(key)
     this.#message = Buffer.alloc(use.length + ID_BYTES)
-    this.#message.write(use, 'latin1')
+    this.#message.write(use)
   }
 
   of(id: RecordId): KeyObject {

@@ -1,14 +1,24 @@
+import { createCipheriv, createHmac, randomBytes } from 'node:crypto'
 import { readFileSync } from 'node:fs'
 import fc from 'fast-check'
 import t from 'tap'
-import type { RecordId } from '../../src/core/record.ts'
+import { newReconciliation, type RecordId } from '../../src/core/record.ts'
 import { NOBODY } from '../../src/core/settle.ts'
-import { decodeRecord, encodeDraft, HEAD_AT, PREFIX, readStamps, stamp } from '../../src/store/codec.ts'
+import {
+  decodeRecord,
+  encodeDraft,
+  HEAD_AT,
+  PREFIX,
+  readStamps,
+  sealingKeyOf,
+  stamp,
+  stateCode,
+} from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { packed } from '../../src/store/packed.ts'
 import { Records } from '../../src/store/records.ts'
 import { CorruptRecord, type SealError } from '../../src/store/register.ts'
-import { Sealer } from '../../src/store/sealing.ts'
+import { Sealer, sealerOf } from '../../src/store/sealing.ts'
 import { bytesOf, draft, newId, newToken, response, SPANS } from './fixtures.ts'
 
 const [ONE, TWO, THREE] = [0x11, 0x22, 0x33].map((byte, n) => ({
@@ -193,6 +203,36 @@ void t.test('W08 parts of one record in another are refused', async (t) => {
   for (const [what, bytes] of cases) t.throws(() => read(sealer, id, bytes), ALTERED, what)
 })
 
+void t.test('W08 state and flags are the sealed ones, or those of a renewal', async (t) => {
+  const sealer = new Sealer([ONE])
+  const id = newId()
+  const codes = STATES.map((state) => [stateCode(state), state] as const)
+  const checked = { ...newReconciliation(1), deadLettered: true }
+  for (const [sealedAs, over, mayBeRenewed] of [
+    ['in_progress', {}, false],
+    ['completed', {}, false],
+    ['failed_retryable', {}, false],
+    ['unknown', { leaseExpired: true }, true],
+    ['unknown', { leaseExpired: true, reconciliation: checked }, true],
+    ['unknown', { leaseExpired: false }, false],
+    ['unknown', { leaseExpired: false, reconciliation: checked }, false],
+    ['expired', {}, false],
+  ] as const) {
+    const sealed = stored(sealer.seal(id, bytesOf(sealedAs, newToken(), { fence: FENCE, ...over })))
+    for (const [code, state] of codes)
+      for (let flags = 0; flags < 8; flags++) {
+        const bytes = Buffer.from(sealed)
+        bytes[PREFIX.state] = code
+        bytes[HEAD_AT] = flags
+        const what = `${sealedAs} ${sealed[HEAD_AT]} as ${state} ${flags}`
+        const isRenewed = mayBeRenewed && state === 'in_progress' && flags === 0
+        if (isRenewed) t.match(read(sealer, id, bytes), { state: 'in_progress', leaseUntil: 4 }, what)
+        else if (bytes.equals(sealed)) t.equal(read(sealer, id, bytes).state, sealedAs, what)
+        else t.throws(() => read(sealer, id, bytes), ALTERED, what)
+      }
+  }
+})
+
 void t.test('two decisions of an operator, which have no token, are told apart by their fence', async (t) => {
   const sealer = new Sealer([ONE])
   const id = newId()
@@ -261,6 +301,7 @@ void t.test('a note is sealed for its record and tag; one that does not open is 
   const sealed = sealer.sealNote(id, 'executed:1', text)
   t.match(sealed, /^sealed:k1:[\w-]+$/)
   t.equal(rotated.openNote(id, 'executed:1', sealed), text)
+  t.equal(sealer.openNote(id, 'a', sealer.sealNote(id, 'a', '')), '', 'an empty one')
   for (const [by, record, tag, shown] of [
     [sealer, newId(), 'executed:1', sealed],
     [sealer, id, 'executed:2', sealed],
@@ -270,6 +311,44 @@ void t.test('a note is sealed for its record and tag; one that does not open is 
     [sealer, id, 'executed:1', text],
   ] as const)
     t.equal(by.openNote(record, tag, shown), shown)
+})
+
+void t.test('a note is sealed as docs/record-format.md says', async (t) => {
+  const sealer = new Sealer([ONE])
+  const id = newId()
+  const subkey = createHmac('sha256', ONE.key)
+    .update('idempotency-proxy/note/1\0')
+    .update(Buffer.from(id, 'base64url'))
+    .digest()
+  const nonce = randomBytes(12)
+  const cipher = createCipheriv('aes-256-gcm', subkey, nonce)
+  cipher.setAAD(Buffer.from(`${id} k1 executed:1`))
+  const parts = [nonce, cipher.update(Buffer.from('{"cause":"ü"}')), cipher.final(), cipher.getAuthTag()]
+  const sealed = `sealed:k1:${Buffer.concat(parts).toString('base64url')}`
+  t.equal(sealer.openNote(id, 'executed:1', sealed), '{"cause":"ü"}')
+})
+
+void t.test('a history is stored sealed, and read as it was written', async (t) => {
+  const register = memoryStore({ clock: () => FENCE, maxBytes: MEMORY_BYTES })
+  const id = newId()
+  const store = packed(register, new Sealer([ONE]))
+  await store.put(id, bytesOf('in_progress', newToken()), SPANS)
+  const note = { tag: 'a', count: 2, firstAgo: 9, lastAgo: 4, text: '{"cause":"a secret"}' }
+  t.ok(await store.history.append(id, [note]))
+  const kept = { tag: 'a', count: 2, first: FENCE - 9, last: FENCE - 4 }
+  t.match(await register.history.read(id), [{ ...kept, text: /^sealed:k1:/ }])
+  t.strictSame(await store.history.read(id), [{ ...kept, text: note.text }])
+  t.strictSame(await packed(register, null).history.read(id), await register.history.read(id))
+})
+
+void t.test('without a key nothing is sealed, with several the first one seals', async (t) => {
+  t.equal(sealerOf({ encryption: { keys: [] } }), null)
+  const id = newId()
+  const plain = bytesOf('completed', newToken())
+  for (const keys of [[ONE], [TWO, ONE]]) {
+    const sealed = sealerOf({ encryption: { keys } })?.seal(id, plain)
+    t.equal(sealingKeyOf(sealed as Buffer), keys[0]?.id)
+  }
 })
 
 void t.test('sealing reproduces the test vector in docs/record-format.md', async (t) => {
