@@ -52,18 +52,29 @@ export class Bench {
     return verdict
   }
 
-  /** What a test executes, and how long it takes, in a process of its own. Throws where it does not pass. */
+  /**
+   * What a test executes, and how long it takes, in a process of its own. Its time is that of a second run, if it survives one: loading it and
+   * recording what it executes take longer than the test. Throws where it does not pass.
+   */
   async cover(test: string): Promise<Ran> {
     this.#end()
     let ran: Ran | null = null
-    await this.#order(
-      { mutant: null, tests: [test], isCovered: true },
-      () => 300_000,
-      (report) => {
-        if (report.kind === 'failed') throw new Error(`${test} fails without a mutant: ${report.why}`)
-        if (report.kind === 'ended') ran = { test, time: report.time, covered: report.covered ?? {} }
-      },
-    )
+    const run = (isCovered: boolean): Promise<void> =>
+      this.#order(
+        { mutant: null, tests: [test], isCovered },
+        () => 300_000,
+        (report) => {
+          if (report.kind === 'failed') throw new Error(`${test} fails without a mutant: ${report.why}`)
+          if (report.kind !== 'ended') return
+          ran = {
+            test,
+            time: Math.min(report.time, ran?.time ?? report.time),
+            covered: ran?.covered ?? report.covered ?? {},
+          }
+        },
+      )
+    await run(true)
+    await run(false).catch(() => {})
     this.#end()
     return ran as unknown as Ran
   }

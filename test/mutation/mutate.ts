@@ -16,7 +16,7 @@ const ON_SERVERS = /\/(dynamodb|pgbouncer|postgres|redis|sqlite|tiered)[^/]*$/
 /** Longer ones are asked only where no other covers the mutant. */
 const LONG = 15_000
 /** How many seconds of tests a mutant is worth; what is not noticed until then counts as survived. */
-export const BUDGET = 6
+export const BUDGET = 20
 /** Code of threads that tests start, and what servers execute, leave no coverage here: the tests of their owner are asked. */
 const ELSEWHERE: readonly (readonly [file: RegExp, like: string])[] = [
   [/sqlite-(worker|file|journal)\.ts$/, 'src/store/sqlite.ts'],
