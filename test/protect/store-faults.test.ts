@@ -567,26 +567,14 @@ void t.test(
   },
 )
 
-void t.test(
-  'R02 X02 bypass: nothing executes for a client that has left, or with too many unsettled outcomes',
-  async (t) => {
-    const a = replica(t)
-    a.store.fault = () => 'dropped'
-    const gone = await a.get({ route: BYPASS, gone: () => true })
-    t.equal(gone.code, 'idempotency_store_unavailable')
-    t.equal(a.n, 0)
-    t.equal(a.ports.settler.size, 1, 'its lost claim is withdrawn')
-
-    const b = replica(t)
-    b.store.fault = () => 'down'
-    for (let i = 0; !b.ports.settler.full; i++) {
-      await b.get({ route: BYPASS, key: `k${i}` })
-    }
-    const { n } = b
-    t.equal((await b.get({ route: BYPASS, key: 'one more' })).code, 'idempotency_store_unavailable')
-    t.equal(b.n, n)
-  },
-)
+void t.test('R02 X02 bypass: nothing executes for a client that has left', async (t) => {
+  const a = replica(t)
+  a.store.fault = () => 'dropped'
+  const gone = await a.get({ route: BYPASS, gone: () => true })
+  t.equal(gone.code, 'idempotency_store_unavailable')
+  t.equal(a.n, 0)
+  t.equal(a.ports.settler.size, 1, 'its lost claim is withdrawn')
+})
 
 void t.test('§3 after an unstored not-executed outcome only a bypass route executes', async (t) => {
   const a = replica(t)
