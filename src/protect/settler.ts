@@ -166,7 +166,6 @@ export class Settler {
 
   /** Releases all held outcomes. The spool keeps its entries for the next process. */
   async close(): Promise<void> {
-    if (this.#timer !== null) clearTimeout(this.#timer)
     const left = [...this.#held.values()].flat()
     for (const held of left) this.#forget(held)
     const onDisk = new Set<HeldOutcome>()
@@ -208,19 +207,14 @@ export class Settler {
     const { draft, spans, claimed } = pending
     switch (reply.kind) {
       case 'written':
-        return this.#written(pending, resultOf(draft), draft.state, reply.now + spans.dueIn)
+        return this.#written(pending, resultOf(draft), reply.now + spans.dueIn)
       case 'recovered':
         if (claimed)
           this.#observer.trouble(
             'the store had lost the record of a running request; its outcome was written again',
             described(pending),
           )
-        return this.#written(
-          pending,
-          claimed ? 'recovered' : resultOf(draft),
-          draft.state,
-          reply.now + spans.dueIn,
-        )
+        return this.#written(pending, claimed ? 'recovered' : resultOf(draft), reply.now + spans.dueIn)
       case 'refused':
         return claimed
           ? this.#refused(pending, reply.record)
@@ -242,17 +236,17 @@ export class Settler {
       if (found.version !== over) return this.#refused(pending, found)
       // The takeover has not arrived, and must not succeed any more: rewrites the record unchanged, under another version.
       const moved = await this.#records.replace(id, found.version, found, remainingSpans(found, now))
-      if (moved?.kind === 'refused') return await this.#write(pending)
+      if (moved?.kind === 'refused') return this.#write(pending)
       if (moved?.kind === 'unavailable' || moved?.kind === 'corrupt') return this.#notWritten(pending, moved)
-      return this.#written(pending, 'released', found.state, null)
+      return this.#written(pending, 'released', now)
     }
     // The request was executed, but the record would still let a retry execute.
     const asked = { ...draft, rawDigestUnder: () => draft.rawDigest }
     if (decide(found, asked, pending, now).kind !== 'take_over') return this.#refused(pending, found)
     const taken = await this.#records.takeOver(id, found, draft, spans)
     if (taken.kind === 'unavailable' || taken.kind === 'corrupt') return this.#notWritten(pending, taken)
-    if (taken.kind === 'lost' || taken.recognised) return await this.#write(pending)
-    return this.#written(pending, resultOf(draft), draft.state, taken.now + spans.dueIn)
+    if (taken.kind === 'lost' || taken.recognised) return this.#write(pending)
+    return this.#written(pending, resultOf(draft), taken.now + spans.dueIn)
   }
 
   #notWritten(pending: PendingOutcome, trouble: StoreTrouble): Soon<Settled | Unavailable> {
@@ -270,16 +264,12 @@ export class Settler {
     return { kind: 'settled', state: draft.state, expiresAt: null, left: null, recorded: null }
   }
 
-  #written(
-    { id, draft }: PendingOutcome,
-    result: CompletionResult,
-    state: State,
-    at: Millis | null,
-  ): Settled {
+  #written({ id, draft }: PendingOutcome, result: CompletionResult, dueAt: Millis): Settled {
     this.#observer.completed(draft.route, result, id)
-    const expiresAt = state === 'completed' ? at : null
-    const known = state === draft.state && state !== 'unknown'
-    return { kind: 'settled', state, expiresAt, left: known ? draft : null, recorded: null }
+    const { state } = draft
+    const expiresAt = state === 'completed' ? dueAt : null
+    // Reconciliation may know more of an unknown record.
+    return { kind: 'settled', state, expiresAt, left: state === 'unknown' ? null : draft, recorded: null }
   }
 
   /** The store no longer has the attempt, or its state accepts no outcome (contract §2). */
