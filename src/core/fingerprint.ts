@@ -64,6 +64,14 @@ function headersOf(recipe: string): readonly string[] {
 
 const NONE: readonly string[] = []
 
+/** Whether a request has the same raw digest under both recipes. */
+export function hashesAlike(recipe: string, other: string): boolean {
+  return (
+    recipe.startsWith(KEYED) === other.startsWith(KEYED) &&
+    String(headersOf(recipe)) === String(headersOf(other))
+  )
+}
+
 /** Identifies the operation, regardless of its spelling (contract §5). */
 export function fingerprintOf(request: RequestContent, policy: FingerprintPolicy): Fingerprint {
   return shortFingerprint(request, policy) ?? atOnce(fingerprintSteps(request, policy))

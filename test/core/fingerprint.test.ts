@@ -7,6 +7,7 @@ import {
   Digests,
   digestResponse,
   fingerprintOf,
+  hashesAlike,
   type RequestContent,
   rawDigestOf,
   recipeOf,
@@ -318,6 +319,20 @@ t.test('F20 the raw digest covers a configured header only if it counted for the
     rawDigestOf(request('{"a":1}', { headers: [] }), recipe).toString('hex'),
     'a content coding is part of what was sent',
   )
+})
+
+t.test('F20 it is known under which recipes a request has the same raw digest', async (t) => {
+  const asked = request('{"a":1}', { headers: ['A', '1', 'B', '2'] })
+  const recipes = [[], ['a'], ['b'], ['a', 'b'], ['b', 'a']].flatMap((headers) =>
+    (['auto', 'raw'] as const).flatMap((body) =>
+      [null, Buffer.from('a secret of sixteen bytes')].map(
+        (secret) => new Digests(asked, asked.body, { ...FINGERPRINT, headers, body }, secret),
+      ),
+    ),
+  )
+  for (const one of recipes)
+    for (const other of recipes)
+      t.equal(hashesAlike(one.recipe, other.recipe), one.rawDigest.equals(other.rawDigest))
 })
 
 t.test('F20 a body cannot pass for a header line in the raw digest', async (t) => {

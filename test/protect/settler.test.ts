@@ -496,6 +496,7 @@ void t.test('R02 bypass: what was executed is not executed again, however it is 
     ['another value', BYPASS, { body: '{"amount":2}' }, false],
     ['the same bytes under another recipe', under({ body: 'raw' }), {}, true],
     ['another value under another recipe', under({ body: 'raw' }), { body: '{"amount":2}' }, false],
+    ['a recipe with another header', under({ headers: ['x-amount'] }), {}, true],
   ] as const) {
     const a = replica(t)
     a.script.push(NOT_SENT)
