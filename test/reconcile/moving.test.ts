@@ -20,7 +20,8 @@ for (const [executes, asks, ahead] of [
       const on = (phase: Phase) => (by: unknown) => migrating(from.wire(by), to.wire(by), phase)
       const policy = asking()
       const [asked, claims] = asks === 'new' ? [to, from] : [from, to]
-      const one = new Worker({ ...asked, wire: on(asks) } as never, [policy])
+      const moving = Object.create(asked, { wire: { value: on(asks) } }) as Store
+      const one = new Worker(moving, [policy])
       t.teardown(() => one.sweeper.stop())
       let own = 0
       one.monotonic = () => own
