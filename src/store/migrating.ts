@@ -1,10 +1,20 @@
-import { randomFillSync } from 'node:crypto'
-import { isAhead, isAheadOfMirror, type Kept, type Phase } from '../core/copies.ts'
+import { isAhead, type Kept, type Phase } from '../core/copies.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 import { writeU48 } from './binary.ts'
 import { isClaim, isUnresolved, meets, PREFIX, readStamps, stateCode } from './codec.ts'
 import { copyHistory, keptOf } from './copying.ts'
 import { weakest } from './grade.ts'
+import {
+  atLeast,
+  follows,
+  followsInMirror,
+  freed,
+  type Given,
+  given,
+  isDone,
+  isSame,
+  renewedBy,
+} from './migrating-records.ts'
 import { isMark } from './phases.ts'
 import { versionOf } from './prefix.ts'
 import {
@@ -44,15 +54,11 @@ const TERMS: Readonly<Record<Phase, Terms>> = {
 /** Attempts at a write while others keep changing the record. */
 const ROUNDS = 8
 
-/** A record to be written, without the stamps that a store assigns. */
-interface Given {
-  readonly bytes: Buffer
-  readonly spans: Spans
-}
-
 /** The lead's record, at least as recent as the other's; undefined: the other was not asked. */
 interface Latest extends GetReply {
   readonly theirs: Buffer | null | undefined
+  /** Its owner renews the lease in the other store alone, as in phase `new`. */
+  readonly isRenewed?: boolean
 }
 
 /**
@@ -254,8 +260,9 @@ class Pair {
       const reply = await this.#lead.swap(id, condition, Buffer.from(bytes), spans, nextFence)
       return reply.done ? this.#written(id, reply, { bytes, spans }, null) : reply
     }
-    const { bytes: before, now, theirs } = await this.#latest(id)
-    if (before === null || !meets(before, condition)) return { done: false, now, bytes: before }
+    const { bytes: before, now, theirs, isRenewed } = await this.#latest(id)
+    if (before === null || !meets(before, condition) || (nextFence && isRenewed))
+      return { done: false, now, bytes: before }
     const fence = theirs == null ? 0 : readStamps(theirs).fence + (nextFence ? 1 : 0)
     const reply = await this.#lead.swap(id, condition, atLeast(bytes, fence), spans, nextFence)
     if (!reply.done) return reply
@@ -365,7 +372,10 @@ class Pair {
       if (theirs === null) return { ...own, theirs }
       const ahead = keptOf(theirs)
       if (ahead === null) throw unreadable(this.#other)
-      if (lead !== null && !isAhead(ahead, lead)) return { ...own, theirs }
+      if (lead !== null && !isAhead(ahead, lead)) {
+        const renewed = renewedBy({ bytes: theirs, now }, own)
+        return { now: own.now, bytes: renewed ?? own.bytes, theirs, isRenewed: renewed !== null }
+      }
       await this.#advance(this.#lead, id, given(theirs, now), isAhead)
       await copyHistory(this.#other, this.#lead, id, now)
     }
@@ -427,48 +437,8 @@ class Pair {
   }
 }
 
-/** Like {@link isAhead}, but for the same attempt the lead wins. */
-function follows(ours: Kept, theirs: Kept): boolean {
-  return isAhead(ours, theirs) || (ours.token.equals(theirs.token) && !isDone(theirs))
-}
-
-function followsInMirror(ours: Kept, theirs: Kept): boolean {
-  return isAheadOfMirror(ours, theirs) || follows(ours, theirs)
-}
-
-function isDone({ state }: Kept): boolean {
-  return state === 'completed' || state === 'expired'
-}
-
-/** A claim of the same attempt. */
-function isSame(found: Buffer, { buffer, byteOffset }: Buffer): boolean {
-  const token = Buffer.from(buffer, byteOffset + PREFIX.token, PREFIX.createdAt - PREFIX.token)
-  return meets(found, { token, states: ['in_progress'] })
-}
-
-/** The record for the other store, with the time that is left. */
-function given(bytes: Buffer, now: Millis): Given {
-  const { due, dropAt } = readStamps(bytes)
-  return { bytes, spans: { dueIn: due - now, dropIn: dropAt - now } }
-}
-
 function withoutMarks({ ids, next }: Page): Page {
   return { ids: ids.filter((id) => !isMark(id)), next }
-}
-
-/** A copy whose fence is at least `fence`: a store would raise a lower one, but sealed bytes are bound to their fence. */
-function atLeast(bytes: Buffer, fence: number): Buffer {
-  const copy = Buffer.from(bytes)
-  writeU48(copy, Math.max(readStamps(bytes).fence, fence), PREFIX.fence)
-  return copy
-}
-
-/** The claim as withdrawn, under nobody's token: its attempt may claim again, and of one attempt a later state would win. */
-function freed(bytes: Buffer): Buffer {
-  const copy = Buffer.from(bytes)
-  copy[PREFIX.state] = stateCode('failed_retryable')
-  randomFillSync(copy, PREFIX.token, PREFIX.createdAt - PREFIX.token)
-  return copy
 }
 
 function ofBoth(old: readonly string[], young: readonly string[]): string[] {

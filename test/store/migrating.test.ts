@@ -548,3 +548,24 @@ void t.test('a record sealed with a key that a replica lacks is copied as it is'
   const all = new Sealer([two, one])
   t.match(await recordIn(migrating(packed(from, all), packed(to, all), 'new'), id), { state: 'unknown' })
 })
+
+void t.test('both: a lease that phase new has just renewed is not taken over', async (t) => {
+  const { clock, from, to, on } = pairOf()
+  const { id, token } = await claimed(on('new'))
+  t.notOk((await on('both').put(id, bytesOf('in_progress', newToken()), SPANS)).done)
+  clock.now += SPANS.dueIn
+  const lapsed = await recordIn(on('both'), id)
+  t.match(lapsed, { state: 'in_progress', leaseUntil: clock.now })
+  const { dueIn, dropIn } = SPANS
+  t.same(await on('new').renew([{ id, token, dueIn, dropIn }]), [true])
+  const { version } = lapsed as { version: number }
+  const taken = await on('both').swap(id, { version }, bytesOf('in_progress', newToken()), SPANS, true)
+  t.match(taken, { done: false })
+  t.match(await recordIn(on('both'), id), { token, version, leaseUntil: clock.now + dueIn })
+  for (const side of [from, to]) t.match(await recordIn(side, id), { state: 'in_progress', token })
+  // What a replica in `both` wrote down before that.
+  await from.swap(id, { version }, bytesOf('unknown', token, { leaseExpired: true } as never), SPANS, false)
+  t.match(await recordIn(on('both'), id), { state: 'in_progress', token })
+  t.ok((await settled(on('new'), { id, token }, 'completed')).done)
+  t.match(await recordIn(on('both'), id), { state: 'completed' })
+})
