@@ -198,8 +198,8 @@ class Pair {
       if (isGone) await this.#removeTheirs(id, true).catch(unlessBug)
       return isGone
     }
-    const { bytes, theirs } = await this.#latest(id)
-    if (bytes === null || versionOf(bytes) !== version) return false
+    const { bytes, theirs, isRenewed } = await this.#latest(id)
+    if (bytes === null || versionOf(bytes) !== version || isRenewed) return false
     // Whichever one remains keeps the key from being executed. Not removed: what replicas in another phase have claimed since.
     if (theirs === undefined) await this.#removeTheirs(id, keptOf(bytes) !== null)
     else if (theirs !== null && !(await this.#other.remove(id, versionOf(theirs)))) throw busy(id)

@@ -20,8 +20,7 @@ for (const [executes, asks, ahead] of [
       const on = (phase: Phase) => (by: unknown) => migrating(from.wire(by), to.wire(by), phase)
       const policy = asking()
       const [asked, claims] = asks === 'new' ? [to, from] : [from, to]
-      const moving = Object.create(asked, { wire: { value: on(asks) } }) as Store
-      const one = new Worker(moving, [policy])
+      const one = new Worker(Object.assign(new Store(), { wire: on(asks) }), [policy])
       t.teardown(() => one.sweeper.stop())
       let own = 0
       one.monotonic = () => own

@@ -561,10 +561,11 @@ void t.test('both: a lease that phase new has just renewed is not taken over', a
   const { version } = lapsed as { version: number }
   const taken = await on('both').swap(id, { version }, bytesOf('in_progress', newToken()), SPANS, true)
   t.match(taken, { done: false })
+  t.notOk(await on('both').remove(id, version), 'nor deleted')
   t.match(await recordIn(on('both'), id), { token, version, leaseUntil: clock.now + dueIn })
   for (const side of [from, to]) t.match(await recordIn(side, id), { state: 'in_progress', token })
   // What a replica in `both` wrote down before that.
-  await from.swap(id, { version }, bytesOf('unknown', token, { leaseExpired: true } as never), SPANS, false)
+  await from.swap(id, { version }, bytesOf('unknown', token, { leaseExpired: true }), SPANS, false)
   t.match(await recordIn(on('both'), id), { state: 'in_progress', token })
   t.ok((await settled(on('new'), { id, token }, 'completed')).done)
   t.match(await recordIn(on('both'), id), { state: 'completed' })
