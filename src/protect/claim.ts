@@ -25,7 +25,7 @@ import {
   InGrace,
   OutOfPhase,
   type Stamp,
-  StoreUnavailable,
+  type StoreUnavailable,
   Unreplicated,
 } from '../store/register.ts'
 import { nobody, refuse, storeUnavailable } from './answers.ts'
@@ -170,18 +170,17 @@ function answered(
           : 'the store does not answer'
       const detail = `${why}; nothing was executed for this request`
       // The retry may arrive at once, at another replica.
-      return after(unreplicated ? withdrawn : undefined, () =>
-        storeUnavailable(ports, request, id, detail, result.error.message),
-      )
+      return after(withdrawn, () => storeUnavailable(ports, request, id, detail, result.error.message))
     }
     case 'granted': {
       const { execution, lapsed } = result
       const { before } = execution
       // Regardless of the store: a request that this replica knows to be running, or to have ended meanwhile, is not executed twice.
       const other = meet(ports, id) ?? earlier
-      const own = other === undefined ? null : existing(runningRecord(other), asked, route)
-      if (other !== undefined && own !== null)
-        return yieldTo(ports, other, result).then(() => answeredHere(ports, id, own))
+      if (other !== undefined) {
+        const own = existing(runningRecord(other), asked, route)
+        if (own !== null) return yieldTo(ports, other, result).then(() => answeredHere(ports, id, own))
+      }
       if (lapsed) ports.observer.leaseExpired(route.name)
       ports.observer.claimed(route.name, before === 'absent' ? 'created' : 'failed_retry')
       if (!request.clientGone()) return begin(ports, progress, execution)
@@ -302,11 +301,7 @@ class Losses {
 }
 
 /** Reads the record, retrying as a claim does. */
-async function look(
-  ports: Pick<Ports, 'records' | 'pause'>,
-  id: RecordId,
-  losses = new Losses(),
-): Promise<GetReply> {
+async function look(ports: Ports, id: RecordId, losses = new Losses()): Promise<GetReply> {
   const reply = await ports.records.get(id)
   const wait = reply.kind === 'unavailable' ? losses.pauseAfter(reply.error) : null
   if (wait === null) return reply
@@ -316,7 +311,7 @@ async function look(
 
 /** No claim was sent: the store does not even accept the outcomes that this replica must write first. */
 function notAsked(token: Buffer): Unclaimed {
-  const error = new StoreUnavailable('the store does not answer', false)
+  const error = new Error('the store does not answer')
   return { kind: 'unavailable', error, attempt: { fence: 0, token, attempts: 1 }, lost: false, over: null }
 }
 
@@ -374,7 +369,6 @@ async function contest(
   first: ClaimReply,
 ): Promise<ClaimResult> {
   const { route } = request
-  const { token } = fresh.attempt
   const spans = claimSpans(route)
   let askedAt = firstAskedAt
   let entry: 'claim' | 'fresh' = 'claim'
@@ -394,7 +388,7 @@ async function contest(
       if (decision.kind === 'gone') continue
       over = decision.from
       latest = {
-        attempt: { fence: over.fence + 1, token, attempts: over.attempts + 1 },
+        attempt: { ...fresh.attempt, attempts: over.attempts + 1 },
         // The silent attempt may have executed, too: only identifiers that both attempts sent may be recorded.
         operation:
           decision.read === 'unknown' ? identifiersSentByBoth(over, fresh.operation) : fresh.operation,
@@ -419,7 +413,7 @@ async function contest(
   }
   // Created only here: capturing a stack costs more than the rest of a claim.
   error ??= new Error('other claims kept changing the record')
-  return { kind: 'unavailable', error, attempt: { ...latest.attempt, fence: 0 }, lost: losses.any, over }
+  return { kind: 'unavailable', error, attempt: latest.attempt, lost: losses.any, over }
 }
 
 /** False: it may not wait, or the client has left. */

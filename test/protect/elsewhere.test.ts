@@ -98,9 +98,9 @@ void t.test('§4 a key in the body', async (t) => {
       a.script.push({ proof: 'not_sent', reason: 'refused' })
       t.match(await a.get(sent), { status: 502, code: 'upstream_unreachable', instance: null })
       a.script.push({ proof: 'unknown', reason: 'cut', timedOut: false, status: null })
-      t.match(await a.get(sent), { status: 502, code: 'upstream_failed', instance: null })
+      t.match(await a.get(sent), { status: 502, code: 'upstream_failed', instance: null, retry: 'no' })
       a.script.push({ proof: 'unknown', reason: 'slow', timedOut: true, status: null })
-      t.match(await a.get(sent), { status: 504, code: 'upstream_timeout' })
+      t.match(await a.get(sent), { status: 504, code: 'upstream_timeout', retry: 'no' })
       const stream = new Stream()
       a.script.push(stream.reply())
       t.match(await a.get({ ...sent, route: route({ ...optional, statusHeader: false }) }), {
@@ -109,6 +109,17 @@ void t.test('§4 a key in the body', async (t) => {
       })
       t.equal(a.store.calls, 0)
       t.equal(a.bytes.held, 0)
+
+      const b = replica(t, { maxInFlight: 1 })
+      const gate = new Gate()
+      b.script.push(gate.before(() => b.responded()))
+      const running = b.get(sent)
+      await gate.reached
+      t.equal(b.bytes.held, sent.body.length, 'its body is held')
+      await refused(t, b, sent, 'overloaded')
+      gate.open()
+      t.match(await running, { status: 201 })
+      t.equal(b.bytes.held, 0)
     },
   )
 })
@@ -218,6 +229,7 @@ void t.test('§4 issuedOnly', async (t) => {
     const forged = replica(t, { store, issued: 'forged' })
     t.match(await refused(t, forged, { route: policy }, 'idempotency_key_invalid'), { status: 400 })
     t.match(await refused(t, late, { route: policy }, 'idempotency_key_expired'), { status: 412 })
+    t.equal(late.trace.outcome, 'expired')
     const first = await good.get({ route: policy })
     t.equal((await late.get({ route: policy })).bytes, first.bytes)
     t.match(await late.get({ route: policy, body: '{}' }), { code: 'idempotency_key_reused' })
@@ -254,7 +266,9 @@ void t.test('§10 limits.newKeys', async (t) => {
       t.match(await a.get({ ...sent, key: '3', anonymous: true }), { status: 201 }, 'another caller')
       const other = route({ ...policy, name: 'refunds' })
       t.match(await a.get({ route: other, key: '4' }), { status: 201 }, 'another route')
-      store.now += 30 * SECOND
+      store.now += 28.5 * SECOND
+      t.match(await refused(t, a, { ...sent, key: '3' }, 'rate_limited'), { retryAfter: 2 }, 'rounded up')
+      store.now += 1.5 * SECOND
       t.match(await b.get({ ...sent, key: '3' }), { status: 201 })
       t.equal(a.n + b.n, 5)
     },
@@ -293,6 +307,39 @@ void t.test('§10 limits.newKeys', async (t) => {
     }
     t.match(await a.get({ ...sent, key: '2' }), { status: 201, replayed: true })
     t.equal(a.n, 0)
+  })
+  await t.test(
+    'a key over the rate is refused if another replica has just claimed and freed it',
+    async (t) => {
+      const store = new Store()
+      const [a, b] = [replica(t, { store }), replica(t, { store })]
+      await b.get({ ...sent, key: '1' })
+      store.gate = async ({ op, by }) => {
+        if (op !== 'throttle' || by !== a) return
+        store.gate = null
+        b.script.push({ proof: 'not_sent', reason: 'x' })
+        await b.get({ ...sent, key: '2' })
+      }
+      t.match(await a.get({ ...sent, key: '2' }), { code: 'rate_limited' })
+      t.match(await a.get({ ...sent, key: '2' }), { status: 201, replayed: false })
+    },
+  )
+  await t.test('a request that could not claim a new key spends nothing', async (t) => {
+    const store = new Store()
+    const [a, b] = [replica(t, { store }), replica(t, { store })]
+    for (const fault of ['down', 'full'] as const) {
+      store.next.push({ op: 'put', fault })
+      t.match(await a.get({ ...sent, key: '1' }), { code: 'idempotency_store_unavailable' })
+    }
+    let puts = 0
+    store.gate = async ({ op, by }) => {
+      if (op !== 'put' || by !== a || ++puts > 1) return
+      b.script.push({ proof: 'not_sent', reason: 'x' })
+      await b.get({ key: '1' })
+    }
+    t.match(await a.get({ ...sent, key: '1' }), { status: 201 }, 'not new any more when it is claimed')
+    for (const key of ['2', '3']) t.match(await a.get({ ...sent, key }), { status: 201 })
+    await refused(t, a, { ...sent, key: '4' }, 'rate_limited')
   })
   await t.test(
     'a request is refused if the store fails at the lookup, at the count or when a unit is returned',
@@ -527,8 +574,12 @@ void t.test('§13 the same operation under a new key', async (t) => {
     await a.get({ key: '4', anonymous: true })
     t.equal(regenerated(), 1)
     a.store.now += MINUTE
+    a.script.push({ proof: 'not_sent', reason: 'x' })
     await a.get({ key: '5' })
     t.equal(regenerated(), 1)
+    await a.get({ key: '6' })
+    await a.get({ key: '5' })
+    t.equal(regenerated(), 2, 'a retry of what was not executed has no new key')
   })
   await t.test('is forgotten after 10,000 others', async (t) => {
     const seenKeys = new KeyChurn(() => 0)

@@ -12,12 +12,30 @@ class Held extends Store {
     this.isHeld && (op === 'put' || op === 'swap') ? new InGrace(this.now, this.#since, this.left) : null
 }
 
+/** What each put that reaches the store says of its key: `fresh` is granted at once. */
+function entriesOf({ inner }: Store): unknown[] {
+  const { put } = inner
+  const entries: unknown[] = []
+  inner.put = (id, bytes, spans, entry) => {
+    entries.push(entry)
+    return put(id, bytes, spans, entry)
+  }
+  return entries
+}
+
+/** A key that was generated before `now`, but after a failover of 30 s ago. */
+function bornAfterFailover({ now }: Store): string {
+  const hex = (now - 1).toString(16).padStart(12, '0')
+  return `${hex.slice(0, 8)}-${hex.slice(8)}-7abc-8def-0123456789ab`
+}
+
 async function until(holds: () => boolean): Promise<void> {
   while (!holds()) await turn()
 }
 
 void t.test('W01 W03 a request with a new key waits out the grace and then executes', async (t) => {
   const store = new Held()
+  const entries = entriesOf(store)
   const a = replica(t, { store })
   const answer = a.get()
   await until(() => a.ports.waiters.size === 1)
@@ -29,6 +47,7 @@ void t.test('W01 W03 a request with a new key waits out the grace and then execu
   t.equal(a.n, 1)
   t.equal(a.ports.waiters.size, 0)
   t.same(a.said('completed'), ['stored'])
+  t.same(entries, ['claim'])
 })
 
 void t.test('W03 in the grace, requests beyond limits.waiters or on a draining proxy get 503', async (t) => {
@@ -37,7 +56,11 @@ void t.test('W03 in the grace, requests beyond limits.waiters or on a draining p
   const a = replica(t, { store, maxWaiters: 1 })
   const first = a.get({ key: 'first-0123456789abcdef' })
   await until(() => a.ports.waiters.size === 1)
-  t.match(await a.get(), { status: 503, code: 'idempotency_store_unavailable' })
+  t.match(await a.get(), {
+    status: 503,
+    code: 'idempotency_store_unavailable',
+    detail: /^the store may just have lost claims/,
+  })
   t.equal(a.trace.outcome, 'store_unavailable')
   t.match(a.trace.cause, /may have lost claims/)
   a.ports.waiters.drain()
@@ -58,7 +81,9 @@ void t.test('W03 a client that leaves in the grace frees its place and executes 
   leave()
   t.equal((await answer).status, null)
   t.equal(a.ports.waiters.size, 0)
+  const { calls } = store
   t.equal((await a.get({ gone: () => true })).status, null, 'a client that has already left takes no place')
+  t.equal(store.calls, calls + 1, 'and does not ask again')
   t.equal(a.n, 0)
 })
 
@@ -78,19 +103,12 @@ void t.test('W01 a bypass route waits in the grace instead of executing', async 
 void t.test('W03 a key generated after the failover claims at once', async (t) => {
   const store = new Held()
   store.now += 60_000
-  const put = store.inner.put
-  const entries: unknown[] = []
-  store.inner.put = (id, bytes, spans, entry) => {
-    entries.push(entry)
-    return put(id, bytes, spans, entry)
-  }
+  const entries = entriesOf(store)
   let asked = 0
   store.fault = ({ op }) =>
     op === 'put' && ++asked === 1 ? new InGrace(store.now, store.now - 30_000, 60_000) : null
   const a = replica(t, { store })
-  const hex = (store.now - 1).toString(16).padStart(12, '0')
-  const key = `${hex.slice(0, 8)}-${hex.slice(8)}-7abc-8def-0123456789ab`
-  t.match(await a.get({ key }), { status: 201 })
+  t.match(await a.get({ key: bornAfterFailover(store) }), { status: 201 })
   t.same(entries, ['fresh'])
   t.equal(a.n, 1)
 })
@@ -119,19 +137,23 @@ void t.test(
 )
 
 void t.test('W02 a takeover waits too, since the state that allows it may be out of date', async (t) => {
-  const store = new Held()
-  store.isHeld = false
-  const a = replica(t, { store })
-  a.script.push({ proof: 'not_sent', reason: 'refused' })
-  await a.get()
-  let held = true
-  store.fault = ({ op }) => (op === 'swap' && held ? new InGrace(store.now, store.now, 20) : null)
-  const answer = a.get()
-  await until(() => a.ports.waiters.size === 1)
-  t.equal(a.n, 1)
-  held = false
-  t.match(await answer, { status: 201 })
-  t.equal(a.n, 2)
+  for (const isBornSince of [false, true]) {
+    const store = new Held()
+    store.isHeld = false
+    const key = isBornSince ? bornAfterFailover(store) : 'key-0123456789abcdef'
+    const a = replica(t, { store })
+    a.script.push({ proof: 'not_sent', reason: 'refused' })
+    await a.get({ key })
+    let held = true
+    store.fault = ({ op }) => (op === 'swap' && held ? new InGrace(store.now, store.now - 30_000, 20) : null)
+    let isOver = false
+    const answer = a.get({ key }).finally(() => (isOver = true))
+    await until(() => a.ports.waiters.size === 1 || isOver)
+    t.equal(a.n, 1)
+    held = false
+    t.match(await answer, { status: 201 })
+    t.equal(a.n, 2)
+  }
 })
 
 void t.test(
@@ -142,9 +164,18 @@ void t.test(
     const tokens = new Set<string>()
     a.onToken = (token) => void tokens.add(token.toString('hex'))
     store.next.push({ op: 'put', fault: 'dropped' })
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
     const answer = a.get()
     await until(() => a.ports.waiters.size === 1)
+    const waitsAt = performance.now()
     store.isHeld = false
+    await gate.reached
+    t.ok(
+      (a.ports.running.get(a.id)?.askedAt ?? waitsAt) < waitsAt,
+      'its lease may have begun with the first try',
+    )
+    gate.open()
     t.match(await answer, { status: 201 })
     t.equal(tokens.size, 1)
     t.same([...new Set(store.wrote)], [...tokens])

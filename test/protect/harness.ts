@@ -359,12 +359,12 @@ export class Replica {
     const observer: Observer = {
       answered: (trace) => void this.traces.push(trace),
       claimed: say('claimed'),
-      began: () => {},
+      began: ({ route, attempt }) => say('began')(route.name, attempt.fence),
       completed: (name, result) => say('completed')(name, result),
       prevented: say('prevented'),
       retryAge: say('retryAge'),
       leaseExpired: say('leaseExpired'),
-      leaseUse: (name) => say('leaseUse')(name),
+      leaseUse: say('leaseUse'),
       regenerated: say('regenerated'),
       trouble: say('trouble'),
     }

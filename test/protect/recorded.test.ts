@@ -4,7 +4,7 @@ import { completionTerms } from '../../src/core/settle.ts'
 import { decodeRecord, encodeDraft } from '../../src/store/codec.ts'
 import { RecordLocked } from '../../src/store/register.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
-import { type Replica, refused, replica, route, Stream, TTL } from './harness.ts'
+import { type Replica, refused, replica, route, Stream, seen, TTL } from './harness.ts'
 
 /** Contract §7: an upstream that shares the database finished the record itself (§9); the live client gets the recorded answer. */
 
@@ -33,6 +33,7 @@ type Made = (one: Replica) => Forwarded
 
 const ends: Record<string, Made> = {
   'with another answer': (one) => one.responded(202, 'live'),
+  'with another body': (one) => one.responded(201, 'live'),
   'with an answer that would free the key': (one) => one.responded(503, 'busy'),
   'with an answer that would be unknown': (one) => one.responded(502),
   'with a declared not-applied': (one) => one.responded(500, 'no', { declaredOutcome: 'not-applied' }),
@@ -53,7 +54,9 @@ for (const [name, made] of Object.entries(ends)) {
       await complete(one, RECORDED)
       return made(one)
     })
-    const first = await one.get({ route: policy })
+    const answer = await one.send({ route: policy })
+    t.equal(one.budget.held, 'recorded'.length, 'until it is sent')
+    const first = seen(answer)
     const bytes = JSON.stringify([201, 'Created', ['X', '1'], 'recorded', []])
     t.match(first, { status: 201, replayed: false, bytes })
     t.match(first.proxyHeaders, ['Idempotency-Status', 'executed', 'Idempotency-Expires'])

@@ -252,6 +252,30 @@ for (const end of ['completed', 'not executed'] as const)
     },
   )
 
+void t.test('§2 a run that ends does not make its replica forget the next one', async (t) => {
+  const { a, gate, running, snapshot } = await restoredUnder(t, route(), () => NO_ANSWER['not sent'])
+  const outcome = new Gate()
+  a.store.gate = async ({ op }) => {
+    if (op !== 'swap') return
+    a.store.gate = null
+    await outcome.pass()
+  }
+  gate.open()
+  await outcome.reached
+  const next = new Gate()
+  a.script.push(next.before(() => a.responded(201, 'third')))
+  const retry = a.send()
+  await next.reached
+  outcome.open()
+  await running
+  await a.store.restore(a.id, snapshot)
+  t.match(await a.get(), { code: 'idempotency_key_in_progress' })
+  next.open()
+  const own = seen(await retry)
+  t.match(await a.get(), { replayed: true, bytes: own.bytes })
+  t.equal(a.n, 3)
+})
+
 void t.test('§2 a run that ends while its record is given back keeps its outcome', async (t) => {
   for (const how of ['before', 'after'] as const) {
     const { a, gate, running } = await restoredUnder(t)

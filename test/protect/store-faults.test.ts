@@ -1,10 +1,10 @@
 import t, { type Test } from 'tap'
 import { scopeOf } from '../../src/core/chain.ts'
-import type { CompletedResponse, RecordId } from '../../src/core/record.ts'
+import type { CompletedResponse, IdempotencyRecord, RecordId } from '../../src/core/record.ts'
 import { Settler } from '../../src/protect/settler.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
 import { orThrow, Records } from '../../src/store/records.ts'
-import { CorruptRecord } from '../../src/store/register.ts'
+import { CorruptRecord, OutOfPhase } from '../../src/store/register.ts'
 import { worker } from '../reconcile/harness.ts'
 import {
   type Fault,
@@ -129,7 +129,11 @@ void t.test(
           const { n } = a
           a.store.next.push({ op, fault: 'unreplicated' })
           const answer = await a.get({ route: policy })
-          t.match(answer, { code: 'idempotency_store_unavailable', retryAfter: 1 }, title)
+          t.match(
+            answer,
+            { code: 'idempotency_store_unavailable', retryAfter: 1, detail: /^the claim did not reach/ },
+            title,
+          )
           t.equal(a.n, n, 'nothing executed, even on a bypass route')
           t.equal(a.ports.settler.size, 0)
           t.equal((await a.store.read(a.id))?.state, 'failed_retryable', 'the client may retry at once')
@@ -161,6 +165,30 @@ void t.test('L05 a claim whose connection broke is tried again once the connecti
     t.ok(ok(await a.get()), `after ${downs}`)
     t.equal(a.n, 1)
     t.equal(a.ports.settler.size, 0)
+  }
+})
+
+void t.test('L05 a claim gives a broken connection time to come back', async (t) => {
+  const long = {
+    route: route({ fingerprint: { ...route().fingerprint, body: 'json' } }),
+    headers: ['Content-Type', 'application/json'],
+    body: JSON.stringify('x'.repeat(200_000)),
+  }
+  for (const [op, sent] of [
+    ['put', {}],
+    ['get', long],
+  ] as const) {
+    const a = replica(t)
+    let isBack = false
+    const pause = async (time: number) => {
+      await idle()
+      isBack ||= time > 0
+    }
+    Object.assign(a.ports, { pause })
+    a.store.next.push({ op, fault: 'dropped' })
+    a.store.fault = () => (isBack ? null : 'down')
+    t.ok(ok(await a.get(sent)), op)
+    t.equal(a.n, 1)
   }
 })
 
@@ -317,6 +345,7 @@ void t.test(
         status: 503,
         retryAfter: 1,
         instance: a.id,
+        detail: /^the store does not answer; nothing was executed for this request$/,
       })
       t.equal(a.trace.outcome, 'store_unavailable')
       t.same(a.said('claimed'), ['error'])
@@ -407,6 +436,24 @@ void t.test('R02 bypass: retries find a run without a claim, even once the store
   }
 })
 
+void t.test(
+  'R02 bypass: a retry finds a run that has its claim although the store has gone down',
+  async (t) => {
+    const a = replica(t)
+    const gate = new Gate()
+    a.script.push(gate.before(() => a.responded()))
+    const working = a.send({ route: BYPASS })
+    await gate.reached
+    a.store.fault = () => 'down'
+    await refused(t, a, { route: BYPASS }, 'idempotency_key_in_progress')
+    await refused(t, a, { route: BYPASS, body: 'other' }, 'idempotency_key_reused')
+    gate.open()
+    const first = seen(await working)
+    t.match(await a.get({ route: BYPASS }), { bytes: first.bytes, replayed: true })
+    t.equal(a.n, 1)
+  },
+)
+
 void t.test('L09 a replica whose lapsed run was taken over replays the newer answer', async (t) => {
   const a = replica(t)
   const b = replica(t, { store: a.store })
@@ -471,12 +518,14 @@ void t.test('R02 bypass: the outcome is written over a record that says “not e
   for (const [reply, state] of rows) {
     const a = replica(t)
     await released(a, { route: BYPASS })
+    const { fence } = (await a.store.read(a.id)) as IdempotencyRecord
     a.store.fault = () => 'down'
     a.script.push(reply ?? a.responded())
     await a.get({ route: BYPASS })
     a.store.fault = () => null
     t.ok(await a.ports.settler.flush())
-    t.equal((await a.store.read(a.id))?.state, state)
+    const grows = state === 'failed_retryable' ? 0 : 1
+    t.match(await a.store.read(a.id), { state, fence: fence + grows })
     t.notOk(a.said('completed').includes('stale'))
     t.equal(a.bytes.held, 0)
   }
@@ -576,6 +625,13 @@ void t.test('R02 X02 bypass: nothing executes for a client that has left', async
   t.equal(a.ports.settler.size, 1, 'its lost claim is withdrawn')
 })
 
+void t.test('W09 bypass: nothing executes while the phase of a migration is not known', async (t) => {
+  const a = replica(t)
+  a.store.fault = () => new OutOfPhase('the phase of the others is not known', false)
+  await refused(t, a, { route: BYPASS }, 'idempotency_store_unavailable')
+  t.equal(a.ports.settler.size, 0)
+})
+
 void t.test('§3 after an unstored not-executed outcome only a bypass route executes', async (t) => {
   const a = replica(t)
   a.script.push(() => {
@@ -586,6 +642,9 @@ void t.test('§3 after an unstored not-executed outcome only a bypass route exec
   t.same(a.said('completed'), ['deferred'])
   t.match(await refused(t, a, {}, 'idempotency_store_unavailable'), { retryAfter: 1 })
   await refused(t, a, { body: 'other' }, 'idempotency_key_reused')
+  a.store.fault = ({ op }) => (op === 'swap' ? 'down' : null)
+  t.match(await refused(t, a, {}, 'idempotency_store_unavailable'), { retryAfter: 1 }, 'nothing runs')
+  a.store.fault = () => 'down'
   const first = await a.get({ route: BYPASS })
   t.ok(ok(first))
   t.equal(a.trace.outcome, 'bypassed')
@@ -1025,7 +1084,8 @@ void t.test(
       const a = replica(t)
       if (fault !== null) a.store.next.push({ op: 'swap', fault })
       t.match(await a.get({ gone: () => true }), { status: null, code: null })
-      t.match(a.trace, { outcome: null, before: 'absent', after: 'failed_retryable', status: null })
+      t.match(a.trace, { outcome: null, before: 'absent', after: 'failed_retryable' })
+      t.equal(a.trace.status, null)
       t.equal(a.n, 0)
       t.ok(await a.ports.settler.flush())
       t.equal((await a.store.read(a.id))?.state, 'failed_retryable')
@@ -1143,8 +1203,11 @@ void t.test(
       const lost = await a.store.read(a.id)
       t.ok(await a.store.inner.remove(a.id, lost?.version ?? 0))
       if (fault !== null) a.store.next.push({ op: 'swap', fault })
+      a.store.gate = ({ op }) => (op === 'swap' ? idle() : Promise.resolve())
       const retry = await a.get()
       t.match(retry, { code: 'idempotency_key_in_progress', status: 409 })
+      const state = fault === null ? 'in_progress' : 'unknown'
+      t.match(await a.store.read(a.id), { state }, 'its claim is over before it is answered')
       t.equal((await a.get({ body: 'other' })).code, 'idempotency_key_reused')
       gate.open()
       t.ok(ok(seen(await first)))
@@ -1218,6 +1281,7 @@ void t.test(
       const impatient = { ...BYPASS, respondWithin: 1 }
       const answer = await a.get({ route: impatient, key: 'other-0123456789abcdef' })
       t.match(answer, { code: 'upstream_slow', scope: down ? 'none' : scope })
+      t.strictSame(a.trace.fence, down ? null : a.store.now)
       slow.open()
     }
   },

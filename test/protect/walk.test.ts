@@ -1,3 +1,4 @@
+import { setTimeout as delay } from 'node:timers/promises'
 import t from 'tap'
 import type { Action, OutcomeTable } from '../../src/core/policy.ts'
 import type { State } from '../../src/core/record.ts'
@@ -57,6 +58,7 @@ void t.test('the first request executes, and its retry gets the same answer byte
   t.equal(a.n, 1)
   t.same(a.said('claimed'), ['created', 'replay'])
   t.same(a.said('completed'), ['stored'])
+  t.same(a.said('began'), [a.traces[0]?.fence], 'only the first')
   t.same(
     a.events.filter(([name]) => name === 'retryAge'),
     [['retryAge', 'payments', MINUTE]],
@@ -73,7 +75,35 @@ void t.test('the first request executes, and its retry gets the same answer byte
     'Idempotency-Record',
     a.id,
   ])
-  t.ok((a.traces[0]?.fence ?? 0) > 0)
+  t.equal(a.traces[0]?.fence, a.store.now - MINUTE, 'begins at the store’s time')
+})
+
+void t.test('§13 the log says how long the store and the upstream took', async (t) => {
+  const a = replica(t)
+  const slow = async (): Promise<Forwarded> => {
+    await delay(40)
+    return a.responded()
+  }
+  a.store.gate = () => delay(20)
+  a.script.push(slow)
+  await a.get()
+  const { storeMs, upstreamMs, startedAt } = a.trace
+  t.ok(storeMs >= 35, 'the claim and the outcome')
+  t.ok(upstreamMs >= 35)
+  t.ok(storeMs + upstreamMs <= performance.now() - startedAt, 'no longer than the request')
+  t.same(
+    a.events.filter(([name]) => name === 'leaseUse'),
+    [['leaseUse', 'payments', upstreamMs / LEASE]],
+  )
+  await a.get()
+  t.ok(a.trace.storeMs >= 15)
+  t.equal(a.trace.upstreamMs, 0, 'a replay')
+  a.script.push(slow)
+  await a.get({ key: null, route: route({ key: { ...route().key, presence: 'optional' } }) })
+  t.match(a.trace, { outcome: 'passed', storeMs: 0 })
+  t.ok(a.trace.upstreamMs >= 35 && a.trace.upstreamMs <= performance.now() - a.trace.startedAt)
+  await a.get({ key: '' })
+  t.match(a.trace, { outcome: 'key_invalid', storeMs: 0, upstreamMs: 0 })
 })
 
 void t.test(
@@ -337,7 +367,16 @@ void t.test('§6 refusals before the claim never reach the store', async (t) => 
   a.script.push(gate.before(() => a.responded()))
   const first = a.send()
   await gate.reached
-  t.match(await refused(t, a, { key: 'another' }, 'overloaded'), { status: 503, retryAfter: 1 })
+  let read = false
+  const full = {
+    key: 'another',
+    get upload() {
+      read = true
+      return Promise.resolve()
+    },
+  }
+  t.match(await refused(t, a, full, 'overloaded'), { status: 503, retryAfter: 1 })
+  t.notOk(read, 'no body is read that has no place')
   gate.open()
   seen(await first)
   t.equal((await a.get({ key: 'another' })).status, 201, 'there is room again')
@@ -583,9 +622,14 @@ void t.test('§6 refusals by the record leave its bytes unchanged', async (t) =>
           dropIn: TTL,
         })
         put.store.ids.add(a.id)
-        t.match(await refused(t, put, {}, 'idempotency_store_unavailable'), { status: 503, retryAfter: 1 })
+        for (const onStoreUnavailable of ['reject', 'bypass'] as const) {
+          const policy = route({ onStoreUnavailable })
+          const answer = await refused(t, put, { route: policy }, 'idempotency_store_unavailable')
+          t.match(answer, { status: 503, retryAfter: 1, detail: /^the stored record cannot be read/ })
+        }
         t.equal(put.n, 0)
-        t.same(put.troubles(), ['a stored record cannot be read; it is refused and left as it is'])
+        const trouble = 'a stored record cannot be read; it is refused and left as it is'
+        t.same(put.troubles(), [trouble, trouble])
       }
     },
   )
@@ -696,10 +740,6 @@ void t.test(
     const fresh = replica(t)
     await fresh.get()
     t.ok(fresh.ports.latency.remaining('payments', 0) < LEASE, 'answers set the latency')
-    t.same(
-      fresh.events.filter(([name]) => name === 'leaseUse'),
-      [['leaseUse', 'payments']],
-    )
 
     const b = replica(t)
     b.script.push({ proof: 'unknown', reason: 'x', timedOut: false, status: null })

@@ -3,7 +3,7 @@ import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { ShadowVerdict } from '../../src/protect/outcomes.ts'
 import type { ShadowSummary } from '../../src/protect/request.ts'
 import { Shadow } from '../../src/shadow/shadow.ts'
-import { CorruptRecord } from '../../src/store/register.ts'
+import { CorruptRecord, InGrace } from '../../src/store/register.ts'
 import type { Forwarded, TappedExchange } from '../../src/upstream/port.ts'
 import {
   HOUR,
@@ -419,7 +419,8 @@ void t.test('shadow follows more requests once limits.inFlight is raised', async
 void t.test(
   'O06 a store that is down is a verdict, and the outcome is written when it is back',
   async (t) => {
-    for (const fault of ['down', 'dropped', 'lost', 'late', 'unreplicated'] as const) {
+    const grace = new InGrace(0, 0, 60_000)
+    for (const fault of ['down', 'dropped', 'lost', 'late', 'unreplicated', grace] as const) {
       const a = shadowed(t)
       a.replica.store.fault = () => fault
       t.equal(await a.pass(undefined), 'store_unavailable')
@@ -427,7 +428,7 @@ void t.test(
       a.replica.store.fault = () => null
       await a.replica.store.arrive()
       t.ok(await a.replica.ports.settler.flush())
-      t.match(await a.replica.store.read(a.replica.id), { state: 'completed' }, fault)
+      t.match(await a.replica.store.read(a.replica.id), { state: 'completed' }, String(fault))
       t.match(await a.replica.get(), { replayed: true })
       t.equal(a.replica.n, 0)
     }
