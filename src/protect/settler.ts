@@ -109,12 +109,16 @@ export class Settler {
 
   /** The record according to the outcome held here; of several, the most informative one. */
   held(id: RecordId): IdempotencyRecord | null {
+    const most = this.#most(id)
+    return most === undefined ? null : heldRecord(most.draft)
+  }
+
+  #most(id: RecordId): PendingOutcome | undefined {
     const all = this.#held.get(id)
-    if (all === undefined) return null
+    if (all === undefined) return undefined
     const found = all.map(({ pending }) => pending).filter(({ withdrawn }) => !withdrawn)
     const by = (state: OutcomeDraft['state']) => found.find(({ draft }) => draft.state === state)
-    const most = by('completed') ?? by('unknown') ?? by('failed_retryable')
-    return most === undefined ? null : heldRecord(most.draft)
+    return by('completed') ?? by('unknown') ?? by('failed_retryable')
   }
 
   /** Resolves once the record's held outcomes are on disk, or given up: no answer may depend on this process alone. */
@@ -139,6 +143,13 @@ export class Settler {
       return this.#hold(pending, unclaimed.error, release)
     }
     return this.#writeOrHold(pendingOutcome(execution, outcome, CLAIMED), release)
+  }
+
+  /** Ends a claim with the outcome that is held for its record: meanwhile, another request was executed here without a claim. */
+  settleAsHeld({ id, attempt, createdAt }: Execution): Soon<unknown> {
+    const most = this.#most(id)
+    if (most === undefined) return null
+    return this.#writeOrHold({ ...most, draft: { ...most.draft, ...attempt, createdAt } }, () => {})
   }
 
   /**

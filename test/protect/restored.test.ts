@@ -352,3 +352,53 @@ void t.test('§2 bypass: a claim that succeeds beside a run without one executes
   t.match(await a.get(), { replayed: true, bytes: own.bytes })
   t.equal(a.n, 1)
 })
+
+void t.test(
+  '§2 bypass: a claim that succeeds after a run without one has ended executes nothing',
+  async (t) => {
+    const bypass = { route: route({ onStoreUnavailable: 'bypass' }) }
+    const ends = {
+      completed: (a: Replica) => a.responded(),
+      unknown: () => NO_ANSWER['not known'],
+      failed_retryable: () => NO_ANSWER['not sent'],
+    }
+    for (const [state, end] of Object.entries(ends))
+      for (const [op, isBack] of [
+        ['put', true],
+        ['put', false],
+        ['swap', true],
+      ] as const) {
+        const a = replica(t)
+        if (op === 'swap') {
+          a.script.push(NO_ANSWER['not sent'])
+          await a.get(bypass)
+        }
+        const { n } = a
+        const asked = new Gate()
+        a.store.gate = async (call) => {
+          if (call.op !== op) return
+          a.store.gate = null
+          await asked.pass()
+        }
+        const slow = a.send(bypass)
+        await asked.reached
+        // The store is unreachable for a moment, and the request on its way to it takes longer than that.
+        a.store.fault = () => 'down'
+        a.script.push(end(a))
+        const first = await a.get(bypass)
+        let calls = 0
+        a.store.fault = () => (isBack || calls++ === 0 ? null : 'down')
+        asked.open()
+        const answer = seen(await slow)
+        a.store.fault = () => null
+        const name = `${op}, ${state}`
+        if (state === 'completed') t.match(answer, { replayed: true, bytes: first.bytes }, name)
+        if (state === 'unknown') t.match(answer, { code: 'idempotency_outcome_unknown' }, name)
+        if (state === 'failed_retryable') t.match(answer, { status: 201, replayed: false }, name)
+        t.equal(a.n, n + (state === 'failed_retryable' ? 2 : 1), name)
+        t.ok(await a.ports.settler.flush())
+        t.equal(a.bytes.held, 0)
+        t.match(await a.store.read(a.id), { state: state === 'unknown' ? 'unknown' : 'completed' }, name)
+      }
+  },
+)
