@@ -182,9 +182,9 @@ function answered(
         if (own !== null) return yieldTo(ports, other, result).then(() => answeredHere(ports, id, own))
       }
       // An attempt without a claim may have begun and ended here while the store was asked.
-      const held = existing(ports.settler.held(id), asked, route)
+      const held = existing(ports.settler.heldBeside(id, askedAt), asked, route)
       if (held !== null)
-        return after(ports.settler.settleAsHeld(execution), () => answeredHere(ports, id, held))
+        return after(ports.settler.settleAsHeld(execution, askedAt), () => answeredHere(ports, id, held))
       if (lapsed) ports.observer.leaseExpired(route.name)
       ports.observer.claimed(route.name, before === 'absent' ? 'created' : 'failed_retry')
       if (!request.clientGone()) return begin(ports, progress, execution)

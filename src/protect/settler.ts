@@ -31,6 +31,8 @@ const RETRY_MOST: Millis = 5_000
 /** About 1 KiB each without bodies, which are counted in `limits.buffered`. */
 const MAX_HELD = 10_000
 const BYTES_WITHOUT_BODY = 1024
+/** Many more than claims that wait for their replies. */
+const MAX_REFUSED = 1000
 /**
  * How long an answer waits for its outcome to reach the disk: much longer than a healthy disk needs, but no longer than a hanging store
  * would take.
@@ -83,6 +85,8 @@ export class Settler {
   readonly #outbox: Outbox | null
   /** Oldest first; a record has several if more than one of its claims lost its reply. */
   readonly #held = new Map<RecordId, readonly HeldOutcome[]>()
+  /** Outcomes of executed attempts without a claim, and when the store refused them. Without bodies. */
+  readonly #refusedAt = new Map<RecordId, readonly [PendingOutcome, Millis]>()
   #size = 0
   #timer: NodeJS.Timeout | null = null
   #pause: Millis = RETRY_FIRST
@@ -111,6 +115,20 @@ export class Settler {
   held(id: RecordId): IdempotencyRecord | null {
     const most = this.#most(id)
     return most === undefined ? null : heldRecord(most.draft)
+  }
+
+  /**
+   * The same for a claim that began at `since` and succeeded: an outcome refused after that may have been refused because of this very claim,
+   * whose reply was on its way.
+   */
+  heldBeside(id: RecordId, since: Millis): IdempotencyRecord | null {
+    const most = this.#beside(id, since)
+    return most === undefined ? null : heldRecord(most.draft)
+  }
+
+  #beside(id: RecordId, since: Millis): PendingOutcome | undefined {
+    const refused = this.#refusedAt.get(id)
+    return refused !== undefined && refused[1] >= since ? refused[0] : this.#most(id)
   }
 
   #most(id: RecordId): PendingOutcome | undefined {
@@ -145,9 +163,9 @@ export class Settler {
     return this.#writeOrHold(pendingOutcome(execution, outcome, CLAIMED), release)
   }
 
-  /** Ends a claim with the outcome that is held for its record: meanwhile, another request was executed here without a claim. */
-  settleAsHeld({ id, attempt, createdAt }: Execution): Soon<unknown> {
-    const most = this.#most(id)
+  /** Ends a claim with the outcome of {@link heldBeside}: another request was executed here without a claim. */
+  settleAsHeld({ id, attempt, createdAt }: Execution, since: Millis): Soon<unknown> {
+    const most = this.#beside(id, since)
     if (most === undefined) return null
     return this.#writeOrHold({ ...most, draft: { ...most.draft, ...attempt, createdAt } }, () => {})
   }
@@ -294,6 +312,7 @@ export class Settler {
       this.#observer.completed(draft.route, resultOf({ ...draft, state, result }), id)
       return { kind: 'settled', state, expiresAt, left: null, recorded: result }
     }
+    if (!claimed && draft.state !== 'failed_retryable') this.#rememberRefused(pending)
     if (claimed || draft.state !== 'failed_retryable') {
       this.#observer.completed(draft.route, 'stale', id)
       this.#observer.trouble('an outcome came too late and was refused', {
@@ -303,6 +322,17 @@ export class Settler {
       })
     }
     return { kind: 'settled', state: found.state, expiresAt: null, left: null, recorded: null }
+  }
+
+  #rememberRefused(pending: PendingOutcome): void {
+    const { id, draft } = pending
+    const [oldest] = this.#refusedAt.keys()
+    if (oldest !== undefined && this.#refusedAt.size >= MAX_REFUSED) this.#refusedAt.delete(oldest)
+    const kept =
+      draft.state === 'completed' && draft.result.kept
+        ? { ...pending, draft: { ...draft, result: withoutBody(draft.result.response, 'no_room') } }
+        : pending
+    this.#refusedAt.set(id, [kept, performance.now()])
   }
 
   /** Resolves when it is on disk too, or after a while. */

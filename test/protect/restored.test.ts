@@ -363,10 +363,11 @@ void t.test(
       failed_retryable: () => NO_ANSWER['not sent'],
     }
     for (const [state, end] of Object.entries(ends))
-      for (const [op, isBack] of [
-        ['put', true],
-        ['put', false],
-        ['swap', true],
+      for (const [op, isBack, isThere] of [
+        ['put', true, false],
+        ['put', true, true],
+        ['put', false, false],
+        ['swap', true, false],
       ] as const) {
         const a = replica(t)
         if (op === 'swap') {
@@ -375,24 +376,35 @@ void t.test(
         }
         const { n } = a
         const asked = new Gate()
-        a.store.gate = async (call) => {
-          if (call.op !== op) return
-          a.store.gate = null
-          await asked.pass()
-        }
+        const { put } = a.store.inner
+        if (isThere)
+          a.store.inner.put = async (...call) => {
+            a.store.inner.put = put
+            const reply = await put(...call)
+            await asked.pass()
+            return reply
+          }
+        else
+          a.store.gate = async (call) => {
+            if (call.op !== op) return
+            a.store.gate = null
+            await asked.pass()
+          }
         const slow = a.send(bypass)
         await asked.reached
-        // The store is unreachable for a moment, and the request on its way to it takes longer than that.
+        // The store is unreachable for a moment, and the request on its way to it, or its reply, takes longer than that.
         a.store.fault = () => 'down'
         a.script.push(end(a))
         const first = await a.get(bypass)
         let calls = 0
         a.store.fault = () => (isBack || calls++ === 0 ? null : 'down')
+        if (isThere) t.ok(await a.ports.settler.flush(), 'refused because of the claim')
         asked.open()
         const answer = seen(await slow)
         a.store.fault = () => null
         const name = `${op}, ${state}`
-        if (state === 'completed') t.match(answer, { replayed: true, bytes: first.bytes }, name)
+        if (state === 'completed' && isThere) t.match(answer, { original: { status: 201 } }, name)
+        else if (state === 'completed') t.match(answer, { replayed: true, bytes: first.bytes }, name)
         if (state === 'unknown') t.match(answer, { code: 'idempotency_outcome_unknown' }, name)
         if (state === 'failed_retryable') t.match(answer, { status: 201, replayed: false }, name)
         t.equal(a.n, n + (state === 'failed_retryable' ? 2 : 1), name)
