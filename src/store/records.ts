@@ -43,6 +43,9 @@ type Kept = Extract<RecordDraft, { state: 'completed' }> & {
   readonly result: Extract<CompletedResponse, { kept: true }>
 }
 
+/** The record is the attempt's own, in one of these states. */
+type OwnIn = Extract<Condition, { readonly token: Buffer }>
+
 interface Found {
   readonly kind: 'found'
   readonly now: Millis
@@ -179,15 +182,16 @@ export class Records {
 
   /** Recent outcomes, oldest first, each with a function that writes it again. */
   recent(): { readonly id: RecordId; readonly again: () => Promise<ReclaimReply> }[] {
-    const writes = this.#recent?.all() ?? []
-    return writes.map(({ id, bytes, left }) => ({
+    const recent = this.#recent
+    if (recent === null) return []
+    return recent.all().map(({ id, bytes, left }) => ({
       id,
       again: async () => {
         const spans = left()
         if (spans === null) return { kind: 'kept' }
         const reply = await this.reclaim(id, decodeRecord(bytes), spans)
         // The next failover may lose it again.
-        if (reply.kind === 'written') this.#recent?.add(id, bytes, spans)
+        if (reply.kind === 'written') recent.add(id, bytes, spans)
         return reply
       },
     }))
@@ -247,20 +251,20 @@ export class Records {
     id: RecordId,
     draft: RecordDraft,
     spans: Spans,
-    condition: Condition,
+    condition: OwnIn,
     first: SettleReply | null,
   ): Promise<SettleReply> {
     let swapped = first
     const stored = storedSpans(draft, spans)
     // The store may have applied the bytes.
     const bytes = (): Buffer => encodeDraft(draft)
-    for (let isOwnClaim = false; ; swapped = await this.#swap(id, condition, bytes(), stored)) {
+    for (let isOwn = false; ; swapped = await this.#swap(id, condition, bytes(), stored)) {
       const reply =
         swapped ??
         (await this.#answered(this.#register.put(id, bytes(), stored, 'again'), (put) =>
           written('recovered', put),
         ))
-      if (reply.kind !== 'refused' || isOwnClaim) return reply
+      if (reply.kind !== 'refused' || isOwn) return reply
       const { record, now } = reply
       let replaced: SettleReply | null
       if (draft.state === 'unknown' && record.state === 'unknown' && record.token.equals(draft.token)) {
@@ -270,9 +274,9 @@ export class Records {
         replaced = await this.replace(id, record.version, draft, spans)
         if (replaced?.kind === 'written') return { ...replaced, kind: 'recovered' }
       } else {
-        // The attempt's own delayed claim may arrive between swap and put: then the swap succeeds after all.
-        isOwnClaim = recognise(record, draft, now) !== null
-        if (isOwnClaim) continue
+        // A delayed write of this attempt, mostly its claim, may arrive between swap and put: then the swap succeeds after all.
+        isOwn = condition.states.includes(record.state) && record.token.equals(draft.token)
+        if (isOwn) continue
         return reply
       }
       // Otherwise the sweeper or a person was faster.
