@@ -3,24 +3,9 @@ import { BinaryReader, BinaryWriter } from '../../src/store/binary.ts'
 
 /** Around the lengths at which another way is faster, and the characters at which a text is no longer ASCII. */
 const TEXTS = [
-  '',
-  'a',
-  '\x7f',
-  '\x80',
-  'ü',
-  '\u07ff',
-  '€',
-  '😀',
-  'a'.repeat(16),
-  'a'.repeat(17),
-  'a'.repeat(200),
-  'ü'.repeat(16),
-  '€'.repeat(16),
-  '€'.repeat(17),
-  '😀'.repeat(8),
-  `${'a'.repeat(15)}€`,
-  'a'.repeat(201),
-]
+  ['', 'a', '\x7f', '\x80', 'ü', '\u07ff', '€', '😀', 'a'.repeat(16), 'a'.repeat(17), 'a'.repeat(200)],
+  ['ü'.repeat(16), '€'.repeat(16), '€'.repeat(17), '😀'.repeat(8), `${'a'.repeat(15)}€`, 'a'.repeat(201)],
+].flat()
 const LINES = ['', 'a', '\x80\xff', '\xe9'.repeat(16), '\xe9'.repeat(17)]
 const BYTES = Buffer.from([0, 1, 0xfe, 0xff])
 

@@ -516,7 +516,7 @@ void t.test('W01 reclaim tries five times while others change the record', async
           tries++
           if (left-- <= 0) return register.swap(to, condition, bytes, spans, nextFence)
           const { bytes: there } = await register.get(to)
-          return { done: false, now: clock.now, bytes: found === 'gone' ? null : (there as Buffer) }
+          return { done: false, now: clock.now, bytes: found === 'gone' ? null : there }
         },
       })
       t.same(await records.reclaim(id, own, SPANS), { kind })
@@ -546,7 +546,7 @@ void t.test('settle: what it replaces may change or vanish meanwhile, and it loo
             return register.swap(to, condition, bytes, spans, nextFence)
           const { bytes: now } = await register.get(to)
           if (meanwhile === 'gone') await register.remove(to, condition.version)
-          return { done: false, now: clock.now, bytes: meanwhile === 'gone' ? null : (now as Buffer) }
+          return { done: false, now: clock.now, bytes: meanwhile === 'gone' ? null : now }
         },
       })
       const reply = await records.settle(id, draft(state, token, { fence, createdAt }), SPANS)
