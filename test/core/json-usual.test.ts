@@ -24,6 +24,7 @@ void t.test('the WebAssembly reader reads usual bodies', async (t) => {
   for (const body of [SMALL, LARGE, JSON.stringify(JSON.parse(SMALL), null, 2)])
     t.type(textOf(body), 'string')
   const read = {
+    ' 1': '1',
     '{"b":1,"a":2}': '{"a":2,"b":1}',
     ' { "b" : [ ] , "a" : { } } ': '{"a":{},"b":[]}',
     '[10.50,10.00,-0.5,0,true,false,null,"é😀"]': '[10.5,10,-0.5,0,true,false,null,"é😀"]',

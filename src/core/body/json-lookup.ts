@@ -98,7 +98,7 @@ export function* lookUp(
     const inner = opened.length - 1
     const outside = places[inner] ?? null
     if (opened[inner] === OPEN_OBJECT) {
-      const end = body[at] === QUOTE ? stringEnd(body, at) : -1
+      const end = body[at] === QUOTE ? stringEnd(body, at) : NO_END
       if (end < 0) return null
       place = outside === null ? null : memberOf(outside, body.toString('utf8', at, end))
       at = skipSpace(body, end)
@@ -163,15 +163,18 @@ function skipSpace(body: Buffer, at: number): number {
 
 const WORDS = ['true', 'false', 'null'].map((word) => Buffer.from(word))
 
-/** End of a string, number or word; below 0: not one. */
+/** What begins here is not JSON. */
+const NO_END = -1
+
+/** End of a string, number or word, or {@link NO_END}. */
 function scalarEnd(body: Buffer, start: number): number {
   const byte = body[start]
   if (byte === QUOTE) return stringEnd(body, start)
   if (byte === MINUS || isDigit(byte)) return numberEnd(body, start)
   const word = WORDS.find((one) => one[0] === byte)
-  if (word === undefined) return -1
+  if (word === undefined) return NO_END
   const end = start + word.length
-  return body.subarray(start, end).equals(word) ? end : -1
+  return body.subarray(start, end).equals(word) ? end : NO_END
 }
 
 const BACKSLASH = 0x5c
@@ -182,14 +185,13 @@ function stringEnd(body: Buffer, start: number): number {
   for (let at = start + 1; at < body.length; at++) {
     if (PLAIN[body[at] as number] !== 0) continue
     if (body[at] === QUOTE) return at + 1
-    if (body[at] !== BACKSLASH) return -1
+    if (body[at] !== BACKSLASH) return NO_END
     at++
     if (body[at] === LOWER_U) {
-      if (hexPair(body, at + 1) < 0 || hexPair(body, at + 3) < 0) return -1
-      at += 4
-    } else if (!ESCAPED.has(body[at] as number)) return -1
+      if (hexPair(body, at + 1) < 0 || hexPair(body, at + 3) < 0) return NO_END
+    } else if (!ESCAPED.has(body[at] as number)) return NO_END
   }
-  return -1
+  return NO_END
 }
 
 const PLUS = 0x2b
@@ -197,17 +199,17 @@ const PLUS = 0x2b
 function numberEnd(body: Buffer, start: number): number {
   const whole = body[start] === MINUS ? start + 1 : start
   let at = digitsEnd(body, whole)
-  if (at === whole || (body[whole] === ZERO && at > whole + 1)) return -1
+  if (at === whole || (body[whole] === ZERO && at > whole + 1)) return NO_END
   if (body[at] === DOT) {
     const decimals = at + 1
     at = digitsEnd(body, decimals)
-    if (at === decimals) return -1
+    if (at === decimals) return NO_END
   }
   if (((body[at] as number) | 0x20) === LOWER_E) {
     const sign = body[at + 1]
     const power = sign === PLUS || sign === MINUS ? at + 2 : at + 1
     at = digitsEnd(body, power)
-    if (at === power) return -1
+    if (at === power) return NO_END
   }
   return at
 }
