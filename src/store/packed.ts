@@ -90,9 +90,10 @@ function compressed(bytes: Buffer, coding: number): Soon<Buffer> {
 /** Restores the record's response. */
 function decompressed(bytes: Buffer): Soon<Buffer> {
   const kept = keptIn(bytes)
-  const coding = kept === null ? 0 : (bytes[kept.codingAt] as number)
-  if (kept === null || coding === 0) return bytes
+  if (kept === null) return bytes
   const { codingAt, payloadAt } = kept
+  const coding = bytes[codingAt] as number
+  if (coding === 0) return bytes
   return after(decodedSoon(bytes.subarray(payloadAt), coding), (payload) =>
     withPayload(bytes, payloadAt, payload, codingAt, 0),
   )

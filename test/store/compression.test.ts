@@ -7,6 +7,7 @@ import { coded, codingOf, decoded, decodedSoon, mayShrink } from '../../src/stor
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { packed } from '../../src/store/packed.ts'
 import { Records } from '../../src/store/records.ts'
+import type { Store } from '../../src/store/register.ts'
 import { Sealer } from '../../src/store/sealing.ts'
 import { bytesOf, draft, newId, newToken, SPANS } from './fixtures.ts'
 
@@ -156,6 +157,41 @@ for (const [compression, coding] of Object.entries(CODINGS) as ['gzip' | 'zstd',
     })
   }
 }
+
+void t.test('a store without compression holds what it was given', async (t) => {
+  const given = bytesOf('completed', newToken(), { result: answer(text(1000)) })
+  for (const wrap of [
+    (store: Store) => packed(store, null),
+    (store: Store) => packed(store, new Sealer([{ id: 'a', key: randomBytes(32) }])),
+    (store: Store) => packed(store, null, 'off'),
+  ]) {
+    const register = setup()
+    const store = wrap(register)
+    const id = newId()
+    t.ok((await store.put(id, given, SPANS)).done)
+    t.ok(((await register.get(id)).bytes as Buffer).length >= given.length)
+    t.match(decodeRecord((await store.get(id)).bytes ?? given), { state: 'completed' })
+  }
+})
+
+void t.test('a compressed record comes back as it was given, but for its stamps', async (t) => {
+  for (const compression of ['gzip', 'zstd'] as const)
+    for (const length of [1000, 100 * KiB]) {
+      const given = bytesOf('completed', newToken(), { result: answer(text(length)) })
+      const register = setup()
+      const store = packed(register, null, compression)
+      const id = newId()
+      t.ok((await store.put(id, Buffer.from(given), SPANS)).done)
+      t.ok(((await register.get(id)).bytes as Buffer).length < given.length)
+      for (const { bytes } of [
+        await store.get(id),
+        await store.swap(id, { version: 1 }, given, SPANS, false),
+      ] as {
+        bytes: Buffer
+      }[])
+        t.ok(bytes.subarray(PREFIX.end).equals(given.subarray(PREFIX.end)))
+    }
+})
 
 void t.test('a record that does not decompress is refused and left unchanged', async (t) => {
   const register = setup()

@@ -141,7 +141,7 @@ void t.test('settle: between its two steps, its own claim may appear, but no oth
       Object.assign(Object.create(register), {
         swap: register.swap.bind(register),
         async put(...[to, own, spans]: Parameters<Store['put']>): Promise<PutReply> {
-          if (!raced && bytes !== null) await register.put(id, bytes, spans)
+          if (!raced && bytes !== null) await register.put(id, bytes, { dueIn: 7, dropIn: 9_000 })
           raced = true
           return register.put(to, own, spans)
         },
