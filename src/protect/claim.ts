@@ -75,9 +75,10 @@ type Claiming = Pick<ProtectedRequest, 'route' | 'progress' | 'clientGone'> & {
 /** Claims the record, unless an existing one answers the request. */
 export function claim(ports: Ports, request: Claiming, identified: Identified): Claim | Promise<Claim> {
   const { id } = identified
-  const known = knownHere(ports, request.route, identified, false)
+  const askedAt = performance.now()
+  const known = knownHere(ports, request.route, identified, askedAt, false)
   if (known !== null) return answeredHere(ports, id, known)
-  const began: Began = { askedAt: performance.now(), earlier: meet(ports, id) }
+  const began: Began = { askedAt, earlier: meet(ports, id) }
   if (!ports.settler.holds(id)) return ask(ports, request, identified, began, true)
   // The store must learn of outcomes held here before anybody claims.
   return ports.settler.flush(id).then((settled) => ask(ports, request, identified, began, settled))
@@ -155,7 +156,7 @@ function answered(
         !ports.settler.full &&
         !request.clientGone()
       // Other requests may have made progress while the store was asked.
-      const own = knownHere(ports, route, identified, bypass)
+      const own = knownHere(ports, route, identified, askedAt, bypass)
       if (bypass && own === null) {
         ports.observer.claimed(route.name, 'error')
         return begin(ports, progress, unclaimed())
@@ -468,9 +469,10 @@ function knownHere(
   ports: Ports,
   route: RoutePolicy,
   { id, asked }: Identified,
+  since: Millis,
   alone: boolean,
 ): Existing | null {
-  const held = existing(ports.settler.held(id), asked, route)
+  const held = existing(ports.settler.heldBeside(id, since), asked, route)
   const execution = meet(ports, id)
   if (held !== null || execution === undefined) return held
   return alone || execution.attempt.fence === 0 ? existing(runningRecord(execution), asked, route) : null

@@ -32,7 +32,7 @@ const RETRY_MOST: Millis = 5_000
 const MAX_HELD = 10_000
 const BYTES_WITHOUT_BODY = 1024
 /** Many more than claims that wait for their replies. */
-const MAX_REFUSED = 1000
+const MAX_LATELY = 1000
 /**
  * How long an answer waits for its outcome to reach the disk: much longer than a healthy disk needs, but no longer than a hanging store
  * would take.
@@ -85,8 +85,8 @@ export class Settler {
   readonly #outbox: Outbox | null
   /** Oldest first; a record has several if more than one of its claims lost its reply. */
   readonly #held = new Map<RecordId, readonly HeldOutcome[]>()
-  /** Outcomes of executed attempts without a claim, and when the store refused them. Without bodies. */
-  readonly #refusedAt = new Map<RecordId, readonly [PendingOutcome, Millis]>()
+  /** Outcomes of executed attempts without a claim that the store has taken or refused, and when. Without bodies. */
+  readonly #lately = new Map<RecordId, readonly [PendingOutcome, Millis]>()
   #size = 0
   #timer: NodeJS.Timeout | null = null
   #pause: Millis = RETRY_FIRST
@@ -118,8 +118,8 @@ export class Settler {
   }
 
   /**
-   * The same for a claim that began at `since` and succeeded: an outcome refused after that may have been refused because of this very claim,
-   * whose reply was on its way.
+   * The same for a claim that began at `since`: also an outcome held in between. The store may have refused it because of this very claim, whose
+   * reply was on its way.
    */
   heldBeside(id: RecordId, since: Millis): IdempotencyRecord | null {
     const most = this.#beside(id, since)
@@ -127,8 +127,8 @@ export class Settler {
   }
 
   #beside(id: RecordId, since: Millis): PendingOutcome | undefined {
-    const refused = this.#refusedAt.get(id)
-    return refused !== undefined && refused[1] >= since ? refused[0] : this.#most(id)
+    const lately = this.#lately.get(id)
+    return lately !== undefined && lately[1] >= since ? lately[0] : this.#most(id)
   }
 
   #most(id: RecordId): PendingOutcome | undefined {
@@ -312,7 +312,6 @@ export class Settler {
       this.#observer.completed(draft.route, resultOf({ ...draft, state, result }), id)
       return { kind: 'settled', state, expiresAt, left: null, recorded: result }
     }
-    if (!claimed && draft.state !== 'failed_retryable') this.#rememberRefused(pending)
     if (claimed || draft.state !== 'failed_retryable') {
       this.#observer.completed(draft.route, 'stale', id)
       this.#observer.trouble('an outcome came too late and was refused', {
@@ -324,15 +323,16 @@ export class Settler {
     return { kind: 'settled', state: found.state, expiresAt: null, left: null, recorded: null }
   }
 
-  #rememberRefused(pending: PendingOutcome): void {
-    const { id, draft } = pending
-    const [oldest] = this.#refusedAt.keys()
-    if (oldest !== undefined && this.#refusedAt.size >= MAX_REFUSED) this.#refusedAt.delete(oldest)
+  #remember(pending: PendingOutcome): void {
+    const { id, draft, claimed } = pending
+    if (claimed || draft.state === 'failed_retryable') return
+    const [oldest] = this.#lately.keys()
+    if (oldest !== undefined && this.#lately.size >= MAX_LATELY) this.#lately.delete(oldest)
     const kept =
       draft.state === 'completed' && draft.result.kept
         ? { ...pending, draft: { ...draft, result: withoutBody(draft.result.response, 'no_room') } }
         : pending
-    this.#refusedAt.set(id, [kept, performance.now()])
+    this.#lately.set(id, [kept, performance.now()])
   }
 
   /** Resolves when it is on disk too, or after a while. */
@@ -430,7 +430,7 @@ export class Settler {
       if (result.kind === 'unavailable') {
         if (performance.now() < held.giveUpAt) return result
         lost(result.error)
-      }
+      } else this.#remember(held.pending)
     } catch (bug) {
       lost(bug)
     }

@@ -354,6 +354,29 @@ void t.test('§2 bypass: a claim that succeeds beside a run without one executes
 })
 
 void t.test(
+  '§2 bypass: a claim that fails after a run without one was stored executes nothing',
+  async (t) => {
+    const bypass = { route: route({ onStoreUnavailable: 'bypass' }) }
+    const a = replica(t)
+    const asked = new Gate()
+    a.store.gate = async () => {
+      a.store.gate = null
+      await asked.pass()
+    }
+    const slow = a.send(bypass)
+    await asked.reached
+    a.store.fault = () => 'down'
+    await a.get(bypass)
+    a.store.fault = () => null
+    t.ok(await a.ports.settler.flush())
+    a.store.fault = () => 'down'
+    asked.open()
+    t.match(seen(await slow), { code: 'idempotency_response_unavailable', original: { status: 201 } })
+    t.equal(a.n, 1)
+  },
+)
+
+void t.test(
   '§2 bypass: a claim that succeeds after a run without one has ended executes nothing',
   async (t) => {
     const bypass = { route: route({ onStoreUnavailable: 'bypass' }) }
