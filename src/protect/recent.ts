@@ -73,7 +73,7 @@ export class KeyChurn {
   /** Notes an execution; returns true if the same operation was last executed under another record less than a minute ago. */
   saw({ id, operation: { route, fingerprint } }: Execution, caller: string | null): boolean {
     const high = (fingerprint.readUInt32LE(0) ^ hashOf(route)) & 0x1fffff
-    const low = (fingerprint.readUInt32LE(4) ^ hashOf(caller ?? '')) >>> 0
+    const low = fingerprint.readUInt32LE(4) ^ hashOf(caller ?? '')
     const operation = high * 2 ** 32 + low
     const now = this.#clock()
     const before = this.#seen.get(operation) ?? this.#before.get(operation)
@@ -107,10 +107,7 @@ export class RecentGrants {
 
   has(caller: string): boolean {
     const until = this.#until.get(caller)
-    if (until === undefined) return false
-    if (this.#clock() < until) return true
-    this.#until.delete(caller)
-    return false
+    return until !== undefined && this.#clock() < until
   }
 
   add(caller: string, time: Millis): void {

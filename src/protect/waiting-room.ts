@@ -2,14 +2,9 @@ import type { IdempotencyRecord, Millis, RecordId } from '../core/record.ts'
 import type { Records } from '../store/records.ts'
 import type { Watching } from '../store/register.ts'
 
-/** Pause before the first read of the store; each next one doubles, up to `most`. */
-export interface PollIntervals {
-  readonly first: Millis
-  readonly most: Millis
-}
-
-/** Covers lost messages, and stores that send none. */
-const POLL: PollIntervals = { first: 100, most: 1000 }
+/** Pauses between reads of the store, each twice as long as the last: for lost messages, and stores that send none. */
+const POLL_FIRST: Millis = 100
+const POLL_MOST: Millis = 1000
 
 export type RecordNews =
   /** The current record. `now` is the store's time; 0 if this replica itself has just written the record. */
@@ -26,18 +21,16 @@ export class WaitingRoom {
   readonly #records: Pick<Records, 'get'>
   readonly #store: Watching
   #most: number
-  readonly #poll: PollIntervals
   readonly #rooms = new Map<RecordId, Room>()
   /** Functions that dismiss the requests that wait for the store rather than for a record. */
   readonly #dismissals = new Set<() => void>()
   #size = 0
   #draining = false
 
-  constructor(records: Pick<Records, 'get'>, store: Watching, most: number, poll: PollIntervals = POLL) {
+  constructor(records: Pick<Records, 'get'>, store: Watching, most: number) {
     this.#records = records
     this.#store = store
     this.#most = most
-    this.#poll = poll
   }
 
   get size(): number {
@@ -55,7 +48,7 @@ export class WaitingRoom {
     this.#size++
     let room = this.#rooms.get(id)
     if (room === undefined) {
-      room = new Room(id, this.#records, this.#store, this.#poll)
+      room = new Room(id, this.#records, this.#store)
       this.#rooms.set(id, room)
     }
     if (!local) room.listen()
@@ -123,21 +116,18 @@ class Room {
   readonly #id: RecordId
   readonly #records: Pick<Records, 'get'>
   readonly #store: Watching
-  readonly #poll: PollIntervals
   #offered = -1
-  #pause: Millis
+  #pause: Millis = POLL_FIRST
   #timer: NodeJS.Timeout
   #looking = false
   #lookAgain = false
   #closed = false
   #unwatch: (() => void) | null = null
 
-  constructor(id: RecordId, records: Pick<Records, 'get'>, store: Watching, poll: PollIntervals) {
+  constructor(id: RecordId, records: Pick<Records, 'get'>, store: Watching) {
     this.#id = id
     this.#records = records
     this.#store = store
-    this.#poll = poll
-    this.#pause = poll.first
     this.#timer = this.#later()
   }
 
@@ -188,7 +178,7 @@ class Room {
 
   #later(): NodeJS.Timeout {
     return setTimeout(() => {
-      this.#pause = Math.min(this.#pause * 2, this.#poll.most)
+      this.#pause = Math.min(this.#pause * 2, POLL_MOST)
       this.#timer = this.#later()
       this.look()
     }, this.#pause).unref()
@@ -232,7 +222,6 @@ export class Seat {
         timer = setTimeout(resolve, Math.max(0, time))
       })
       clearTimeout(timer)
-      this.#wake = null
     }
     const news = this.#dismissed ? null : this.#news
     this.#news = null

@@ -344,6 +344,8 @@ export class Replica {
   /** The upstream's answers, in order; then {@link responded}. */
   readonly script: Reply[] = []
   readonly renewalErrors: unknown[] = []
+  /** How many clients are watched for leaving. */
+  watched = 0
   onToken: (token: Buffer) => void = () => {}
   /** Which of a request's header lines are forwarded when there is no attempt. */
   forwarded: (lines: readonly string[]) => string[] = (lines) => [...lines]
@@ -461,8 +463,9 @@ export class Replica {
             ],
       clientGone: over.gone ?? (() => false),
       onGone: (left) => {
+        this.watched++
         over.leaving?.then(left, () => {})
-        return () => {}
+        return () => void this.watched--
       },
     }
   }
@@ -651,6 +654,18 @@ export async function until(check: () => boolean | Promise<boolean>): Promise<vo
 /** Lets everything run that needs no outside event. */
 export async function idle(): Promise<void> {
   for (let i = 0; i < 20; i++) await new Promise((next) => setImmediate(next))
+}
+
+/** Ends every pause at once, and notes how long it would have been. */
+export function hurried(t: Test): number[] {
+  const pauses: number[] = []
+  const { setTimeout: real } = globalThis
+  const value = (call: () => void, time: number, ...args: []): NodeJS.Timeout => {
+    pauses.push(time)
+    return real(call, 0, ...args)
+  }
+  t.intercept(globalThis, 'setTimeout', { value })
+  return pauses
 }
 
 export const context = new AsyncLocalStorage<{ readonly tokens: string[] }>()

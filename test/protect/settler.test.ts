@@ -5,7 +5,18 @@ import { spoolRoom } from '../../src/protect/settler.ts'
 import type { Kept, Outbox } from '../../src/store/outbox.ts'
 import { CorruptRecord, RecordLocked } from '../../src/store/register.ts'
 import { draft, newId, newToken, response, SPANS } from '../store/fixtures.ts'
-import { Gate, idle, LEASE, type Replica, replica, route, SECOND, type Sent, TTL } from './harness.ts'
+import {
+  Gate,
+  hurried,
+  idle,
+  LEASE,
+  type Replica,
+  replica,
+  route,
+  SECOND,
+  type Sent,
+  TTL,
+} from './harness.ts'
 
 const MiB = 1024 ** 2
 const BYPASS = route({ onStoreUnavailable: 'bypass' })
@@ -52,18 +63,6 @@ async function deferred(a: Replica, over: Sent = {}): Promise<RecordId> {
   await a.get(over)
   a.store.fault = () => null
   return id
-}
-
-/** Ends every pause at once, and notes how long it would have been. */
-function hurried(t: Test): number[] {
-  const pauses: number[] = []
-  const { setTimeout: real } = globalThis
-  const value = (call: () => void, time: number, ...args: []): NodeJS.Timeout => {
-    pauses.push(time)
-    return real(call, 0, ...args)
-  }
-  t.intercept(globalThis, 'setTimeout', { value })
-  return pauses
 }
 
 /** Polls without a timer, for two seconds at most. */
