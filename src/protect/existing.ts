@@ -22,22 +22,20 @@ export function duplicate(
   found: Existing,
 ): Answer | Execution | Promise<Answer | Execution> {
   const { inFlight, authorizeReplay: policy } = request.route
-  return policy === null && (found.kind !== 'in_progress' || inFlight.mode === 'reject')
-    ? answerFromRecord(ports, request, identified.id, found)
-    : askAndWait(ports, request, identified, found)
+  const answer = (): Answer | Promise<Answer | Execution> =>
+    found.kind === 'in_progress' && inFlight.mode === 'wait'
+      ? hold(ports, request, identified, found)
+      : answerFromRecord(ports, request, identified.id, found)
+  return policy === null ? answer() : authorizeReplay(ports, request).then((refused) => refused ?? answer())
 }
 
-async function askAndWait(
+async function hold(
   ports: Ports,
   request: ProtectedRequest,
   identified: Identified,
-  found: Existing,
+  found: Running,
 ): Promise<Answer | Execution> {
   const { id } = identified
-  const refused = await authorizeReplay(ports, request)
-  if (refused !== null) return refused
-  if (found.kind !== 'in_progress' || request.route.inFlight.mode === 'reject')
-    return answerFromRecord(ports, request, id, found)
   if (request.clientGone()) return nobody()
   const seat = ports.waiters.enter(id, ports.running.has(id))
   if (seat === null) return answerFromRecord(ports, request, id, found)

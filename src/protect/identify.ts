@@ -219,7 +219,7 @@ async function identifyByTime(
   const issued = route.key.issuedOnly ? await ports.checkIssued(named.key, now) : 'valid'
   if (issued === 'forged') return refuseKey('not a key issued by this proxy')
   const mayClaim = issued === 'valid'
-  const bornAt = route.key.issuedOnly && mayClaim ? issuedAt(named.key) : null
+  const bornAt = route.key.issuedOnly ? issuedAt(named.key) : null
   return identified(ports, request, caller, named, body, read, mayClaim, bornAt ?? firstSentAt)
 }
 
@@ -270,7 +270,7 @@ function identifiersOf(
   // Shadow mode forwards the request unchanged. The fence, which the claim assigns, is not an identifier.
   const lines = request.upstreamHeaders(route.mode === 'shadow' ? null : { id, key, fence: 0 })
   const from = route.key.from.filter(({ kind }) => kind !== 'header')
-  const inBody = from.length > 0 && readKey(request, { ...route.key, from }, read).kind === 'key'
+  const inBody = readKey(request, { ...route.key, from }, read).kind === 'key'
   return identifiersSent(lines, route.key, id, key, inBody, keepsKey, upstream)
 }
 

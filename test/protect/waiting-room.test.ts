@@ -21,8 +21,27 @@ async function soon(check: () => boolean): Promise<boolean> {
   return check()
 }
 
-/** Timers that would keep the process alive. */
-const timers = (): number => process.getActiveResourcesInfo().filter((one) => one === 'Timeout').length
+/** Tells how many timers have begun since that would keep the process alive. */
+function timersOf(t: Test): () => number {
+  const live = new Set<NodeJS.Timeout>()
+  const { setTimeout: begin, clearTimeout: end } = globalThis
+  const value = (call: (...args: []) => void, time: number, ...args: []): NodeJS.Timeout => {
+    const timer = begin(() => {
+      live.delete(timer)
+      call(...args)
+    }, time)
+    live.add(timer)
+    return timer
+  }
+  t.intercept(globalThis, 'setTimeout', { value })
+  t.intercept(globalThis, 'clearTimeout', {
+    value: (timer: NodeJS.Timeout) => {
+      live.delete(timer)
+      end(timer)
+    },
+  })
+  return () => [...live].filter((timer) => timer.hasRef()).length
+}
 
 /** A waiting room on a store under the test's control. */
 function waiting(t: Test, most = 10) {
@@ -159,9 +178,9 @@ void t.test(
 )
 
 void t.test('a seat has news once, and ends with its time or when it is dismissed', async (t) => {
+  const timers = timersOf(t)
   const { waiters, enter } = waiting(t)
   const seat = enter(true)
-  const before = timers()
   waiters.tell(ID, RECORD)
   t.match(await seat.next(0), { kind: 'record' }, 'what came before it asked')
   t.equal(await seat.next(0), null, 'once')
@@ -170,13 +189,13 @@ void t.test('a seat has news once, and ends with its time or when it is dismisse
   await new Promise((next) => setTimeout(next, 5))
   waiters.tell(ID, RECORD)
   t.match(await news, { kind: 'record' })
-  t.equal(timers(), before, 'no timer is left')
+  t.equal(timers(), 0, 'no timer is left')
   const dismissed = seat.next(MINUTE)
   seat.dismiss()
   t.equal(await dismissed, null)
   waiters.tell(ID, RECORD)
   t.equal(await seat.next(MINUTE), null, 'dismissed for good, whatever is told')
-  t.equal(timers(), before)
+  t.equal(timers(), 0)
 })
 
 void t.test('limits.waiters counts seats of all records, and who waits for the store', async (t) => {
@@ -203,10 +222,10 @@ void t.test('limits.waiters counts seats of all records, and who waits for the s
 void t.test(
   'a request outlasts the store’s grace, unless its client leaves or the proxy stops',
   async (t) => {
+    const timers = timersOf(t)
     for (const end of ['time', 'left', 'drained', 'draining'] as const) {
       const { waiters } = waiting(t)
       if (end === 'draining') waiters.drain()
-      const before = timers()
       let leave = (): void => {}
       let stopped = 0
       const lasted = waiters.outlast(end === 'time' ? 5 : MINUTE, (left) => {
@@ -219,7 +238,7 @@ void t.test(
       t.equal(await lasted, end === 'time', end)
       t.equal(waiters.size, 0)
       t.equal(stopped, end === 'draining' ? 0 : 1)
-      t.equal(timers(), before, 'no timer is left')
+      t.equal(timers(), 0, 'no timer is left')
     }
   },
 )

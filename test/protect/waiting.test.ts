@@ -1,11 +1,22 @@
 import { setImmediate as turn } from 'node:timers/promises'
 import t from 'tap'
 import { firstOf } from '../../src/core/headers.ts'
-import type { RecordId } from '../../src/core/record.ts'
-import { WaitingRoom } from '../../src/protect/waiting-room.ts'
 import { orThrow } from '../../src/store/records.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
-import { Gate, LEASE, MINUTE, type Replica, replica, route, SECOND, Store, seen } from './harness.ts'
+import {
+  Gate,
+  idle,
+  LEASE,
+  MINUTE,
+  never,
+  type Replica,
+  replica,
+  route,
+  SECOND,
+  type Seen,
+  Store,
+  seen,
+} from './harness.ts'
 
 const WAIT = route({ inFlight: { mode: 'wait', wait: MINUTE, status: 409 } })
 const waiting = { route: WAIT }
@@ -23,11 +34,22 @@ async function running(a: Replica, reply = () => a.responded()) {
   return { gate, answer }
 }
 
+/** What the store is asked from now on. */
+function listening(store: Store): string[] {
+  const asked: string[] = []
+  store.fault = ({ op }) => {
+    asked.push(op)
+    return null
+  }
+  return asked
+}
+
 void t.test('I02 waiting duplicates get the same answer without asking the store again', async (t) => {
   const a = replica(t)
   const { gate, answer } = await running(a)
   const held = Array.from({ length: 50 }, () => a.get(waiting))
   await until(() => a.ports.waiters.size === 50)
+  t.equal(a.watched, 50)
   const before = a.store.calls
   gate.open()
   const first = seen(await answer)
@@ -37,9 +59,14 @@ void t.test('I02 waiting duplicates get the same answer without asking the store
   }
   t.equal(a.n, 1)
   t.equal(a.store.calls, before + 1, 'only the completion')
-  t.equal(a.traces.filter((trace) => trace.outcome === 'waited').length, 50)
+  const waited = a.traces.filter((trace) => trace.outcome === 'waited')
+  t.equal(waited.length, 50)
+  t.match(waited[0], { before: 'completed', after: 'completed' })
   t.equal(a.said('prevented').length, 50)
+  t.equal((await a.get(waiting)).bytes, first.bytes)
+  t.equal(a.trace.outcome, 'replayed', 'there is nothing to wait for')
   t.equal(a.ports.waiters.size, 0)
+  t.equal(a.watched, 0)
   t.equal(a.bytes.held, 0)
   t.equal(a.ports.budget.held, 0)
 })
@@ -139,10 +166,14 @@ void t.test(
         b.script.push(second.before(() => b.responded(201, '{"second":true}')))
         const held = Array.from({ length: 10 }, () => b.get(waiting))
         await until(() => b.ports.waiters.size === 10)
+        const asked = listening(store)
         gate.open()
         t.match(seen(await answer), { code: 'upstream_unreachable' })
         await second.reached
         t.equal(b.ports.waiters.size, 9, 'one executes')
+        await idle()
+        t.equal(asked.filter((op) => op === 'put').length, 1, 'and no other tries to')
+        if (b === a) t.notOk(asked.includes('get'), 'nobody has to look')
         second.open()
         const answers = await Promise.all(held)
         t.equal(answers.filter(({ replayed }) => replayed).length, 9)
@@ -347,35 +378,78 @@ void t.test('§6 a waiting duplicate does not claim a record whose retention has
   seen(await answer)
 })
 
-void t.test('§6 a waiting duplicate gets the answer of another replica that took over', async (t) => {
-  const store = new Store()
-  const [a, b] = [replica(t, { store }), replica(t, { store })]
-  const { gate, answer } = await running(a, () => ({ proof: 'not_sent', reason: 'refused' }))
-  const held = a.get(waiting)
+void t.test('I03 Retry-After after a wait is what remains of the lease then', async (t) => {
+  const a = replica(t)
+  const { gate, answer } = await running(a)
+  const brief = route({ inFlight: { mode: 'wait', wait: 50, status: 409 } })
+  const held = a.get({ route: brief })
   await until(() => a.ports.waiters.size === 1)
-  const second = new Gate()
-  b.script.push(second.before(() => b.responded()))
-  // Between the outcome and the claim of the duplicate that waits here, b claims.
-  const taken: Promise<unknown>[] = []
-  store.gate = async ({ op, by }) => {
-    if (op !== 'put' || by !== a || taken.length > 0) return
-    taken.push(b.send(waiting))
-    await second.reached
-  }
+  a.store.now += LEASE / 3
+  const asked = listening(a.store)
+  a.ports.waiters.tell(a.id, null)
+  t.match(await held, { code: 'idempotency_key_in_progress', retryAfter: ((2 / 3) * LEASE) / SECOND })
+  t.notOk(asked.includes('put'), 'it claims nothing')
   gate.open()
   seen(await answer)
-  await second.reached
-  await until(() => a.ports.waiters.size === 1)
-  second.open()
-  t.match(await held, { status: 201, replayed: true })
-  await Promise.all(taken)
-  t.equal(a.n + b.n, 2)
 })
+
+for (const where of ['this replica', 'another replica'] as const)
+  for (const end of ['in time', 'too late', 'before the claim'] as const)
+    void t.test(`§6 a waiting duplicate meets a request that took over on ${where} (${end})`, async (t) => {
+      const store = new Store()
+      let watches = 0
+      const { watch } = store.inner
+      store.inner.watch = (id, changed) => {
+        watches++
+        return watch(id, changed)
+      }
+      const a = replica(t, { store })
+      const b = where === 'this replica' ? a : replica(t, { store })
+      const { gate, answer } = await running(a, () => ({ proof: 'not_sent', reason: 'refused' }))
+      store.now += LEASE / 3
+      const held = a.get(waiting)
+      await until(() => a.ports.waiters.size === 1)
+      const second = new Gate()
+      b.script.push(second.before(() => b.responded()))
+      // Between the outcome and the claim of the duplicate that waits here, b claims.
+      const taken: Promise<unknown>[] = []
+      store.gate = async ({ op, by }) => {
+        if (op === 'get' && end === 'too late') await never
+        if (op !== 'put' || by !== a || taken.length > 0) return
+        taken.push(b.get())
+        await second.reached
+        if (end !== 'before the claim') return
+        second.open()
+        await Promise.all(taken)
+      }
+      gate.open()
+      seen(await answer)
+      await second.reached
+      const asked = listening(store)
+      if (end !== 'before the claim') {
+        await until(() => asked.includes('put'))
+        await idle()
+        if (end === 'in time') second.open()
+        else a.ports.waiters.close()
+      }
+      const got = await held
+      if (end === 'too late')
+        t.match(got, { code: 'idempotency_key_in_progress', retryAfter: LEASE / SECOND }, 'of its lease')
+      else t.match(got, { status: 201, replayed: true })
+      const isAwaited = where === 'another replica' && end !== 'before the claim'
+      t.equal(watches, isAwaited ? 1 : 0, 'it is woken')
+      second.open()
+      await Promise.all(taken)
+      t.equal(b === a ? a.n : a.n + b.n, 2)
+    })
 
 void t.test('I05 a client that has already left takes no seat', async (t) => {
   const a = replica(t)
   const { gate, answer } = await running(a)
-  t.match(await a.get({ ...waiting, gone: () => true }), { status: null })
+  const answers: Seen[] = []
+  void a.get({ ...waiting, gone: () => true }).then((one) => answers.push(one))
+  await idle()
+  t.match(answers, [{ status: null }], 'at once')
   t.equal(a.ports.waiters.size, 0)
   gate.open()
   seen(await answer)
@@ -393,81 +467,4 @@ void t.test('§11 a draining replica keeps only the duplicates that wait for its
   t.match(await b.get(waiting), { code: 'idempotency_key_in_progress' }, 'no new duplicate gets a seat')
   gate.open()
   t.equal((await here).bytes, seen(await answer).bytes)
-})
-
-void t.test('the waiting room', async (t) => {
-  const id = 'id' as RecordId
-  await t.test(
-    'watches a record once, looks one at a time, and stops watching with the last seat',
-    async (t) => {
-      const watched = Promise.withResolvers<() => void>()
-      let watches = 0
-      let stopped = 0
-      let changed = (): void => {}
-      const looks: PromiseWithResolvers<{ kind: 'read'; now: number; record: null }>[] = []
-      const waiters = new WaitingRoom(
-        {
-          get: () => {
-            const look = Promise.withResolvers<{ kind: 'read'; now: number; record: null }>()
-            looks.push(look)
-            return look.promise
-          },
-        },
-        {
-          watch: (_id, call) => {
-            watches++
-            changed = call
-            return watched.promise
-          },
-        },
-        10,
-      )
-      const one = waiters.enter(id, false)
-      const two = waiters.enter(id, false)
-      t.equal(watches, 1)
-      watched.resolve(() => stopped++)
-      await until(() => looks.length === 1)
-      changed()
-      changed()
-      looks[0]?.resolve({ kind: 'read', now: 1, record: null })
-      t.same(await one?.next(MINUTE), { kind: 'absent' })
-      await until(() => looks.length === 2)
-      one?.leave()
-      t.equal(stopped, 0)
-      two?.leave()
-      t.equal(stopped, 1)
-      t.equal(waiters.size, 0)
-      changed()
-      looks[1]?.resolve({ kind: 'read', now: 2, record: null })
-      waiters.tell(id, null)
-    },
-  )
-  await t.test('reports a look that throws as a corrupt record', async (t) => {
-    const get = async () => Promise.reject(new Error('a bug'))
-    const waiters = new WaitingRoom({ get }, { watch: async () => () => {} }, 1)
-    const seat = waiters.enter(id, false)
-    t.same(await seat?.next(MINUTE), { kind: 'corrupt' })
-    seat?.leave()
-  })
-  await t.test('limits its seats, and ends a watch that begins after the last one left', async (t) => {
-    const watched = Promise.withResolvers<() => void>()
-    const waiters = new WaitingRoom(
-      { get: async () => ({ kind: 'read', now: 0, record: null }) },
-      { watch: () => watched.promise },
-      1,
-    )
-    const seat = waiters.enter(id, false)
-    t.equal(waiters.enter(id, false), null)
-    waiters.resize(2)
-    const other = waiters.enter(id, false)
-    t.ok(other, 'one more seat')
-    waiters.resize(1)
-    t.equal(waiters.size, 2, 'seats already taken stay')
-    other?.leave()
-    t.equal(waiters.enter(id, false), null)
-    t.equal(await seat?.next(1), null, 'the time is up')
-    seat?.leave()
-    const stopped = new Promise<void>((resolve) => watched.resolve(resolve))
-    await stopped
-  })
 })

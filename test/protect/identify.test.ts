@@ -1,0 +1,203 @@
+import t from 'tap'
+import { callerName, type Identified, identify, readHead } from '../../src/protect/identify.ts'
+import { type ProtectedRequest } from '../../src/protect/request.ts'
+import { asking, RECONCILE, KEY as SENT } from '../reconcile/harness.ts'
+import {
+  HOUR,
+  idle,
+  LEASE,
+  MINUTE,
+  never,
+  type Replica,
+  replica,
+  route,
+  SECOND,
+  type Seen,
+  type Sent,
+  Store,
+  UPSTREAM,
+} from './harness.ts'
+
+const { key: KEY, scope: SCOPE } = route()
+const REJECT = { ...SCOPE, anonymous: 'reject' } as const
+const IN_BODY = [{ kind: 'json', pointer: '/id' }] as const
+const BY_HEADER = { json: [], form: [], headers: ['x-order'], bucket: null }
+
+void t.test('§3 what the head alone decides is refused before the body is read', async (t) => {
+  const optional = { ...KEY, from: IN_BODY, presence: 'optional' } as const
+  const both = { ...optional, from: [...KEY.from, ...IN_BODY] }
+  for (const [name, over, code] of [
+    ['a missing key', { key: null }, 'idempotency_key_missing'],
+    ['an invalid key', { key: '' }, 'idempotency_key_invalid'],
+    ['no caller', { anonymous: true, route: route({ scope: REJECT }) }, 'idempotency_caller_missing'],
+    [
+      'no caller, and a key that must be in the body',
+      { key: null, anonymous: true, route: route({ scope: REJECT, key: { ...KEY, from: IN_BODY } }) },
+      'idempotency_caller_missing',
+    ],
+    [
+      'no caller, and one of several keys',
+      { anonymous: true, route: route({ scope: REJECT, key: both }) },
+      'idempotency_caller_missing',
+    ],
+    ['a key that may be in the body', { key: null, route: route({ key: optional }) }, null],
+    [
+      'neither it nor a caller',
+      { key: null, anonymous: true, route: route({ scope: REJECT, key: both }) },
+      null,
+    ],
+    ['a derived key', { key: null, route: route({ key: { ...KEY, derive: BY_HEADER } }) }, null],
+  ] as const) {
+    const a = replica(t)
+    const answers: Seen[] = []
+    void a.get({ ...(over as Sent), upload: never }).then((one) => answers.push(one))
+    await idle()
+    t.same(
+      answers.map((one) => one.code),
+      code === null ? [] : [code],
+      name,
+    )
+    t.equal(a.store.calls, 0)
+  }
+})
+
+void t.test('§4 a key is derived from headers alone', async (t) => {
+  const a = replica(t)
+  const policy = route({ key: { ...KEY, derive: BY_HEADER } })
+  const sent = (order: string) => ({ key: null, route: policy, headers: ['X-Order', order] })
+  const first = await a.get(sent('1'))
+  t.match(first, { status: 201, proxyHeaders: ['Idempotency-Key-Derived', 'true'] })
+  t.match(await a.get(sent('1')), { bytes: first.bytes, replayed: true })
+  t.match(await a.get(sent('2')), { status: 201, replayed: false })
+  const bucketed = route({ key: { ...KEY, derive: { ...BY_HEADER, bucket: HOUR } } })
+  const pings: string[] = []
+  a.store.fault = ({ op }) => {
+    if (op === 'ping') pings.push(op)
+    return null
+  }
+  t.equal((await a.get({ ...sent('1'), key: 'own', route: bucketed })).status, 201)
+  t.equal((await a.get(sent('3'))).status, 201)
+  t.equal(pings.length, 0, 'no time counts')
+  t.equal((await a.get({ ...sent('1'), route: bucketed })).status, 201)
+  t.equal(pings.length, 1)
+  t.match(await a.get({ key: null, route: policy }), {
+    code: 'idempotency_key_missing',
+    detail: /^send one of: idempotency-key, or the fields that a key is derived from$/,
+  })
+})
+
+void t.test('§1 the record of a derived key never gets another name', async (t) => {
+  for (const [bucket, id] of [
+    [null, '-BOjbmVSNRR0TGT2IWZ9G6yz_amsH-EivzIVY9nKrTY'],
+    [HOUR, '3hpAVBV9S5UVu0_C5RgzFVaa-t1HjxXv5kMjUe5-xg4'],
+  ] as const) {
+    const a = replica(t)
+    await a.get({
+      key: null,
+      route: route({ key: { ...KEY, derive: { ...BY_HEADER, bucket } } }),
+      headers: ['X-Order', '1'],
+    })
+    t.equal(a.id, id)
+  }
+})
+
+/** What is known of a request once its body is there. */
+async function identified(a: Replica, over: Sent, more: Partial<ProtectedRequest> = {}): Promise<Identified> {
+  const request = { ...a.call(over), ...more }
+  const head = await readHead(a.ports, request)
+  if (head.kind !== 'head') throw new Error('no head')
+  const found = await identify(a.ports, request, head, Buffer.from(over.body ?? '{"amount":1}'))
+  if (found.kind !== 'identified') throw new Error('not identified')
+  t.equal(request.progress.id, found.id, 'the log names the record')
+  return found
+}
+
+void t.test('§9 a key is as old as the proxy or its client says, and a derived one of any age', async (t) => {
+  const store = new Store()
+  const sentAt = Math.floor(store.now / SECOND) * SECOND - MINUTE
+  const sent = ['Repeatability-First-Sent', new Date(sentAt).toUTCString()]
+  const issuedAt = sentAt - MINUTE
+  const withTime = `k.${Buffer.from(JSON.stringify({ iat: issuedAt / SECOND })).toString('base64url')}.s`
+  const issued = route({ key: { ...KEY, issuedOnly: true } })
+  const derived = { key: null, route: route({ key: { ...KEY, derive: BY_HEADER } }) }
+  const order = ['X-Order', '1']
+  for (const [name, over, bornAt] of [
+    ['nothing is said', {}, null],
+    ['the client says it', { headers: sent }, sentAt],
+    ['issued', { key: withTime, route: issued }, issuedAt],
+    ['issued, and the client says something else', { key: withTime, route: issued, headers: sent }, issuedAt],
+    ['issued without a time', { key: 'k', route: issued, headers: sent }, sentAt],
+    ['it looks like one that was issued', { key: withTime, headers: sent }, sentAt],
+    ['derived', { ...derived, headers: order }, 0],
+    ['derived, and the client says something', { ...derived, headers: [...order, ...sent] }, 0],
+  ] as const) {
+    const a = replica(t, { store, issued: name.startsWith('issued') ? 'valid' : 'forged' })
+    t.match(await identified(a, over), { bornAt, mayClaim: true }, name)
+  }
+})
+
+void t.test('V07 a record keeps what the upstream will know the request by', async (t) => {
+  const key = { ...KEY, forwardFence: false }
+  const ids = { told: ['key', 'record'], toldTo: UPSTREAM }
+  const record = { told: ['record'], toldTo: UPSTREAM }
+  const byRecord = {
+    request: { ...RECONCILE.request, path: '/payments/{record}' },
+    identity: [{ pointer: '/record', value: '{record}' }],
+  }
+  const events = [{ kind: 'header', name: 'ce-id' }] as const
+  const ofEvent = {
+    key: null,
+    headers: ['ce-id', 'e1', 'ce-source', '/s', 'ce-specversion', '1.0', 'ce-type', 't'],
+  }
+  for (const [name, policy, over, expected] of [
+    ['asked by its key', asking(), {}, { key: SENT, ...ids }],
+    ['asked by its key, without a fence', asking({}, { key }), {}, { key: SENT, ...ids }],
+    ['asked by its record', asking(byRecord), {}, { key: null, ...record }],
+    ['asked by its record, without a fence', asking(byRecord, { key }), {}, { key: null }],
+    ['never asked', route(), {}, { key: null, ...record }],
+    ['never asked, without a fence', route({ key }), {}, { key: null }],
+    ['an event', asking({}, { key: { ...KEY, from: events } }), ofEvent, { key: null, ...record }],
+    ['shadow', asking({}, { mode: 'shadow' }), {}, { key: SENT, told: ['key'], toldTo: UPSTREAM }],
+    [
+      'a key in the body',
+      asking({}, { key: { ...KEY, from: IN_BODY } }),
+      { key: null, body: '{"id":"in the body"}' },
+      { key: 'in the body', ...ids },
+    ],
+  ] as const) {
+    const { operation } = await identified(replica(t), { ...over, route: policy })
+    const { key, told, toldTo, lease } = operation()
+    const isKept = 'told' in expected
+    t.strictSame({ key, ...(isKept || told !== undefined ? { told, toldTo } : {}) }, expected, name)
+    t.equal(lease, isKept ? LEASE : undefined, name)
+  }
+  // On the way, such as by `Connection`.
+  const removed = { upstreamHeaders: () => ['X', 'x'] }
+  const both = asking({}, { key: { ...KEY, from: [...KEY.from, ...IN_BODY] } })
+  for (const [over, told] of [
+    [{ route: asking() }, undefined],
+    [{ route: both }, undefined],
+    [{ route: both, body: `{"id":"${SENT}"}` }, ['key']],
+  ] as const) {
+    const { operation } = await identified(replica(t), over, removed)
+    t.strictSame(operation().told, told, 'a key whose line is removed is told in the body, or not at all')
+  }
+})
+
+void t.test('§9 a record has the terms for an upstream that is told its fence, and no other', async (t) => {
+  for (const forwardFence of [true, false]) {
+    const { operation } = await identified(replica(t), { route: route({ key: { ...KEY, forwardFence } }) })
+    t.equal(operation().completion !== undefined, forwardFence)
+  }
+})
+
+void t.test('callers have different names, and whoever nothing is known of has none', async (t) => {
+  const named = (...parts: (string | null)[]) => callerName({ kind: 'caller', parts })
+  t.equal(callerName({ kind: 'unidentified', detail: '', cause: null, status: 401 }), null)
+  t.equal(named(null), null)
+  t.equal(named(null, null), null)
+  t.equal(named('a'), 'a')
+  const names = [named('a', null), named(null, 'a'), named('a', 'b'), named('ab'), named('a', 'b', null)]
+  t.equal(new Set(names).size, names.length)
+  t.notOk(names.includes(null))
+})
