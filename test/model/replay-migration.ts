@@ -79,6 +79,7 @@ class Owner {
   fence = 0
   createdAt = 0
   #work: Work = { result: null, error: null }
+  readonly #calls = new Set<Promise<unknown>>()
 
   constructor(phase: Phase, stores: Readonly<Record<Side, Store>>) {
     this.phase = phase
@@ -105,7 +106,19 @@ class Owner {
       swap: send(true, (id, on, bytes, spans, next) => store.swap(id, on, Buffer.from(bytes), spans, next)),
       get: send(false, (id: RecordId) => store.get(id)),
       remove: send(true, (id: RecordId, version: number) => store.remove(id, version)),
+      history: {
+        append: (id, notes) => this.#taking(store.history.append(id, notes)),
+        read: (id) => this.#taking(store.history.read(id)),
+      },
     }
+  }
+
+  /** No command of the model, but the next one waits for it. */
+  #taking<T>(call: Promise<T>): Promise<T> {
+    const done = (): void => void this.#calls.delete(call)
+    this.#calls.add(call)
+    void call.then(done, done)
+    return call
   }
 
   /** Begins something; the replies to what it did before are lost. */
@@ -127,6 +140,10 @@ class Owner {
   async until(isThere: (next: Command | null) => boolean): Promise<void> {
     for (let n = 0; n < MOST; n++) {
       await new Promise((done) => setImmediate(done))
+      while (this.#calls.size > 0) {
+        await Promise.allSettled(this.#calls)
+        await new Promise((done) => setImmediate(done))
+      }
       if (this.#work.error !== null) throw this.#work.error
       const next = this.commands[0] ?? null
       if (isThere(next)) return
