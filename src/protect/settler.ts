@@ -85,7 +85,7 @@ export class Settler {
   readonly #outbox: Outbox | null
   /** Oldest first; a record has several if more than one of its claims lost its reply. */
   readonly #held = new Map<RecordId, readonly HeldOutcome[]>()
-  /** Outcomes of executed attempts without a claim that the store has taken or refused, and when. Without bodies. */
+  /** Outcomes of executed attempts that were held here until the store took or refused them, and when. Without bodies. */
   readonly #lately = new Map<RecordId, readonly [PendingOutcome, Millis]>()
   #size = 0
   #timer: NodeJS.Timeout | null = null
@@ -324,15 +324,14 @@ export class Settler {
   }
 
   #remember(pending: PendingOutcome): void {
-    const { id, draft, claimed } = pending
-    if (claimed || draft.state === 'failed_retryable') return
-    const [oldest] = this.#lately.keys()
-    if (oldest !== undefined && this.#lately.size >= MAX_LATELY) this.#lately.delete(oldest)
+    const { id, draft } = pending
+    if (draft.state === 'failed_retryable') return
     const kept =
       draft.state === 'completed' && draft.result.kept
         ? { ...pending, draft: { ...draft, result: withoutBody(draft.result.response, 'no_room') } }
         : pending
     this.#lately.set(id, [kept, performance.now()])
+    if (this.#lately.size > MAX_LATELY) this.#lately.delete(this.#lately.keys().next().value as RecordId)
   }
 
   /** Resolves when it is on disk too, or after a while. */

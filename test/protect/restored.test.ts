@@ -366,13 +366,13 @@ void t.test(
     const slow = a.send(bypass)
     await asked.reached
     a.store.fault = () => 'down'
-    await a.get(bypass)
+    for (const key of ['key-0123456789abcdef', 'other-0123456789abcdef']) await a.get({ ...bypass, key })
     a.store.fault = () => null
     t.ok(await a.ports.settler.flush())
     a.store.fault = () => 'down'
     asked.open()
     t.match(seen(await slow), { code: 'idempotency_response_unavailable', original: { status: 201 } })
-    t.equal(a.n, 1)
+    t.equal(a.n, 2)
   },
 )
 
@@ -397,7 +397,6 @@ void t.test(
           a.script.push(NO_ANSWER['not sent'])
           await a.get(bypass)
         }
-        const { n } = a
         const asked = new Gate()
         const { put } = a.store.inner
         if (isThere)
@@ -415,6 +414,14 @@ void t.test(
           }
         const slow = a.send(bypass)
         await asked.reached
+        if (op === 'put' && !isThere) {
+          a.store.fault = () => 'down'
+          a.script.push(NO_ANSWER['not sent'])
+          await a.get(bypass)
+          a.store.fault = () => null
+          t.ok(await a.ports.settler.flush(), 'an earlier one did nothing')
+        }
+        const { n } = a
         // The store is unreachable for a moment, and the request on its way to it, or its reply, takes longer than that.
         a.store.fault = () => 'down'
         a.script.push(end(a))
