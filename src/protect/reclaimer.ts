@@ -54,9 +54,8 @@ export class Reclaimer {
 
   readonly decided = (decision: DecisionMade): void => {
     const at = performance.now()
-    const { isSafe } = this.#ports
     // The last decision on a record stands.
-    const others = this.#decisions.filter((one) => !isSafe(one.at) && one.id !== decision.id)
+    const others = this.#decisions.filter((one) => one.id !== decision.id)
     this.#decisions = [...others.slice(1 - MOST_DECISIONS), { ...decision, at }]
     if (decision.written === null) this.#ports.records.forget(decision.id)
   }

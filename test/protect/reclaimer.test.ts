@@ -1,13 +1,13 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
-import type { IdempotencyRecord, RecordId } from '../../src/core/record.ts'
+import type { Completed, IdempotencyRecord, RecordId } from '../../src/core/record.ts'
 import { resolvedDraft } from '../../src/core/settle.ts'
 import { Reclaimer } from '../../src/protect/reclaimer.ts'
 import { Settler } from '../../src/protect/settler.ts'
 import { RecentWrites } from '../../src/store/recent.ts'
 import { Records } from '../../src/store/records.ts'
 import { draft, bytesOf as encoded, newId, newToken, response, SPANS, until } from '../store/fixtures.ts'
-import { Gate, Replica, route, type Store } from './harness.ts'
+import { Gate, hurried, Replica, route, type Store } from './harness.ts'
 
 const EVERYTHING = { left: 1, concerns: () => true }
 
@@ -22,7 +22,7 @@ interface Reclaiming {
 }
 
 /** A replica that remembers its outcomes, and the reclaimer that writes them again. */
-function reclaiming(t: Test, { isSafe = (): boolean => false } = {}): Reclaiming {
+function reclaiming(t: Test, { isSafe = (): boolean => false, repliesWithin = 1 } = {}): Reclaiming {
   const a = new Replica()
   const recent = new RecentWrites(() => a.store.now)
   const records = new Records(a.wire, () => {}, recent)
@@ -36,7 +36,7 @@ function reclaiming(t: Test, { isSafe = (): boolean => false } = {}): Reclaiming
     store: a.wire,
     settler,
     running: a.ports.running,
-    repliesWithin: 1,
+    repliesWithin,
     isSafe,
     onSplit: (route, detail) => void splits.push({ ...detail, route }),
     onWritten: (n) => void written.push(n),
@@ -85,10 +85,13 @@ void t.test(
     await it.a.get({ key: 'other-0123456789abcdef' })
     await it.reclaimer.begin(EVERYTHING)
     t.same(it.written, [])
-    const id = it.a.id
-    await it.store.restore(id, null)
+    const decided = newId()
+    const written = { draft: draft('completed', newToken()), spans: SPANS }
+    it.reclaimer.decided({ id: decided, version: 1, written })
+    const ids = [...it.store.ids, decided]
+    for (const id of ids) await it.store.restore(id, null)
     await it.reclaimer.begin({ left: 1, concerns: () => false })
-    t.equal(await bytesOf(it, id), null)
+    for (const id of ids) t.equal(await bytesOf(it, id), null)
     gate.open()
     await answer
   },
@@ -219,6 +222,21 @@ void t.test(
     t.same(b.said('completed'), ['stale'])
   },
 )
+
+void t.test('W04 an outcome whose key was executed again is reported', async (t) => {
+  const it = reclaiming(t)
+  await it.a.get()
+  const mine = await it.store.read(it.a.id)
+  await it.store.restore(it.a.id, null)
+  it.store.now += 5000
+  const b = new Replica({ store: it.store })
+  t.teardown(() => b.close())
+  await b.get()
+  const theirs = await bytesOf(it)
+  await it.reclaimer.begin(EVERYTHING)
+  t.match(it.splits[0], { fence: mine?.fence, state: 'completed', found: 'completed' })
+  t.same(await bytesOf(it), theirs)
+})
 
 void t.test('W04 a split with a completed record is reported, and leaves it unchanged', async (t) => {
   const it = reclaiming(t)
@@ -379,6 +397,24 @@ void t.test('decisions are applied again, once, unless their retention is over',
   t.same(it.written, [3])
   await it.reclaimer.begin(EVERYTHING)
   t.same(it.written, [3], 'once')
+  t.same(it.bugs, [])
+})
+
+void t.test('W01 a decision is kept as long as it would have been, and no longer', async (t) => {
+  const it = reclaiming(t)
+  const { now } = performance
+  let clock = 1000
+  performance.now = () => clock
+  t.teardown(() => {
+    performance.now = now
+  })
+  const id = newId()
+  it.reclaimer.decided({ id, version: 1, written: { draft: draft('completed', newToken()), spans: SPANS } })
+  clock += SPANS.dueIn / 2 - 0.5
+  await it.reclaimer.begin(EVERYTHING)
+  const record = (await it.store.read(id)) as Completed
+  t.equal(record.expiresAt, it.store.now + SPANS.dueIn / 2)
+  t.equal(record.dropAt, it.store.now + SPANS.dropIn - SPANS.dueIn / 2)
 })
 
 void t.test('a decision that the store can no longer lose is not applied again', async (t) => {
@@ -392,18 +428,103 @@ void t.test('a decision that the store can no longer lose is not applied again',
   t.equal(await it.store.read(id), null, 'somebody may have deleted it since')
 })
 
+void t.test(
+  'W01 what the lost server acknowledged during the first pass is written by the second',
+  async (t) => {
+    for (const isClosed of [false, true]) {
+      const it = reclaiming(t, { repliesWithin: 100 })
+      await it.a.get({ key: 'first-0123456789abcdef' })
+      const [first] = it.store.ids
+      await it.store.restore(first as RecordId, null)
+      const ended = it.reclaimer.begin(EVERYTHING)
+      await until(async () => (await bytesOf(it, first)) !== null)
+      await it.a.get()
+      const [, second] = it.store.ids
+      await it.store.restore(second as RecordId, null)
+      if (isClosed) it.reclaimer.close()
+      await ended
+      t.equal((await bytesOf(it, second)) === null, isClosed)
+      t.same(it.written, [isClosed ? 1 : 2])
+    }
+  },
+)
+
+void t.test('R02 a request that runs without a claim is not claimed again', async (t) => {
+  const it = reclaiming(t)
+  const gate = new Gate()
+  it.a.script.push(gate.before(() => it.a.responded()))
+  it.store.fault = () => 'down'
+  const answer = it.a.get({ route: route({ onStoreUnavailable: 'bypass' }) })
+  await gate.reached
+  it.store.fault = () => null
+  await it.reclaimer.begin(EVERYTHING)
+  t.equal(await bytesOf(it), null)
+  t.same(it.written, [])
+  gate.open()
+  t.match(await answer, { status: 201 })
+})
+
+void t.test(
+  'W01 a decision on an uncertain outcome stands if the store goes back to before both',
+  async (t) => {
+    const it = reclaiming(t)
+    const gate = new Gate()
+    it.a.script.push(
+      gate.before(() => ({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })),
+    )
+    const answer = it.a.get()
+    await gate.reached
+    const claimed = await bytesOf(it)
+    gate.open()
+    await answer
+    const { version, fence, createdAt } = (await it.store.read(it.a.id)) as IdempotencyRecord
+    const written = { draft: draft('completed', newToken(), { fence, createdAt }), spans: SPANS }
+    it.reclaimer.decided({ id: it.a.id, version, written })
+    await it.store.restore(it.a.id, claimed)
+    await it.reclaimer.begin(EVERYTHING)
+    t.match(await it.store.read(it.a.id), { state: 'completed' })
+  },
+)
+
+void t.test('an outcome is not written again once its record was removed', async (t) => {
+  const it = reclaiming(t)
+  await it.a.get()
+  const { id } = it.a
+  const { version } = (await it.store.read(id)) as IdempotencyRecord
+  it.reclaimer.decided({ id, version, written: null })
+  await it.store.restore(id, null)
+  await it.reclaimer.begin(EVERYTHING)
+  t.equal(await bytesOf(it, id), null)
+})
+
 void t.test('W01 a store that refuses gets everything once it takes it again', async (t) => {
   const it = reclaiming(t)
   const { gate, answer } = await under(it.a)
   await it.a.get({ key: 'other-0123456789abcdef' })
   const lost = [...it.store.ids]
   for (const one of lost) await it.store.restore(one, null)
-  let refused = 0
-  it.store.fault = ({ op }) => (op === 'put' && refused++ < 40 ? 'down' : null)
+  const [refused] = lost
+  const pauses = hurried(t)
+  const { now } = performance
+  const passed = () => pauses.reduce((sum, pause) => sum + pause, 0)
+  performance.now = () => now.call(performance) + passed()
+  t.teardown(() => {
+    performance.now = now
+  })
+  it.store.fault = ({ op, id }) => (op === 'put' && id === refused && passed() < 40_000 ? 'down' : null)
   await it.reclaimer.begin(EVERYTHING)
-  t.ok(refused > 40)
   const states = await Promise.all(lost.map(async (one) => (await it.store.read(one))?.state))
   t.same(states, ['in_progress', 'completed'])
+  t.same(it.written, [2])
+  const [first = 0, ...more] = pauses.slice(0, -1)
+  t.equal(first, 100, 'at once while a grace may last')
+  t.equal(more.at(-1), 2000, 'rarely, if the store is full')
+  t.ok(more.every((pause, n) => pause >= (n === 0 ? first : (more[n - 1] ?? 0))))
+  let waited = first
+  for (const pause of more) {
+    t.ok(pause <= Math.max(100, waited / 10 + 100))
+    waited += pause
+  }
   gate.open()
   await answer
 })
@@ -532,6 +653,36 @@ void t.test(
     it.store.gate = async () => {}
     unanswered.open()
     await ended
+    t.match(await it.store.read(it.a.id), { state: 'completed' })
+    await answer
+  },
+)
+
+void t.test(
+  'W01 an attempt that ends while its claim is written for the last time is waited for',
+  async (t) => {
+    const it = reclaiming(t)
+    const { gate, answer } = await under(it.a)
+    // Its first write fails, and so does the first one that the reclaimer asks for.
+    it.store.next.push({ op: 'swap', fault: 'down' }, { op: 'swap', fault: 'down' })
+    const unanswered = new Gate()
+    let puts = 0
+    it.store.gate = async ({ op }) => {
+      if (op === 'swap') await unanswered.pass()
+      if (op !== 'put' || ++puts !== 2) return
+      gate.open()
+      await unanswered.reached
+    }
+    let isOver = false
+    const ended = it.reclaimer.begin(EVERYTHING).then(() => {
+      isOver = true
+    })
+    await unanswered.reached
+    await wait(50)
+    t.equal(isOver, false)
+    unanswered.open()
+    await ended
+    t.equal(it.a.ports.settler.size, 0)
     t.match(await it.store.read(it.a.id), { state: 'completed' })
     await answer
   },
