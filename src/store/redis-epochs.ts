@@ -39,6 +39,7 @@ export class Epochs {
   readonly #seenOn: (Connection | undefined)[] = []
   /** When the oldest unanswered check was sent. */
   readonly #unanswered = new Map<Connection, Millis>()
+  #graceEnds: Millis = 0
   readonly #timer: NodeJS.Timeout
 
   constructor(options: EpochOptions) {
@@ -51,6 +52,11 @@ export class Epochs {
     return this.#since[shard] ?? 0
   }
 
+  /** Whether some server holds claims back, as far as known. */
+  get isInGrace(): boolean {
+    return performance.now() < this.#graceEnds
+  }
+
   close(): void {
     clearInterval(this.#timer)
   }
@@ -58,8 +64,9 @@ export class Epochs {
   /** Never rejects: the next check retries failures. */
   async look(): Promise<void> {
     const parts = this.#options.servers.known().filter(({ server }) => server.isReady)
-    const left = await Promise.all(parts.map((part) => this.#lookAt(part)))
-    this.#options.onHeld(Math.max(0, ...left))
+    const left = Math.max(0, ...(await Promise.all(parts.map((part) => this.#lookAt(part)))))
+    this.#graceEnds = performance.now() + left
+    this.#options.onHeld(left)
   }
 
   /** Returns how much longer the server's claims are held back. */

@@ -32,7 +32,7 @@ import { readNote } from './side-ports.ts'
 
 const PUT = admittingScript('put')
 const SWAP = admittingScript('swap')
-/** Even a full store must take the outcome of an execution, and after a failover a claim that it has lost: both are records without a body. */
+/** Even a full store must take the outcome of an execution, and in a grace what it has lost. For records without a body. */
 const FULL_TOO = '#!lua flags=allow-oom\n'
 const PUT_AGAIN = admittingScript('put', FULL_TOO)
 const SWAP_SMALL = admittingScript('swap', FULL_TOO)
@@ -177,7 +177,8 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     put(id, bytes, spans, entry = 'claim') {
       const args = writing(id, bytes, spans)
       args.push(ENTRIES[entry], grace, seen(id))
-      const what = entry === 'again' && bytes.length <= SMALL_RECORD ? PUT_AGAIN : PUT
+      const isLost = entry === 'again' && epochs?.isInGrace === true
+      const what = isLost && bytes.length <= SMALL_RECORD ? PUT_AGAIN : PUT
       const write = (read: Reader<PutReply>) => redis.run(what, args, read)
       return entry === 'again' ? write(writeReply) : claiming(id, bytes, write)
     },

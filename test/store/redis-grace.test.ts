@@ -225,9 +225,10 @@ void t.test('W01 existing records still answer when the store is too full to rec
 void t.test('W01 a full store takes claims that are written again, and nothing new', async (t) => {
   await using own = await RedisServer.start()
   await promoted(own)
-  const { store, advance } = await open(t, { url: own.url })
+  const { store, advance, held: seen } = await open(t, { url: own.url })
   const id = newId()
   const { since } = await held(store, id)
+  await until(() => (seen.at(-1) ?? 0) > 0)
   await own.command('CONFIG', 'SET', 'maxmemory', '1')
   t.match(await claim(store, id, 'again'), { done: true })
   const large = Buffer.concat([bytesOf('in_progress', newToken()), Buffer.alloc(SMALL_RECORD)])
