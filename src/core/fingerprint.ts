@@ -8,7 +8,7 @@ import type { RequestDigests } from './decide.ts'
 import { type ContentType, contentType, isEncoded, linesOf, type RawHeaders } from './headers.ts'
 import { frame, type Hmac, hmacOf, part } from './identity.ts'
 import type { FingerprintPolicy } from './policy.ts'
-import type { Fingerprint, IdempotencyRecord, StoredResponse } from './record.ts'
+import type { Fingerprint, IdempotencyRecord, Operation, StoredResponse } from './record.ts'
 import { atOnce, type Steps } from './steps.ts'
 
 /** Part of every fingerprint and recipe. Raise it whenever the same request would hash differently. */
@@ -70,6 +70,16 @@ export function hashesAlike(recipe: string, other: string): boolean {
     recipe.startsWith(KEYED) === other.startsWith(KEYED) &&
     String(headersOf(recipe)) === String(headersOf(other))
   )
+}
+
+/**
+ * The digests of a request that was executed, of which only its record is left, to be compared with `found`. Where they are not comparable
+ * any more, it is taken for the same request: what was executed must not be executed again.
+ */
+export function digestsAfter(executed: Operation, found: IdempotencyRecord): RequestDigests {
+  const { recipe, fingerprint } = executed
+  const { rawDigest } = hashesAlike(found.recipe, recipe) ? executed : found
+  return { recipe, fingerprint, rawDigest: executed.rawDigest, rawDigestUnder: () => rawDigest }
 }
 
 /** Identifies the operation, regardless of its spelling (contract §5). */

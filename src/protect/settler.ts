@@ -1,5 +1,5 @@
 import { decide } from '../core/decide.ts'
-import { hashesAlike } from '../core/fingerprint.ts'
+import { digestsAfter } from '../core/fingerprint.ts'
 import { shortId } from '../core/identity.ts'
 import {
   type CompletedResponse,
@@ -271,10 +271,8 @@ export class Settler {
       return this.#written(pending, 'released', now)
     }
     // The request was executed, but the record would still let a retry execute.
-    // Not comparable any more: it is taken for the same request, since what was executed must not be executed again.
-    const { rawDigest } = hashesAlike(found.recipe, draft.recipe) ? draft : found
-    const asked = { ...draft, rawDigestUnder: () => rawDigest }
-    if (decide(found, asked, pending, now).kind !== 'take_over') return this.#refused(pending, found)
+    if (decide(found, digestsAfter(draft, found), pending, now).kind !== 'take_over')
+      return this.#refused(pending, found)
     const taken = await this.#records.takeOver(id, found, draft, spans)
     if (taken.kind === 'unavailable' || taken.kind === 'corrupt') return this.#notWritten(pending, taken)
     if (taken.kind === 'lost' || taken.recognised) return this.#write(pending)

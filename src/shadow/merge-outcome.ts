@@ -1,4 +1,5 @@
 import { decide } from '../core/decide.ts'
+import { digestsAfter } from '../core/fingerprint.ts'
 import { type Millis, type Outcome, withoutBody } from '../core/record.ts'
 import { outcomeDraft, outcomeSpans } from '../core/settle.ts'
 import { isExisting } from '../protect/claim.ts'
@@ -65,7 +66,7 @@ async function write(
   if (reply.kind === 'written' || reply.kind === 'recovered') return null
   if (reply.kind !== 'refused') return reply
   const { record, now } = reply
-  const decision = decide(record, { ...operation, rawDigestUnder: () => operation.rawDigest }, route, now)
+  const decision = decide(record, digestsAfter(operation, record), route, now)
   if (decision.kind === 'in_progress')
     return { kind: 'later', wait: Math.min(LOOK_MOST, Math.max(LOOK_FIRST, decision.leaseLeft)) }
   if (isExisting(decision) && decision.kind !== 'unknown') return null

@@ -297,6 +297,22 @@ void t.test(
   },
 )
 
+void t.test('what ran beside the first request counts, even if a header counts since a reload', async (t) => {
+  const a = shadowed(t)
+  const { fingerprint } = SHADOW
+  const reloaded = route({ mode: 'shadow', fingerprint: { ...fingerprint, headers: ['x-tenant'] } })
+  const headers = ['X-Tenant', '1']
+  const [one, two] = [new Exchange(), new Exchange()]
+  const following = [a.follow(one, { headers })]
+  await a.claimed()
+  following.push(a.follow(two, { headers, route: reloaded }))
+  await until(() => a.verdicts().includes('in_progress'))
+  one.end(NOT_SENT)
+  two.end(a.replica.responded(201, 'second'))
+  await Promise.all(following)
+  t.match(await a.replica.store.read(a.replica.id), { state: 'completed' })
+})
+
 void t.test('a duplicate on a route that lets duplicates wait is waited', async (t) => {
   const a = shadowed(t)
   const over = { route: route({ mode: 'shadow', inFlight: { mode: 'wait', wait: 10_000, status: 409 } }) }
