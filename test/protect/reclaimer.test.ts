@@ -299,6 +299,23 @@ void t.test(
   },
 )
 
+void t.test('a claim that was lost counts, even if its attempt ends just then', async (t) => {
+  const it = reclaiming(t)
+  const { gate, answer } = await under(it.a)
+  await it.store.restore(it.a.id, null)
+  const { put } = it.store.inner
+  it.store.inner.put = async (...args) => {
+    it.store.inner.put = put
+    const reply = await put(...args)
+    gate.open()
+    await answer
+    return reply
+  }
+  await it.reclaimer.begin(EVERYTHING)
+  t.same(it.written, [1])
+  t.match(await it.store.read(it.a.id), { state: 'completed' })
+})
+
 void t.test('an attempt that ends before the store takes its claim gets its outcome written', async (t) => {
   const it = reclaiming(t)
   const { gate, answer } = await under(it.a)
