@@ -163,10 +163,9 @@ export class Settler {
     return this.#writeOrHold(pendingOutcome(execution, outcome, CLAIMED), release)
   }
 
-  /** Ends a claim with the outcome of {@link heldBeside}: another request was executed here without a claim. */
+  /** Ends a claim with the outcome that {@link heldBeside} has just found: another request was executed here without a claim. */
   settleAsHeld({ id, attempt, createdAt }: Execution, since: Millis): Soon<unknown> {
-    const most = this.#beside(id, since)
-    if (most === undefined) return null
+    const most = this.#beside(id, since) as PendingOutcome
     return this.#writeOrHold({ ...most, draft: { ...most.draft, ...attempt, createdAt } }, () => {})
   }
 

@@ -32,7 +32,7 @@ export type Hook = <Reply extends Soon<unknown>>(operation: StoreOperation, run:
 
 /** Wraps `store` so that `hook` runs every operation. The caller handles closing. */
 export function around(store: Store, hook: Hook): Omit<Store, 'close'> {
-  const { history, limits } = store
+  const { history, limits, pingOther } = store
   return {
     name: store.name,
     put: (id, bytes, spans, entry) => hook('put', () => store.put(id, bytes, spans, entry)),
@@ -45,7 +45,7 @@ export function around(store: Store, hook: Hook): Omit<Store, 'close'> {
     remove: (id, version) => hook('remove', () => store.remove(id, version)),
     list: (which, cursor, limit) => hook('list', () => store.list(which, cursor, limit)),
     ping: () => hook('ping', () => store.ping()),
-    ...(store.pingOther && { pingOther: () => hook('ping', () => store.pingOther?.() ?? store.ping()) }),
+    ...(pingOther && { pingOther: () => hook('ping', pingOther) }),
     history: {
       append: (id, notes) => hook('note', () => history.append(id, notes)),
       read: (id) => hook('notes', () => history.read(id)),

@@ -59,7 +59,7 @@ export interface Register {
   /** One cheap round trip: the store's time. Throws as all operations do. */
   ping(): Promise<Millis>
   /** The time of another store, which some instants in records may be of: both while a migration reads two. */
-  pingOther?(): Promise<Millis>
+  readonly pingOther?: () => Promise<Millis>
 }
 
 /** A record's history, stored beside it and removed with it. {@link file://./side-ports.ts} bounds it. */

@@ -525,3 +525,22 @@ void t.test('R02 X02 bypass: nothing executes with too many unsettled outcomes',
   t.equal((await a.get({ route: BYPASS, key: 'one more' })).code, 'idempotency_store_unavailable')
   t.equal(a.n, 1)
 })
+
+void t.test(
+  'R02 of outcomes that were held here, the last thousand are remembered for slow claims',
+  async (t) => {
+    const a = replica(t)
+    const { settler } = a.ports
+    const all = Array.from({ length: 1001 }, () => pending('completed', { claimed: false }))
+    const since = performance.now()
+    restore(a, all)
+    t.ok(await settler.flush())
+    const found = all.filter(({ id }) => settler.heldBeside(id, since) !== null)
+    t.equal(found.length, 1000)
+    t.equal(
+      settler.heldBeside((all[1000] as PendingOutcome).id, performance.now() + 1),
+      null,
+      'an earlier claim',
+    )
+  },
+)
