@@ -85,7 +85,7 @@ export class Settler {
   readonly #outbox: Outbox | null
   /** Oldest first; a record has several if more than one of its claims lost its reply. */
   readonly #held = new Map<RecordId, readonly HeldOutcome[]>()
-  /** Outcomes of executed attempts that were held here until the store took or refused them, and when. Without bodies. */
+  /** Outcomes of attempts without a claim that were held here until the store took or refused them, and when. Without bodies. */
   readonly #lately = new Map<RecordId, readonly [PendingOutcome, Millis]>()
   #size = 0
   #timer: NodeJS.Timeout | null = null
@@ -321,8 +321,9 @@ export class Settler {
   }
 
   #remember(pending: PendingOutcome): void {
-    const { id, draft } = pending
-    if (draft.state === 'failed_retryable') return
+    const { id, draft, claimed } = pending
+    // After a claim of its own, the record itself answers, with the body.
+    if (claimed || draft.state === 'failed_retryable') return
     const kept =
       draft.state === 'completed' && draft.result.kept
         ? { ...pending, draft: { ...draft, result: withoutBody(draft.result.response, 'no_room') } }

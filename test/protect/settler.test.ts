@@ -542,5 +542,9 @@ void t.test(
       null,
       'an earlier claim',
     )
+    const claimed = pending('completed')
+    restore(a, [claimed])
+    t.ok(await settler.flush())
+    t.equal(settler.heldBeside(claimed.id, since), null, 'its record answers, with the body')
   },
 )
