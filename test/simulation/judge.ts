@@ -302,8 +302,9 @@ export class Judge {
     const { bytes, replayed, code } = seen
     if (code === 'idempotency_key_reused' && known.payloads.size < 2)
       this.wrong('refused as another request, although there was none', name)
-    // Beside a claim, an outcome without one is remembered without its body.
-    const isKept = this.#keepsAll() && !isBodyOver && !this.#mayBypass
+    // Outcomes without a claim are remembered for slow claims without their bodies.
+    const allClaim = !this.#mayBypass && !this.#some(({ mode }) => mode === 'shadow')
+    const isKept = this.#keepsAll() && !isBodyOver && allClaim
     if (code === 'idempotency_response_unavailable' && isKept) this.wrong('the answer was not kept', name)
     if (bytes === null) return
     const isExecuted = known.executed.some((one) => one.bytes === bytes && one.payload === wish.payload)
