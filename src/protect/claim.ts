@@ -183,7 +183,7 @@ function answered(
         if (own !== null) return yieldTo(ports, other, result).then(() => answeredHere(ports, id, own))
       }
       // An attempt without a claim may have begun and ended here while the store was asked.
-      const held = existing(ports.settler.heldBeside(id, askedAt), asked, route)
+      const held = existing(ports.settler.held(id, askedAt), asked, route)
       if (held !== null)
         return after(ports.settler.settleAsHeld(execution, askedAt), () => answeredHere(ports, id, held))
       if (lapsed) ports.observer.leaseExpired(route.name)
@@ -472,7 +472,7 @@ function knownHere(
   since: Millis,
   alone: boolean,
 ): Existing | null {
-  const held = existing(ports.settler.heldBeside(id, since), asked, route)
+  const held = existing(ports.settler.held(id, since), asked, route)
   const execution = meet(ports, id)
   if (held !== null || execution === undefined) return held
   return alone || execution.attempt.fence === 0 ? existing(runningRecord(execution), asked, route) : null

@@ -270,7 +270,7 @@ function identifiersOf(
   // Shadow mode forwards the request unchanged. The fence, which the claim assigns, is not an identifier.
   const lines = request.upstreamHeaders(route.mode === 'shadow' ? null : { id, key, fence: 0 })
   const from = route.key.from.filter(({ kind }) => kind !== 'header')
-  const inBody = readKey(request, { ...route.key, from }, read).kind === 'key'
+  const inBody = from.length > 0 && readKey(request, { ...route.key, from }, read).kind === 'key'
   return identifiersSent(lines, route.key, id, key, inBody, keepsKey, upstream)
 }
 

@@ -111,27 +111,18 @@ export class Settler {
     return this.#held.has(id)
   }
 
-  /** The record according to the outcome held here; of several, the most informative one. */
-  held(id: RecordId): IdempotencyRecord | null {
-    const most = this.#most(id)
-    return most === undefined ? null : heldRecord(most.draft)
-  }
-
   /**
-   * The same for a claim that began at `since`: also an outcome held in between. The store may have refused it because of this very claim, whose
-   * reply was on its way.
+   * The record according to the outcome held here; of several, the most informative one. For a claim that began at `since`, also one held in
+   * between: the store may have refused it because of this very claim, whose reply was on its way.
    */
-  heldBeside(id: RecordId, since: Millis): IdempotencyRecord | null {
-    const most = this.#beside(id, since)
+  held(id: RecordId, since: Millis = Number.POSITIVE_INFINITY): IdempotencyRecord | null {
+    const most = this.#most(id, since)
     return most === undefined ? null : heldRecord(most.draft)
   }
 
-  #beside(id: RecordId, since: Millis): PendingOutcome | undefined {
+  #most(id: RecordId, since: Millis): PendingOutcome | undefined {
     const lately = this.#lately.get(id)
-    return lately !== undefined && lately[1] >= since ? lately[0] : this.#most(id)
-  }
-
-  #most(id: RecordId): PendingOutcome | undefined {
+    if (lately !== undefined && lately[1] >= since) return lately[0]
     const all = this.#held.get(id)
     if (all === undefined) return undefined
     const found = all.map(({ pending }) => pending).filter(({ withdrawn }) => !withdrawn)
@@ -163,9 +154,9 @@ export class Settler {
     return this.#writeOrHold(pendingOutcome(execution, outcome, CLAIMED), release)
   }
 
-  /** Ends a claim with the outcome that {@link heldBeside} has just found: another request was executed here without a claim. */
+  /** Ends a claim with the outcome that {@link held} has just found: another request was executed here without a claim. */
   settleAsHeld({ id, attempt, createdAt }: Execution, since: Millis): Soon<unknown> {
-    const most = this.#beside(id, since) as PendingOutcome
+    const most = this.#most(id, since) as PendingOutcome
     return this.#writeOrHold({ ...most, draft: { ...most.draft, ...attempt, createdAt } }, () => {})
   }
 

@@ -1,5 +1,6 @@
 import { shortId } from '../core/identity.ts'
 import { type Millis, type RecordId } from '../core/record.ts'
+import type { StoreClock } from '../core/store-clock.ts'
 import { CorruptRecord, RecordLocked, StoreUnavailable } from '../store/register.ts'
 import { ask, inspectDue } from './ask.ts'
 import type { ReconcilePorts } from './ports.ts'
@@ -79,12 +80,12 @@ export class Sweeper {
    */
   async sweep(): Promise<boolean> {
     const { store, clock, otherClock, monotonic } = this.#ports
-    const before = monotonic()
-    clock.saw(await store.ping(), before, monotonic())
-    if (store.pingOther !== undefined) {
-      const then = monotonic()
-      otherClock.saw(await store.pingOther(), then, monotonic())
+    const observe = async (of: StoreClock, ping: () => Promise<Millis>): Promise<void> => {
+      const before = monotonic()
+      of.saw(await ping(), before, monotonic())
     }
+    await observe(clock, () => store.ping())
+    if (store.pingOther !== undefined) await observe(otherClock, store.pingOther)
     const limit = BATCH + this.#left
     const ids = await store.due(limit)
     const open = shuffled(

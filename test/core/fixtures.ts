@@ -162,3 +162,13 @@ export const unknown = (more: Partial<Unknown> = {}): Unknown => ({
   ...more,
 })
 export const expired = (more: Partial<Expired> = {}): Expired => ({ ...COMMON, state: 'expired', ...more })
+
+/** Whether JSON.parse takes it. */
+export function isJson(text: string): boolean {
+  try {
+    JSON.parse(text)
+    return true
+  } catch {
+    return false
+  }
+}

@@ -2,21 +2,14 @@ import fc from 'fast-check'
 import t from 'tap'
 import { type LookedUp, lookUp, type PointerResult } from '../../src/core/body/json-lookup.ts'
 import { atOnce } from '../../src/core/steps.ts'
+import { isJson } from './fixtures.ts'
 
 const read = (text: string | Buffer, ...pointers: string[]): LookedUp | null =>
   atOnce(lookUp([], Buffer.from(text as string), pointers))
 const at = (text: string, pointer: string): PointerResult | undefined => read(text, pointer)?.at(pointer)
 const literal = (text: string): PointerResult => ({ kind: 'literal', literal: text })
 
-const accepts = (text: string): boolean => {
-  try {
-    JSON.parse(text)
-    return true
-  } catch {
-    return false
-  }
-}
-const check = (text: string): boolean => (read(text) !== null) === accepts(text)
+const check = (text: string): boolean => (read(text) !== null) === isJson(text)
 
 t.test('lookUp accepts what RFC 8259 and JSON.parse accept', async (t) => {
   const texts = [

@@ -139,11 +139,10 @@ class Owner {
   /** Carries its commands out until `isThere`, which is asked about the next one; null: it sends no more. */
   async until(isThere: (next: Command | null) => boolean): Promise<void> {
     for (let n = 0; n < MOST; n++) {
-      await new Promise((done) => setImmediate(done))
-      while (this.#calls.size > 0) {
+      do {
         await Promise.allSettled(this.#calls)
         await new Promise((done) => setImmediate(done))
-      }
+      } while (this.#calls.size > 0)
       if (this.#work.error !== null) throw this.#work.error
       const next = this.commands[0] ?? null
       if (isThere(next)) return

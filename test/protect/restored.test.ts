@@ -252,14 +252,20 @@ for (const end of ['completed', 'not executed'] as const)
     },
   )
 
-void t.test('§2 a run that ends does not make its replica forget the next one', async (t) => {
-  const { a, gate, running, snapshot } = await restoredUnder(t, route(), () => NO_ANSWER['not sent'])
+/** Holds the next outcome on its way to the store. */
+function beforeOutcome(a: Replica): Gate {
   const outcome = new Gate()
   a.store.gate = async ({ op }) => {
     if (op !== 'swap') return
     a.store.gate = null
     await outcome.pass()
   }
+  return outcome
+}
+
+void t.test('§2 a run that ends does not make its replica forget the next one', async (t) => {
+  const { a, gate, running, snapshot } = await restoredUnder(t, route(), () => NO_ANSWER['not sent'])
+  const outcome = beforeOutcome(a)
   gate.open()
   await outcome.reached
   const next = new Gate()
@@ -295,12 +301,7 @@ void t.test('§2 a run that ends while its record is given back keeps its outcom
       t.match(seen(await retry), { code: 'idempotency_key_in_progress' }, 'as it was at the claim')
     } else {
       // Its outcome is on its way when the record has just been given back.
-      const outcome = new Gate()
-      a.store.gate = async ({ op }) => {
-        if (op !== 'swap') return
-        a.store.gate = null
-        await outcome.pass()
-      }
+      const outcome = beforeOutcome(a)
       gate.open()
       await outcome.reached
       back.open()

@@ -4,6 +4,8 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { CompletedResponse, Fingerprint, RecordDraft, RecordId, Spans } from '../../src/core/record.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
+import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
+import type { Harness } from './contract.ts'
 
 export const MINUTE = 60_000
 export const HOUR = 60 * MINUTE
@@ -80,4 +82,18 @@ export function tempDir(): { path: string } & Disposable {
 /** Resolves when `check` holds; polls on a short timer, for states that no event announces. */
 export async function until(check: () => boolean | Promise<boolean>): Promise<void> {
   while (!(await check())) await new Promise((next) => setTimeout(next, 10))
+}
+
+/** A memory store with a clock of its own. */
+export function memoryHarness(): Harness {
+  let now = 1_795_000_000_000
+  const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
+  return {
+    register,
+    peer: register,
+    other: null,
+    tellsPeers: true,
+    advance: (ms) => void (now += ms),
+    [Symbol.asyncDispose]: () => register.close(),
+  }
 }

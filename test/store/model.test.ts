@@ -1,12 +1,10 @@
 import { join } from 'node:path'
 import fc from 'fast-check'
 import t from 'tap'
-import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { openRedisStore } from '../../src/store/redis.ts'
 import { openSqliteStore } from '../../src/store/sqlite.ts'
 import { RedisServer } from '../support/redis.ts'
-import type { Harness } from './contract.ts'
-import { tempDir } from './fixtures.ts'
+import { memoryHarness, tempDir } from './fixtures.ts'
 import { EVENTS, type Event, follow } from './model.ts'
 
 const DEPTH = 4
@@ -20,7 +18,7 @@ for (const start of [[], ['claim']] satisfies Event[][])
         if (sequence.length < start.length + DEPTH)
           for (const event of EVENTS) await extend([...sequence, event])
         else {
-          await follow(memory(), sequence)
+          await follow(memoryHarness(), sequence)
           count++
         }
       }
@@ -28,19 +26,6 @@ for (const start of [[], ['claim']] satisfies Event[][])
       t.equal(count, EVENTS.length ** DEPTH)
     },
   )
-
-function memory(): Harness {
-  let now = 1_795_000_000_000
-  const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
-  return {
-    register,
-    peer: register,
-    other: null,
-    tellsPeers: true,
-    advance: (ms) => void (now += ms),
-    [Symbol.asyncDispose]: () => register.close(),
-  }
-}
 
 const sequences = fc.array(fc.constantFrom(...EVENTS), { minLength: 3, maxLength: 14 })
 const onEvent = () => {}
