@@ -18,13 +18,13 @@ import type { Distribution, Metrics } from './metrics.ts'
 
 /**
  * Turns protected requests into metrics, a log line each (contract §13, §14) and entries in histories. Never a key or a credential.
- * `control` is notified of stored outcomes.
+ * `control` is notified of stored outcomes of its `routes`.
  */
 export function observer(
   metrics: Metrics,
   log: Logger,
   history: History,
-  control: { completed(route: string, id: RecordId): void },
+  control: { readonly routes: ReadonlySet<string>; completed(route: string, id: RecordId): void },
 ): Observer {
   const of = eachMade((route: string) => new RouteSeries(metrics, route))
   /** Routes whose scope does not fit their own clients: one warning each, as there may be thousands of such requests. */
@@ -55,7 +55,7 @@ export function observer(
     completed: (route, result, id) => {
       of(route).completions(result).current++
       history.completed(result, id)
-      if (result === 'stored') control.completed(route, id)
+      if (result === 'stored' && control.routes.has(route)) control.completed(route, id)
     },
     prevented: (route) => void of(route).prevented().current++,
     retryAge: (route, age) =>

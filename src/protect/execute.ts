@@ -35,7 +35,7 @@ export function finish(
   const over = (left: OutcomeDraft | null, expiresAt: Millis | null): void => {
     progress.storeMs += performance.now() - startedAt
     if (running.get(id) === execution) running.delete(id)
-    if (!waiters.isAwaited(id)) return
+    if (!waiters.awaited.has(id)) return
     execution.isMet = true
     waiters.tell(id, left && heldRecord(left, expiresAt))
   }

@@ -22,6 +22,8 @@ export class WaitingRoom {
   readonly #store: Watching
   #most: number
   readonly #rooms = new Map<RecordId, Room>()
+  /** The records that somebody waits for. */
+  readonly awaited: Pick<ReadonlyMap<RecordId, unknown>, 'has'> = this.#rooms
   /** Functions that dismiss the requests that wait for the store rather than for a record. */
   readonly #dismissals = new Set<() => void>()
   #size = 0
@@ -81,10 +83,6 @@ export class WaitingRoom {
     this.#dismissals.delete(dismiss)
     this.#size--
     return lasted
-  }
-
-  isAwaited(id: RecordId): boolean {
-    return this.#rooms.has(id)
   }
 
   /** An attempt on this replica has ended; `record` is its result; null: look it up. */

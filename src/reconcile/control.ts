@@ -78,6 +78,8 @@ const FINDINGS = {
  * not find one that never existed, the canary.
  */
 export class Control {
+  /** Routes with a status query, by name: only their completions are of use. */
+  readonly routes = new Set<string>()
   readonly #ports: ControlPorts
   /** By route. */
   readonly #remembered = new Map<string, { readonly ids: RecordId[]; at: Millis; next: number }>()
@@ -92,7 +94,7 @@ export class Control {
     this.#stopped = true
   }
 
-  /** This replica completed a request of the route. */
+  /** This replica completed a request of the route, which is one of {@link routes}. */
   completed(route: string, id: RecordId): void {
     const now = this.#ports.clock()
     const found = this.#remembered.get(route)
@@ -154,6 +156,8 @@ export class Control {
       return policy === null ? [] : [this.#query(route, policy)]
     })
     for (const [name, query] of this.#queries) if (!queries.includes(query)) this.#queries.delete(name)
+    this.routes.clear()
+    for (const { route } of queries) this.routes.add(route.name)
     await Promise.all(queries.map((query) => this.#check(query)))
   }
 

@@ -1,7 +1,9 @@
 import type { Millis } from '../core/record.ts'
-import type { Soon } from '../runtime/scheduling.ts'
+import { after, type Soon } from '../runtime/scheduling.ts'
+import { isClaim, PREFIX, stateCode } from './codec.ts'
 import {
   Declined,
+  OutOfPhase,
   PartlyUnavailable,
   type Store,
   StoreFull,
@@ -173,4 +175,54 @@ class Breaker {
     this.#state = state
     this.#options.onState(state)
   }
+}
+
+/** Decides whether this replica may claim: a migration between stores may be past it (docs/adr/0101). */
+export interface PhaseGuard {
+  /** By `clock`. Until then it may. */
+  readonly sureUntil: Millis
+  readonly clock: () => Millis
+  /** Checks again. @throws {StoreUnavailable} if it still may not. */
+  ensure(): Promise<void>
+}
+
+/** Wraps `store`: nothing is claimed and no lease renewed unless `guard` is sure that it may. */
+export function inPhase(store: Store, guard: PhaseGuard): Store {
+  const isSure = (): boolean => guard.clock() < guard.sureUntil
+  const guarded = <Reply>(write: () => Soon<Reply>, isMade: (reply: Reply) => boolean): Soon<Reply> => {
+    const written = (): Soon<Reply> =>
+      after(write(), (reply) => {
+        if (isSure() || !isMade(reply)) return reply
+        // It may have come late, after this process was paused.
+        return guard.ensure().then(
+          () => reply,
+          (error: Error) => Promise.reject(new OutOfPhase(error.message, true)),
+        )
+      })
+    return isSure() ? written() : guard.ensure().then(written)
+  }
+  const put = (...args: Parameters<Store['put']>) => guarded(() => store.put(...args), isAny)
+  return {
+    ...store,
+    put: (id, bytes, spans, entry) => {
+      // A claim that is written again runs already.
+      if (!isClaim(bytes) || entry === 'again') return store.put(id, bytes, spans, entry)
+      if (isSure()) return put(id, bytes, spans, entry)
+      // Completed records are answered as usual.
+      return store.get(id).then(({ now, bytes: there }) => {
+        if (there !== null && there[PREFIX.state] === stateCode('completed'))
+          return { done: false, now, bytes: there }
+        return put(id, bytes, spans, entry)
+      })
+    },
+    swap: (id, condition, bytes, spans, nextFence) => {
+      const write = () => store.swap(id, condition, bytes, spans, nextFence)
+      return nextFence && isClaim(bytes) ? guarded(write, ({ done }) => done) : write()
+    },
+    renew: async (items) => guarded(() => store.renew(items), isAny),
+  }
+}
+
+function isAny(): boolean {
+  return true
 }

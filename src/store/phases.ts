@@ -2,8 +2,8 @@ import { hash } from 'node:crypto'
 import { setTimeout as wait } from 'node:timers/promises'
 import { PHASES, type Phase } from '../core/copies.ts'
 import type { Fingerprint, Millis, RecordDraft, RecordId } from '../core/record.ts'
-import { after, type Soon } from '../runtime/scheduling.ts'
-import { decodeRecord, encodeDraft, isClaim, PREFIX, stateCode } from './codec.ts'
+import type { PhaseGuard } from './around.ts'
+import { decodeRecord, encodeDraft } from './codec.ts'
 import { areTheSame } from './copying.ts'
 import {
   CorruptRecord,
@@ -116,26 +116,18 @@ interface PhaseOptions {
   readonly pause?: (time: Millis) => Promise<unknown>
 }
 
-/** Decides whether a replica may claim. */
-export interface PhaseGuard {
-  /** Why it may not claim, as of the latest check; null: it may. */
-  readonly refusal: string | null
-  /** Checks again. @throws {StoreUnavailable} while there is a refusal. */
-  ensure(): Promise<void>
-}
-
 /**
  * Announces that this replica is alive in its phase, and makes sure that no replica two phases away is. Until it is sure, it claims
  * nothing; it writes outcomes as usual.
  */
 export class Presence implements PhaseGuard {
+  readonly clock: () => Millis
+  sureUntil = Number.NEGATIVE_INFINITY
   readonly #sides: Sides
   readonly #options: PhaseOptions
-  readonly #clock: () => Millis
   readonly #pause: (time: Millis) => Promise<unknown>
   readonly #stopping = new AbortController()
   #running: Promise<void> = Promise.resolve()
-  #sureUntil = Number.NEGATIVE_INFINITY
   #conflict: string | null = null
   #reported: string | null | undefined = undefined
   /** By then, every replica without `store.migrate` that still claims has seen the mark. */
@@ -144,7 +136,7 @@ export class Presence implements PhaseGuard {
   constructor(sides: Sides, options: PhaseOptions) {
     this.#sides = sides
     this.#options = options
-    this.#clock = options.clock ?? (() => performance.now())
+    this.clock = options.clock ?? performance.now.bind(performance)
     this.#pause = options.pause ?? wait
   }
 
@@ -178,7 +170,7 @@ export class Presence implements PhaseGuard {
 
   /** Why nothing may be claimed now; null: it may. */
   get refusal(): string | null {
-    if (this.#clock() < this.#sureUntil) return null
+    if (this.clock() < this.sureUntil) return null
     return this.#conflict ?? `cannot tell whether a replica two phases from ${this.#options.phase} is alive`
   }
 
@@ -186,8 +178,8 @@ export class Presence implements PhaseGuard {
   async renew(): Promise<void> {
     const { phase, replica } = this.#options
     const { from, to } = this.#sides
-    const began = this.#clock()
-    const isNew = this.#clock() >= this.#sureUntil
+    const began = this.clock()
+    const isNew = this.clock() >= this.sureUntil
     // A replica that was unsure for a while must not stop those that were not.
     if (isNew && (await this.#findConflict())) return
     const isFirst = await renewMark(from, phase, 'from')
@@ -196,7 +188,7 @@ export class Presence implements PhaseGuard {
     await (phase === 'mirror' ? theirs.catch(() => {}) : theirs)
     if (await this.#findConflict()) return
     if (isNew && !(await this.#isSeen(isFirst))) return
-    this.#sureUntil = began + SURE_FOR
+    this.sureUntil = began + SURE_FOR
     this.#report(null)
     if (isNew) {
       const note = { tag: replica, count: 1, firstAgo: 0, lastAgo: 0, text: 'entered' }
@@ -218,10 +210,10 @@ export class Presence implements PhaseGuard {
   async #isSeen(isFirst: boolean): Promise<boolean> {
     const { phase } = this.#options
     if (phase !== 'new') return true
-    if (isFirst || this.#seenFrom === null) this.#seenFrom = this.#clock() + SURE_FOR
+    if (isFirst || this.#seenFrom === null) this.#seenFrom = this.clock() + SURE_FOR
     // The replica that created the mark has waited, and the mark has existed since.
     const isEntered = !isFirst && (await this.#sides.from.history.read(markOf(phase))).length > 0
-    if (isEntered || this.#clock() >= this.#seenFrom) {
+    if (isEntered || this.clock() >= this.#seenFrom) {
       this.#seenFrom = null
       return true
     }
@@ -239,7 +231,7 @@ export class Presence implements PhaseGuard {
       this.#conflict = null
       return false
     }
-    this.#sureUntil = Number.NEGATIVE_INFINITY
+    this.sureUntil = Number.NEGATIVE_INFINITY
     this.#conflict = `a replica in phase ${apart} is alive, or was ${MARKED_FOR / 1000} s ago: phase ${phase} must not run beside it, since each would execute what the other has claimed; move all replicas through phase both`
     this.#report(this.#conflict)
     return true
@@ -260,22 +252,22 @@ const NOT_ALONE: Readonly<Record<Side, readonly Phase[]>> = { from: ['new'], to:
  * until all replicas that have not checked since have stopped claiming.
  */
 export class Lookout implements PhaseGuard {
+  readonly clock: () => Millis
+  sureUntil = Number.NEGATIVE_INFINITY
   readonly #store: Pick<Store, 'get'>
   readonly #say: (why: string | null) => void
-  readonly #clock: () => Millis
   readonly #stopping = new AbortController()
   #running: Promise<void> = Promise.resolve()
   #looking: Promise<void> | null = null
-  #sureUntil = Number.NEGATIVE_INFINITY
   #conflict: string | null = null
 
   constructor(
     store: Pick<Store, 'get'>,
-    { say, clock = () => performance.now() }: Pick<PhaseOptions, 'say' | 'clock'>,
+    { say, clock = performance.now.bind(performance) }: Pick<PhaseOptions, 'say' | 'clock'>,
   ) {
     this.#store = store
     this.#say = say
-    this.#clock = clock
+    this.clock = clock
   }
 
   /**
@@ -290,8 +282,9 @@ export class Lookout implements PhaseGuard {
     this.#running = untilAborted(this.#stopping.signal, pause, () => this.#look().catch(unlessBug))
   }
 
+  /** Why nothing may be claimed now; null: it may. */
   get refusal(): string | null {
-    if (this.#clock() < this.#sureUntil) return null
+    if (this.clock() < this.sureUntil) return null
     return this.#conflict ?? 'cannot tell whether a migration has gone past this replica'
   }
 
@@ -314,10 +307,10 @@ export class Lookout implements PhaseGuard {
   }
 
   async #lookOnce(): Promise<void> {
-    const began = this.#clock()
+    const began = this.clock()
     const sides = await Promise.all(PHASES.map(async (phase) => markedAs(this.#store, phase)))
     const apart = PHASES.find((phase, n) => NOT_ALONE[sides[n] ?? 'to'].includes(phase) && sides[n] !== null)
-    this.#sureUntil = apart === undefined ? began + SURE_FOR : Number.NEGATIVE_INFINITY
+    this.sureUntil = apart === undefined ? began + SURE_FOR : Number.NEGATIVE_INFINITY
     const before = this.#conflict
     this.#conflict = apart === undefined ? null : conflictOf(apart)
     if (this.#conflict !== before) this.#say(this.#conflict)
@@ -347,44 +340,4 @@ function conflictOf(phase: Phase): string {
       ? 'it moves the records of this store to another, which decides alone'
       : 'this store does not have all records yet'
   return `a replica in phase ${phase} of a migration (store.migrate) is alive, or was ${MARKED_FOR / 1000} s ago: ${why}; a replica without store.migrate must not run beside it`
-}
-
-/** Wraps `store`: nothing is claimed and no lease renewed while `presence` forbids it. */
-export function inPhase(store: Store, presence: PhaseGuard): Store {
-  const guarded = <Reply>(write: () => Soon<Reply>, isMade: (reply: Reply) => boolean): Soon<Reply> => {
-    const written = (): Soon<Reply> =>
-      after(write(), (reply) => {
-        if (presence.refusal === null || !isMade(reply)) return reply
-        // It may have come late, after this process was paused.
-        return presence.ensure().then(
-          () => reply,
-          (error: Error) => Promise.reject(new OutOfPhase(error.message, true)),
-        )
-      })
-    return presence.refusal === null ? written() : presence.ensure().then(written)
-  }
-  const put = (...args: Parameters<Store['put']>) => guarded(() => store.put(...args), isAny)
-  return {
-    ...store,
-    put: (id, bytes, spans, entry) => {
-      // A claim that is written again runs already.
-      if (!isClaim(bytes) || entry === 'again') return store.put(id, bytes, spans, entry)
-      if (presence.refusal === null) return put(id, bytes, spans, entry)
-      // Completed records are answered as usual.
-      return store.get(id).then(({ now, bytes: there }) => {
-        if (there !== null && there[PREFIX.state] === stateCode('completed'))
-          return { done: false, now, bytes: there }
-        return put(id, bytes, spans, entry)
-      })
-    },
-    swap: (id, condition, bytes, spans, nextFence) => {
-      const write = () => store.swap(id, condition, bytes, spans, nextFence)
-      return nextFence && isClaim(bytes) ? guarded(write, ({ done }) => done) : write()
-    },
-    renew: async (items) => guarded(() => store.renew(items), isAny),
-  }
-}
-
-function isAny(): boolean {
-  return true
 }

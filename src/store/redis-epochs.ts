@@ -34,8 +34,9 @@ export interface EpochOptions {
  */
 export class Epochs {
   readonly #options: EpochOptions
-  /** By shard: since when its server has been the same process, and the connection that reported it. */
-  readonly #since: Millis[] = []
+  /** By shard: since when its server has been the same process, as far as known; absent: not checked yet. */
+  readonly seen: Millis[] = []
+  /** The connection that reported it. */
   readonly #seenOn: (Connection | undefined)[] = []
   /** When the oldest unanswered check was sent. */
   readonly #unanswered = new Map<Connection, Millis>()
@@ -45,11 +46,6 @@ export class Epochs {
   constructor(options: EpochOptions) {
     this.#options = options
     this.#timer = setInterval(() => void this.look(), options.grace / CHECKS).unref()
-  }
-
-  /** Since when the shard's server has been the same process, as far as known; 0: not checked yet. */
-  seen(shard: number): Millis {
-    return this.#since[shard] ?? 0
   }
 
   /** Whether some server holds claims back, as far as known. */
@@ -77,13 +73,13 @@ export class Epochs {
     try {
       // One shard suffices unless slots have moved.
       const found = await this.#ask(server, unseen.length === 0 && first !== undefined ? [first] : unseen)
-      const isOther = found.some(({ shard, since }) => this.#since[shard] !== since)
+      const isOther = found.some(({ shard, since }) => this.seen[shard] !== since)
       const all = isOther && found.length < shards.length ? await this.#ask(server, shards) : found
       const changed = new Set<number>()
       for (const { shard, since } of all) {
         this.#seenOn[shard] = server
-        if (this.#since[shard] === since) continue
-        this.#since[shard] = since
+        if (this.seen[shard] === since) continue
+        this.seen[shard] = since
         changed.add(shard)
       }
       const left = Math.max(0, ...all.map((one) => one.left))
@@ -121,7 +117,13 @@ export class Epochs {
   #run(shards: readonly number[]): Promise<Admitted[]> {
     const { grace, skew, keys, servers } = this.#options
     const named = shards.map((shard) => keys[shard] as string)
-    const args: Arg[] = [shards.length, ...named, grace, skew(), ...shards.map((shard) => this.seen(shard))]
+    const args: Arg[] = [
+      shards.length,
+      ...named,
+      grace,
+      skew(),
+      ...shards.map((shard) => this.seen[shard] ?? 0),
+    ]
     return servers.commands.run(ADMIT, args, (pairs: number[]) =>
       shards.map((shard, n) => ({ shard, left: pairs[2 * n] as Millis, since: pairs[2 * n + 1] as Millis })),
     )

@@ -97,7 +97,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
           safety: new Safety(keys.epochs.length, options.onSafe ?? (() => {})),
           onHeld: options.onHeld ?? (() => {}),
         })
-  const seen = (id: RecordId): Millis => epochs?.seen(keys.shardOf(id)) ?? 0
+  const seen = (id: RecordId): Millis => epochs?.seen[keys.shardOf(id)] ?? 0
   const { wait = null, timeoutMs, onWaited } = options
   const barriers =
     wait === null

@@ -14,7 +14,7 @@ function levelsOf(...traces: readonly Partial<RequestSummary>[]): string[] {
     { write: (line: string) => void levels.push(JSON.parse(line).level) },
   )
   const history = new History({ note: async () => true, replica: 'here', onDropped: () => {} })
-  const heard = observer(new Metrics(false), logger, history, { completed() {} })
+  const heard = observer(new Metrics(false), logger, history, { routes: new Set(), completed() {} })
   for (const { route = 'pay', ...trace } of traces)
     heard.answered({
       ...summarize(

@@ -95,7 +95,7 @@ function expected(level: 'info' | 'warn', summary: ShadowSummary, decision: obje
 void t.test('request and shadow lines are byte for byte what pino would write', async (t) => {
   const history = new History({ note: async () => true, replica: 'here', onDropped: () => {} })
   t.teardown(() => history.close())
-  const answered = observer(new Metrics(false), logger, history, { completed() {} })
+  const answered = observer(new Metrics(false), logger, history, { routes: new Set(), completed() {} })
   const shadowed = shadowObserver(new Metrics(false), logger, history)
   const moments = [0, 9, 10, 99, 100, 999].map((past) => 1_795_341_385_000 + past)
   const differing: [string | undefined, string][] = []

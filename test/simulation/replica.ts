@@ -126,7 +126,9 @@ export class Replica implements Owner {
       answered: nothing,
       claimed: nothing,
       began: nothing,
-      completed: (route, _, id) => control.completed(route, id),
+      completed: (route, _, id) => {
+        if (control.routes.has(route)) control.completed(route, id)
+      },
       prevented: nothing,
       retryAge: nothing,
       leaseExpired: nothing,

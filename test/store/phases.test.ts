@@ -1,7 +1,8 @@
 import t from 'tap'
 import type { Phase } from '../../src/core/copies.ts'
+import { inPhase } from '../../src/store/around.ts'
 import { memoryStore } from '../../src/store/memory.ts'
-import { enteredBy, inPhase, isMarked, Lookout, PhaseConflict, Presence } from '../../src/store/phases.ts'
+import { enteredBy, isMarked, Lookout, PhaseConflict, Presence } from '../../src/store/phases.ts'
 import { OutOfPhase, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
 
@@ -170,6 +171,10 @@ void t.test('a replica out of its phase claims and renews nothing, but writes ou
   const { sides } = world()
   const presence = {
     refusal: null as string | null,
+    clock: () => 0,
+    get sureUntil(): number {
+      return presence.refusal === null ? 1 : 0
+    },
     ensure: async (): Promise<void> => {
       if (presence.refusal !== null) throw new OutOfPhase(presence.refusal, false)
     },
