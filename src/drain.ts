@@ -1,7 +1,7 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import type { Parts } from './compose.ts'
-import { unknownBecause } from './core/classify.ts'
 import type { Millis } from './core/record.ts'
+import { unknownBecause } from './core/settle.ts'
 import { closeServer } from './http/connections.ts'
 import { within } from './runtime/scheduling.ts'
 

@@ -6,9 +6,9 @@ import { notLive, withTables } from '../scripts/docs.ts'
 import { SHADOW_FIGURES } from '../src/admin/shadow-tally.ts'
 import { formatConfigError, loadConfig, profileDefaults } from '../src/config/load.ts'
 import { formatDuration } from '../src/config/units.ts'
-import { classify } from '../src/core/classify.ts'
 import { ALWAYS_DIFFERENT } from '../src/core/fingerprint.ts'
 import { REFUSALS } from '../src/core/refusal.ts'
+import { classify } from '../src/core/settle.ts'
 import { METRICS } from '../src/observe/metrics.ts'
 import {
   CLAIM_RESULTS,

@@ -5,10 +5,11 @@
 
 import { loadConfig } from '../../src/config/load.ts'
 import { parseTarget } from '../../src/core/route.ts'
-import { readBody, Stalled } from '../../src/http/bodies.ts'
 import { TrafficServer } from '../../src/http/connections.ts'
 import { countedHeaders, loopMarkOf, requestLines, TrustedProxies } from '../../src/http/headers.ts'
+import { readBody } from '../../src/http/protected.ts'
 import type { TrafficResponse } from '../../src/http/request.ts'
+import { Stalled } from '../../src/http/stalled.ts'
 import { ResponseWriter } from '../../src/http/write.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { Budget, Shares } from '../../src/runtime/limits.ts'

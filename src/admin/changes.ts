@@ -1,6 +1,5 @@
 import type { FastifyRequest } from 'fastify'
 import { type Static, Type } from 'typebox'
-import { keptResult } from '../core/classify.ts'
 import {
   filterLines,
   firstOf,
@@ -16,7 +15,7 @@ import {
   type RecordId,
   type StoredResponse,
 } from '../core/record.ts'
-import { outcomeSpans, type Resolution, resolvedDraft } from '../core/settle.ts'
+import { keptResult, outcomeSpans, type Resolution, resolvedDraft } from '../core/settle.ts'
 import type { Audit, Change } from '../observe/audit.ts'
 import type { History } from '../observe/history.ts'
 import type { Reclaimer } from '../protect/reclaimer.ts'

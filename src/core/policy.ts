@@ -1,7 +1,6 @@
 import type { RawHeaders } from './headers.ts'
 import type { KeyPattern } from './key-pattern.ts'
 import type { Millis } from './record.ts'
-import type { Retention } from './settle.ts'
 
 export type Action = 'store' | 'release' | 'unknown'
 export type Profile = 'standard' | 'strict' | 'lenient' | 'stripe'
@@ -165,6 +164,19 @@ export interface RouteLimits {
   readonly response: number
   /** New keys per caller. */
   readonly newKeys: Rate | null
+}
+
+/** The retention settings of a route (contract §10). */
+export interface Retention {
+  readonly lease: Millis
+  readonly ttl: Millis
+  readonly ttlFailed: Millis
+  /** How long the response is kept; null: as long as the record answers. */
+  readonly ttlBody: Millis | null
+  readonly tombstone: Millis
+  readonly unresolvedTtl: Millis
+  /** When the first status query is sent, if the route has any. */
+  readonly reconcile: { readonly every: Millis } | null
 }
 
 /** A route's settings, with profile and defaults applied. */

@@ -1,3 +1,4 @@
+import { EventEmitter } from 'node:events'
 import { firstOf, type RawHeaders } from '../core/headers.ts'
 import { carriesKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
@@ -5,11 +6,10 @@ import type { Millis } from '../core/record.ts'
 import type { Target } from '../core/route.ts'
 import { guard, newProgress } from '../protect/guard.ts'
 import type { Ports } from '../protect/ports.ts'
-import { type BodyReading, type ProtectedRequest, type SentAttempt } from '../protect/request.ts'
-import type { Budget } from '../runtime/limits.ts'
+import type { BodyReading, ProtectedRequest, SentAttempt } from '../protect/request.ts'
+import { BodyBuffer, type Budget, free, type Shares, shareOf } from '../runtime/limits.ts'
 import type { Shadow } from '../shadow/shadow.ts'
 import { ExchangeTap } from '../upstream/exchange-tap.ts'
-import { observeBody, readBody, type Uploads } from './bodies.ts'
 import {
   type Forwarding,
   hostOf,
@@ -18,7 +18,8 @@ import {
   requestLines,
   type TrustedProxies,
 } from './headers.ts'
-import type { TrafficRequest, TrafficResponse } from './request.ts'
+import type { StreamRequest, TrafficRequest, TrafficResponse } from './request.ts'
+import type { Stalled, Unfinished } from './stalled.ts'
 import { breakOff, type ResponseWriter } from './write.ts'
 
 /** A request with an acceptable head. */
@@ -189,4 +190,133 @@ const SAMPLED = /[13579bdf]$/
 /** W3C Trace Context: version-traceid-parentid-flags. */
 function traceIdOf(traceparent: string | null): string | null {
   return /^[0-9a-f]{2}-([0-9a-f]{32})-/.exec(traceparent ?? '')?.[1] ?? null
+}
+
+/** Shared by all uploads: selects the transfer that gives way, and counts each client's share. */
+export interface Uploads {
+  readonly stalled: Stalled
+  readonly shares: Shares
+}
+
+/**
+ * Reads a protected request's whole body within `limit` bytes, the room left in `budget`, the client's share of it, and `timeout`. A slow
+ * or aborted upload claims nothing (contract §3.3).
+ */
+export function readBody(
+  request: TrafficRequest,
+  limit: number,
+  timeout: Millis,
+  budget: Budget,
+  { shares, stalled }: Uploads,
+  client: string,
+): BodyReading | Promise<BodyReading> {
+  // Closed before this call: no further event will say so.
+  if (request.destroyed) return { kind: 'aborted' }
+  const announced = request.framing.length
+  if (announced > limit) return { kind: 'too_large' }
+  let size = 0
+  const slot = shares.slotOf(client)
+  // Alone, a body may take all the room there is.
+  const hasShare = (more: number): boolean => {
+    for (;;) {
+      const held = shares.held(slot)
+      if (held === size || held + more <= shareOf(budget.most)) return true
+      if (!stalled.makeRoomIn(slot)) return false
+    }
+  }
+  const give = (): void => {
+    budget.give(size)
+    shares.add(slot, -size)
+    size = 0
+  }
+  const whole = request.takeBody()
+  if (whole !== null) {
+    const { length } = whole
+    if (!hasShare(length) || !budget.take(length)) return { kind: 'no_room' }
+    size = length
+    shares.add(slot, length)
+    return { kind: 'body', body: whole, release: give }
+  }
+  const stream = request as StreamRequest
+  return new Promise((resolve) => {
+    const body = new BodyBuffer()
+    body.announced = announced
+    let over = false
+    let unfinished: Unfinished | null = null
+    const finish = (reading: BodyReading): void => {
+      if (over) return
+      over = true
+      clearTimeout(timer)
+      unfinished?.done()
+      stream.off('data', onData).off('end', onEnd).off('close', onAbort).off('error', onAbort)
+      if (reading.kind !== 'body') {
+        stream.pause()
+        give()
+      }
+      resolve(reading)
+    }
+    const onData = (chunk: Buffer): void => {
+      const { length } = chunk
+      if (size + length > limit) return finish({ kind: 'too_large' })
+      if (!hasShare(length) || !budget.take(length)) return finish({ kind: 'no_room' })
+      // This upload had to give way.
+      if (over) return budget.give(length)
+      size += length
+      shares.add(slot, length)
+      body.push(chunk)
+      // A copy made by Node's parser; nobody else has it.
+      free(chunk)
+      if (unfinished !== null) unfinished.moved(length)
+      else if (size !== announced) unfinished = stalled.watch(() => finish({ kind: 'no_room' }), slot)
+    }
+    const onEnd = (): void => finish({ kind: 'body', body: body.take(), release: give })
+    const onAbort = (): void => finish({ kind: 'aborted' })
+    const timer = setTimeout(finish, timeout, { kind: 'timeout' })
+    stream.on('data', onData).on('end', onEnd).on('close', onAbort).on('error', onAbort)
+  })
+}
+
+/** Copies a body while it is being read elsewhere. A stream's own `on('data')` would start it flowing before its reader is attached. */
+export function observeBody(
+  request: TrafficRequest,
+  limit: number,
+  budget: Budget,
+): BodyReading | Promise<BodyReading> {
+  if (request.framing.length > limit) return { kind: 'too_large' }
+  const whole = request.peekBody()
+  if (whole !== null) {
+    const release = budget.hold(whole.length)
+    return release === null ? { kind: 'no_room' } : { kind: 'body', body: whole, release }
+  }
+  const stream = request as StreamRequest
+  return new Promise((resolve) => {
+    const chunks = new BodyBuffer()
+    let size = 0
+    let over = false
+    const finish = (reading: BodyReading): void => {
+      if (over) return
+      over = true
+      if (reading.kind !== 'body') {
+        chunks.take()
+        budget.give(size)
+      }
+      resolve(reading)
+    }
+    const onData = (chunk: Buffer): void => {
+      if (over) return
+      if (size + chunk.length > limit) finish({ kind: 'too_large' })
+      else if (!budget.take(chunk.length)) finish({ kind: 'no_room' })
+      else {
+        size += chunk.length
+        chunks.push(chunk)
+      }
+    }
+    const onEnd = (): void => {
+      // Node removes all listeners from an unread body, and discards it to its end.
+      if (!stream.listeners('data').includes(onData)) finish({ kind: 'aborted' })
+      else finish({ kind: 'body', body: chunks.take(), release: () => budget.give(size) })
+    }
+    EventEmitter.prototype.on.call(stream, 'data', onData)
+    stream.on('end', onEnd).on('close', () => finish({ kind: 'aborted' }))
+  })
 }

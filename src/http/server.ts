@@ -22,7 +22,6 @@ import type { Ports } from '../protect/ports.ts'
 import { Shares } from '../runtime/limits.ts'
 import type { ExchangeTap } from '../upstream/exchange-tap.ts'
 import type { Upstream } from '../upstream/pool.ts'
-import type { Stalled } from './bodies.ts'
 import { answersOn, TrafficServer } from './connections.ts'
 import { answerIssue, answerPolicy, answerStatus } from './endpoints.ts'
 import {
@@ -50,6 +49,7 @@ import {
   type TrafficRequest,
   type TrafficResponse,
 } from './request.ts'
+import type { Stalled } from './stalled.ts'
 import { endRefused, isWebSocket, tunnels } from './tunnel.ts'
 import { breakOff, ResponseWriter } from './write.ts'
 

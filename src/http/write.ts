@@ -4,11 +4,11 @@ import { filterLines, firstOf, prefersHtml, RESPONSE_HEADER } from '../core/head
 import type { Millis } from '../core/record.ts'
 import { problemBody, problemLine, type Refusal } from '../core/refusal.ts'
 import type { Reply } from '../protect/request.ts'
-import { unfreed } from '../runtime/body-memory.ts'
+import { unfreed } from '../runtime/limits.ts'
 import type { LiveSink } from '../upstream/port.ts'
-import { NOBODY, Stalled } from './bodies.ts'
 import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
 import type { StreamResponse, TrafficResponse } from './request.ts'
+import { NOBODY, Stalled } from './stalled.ts'
 
 const { STATUS_CODES } = process.getBuiltinModule('node:http')
 

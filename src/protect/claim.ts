@@ -29,10 +29,10 @@ import {
   Unreplicated,
 } from '../store/register.ts'
 import { nobody, refuse, storeUnavailable } from './answers.ts'
-import { finish, NOTHING_HELD } from './execute.ts'
 import type { Identified } from './identify.ts'
 import type { Ports } from './ports.ts'
 import type { Answer, Execution, Existing, Progress, ProtectedRequest, Unclaimed } from './request.ts'
+import { finish, NOTHING_HELD } from './settler.ts'
 
 /** Rounds before a claim gives up; each lost round means that another request changed the record. */
 const MAX_ROUNDS = 16

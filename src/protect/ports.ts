@@ -9,10 +9,9 @@ import type { Records } from '../store/records.ts'
 import type { Store } from '../store/register.ts'
 import type { Forward } from '../upstream/port.ts'
 import type { AnswerPorts } from './answers.ts'
-import type { Leases } from './leases.ts'
 import type { KeyChurn, RecentGrants } from './recent.ts'
 import type { Execution } from './request.ts'
-import type { Settler } from './settler.ts'
+import type { Leases, Settler } from './settler.ts'
 import type { WaitingRoom } from './waiting-room.ts'
 
 /** The ports of the walk. */

@@ -1,5 +1,5 @@
-import { keptResult, outcomeOf, replayable, unknownBecause } from '../core/classify.ts'
 import { type Outcome, type StoredResponse, withoutBody } from '../core/record.ts'
+import { keptResult, outcomeOf, replayable, unknownBecause } from '../core/settle.ts'
 import type { ShadowVerdict } from '../protect/outcomes.ts'
 import type { ProtectedRequest } from '../protect/request.ts'
 import { shared } from '../runtime/limits.ts'

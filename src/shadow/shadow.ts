@@ -1,11 +1,10 @@
-import { keepsBody, replayable, unknownBecause } from '../core/classify.ts'
 import { digestResponse, type ResponseDigest, sameResponse } from '../core/fingerprint.ts'
 import { shortId } from '../core/identity.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { type Outcome, type RecordId } from '../core/record.ts'
+import { keepsBody, replayable, unknownBecause } from '../core/settle.ts'
 import { stateFound } from '../protect/answers.ts'
 import { claim } from '../protect/claim.ts'
-import { finish } from '../protect/execute.ts'
 import { summarize } from '../protect/guard.ts'
 import { callerName, type Identified, identify, readHead } from '../protect/identify.ts'
 import { SHADOW_VERDICTS, type ShadowVerdict } from '../protect/outcomes.ts'
@@ -20,6 +19,7 @@ import {
   type RequestLabels,
   type ShadowSummary,
 } from '../protect/request.ts'
+import { finish } from '../protect/settler.ts'
 import { inSteps } from '../runtime/scheduling.ts'
 import type { TappedExchange } from '../upstream/port.ts'
 import { type Beside, mergeOutcome, type ObservedOutcome } from './merge-outcome.ts'

@@ -1,6 +1,5 @@
 import type { Millis } from '../core/record.ts'
-import { MAX_U48 } from './binary.ts'
-import { HEAD_AT, PREFIX, SCHEMA, type Stamps, stamp, stateCode } from './codec.ts'
+import { HEAD_AT, MAX_U48, PREFIX, SCHEMA, type Stamps, stamp, stateCode } from './codec.ts'
 import type { Input, Item, TableDescription, Value } from './dynamodb-client.ts'
 import { type Condition, CorruptRecord, type Place, type Stamp } from './register.ts'
 import { type Bucket, fullAt } from './side-ports.ts'

@@ -1,8 +1,7 @@
 import { randomFillSync } from 'node:crypto'
 import { isAhead, isAheadOfMirror, type Kept } from '../core/copies.ts'
 import type { Millis, Spans } from '../core/record.ts'
-import { writeU48 } from './binary.ts'
-import { isClaim, mayRenew, meets, PREFIX, prolongLease, readStamps, stateCode } from './codec.ts'
+import { isClaim, mayRenew, meets, PREFIX, prolongLease, readStamps, stateCode, writeU48 } from './codec.ts'
 import type { GetReply } from './register.ts'
 
 /* Records of two stores that are used as one: how they compare, and what is written to the other store. */

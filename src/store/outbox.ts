@@ -1,7 +1,6 @@
 import type { Millis, RecordId } from '../core/record.ts'
 import { outcomeDraftOf, type PendingOutcome } from '../core/settle.ts'
-import { BinaryReader, BinaryWriter } from './binary.ts'
-import { decodeRecord, encodeDraft } from './codec.ts'
+import { BinaryReader, BinaryWriter, decodeRecord, encodeDraft } from './codec.ts'
 import { CorruptRecord } from './register.ts'
 import type { Sealer } from './sealing.ts'
 import { type Entry, frameBytes, Spool, type SpoolOptions } from './spool.ts'

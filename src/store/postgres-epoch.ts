@@ -1,7 +1,7 @@
 import type { Millis } from '../core/record.ts'
 import { numberIn, type Row } from './postgres-link.ts'
-import type { Safety } from './recent.ts'
 import type { NewEpoch, StoreUnavailable } from './register.ts'
+import type { Safety } from './safety.ts'
 
 /** One server has all records. */
 const ALL = [0]

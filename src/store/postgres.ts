@@ -1,14 +1,12 @@
 import type { Millis, RecordId } from '../core/record.ts'
 import { settled } from '../runtime/scheduling.ts'
-import { MAX_U48 } from './binary.ts'
-import { PREFIX, stamp, stateCode } from './codec.ts'
+import { MAX_U48, PREFIX, stamp, stateCode } from './codec.ts'
 import { Epoch } from './postgres-epoch.ts'
 import { Lanes, type LanesOptions, lockWait } from './postgres-lanes.ts'
 import { prepare } from './postgres-layout.ts'
 import { type Arg, isNumber, nonsense, numberIn, type Row } from './postgres-link.ts'
 import { Listener } from './postgres-listener.ts'
 import { postgresAddress } from './postgres-url.ts'
-import { Safety } from './recent.ts'
 import {
   type Condition,
   CorruptRecord,
@@ -26,6 +24,7 @@ import {
   type StoreTraits,
   type SwapReply,
 } from './register.ts'
+import { Safety } from './safety.ts'
 import { readNote } from './side-ports.ts'
 
 /** Every replica tries; one per interval does the work. */

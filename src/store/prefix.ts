@@ -1,7 +1,6 @@
 import { hash } from 'node:crypto'
 import { STATES } from '../core/record.ts'
-import { readU48 } from './binary.ts'
-import { MAGIC, PREFIX } from './codec.ts'
+import { MAGIC, PREFIX, readU48 } from './codec.ts'
 import type { Prefix } from './register.ts'
 
 /*

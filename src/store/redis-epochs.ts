@@ -1,10 +1,10 @@
 import type { Millis, RecordId } from '../core/record.ts'
-import type { Safety } from './recent.ts'
 import type { Part } from './redis-cluster.ts'
 import { admittingScript, type Connection } from './redis-connection.ts'
 import { Refused } from './redis-link.ts'
 import type { NewEpoch } from './register.ts'
 import type { Arg } from './resp.ts'
+import type { Safety } from './safety.ts'
 
 const ADMIT = admittingScript('admit')
 /** Checks per grace period: a proxy must notice a failover and rewrite its claims before others may claim. */

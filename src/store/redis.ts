@@ -1,13 +1,11 @@
 import { setImmediate as immediately } from 'node:timers/promises'
-import type { Millis, RecordId, Spans, State } from '../core/record.ts'
+import { type Millis, RECORD_ID, type RecordId, type Spans, type State } from '../core/record.ts'
 import { settled } from '../runtime/scheduling.ts'
 import { BODIES_FROM, isClaim, placesDue, SMALL_RECORD, stateCode } from './codec.ts'
-import { Safety } from './recent.ts'
 import { Barriers, type Wait } from './redis-barrier.ts'
 import type { Part, View } from './redis-cluster.ts'
 import { admittingScript, type Connection, script } from './redis-connection.ts'
 import { Epochs } from './redis-epochs.ts'
-import { RedisKeys } from './redis-keys.ts'
 import { mismatch, type Reader } from './redis-link.ts'
 import { type ServersOptions, serversOf } from './redis-servers.ts'
 import { together, traitsOf } from './redis-traits.ts'
@@ -28,6 +26,7 @@ import {
   type WriteReply,
 } from './register.ts'
 import type { Arg, Reply } from './resp.ts'
+import { Safety } from './safety.ts'
 import { readNote } from './side-ports.ts'
 
 const PUT = admittingScript('put')
@@ -419,4 +418,105 @@ function scored(reply: Reply): (Place & { readonly id: RecordId })[] {
 function scanned(reply: Reply): [next: string, keys: string[]] {
   if (!Array.isArray(reply) || reply.length !== 2) throw mismatch()
   return [textOf(reply[0] as Reply), textsOf(reply[1] as Reply)]
+}
+
+/*
+ * The layout of keys, fixed for good: a change would orphan live records.
+ *
+ *   idempotency:<service>:{xx}:r:<id>   the record, a string that expires at dropAt
+ *   idempotency:<service>:{xx}:u        the unresolved records of the shard: a sorted set of ids by their due instant
+ *   idempotency:<service>:{xx}:c:<id>   no key but a sharded channel: an empty message after each write that ends an attempt
+ *   idempotency:<service>:{xx}:h:<id>   the record's history: a list of lines that expires with it
+ *   idempotency:<service>:{xx}:e        the server process first seen for the shard, and when: a string "run_id since till" (ADR 91)
+ *   idempotency:<service>:{xx}:w        a marker that replicas are waited for with (`store.wait`): 1, for a minute
+ *   idempotency:<service>:{xx}:n:<id>   a bucket of a rate limit, a string "at debt count" that expires when the bucket is full
+ *
+ * <service> has letters, digits, `_`, `.` and `-`: it can neither end early nor be a pattern. xx is the first byte of the id in hex.
+ * What belongs to an id shares that hash tag, so all of it lives in one slot.
+ */
+const SHARDS = 256
+/** SHA-256 in base64url. */
+const ID_LENGTH = 43
+
+export class RedisKeys {
+  /** All of them. */
+  readonly shards: readonly number[] = Array.from({ length: SHARDS }, (_, n) => n)
+  /** Every shard's index of unresolved records. */
+  readonly indexes: readonly string[]
+  /** By shard: the key that the server's identity is compared with. */
+  readonly epochs: readonly string[]
+  /** Matches every record. */
+  readonly glob: string
+  readonly #tagged: readonly string[]
+
+  constructor(service: string) {
+    const own = `idempotency:${service}:`
+    this.#tagged = this.shards.map((n) => `${own}{${n.toString(16).padStart(2, '0')}}:`)
+    this.indexes = this.#tagged.map((beginning) => `${beginning}u`)
+    this.epochs = this.#tagged.map((beginning) => `${beginning}e`)
+    this.glob = `${own}*:r:*`
+  }
+
+  record(id: RecordId): string {
+    return `${this.#tag(id)}r:${id}`
+  }
+
+  history(id: RecordId): string {
+    return `${this.#tag(id)}h:${id}`
+  }
+
+  channel(id: RecordId): string {
+    return `${this.#tag(id)}c:${id}`
+  }
+
+  marker(shard: number): string {
+    return `${this.#tagged[shard]}w`
+  }
+
+  bucket(bucket: string): string {
+    return `${this.#tag(bucket)}n:${bucket}`
+  }
+
+  index(id: RecordId): string {
+    return this.indexes[this.shardOf(id)] as string
+  }
+
+  epoch(id: RecordId): string {
+    return this.epochs[this.shardOf(id)] as string
+  }
+
+  recordAndIndex(id: RecordId): string[] {
+    return [this.record(id), this.index(id)]
+  }
+
+  /** Matches the records whose id starts like this. Base64url has no characters that are special in a glob. */
+  globOf(beginning: string): string {
+    return `${this.#tag(beginning)}r:${beginning}*`
+  }
+
+  /** Null: not the key of a record. */
+  idOf(key: string): RecordId | null {
+    const id = key.slice(-ID_LENGTH)
+    return RECORD_ID.test(id) && this.record(id as RecordId) === key ? (id as RecordId) : null
+  }
+
+  /** By the first byte of the id: six bits of its first base64url digit and two of the second. */
+  shardOf(id: string): number {
+    return (digitAt(id, 0) << 2) | (digitAt(id, 1) >> 4)
+  }
+
+  #tag(id: string): string {
+    return this.#tagged[this.shardOf(id)] as string
+  }
+}
+
+/** By character code. */
+const DIGITS = new Uint8Array(128)
+for (const [n, code] of Buffer.from(
+  'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_',
+).entries())
+  DIGITS[code] = n
+
+function digitAt(id: string, at: number): number {
+  return DIGITS[id.charCodeAt(at)] as number
 }

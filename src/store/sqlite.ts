@@ -3,7 +3,7 @@ import path from 'node:path'
 import { setFlagsFromString } from 'node:v8'
 import { Worker } from 'node:worker_threads'
 import type { Millis } from '../core/record.ts'
-import { unfreed } from '../runtime/body-memory.ts'
+import { unfreed } from '../runtime/limits.ts'
 import { endsAttempt } from './codec.ts'
 import {
   idOfCursor,

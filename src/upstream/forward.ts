@@ -8,8 +8,7 @@ import {
   linesOf,
 } from '../core/headers.ts'
 import type { Millis, StoredResponse } from '../core/record.ts'
-import { BodyBuffer } from '../runtime/body-memory.ts'
-import type { Budget } from '../runtime/limits.ts'
+import { BodyBuffer, type Budget } from '../runtime/limits.ts'
 import { Batch } from '../runtime/scheduling.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
 import { type Carrier, type Exchanging, isTimeout, type Patience, type Transport } from './transport.ts'

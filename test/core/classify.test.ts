@@ -1,7 +1,7 @@
 import t from 'tap'
-import { classify, keepsBody, keptResult, outcomeOf, replayable } from '../../src/core/classify.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { Outcome, StoredResponse } from '../../src/core/record.ts'
+import { classify, keepsBody, keptResult, outcomeOf, replayable } from '../../src/core/settle.ts'
 import { RESULT, ROUTE, routeOf } from './fixtures.ts'
 
 const KEYED = ['Idempotency-Key', 'k']

@@ -2,7 +2,7 @@ import fc from 'fast-check'
 import t from 'tap'
 import { canonicalJson, canonicalValues } from '../../src/core/body/json.ts'
 import { placeOf, placesOf, pointerTokens } from '../../src/core/body/json-pointer.ts'
-import { UsualJson } from '../../src/core/body/json-usual.ts'
+import { UsualJson } from '../../src/core/fingerprint.ts'
 import { at, canonical, decodeUtf8, type Node, parseLossless, without } from './json-tree.ts'
 
 /** Characters and escapes of all kinds: RFC 8785 keeps some escapes and sorts by UTF-16, where UTF-8 sorts differently. */

@@ -6,7 +6,7 @@ import { compiled, MODULE } from '../../scripts/assembly.ts'
 import { canonicalJson } from '../../src/core/body/json.ts'
 import { MAX_DEPTH } from '../../src/core/body/json-scalars.ts'
 import { SHORT_BODY } from '../../src/core/body/json-text.ts'
-import { UsualJson } from '../../src/core/body/json-usual.ts'
+import { UsualJson } from '../../src/core/fingerprint.ts'
 
 const usual = UsualJson.load() as UsualJson
 

@@ -4,7 +4,7 @@ import t from 'tap'
 import { canonicalJson, canonicalValues } from '../../src/core/body/json.ts'
 import { placeOf, placesOf, pointerTokens } from '../../src/core/body/json-pointer.ts'
 import { MAX_DEPTH } from '../../src/core/body/json-scalars.ts'
-import { UsualJson } from '../../src/core/body/json-usual.ts'
+import { UsualJson } from '../../src/core/fingerprint.ts'
 import { isJson } from './fixtures.ts'
 import { canonical, parseLossless } from './json-tree.ts'
 

@@ -1,4 +1,5 @@
 import t from 'tap'
+import type { Retention } from '../../src/core/policy.ts'
 import type { CompletedResponse, Outcome, RecordId } from '../../src/core/record.ts'
 import {
   ACCEPTING,
@@ -15,7 +16,6 @@ import {
   outcomeDraftOf,
   outcomeSpans,
   pendingOutcome,
-  type Retention,
   resolvedDraft,
   runningRecord,
   statusOf,

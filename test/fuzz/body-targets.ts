@@ -1,7 +1,6 @@
 import { formContent, multipartParts } from '../../src/core/body/form.ts'
 import { canonicalJson } from '../../src/core/body/json.ts'
-import { UsualJson } from '../../src/core/body/json-usual.ts'
-import { fingerprintOf, type RequestContent } from '../../src/core/fingerprint.ts'
+import { fingerprintOf, type RequestContent, UsualJson } from '../../src/core/fingerprint.ts'
 import { contentType, formDataBoundary } from '../../src/core/headers.ts'
 import { atOnce } from '../../src/core/steps.ts'
 import { FINGERPRINT } from '../core/fixtures.ts'

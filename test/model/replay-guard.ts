@@ -22,7 +22,7 @@ import {
 
 /** Longer than the pause of a settler before any retry (RETRY_MOST). */
 const RETRIED = 5_000
-/** Of a lease: when its owner renews it, and how long it is good for a first byte (src/protect/leases.ts). */
+/** Of a lease: when its owner renews it, and how long it is good for a first byte (src/protect/settler.ts). */
 const RENEWED = LEASE / 3
 const SURE = (2 * LEASE) / 3
 

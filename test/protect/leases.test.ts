@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { Leases } from '../../src/protect/leases.ts'
+import { Leases } from '../../src/protect/settler.ts'
 import type { Renewal } from '../../src/store/register.ts'
 import { Gate, HOUR, idle, SECOND, until } from './harness.ts'
 

@@ -4,8 +4,7 @@ import type { Completed, IdempotencyRecord, RecordId } from '../../src/core/reco
 import { resolvedDraft } from '../../src/core/settle.ts'
 import { Reclaimer } from '../../src/protect/reclaimer.ts'
 import { Settler } from '../../src/protect/settler.ts'
-import { RecentWrites } from '../../src/store/recent.ts'
-import { Records } from '../../src/store/records.ts'
+import { RecentWrites, Records } from '../../src/store/records.ts'
 import { draft, bytesOf as encoded, newId, newToken, response, SPANS, until } from '../store/fixtures.ts'
 import { Gate, hurried, Replica, route, type Store } from './harness.ts'
 

@@ -1,6 +1,6 @@
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { Millis } from '../../src/core/record.ts'
-import { KEPT_FOR } from '../../src/store/recent.ts'
+import { KEPT_FOR } from '../../src/store/safety.ts'
 import { route } from '../protect/harness.ts'
 import { RECONCILE } from '../reconcile/harness.ts'
 import type { Random } from './scheduler.ts'

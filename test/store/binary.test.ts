@@ -1,5 +1,5 @@
 import t from 'tap'
-import { BinaryReader, BinaryWriter } from '../../src/store/binary.ts'
+import { BinaryReader, BinaryWriter } from '../../src/store/codec.ts'
 
 /** Around the lengths at which another way is faster, and the characters at which a text is no longer ASCII. */
 const TEXTS = [

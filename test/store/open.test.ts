@@ -9,7 +9,7 @@ import {
   type StoreHooks,
 } from '../../src/store/open.ts'
 import { Records } from '../../src/store/records.ts'
-import { RedisKeys } from '../../src/store/redis-keys.ts'
+import { RedisKeys } from '../../src/store/redis.ts'
 import { DynamoDbServer } from '../support/dynamodb.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { bytesOf, draft, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'

@@ -1,6 +1,7 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { KEPT_FOR, LARGEST_RECENT, RecentWrites, Safety } from '../../src/store/recent.ts'
+import { LARGEST_RECENT, RecentWrites } from '../../src/store/records.ts'
+import { KEPT_FOR, Safety } from '../../src/store/safety.ts'
 import { newId } from './fixtures.ts'
 
 const SPANS = { dueIn: 60_000, dropIn: 120_000 }

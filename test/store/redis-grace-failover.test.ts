@@ -1,7 +1,6 @@
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
-import { openRedisStore } from '../../src/store/redis.ts'
-import { RedisKeys } from '../../src/store/redis-keys.ts'
+import { openRedisStore, RedisKeys } from '../../src/store/redis.ts'
 import type { NewEpoch, Store } from '../../src/store/register.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
 import { SentinelGroup } from '../support/redis-sentinel.ts'

@@ -1,6 +1,5 @@
 import t from 'tap'
-import { openRedisStore } from '../../src/store/redis.ts'
-import { RedisKeys } from '../../src/store/redis-keys.ts'
+import { openRedisStore, RedisKeys } from '../../src/store/redis.ts'
 import { RedisServer } from '../support/redis.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'

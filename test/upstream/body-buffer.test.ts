@@ -1,5 +1,5 @@
 import t from 'tap'
-import { BodyBuffer, free, unfreed } from '../../src/runtime/body-memory.ts'
+import { BodyBuffer, free, unfreed } from '../../src/runtime/limits.ts'
 
 void t.test('P02 bytes come out in order, however they were cut into pieces', (t) => {
   const bytes = Buffer.from(Array.from({ length: 70_000 }, (_, i) => (i * 7) % 251))
