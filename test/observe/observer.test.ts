@@ -5,6 +5,13 @@ import { Metrics } from '../../src/observe/metrics.ts'
 import { observer } from '../../src/observe/observer.ts'
 import { newProgress, summarize } from '../../src/protect/guard.ts'
 import { type RequestSummary } from '../../src/protect/request.ts'
+import { newId } from '../store/fixtures.ts'
+
+const LOGGER = pino({ level: 'silent' })
+
+function history(): History {
+  return new History({ note: async () => true, replica: 'here', onDropped: () => {} })
+}
 
 /** The levels of the lines that these requests log. */
 function levelsOf(...traces: readonly Partial<RequestSummary>[]): string[] {
@@ -13,8 +20,7 @@ function levelsOf(...traces: readonly Partial<RequestSummary>[]): string[] {
     { formatters: { level: (level) => ({ level }) } },
     { write: (line: string) => void levels.push(JSON.parse(line).level) },
   )
-  const history = new History({ note: async () => true, replica: 'here', onDropped: () => {} })
-  const heard = observer(new Metrics(false), logger, history, { routes: new Set(), completed() {} })
+  const heard = observer(new Metrics(false), logger, history(), { routes: new Set(), completed() {} })
   for (const { route = 'pay', ...trace } of traces)
     heard.answered({
       ...summarize(
@@ -53,4 +59,17 @@ void t.test('a scope that does not fit its clients is warned of once per route',
     ['info'],
     'a cause of another outcome',
   )
+})
+
+void t.test('stored outcomes of routes with a status query are remembered for it, no others', async (t) => {
+  const remembered: unknown[] = []
+  const { completed } = observer(new Metrics(false), LOGGER, history(), {
+    routes: new Set(['asked']),
+    completed: (...args) => void remembered.push(args),
+  })
+  const [stored, released, other] = [newId(), newId(), newId()]
+  completed('asked', 'stored', stored)
+  completed('asked', 'released', released)
+  completed('not asked', 'stored', other)
+  t.strictSame(remembered, [['asked', stored]])
 })

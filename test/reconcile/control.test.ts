@@ -140,9 +140,13 @@ void t.test(
     await one.completes('k1')
     await Promise.all([one.control.prove(ROUTE, RECONCILE), one.control.prove(ROUTE, RECONCILE)])
     t.equal(one.asked.length, 1)
+    t.same([...one.control.routes], [], 'not checked yet')
     await one.control.check([ROUTE])
     await one.control.check([ROUTE])
+    t.same([...one.control.routes], [ROUTE.name])
     t.equal(one.asked.filter((target) => target.includes('canary-')).length, 1)
+    await one.control.check([{ ...ROUTE, reconcile: null }])
+    t.same([...one.control.routes], [], 'a reload has removed its status query')
     one.control.stop()
   },
 )
