@@ -104,10 +104,9 @@ void t.test('§4 a key in the body', async (t) => {
       t.match(await a.get(sent), { status: 504, code: 'upstream_timeout', retry: 'no' })
       const stream = new Stream()
       a.script.push(stream.reply())
-      t.match(await a.get({ ...sent, route: route({ ...optional, statusHeader: false }) }), {
-        live: stream,
-        proxyHeaders: [],
-      })
+      const untold = await a.get({ ...sent, route: route({ ...optional, statusHeader: false }) })
+      t.equal(untold.live, stream)
+      t.same(untold.proxyHeaders, [])
       t.equal(a.store.calls, 0)
       t.equal(a.bytes.held, 0)
 
@@ -165,7 +164,9 @@ void t.test('§4 derive makes a key where the client sent none', async (t) => {
       const a = replica(t)
       await refused(t, a, { ...sent, body: '{}' }, 'idempotency_key_missing')
       const optional = route({ key: { ...KEY, derive, presence: 'optional' } })
-      t.match(await a.get({ ...sent, route: optional, body: '{}' }), { status: 201, proxyHeaders: [] })
+      const passed = await a.get({ ...sent, route: optional, body: '{}' })
+      t.equal(passed.status, 201)
+      t.same(passed.proxyHeaders, [])
       t.equal(a.trace.outcome, 'passed')
     },
   )

@@ -63,7 +63,12 @@ void t.test('I02 waiting duplicates get the same answer without asking the store
   t.equal(waited.length, 50)
   t.match(waited[0], { before: 'completed', after: 'completed' })
   t.equal(a.said('prevented').length, 50)
+  t.same(a.said('retryAge'), [], 'they came before it was done')
   t.equal((await a.get(waiting)).bytes, first.bytes)
+  t.same(
+    a.events.filter(([name]) => name === 'retryAge'),
+    [['retryAge', 'payments', 0]],
+  )
   t.equal(a.trace.outcome, 'replayed', 'there is nothing to wait for')
   t.equal(a.ports.waiters.size, 0)
   t.equal(a.watched, 0)

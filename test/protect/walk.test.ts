@@ -45,7 +45,8 @@ void t.test('the first request executes, and its retry gets the same answer byte
   const a = replica(t)
   a.script.push(a.responded(201, Buffer.from([0, 255, 128]), {}))
   const first = await a.get()
-  t.match(first, { status: 201, replayed: false, proxyHeaders: [] })
+  t.match(first, { status: 201, replayed: false })
+  t.same(first.proxyHeaders, [])
   t.match(a.trace, { outcome: 'executed', before: 'absent', after: 'completed', status: 201 })
   const before = await a.store.dump()
   a.store.now += MINUTE
@@ -84,11 +85,16 @@ void t.test('§13 the log says how long the store and the upstream took', async 
     await delay(40)
     return a.responded()
   }
-  a.store.gate = () => delay(20)
+  let waited = 0
+  a.store.gate = async () => {
+    const from = performance.now()
+    await delay(20)
+    waited += performance.now() - from
+  }
   a.script.push(slow)
   await a.get()
   const { storeMs, upstreamMs, startedAt } = a.trace
-  t.ok(storeMs >= 35, 'the claim and the outcome')
+  t.ok(storeMs >= waited, 'the claim and the outcome')
   t.ok(upstreamMs >= 35)
   t.ok(storeMs + upstreamMs <= performance.now() - startedAt, 'no longer than the request')
   t.same(
@@ -260,6 +266,7 @@ void t.test(
             a.store.now += later
             await refused(t, a, { route: policy }, 'idempotency_outcome_unknown')
           }
+          t.same(a.said('claimed'), ['created', 'unknown', 'unknown', 'unknown'])
           t.equal(a.n, 1, 'O01 every retry is refused')
         }
         t.equal(a.bytes.held, 0)
@@ -376,6 +383,7 @@ void t.test('§6 refusals before the claim never reach the store', async (t) => 
     },
   }
   t.match(await refused(t, a, full, 'overloaded'), { status: 503, retryAfter: 1 })
+  t.equal(a.trace.outcome, 'overloaded')
   t.notOk(read, 'no body is read that has no place')
   gate.open()
   seen(await first)
@@ -415,7 +423,7 @@ void t.test('§6 refusals by the record leave its bytes unchanged', async (t) =>
       retryAfter: null,
       instance: a.id,
     })
-    t.equal(a.trace.outcome, 'misuse')
+    t.match(a.trace, { outcome: 'misuse', before: 'completed', after: 'completed' })
     t.equal((await a.get(A)).bytes, first.bytes)
     t.equal(a.n, 1)
     t.same(a.said('claimed'), ['created', 'key_misuse', 'replay'])
@@ -436,6 +444,7 @@ void t.test('§6 refusals by the record leave its bytes unchanged', async (t) =>
         retryAfter: LEASE / SECOND,
       })
       t.match(a.trace, { outcome: 'in_progress', before: 'in_progress', after: 'in_progress' })
+      t.same(a.said('claimed'), ['created', 'key_misuse', 'in_progress'])
       const locked = { ...A, route: route({ inFlight: { mode: 'reject', wait: 0, status: 423 } }) }
       t.equal((await refused(t, a, locked, 'idempotency_key_in_progress')).status, 423, 'I07')
       gate.open()
@@ -547,6 +556,7 @@ void t.test('§6 refusals by the record leave its bytes unchanged', async (t) =>
         retryAfter: null,
       })
       t.match(b.trace, { outcome: 'expired', before: 'expired', after: 'expired' })
+      t.same(b.said('claimed'), ['created', 'replay'])
       t.equal(b.said('prevented').length, 1)
       b.store.now += HOUR
       t.equal((await b.get({ route: policy })).replayed, false)
@@ -567,6 +577,7 @@ void t.test('§6 refusals by the record leave its bytes unchanged', async (t) =>
     t.notOk(bytes.includes('Set-Cookie'))
     t.match(await refused(t, a, { route: policy }, 'idempotency_response_unavailable'), {
       original: { status: 201, location: null },
+      detail: /^the request was executed and answered 201; its response was not kept \(outcome_only\)$/,
     })
     t.equal(a.n, 1)
     t.same(a.said('completed'), ['stored'])
@@ -754,6 +765,14 @@ void t.test(
       },
       'until the next look',
     )
+    const request = { method: 'GET', path: '/v1/payments?key={key}', headers: [] }
+    const asking = { completed: [], notFound: null, pending: null, after: 0, every: MINUTE, attempts: 1 }
+    const reconcile = { request, identity: [], ...asking }
+    t.match(await refused(t, b, { route: route({ reconcile }) }, 'idempotency_outcome_unknown'), {
+      checking: true,
+      detail:
+        /^it is not known yet whether the first request was executed; retry with the same key: a new key/,
+    })
     t.same(
       b.events.filter(([name]) => name === 'leaseExpired'),
       [],
