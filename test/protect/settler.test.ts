@@ -216,6 +216,35 @@ void t.test('§3.4 a withdrawal is kept while the store does not answer, whateve
   }
 })
 
+void t.test('§3.4 a withdrawal of the first claim of a key expects no record', async (t) => {
+  const kept: PendingOutcome[] = []
+  const keep = (outcome: PendingOutcome): Kept => {
+    kept.push(outcome)
+    return KEPT
+  }
+  const a = replica(t, { outbox: { keep } as unknown as Outbox })
+  a.store.next.push({ op: 'put', fault: 'dropped' }, { op: 'put', fault: 'dropped' })
+  t.equal((await a.get()).code, 'idempotency_store_unavailable')
+  t.strictSame(
+    kept.map(({ withdrawn, over }) => ({ withdrawn, over })),
+    [{ withdrawn: true, over: null }],
+  )
+})
+
+void t.test('§3 an outcome without a body waits for room in the store, too', async (t) => {
+  for (const state of ['unknown', 'failed_retryable'] as const) {
+    const a = replica(t)
+    const one = pending(state, { claimed: false })
+    restore(a, [one])
+    a.store.fault = () => 'full'
+    t.notOk(await a.ports.settler.flush(), state)
+    a.store.fault = () => null
+    t.ok(await a.ports.settler.flush())
+    t.match(await a.store.read(one.id), { state })
+    t.same(a.troubles(), [])
+  }
+})
+
 /** A request whose upstream works: its execution, and how to end it. */
 async function under(t: Test, a: Replica, over: Sent = {}) {
   const gate = new Gate()
@@ -542,5 +571,19 @@ void t.test(
     restore(a, [claimed])
     t.ok(await settler.flush())
     t.equal(settler.held(claimed.id, since), null, 'its record answers, with the body')
+
+    const without = { kept: false, why: 'outcome_only', status: 201, location: null } as const
+    const bare = pending('completed', { claimed: false }, { result: without })
+    restore(a, [bare])
+    t.ok(await settler.flush())
+    t.match(settler.held(bare.id, since), { state: 'completed', result: without })
+    t.notOk(a.troubles().includes('an outcome could not be stored and is lost'))
+
+    const other = pending('completed', { claimed: false })
+    restore(a, [other])
+    const instant = performance.now()
+    t.intercept(performance, 'now', { value: () => instant })
+    t.ok(await settler.flush())
+    t.ok(settler.held(other.id, instant), 'a claim of that very instant')
   },
 )

@@ -231,6 +231,7 @@ void t.test('§3.4 a record that vanishes during a withdrawal stays claimable', 
     if (op === 'swap' && ++swaps === 2) await drop(a)
   }
   t.ok(await a.ports.settler.flush())
+  t.same(a.said('completed'), ['released', 'deferred', 'released'])
   a.store.gate = null
   await a.store.arrive()
   t.equal(await a.store.read(a.id), null)
