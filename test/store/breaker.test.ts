@@ -51,7 +51,8 @@ const id = newId()
 const down = new StoreUnavailable('no answer', true)
 
 void t.test('every operation goes through while it is closed', async (t) => {
-  const { script, breaker } = setup()
+  const told: string[] = []
+  const { script, breaker } = setup({ onOperation: (operation: string) => void told.push(operation) })
   const b = Buffer.alloc(1)
   t.equal(breaker.name, 'scripted')
   const replies = [
@@ -71,6 +72,22 @@ void t.test('every operation goes through while it is closed', async (t) => {
   ]
   t.same(script.calls, replies)
   t.equal(new Set(replies).size, 13)
+  t.same(
+    told,
+    (replies as readonly unknown[]).filter((name) => name !== 'watch'),
+    'each under its name in metrics',
+  )
+})
+
+void t.test('a record as it is stored is read like any other, where it makes no difference', async (t) => {
+  const { store } = scripted()
+  const told: string[] = []
+  const onOperation = (operation: string): void => void told.push(operation)
+  const options = { ...BREAKER_DEFAULTS, onState: () => {}, onOperation }
+  t.equal(await withBreaker(store, options).stored?.(id), 'get')
+  const sealed = { ...store, stored: async () => 'as stored' as never }
+  t.equal(await withBreaker(sealed, options).stored?.(id), 'as stored')
+  t.same(told, ['get', 'get'])
 })
 
 void t.test('R13 it opens after five failures in a row, refuses at once, and closes by itself', async (t) => {
@@ -179,6 +196,32 @@ void t.test('failures of operations from before it opened do not open it again',
   t.same(script.calls, ['ping'])
 })
 
+void t.test('each probe waits twice as long as the one before, up to a limit', async (t) => {
+  const { script, breaker } = setup({ threshold: 1, probeAfter: 100, probeAtMost: 500 })
+  const waits: number[] = []
+  const { setTimeout } = globalThis
+  t.teardown(() => Object.assign(globalThis, { setTimeout }))
+  const soon = (run: () => void, wait: number) => (waits.push(wait), setTimeout(run, 0))
+  Object.assign(globalThis, { setTimeout: soon })
+  script.fail = down
+  await t.rejects(breaker.get(id), down)
+  while (script.calls.length < 5) await new Promise((next) => setImmediate(next))
+  await breaker.close()
+  t.same(waits.slice(0, 5), [100, 200, 400, 500, 500])
+})
+
+void t.test('close waits for the store to close', async (t) => {
+  const { store } = scripted()
+  const { promise: closed, resolve } = Promise.withResolvers<void>()
+  const breaker = withBreaker({ ...store, close: () => closed }, { ...BREAKER_DEFAULTS, onState: () => {} })
+  let isClosed = false
+  const closing = breaker.close().then(() => (isClosed = true))
+  await new Promise((next) => setImmediate(next))
+  t.equal(isClosed, false)
+  resolve()
+  await closing
+})
+
 void t.test('close ends the probing', async (t) => {
   const { script, states, breaker } = setup({ threshold: 1 })
   script.fail = down
@@ -232,6 +275,20 @@ void t.test('any sign of life from the store closes it at once, whatever a probe
   t.same(states, ['open', 'half_open', 'closed'])
 })
 
+void t.test('a sign of life ends the probing, and the count of failures starts over', async (t) => {
+  const { script, states, breaker } = setup({ threshold: 2, probeAfter: 20 })
+  script.fail = down
+  for (let n = 0; n < 2; n++) await t.rejects(breaker.get(id), down)
+  breaker.heard()
+  await new Promise((done) => setTimeout(done, 50))
+  t.same(script.calls, ['get', 'get'], 'no probe')
+  await t.rejects(breaker.get(id), down)
+  t.same(states, ['open', 'closed'])
+  await t.rejects(breaker.get(id), down)
+  t.same(states, ['open', 'closed', 'open'])
+  await breaker.close()
+})
+
 void t.test('a synchronous answer is passed on synchronously and reported', async (t) => {
   const told: unknown[] = []
   const onOperation = (operation: string, _time: number, error: unknown) => void told.push([operation, error])
@@ -243,10 +300,19 @@ void t.test('a synchronous answer is passed on synchronously and reported', asyn
   t.same(told, [['put', null]])
 })
 
+void t.test('an operation took as long as its caller waited, at most', async (t) => {
+  let took = Number.NaN
+  const onOperation = (_operation: string, time: number): void => void (took = time)
+  const { breaker } = setup({ onOperation })
+  const began = performance.now()
+  await breaker.get(id)
+  t.ok(took > 0 && took <= performance.now() - began)
+})
+
 void t.test('the end of every operation is reported, refused ones included', async (t) => {
   const told: unknown[] = []
   const onOperation = (operation: string, time: number, error: unknown) =>
-    void told.push([operation, time >= 0, error])
+    void told.push([operation, time > 0, error])
   const { script, breaker } = setup({ threshold: 1, probeAfter: 60_000, probeAtMost: 60_000, onOperation })
   t.teardown(() => breaker.close())
   await breaker.get(id)
@@ -259,7 +325,7 @@ void t.test('the end of every operation is reported, refused ones included', asy
     ['put', true, down],
   ])
   await t.rejects(breaker.get(id), { message: /breaker open/ })
-  t.match(told[3], ['get', true, { message: /breaker open/ }])
+  t.match(told[3], ['get', false, { message: /breaker open/ }], 'these take no time')
   script.fail = null
   await breaker.watch(id, () => {})
   t.equal(told.length, 4, 'watching is not reported')

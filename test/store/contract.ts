@@ -763,6 +763,21 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
       await t.rejects(register.list('unresolved', wrong, 10), RangeError)
   })
 
+  void test('list of unresolved records has each of those due at the same instant once', async (t, {
+    register,
+  }) => {
+    const ids = Array.from({ length: 40 }, newId)
+    await Promise.all(ids.map(async (id) => register.put(id, bytesOf('unknown', newToken()), SPANS)))
+    const seen: RecordId[] = []
+    for (let cursor: string | null = null; ; ) {
+      const page = await register.list('unresolved', cursor, 3)
+      seen.push(...page.ids)
+      if (page.next === null) break
+      cursor = page.next
+    }
+    t.same(seen.toSorted(), ids.toSorted())
+  })
+
   void test('notes are kept oldest first, and consecutive ones with the same tag are merged', async (t, {
     register,
     peer,
@@ -926,8 +941,9 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
       fc.record({ units: fc.constantFrom(1, 1, 1, -1) }),
     )
     const rate = fc.record({ count: fc.integer({ min: 1, max: 6 }), every: fc.integer({ min: 1, max: 60 }) })
+    const asked = fc.array(step, { maxLength: 20, size: 'max' })
     await fc.assert(
-      fc.asyncProperty(rate, fc.array(step, { maxLength: 40 }), async ({ count, every }, steps) => {
+      fc.asyncProperty(rate, asked, async ({ count, every }, steps) => {
         const bucket = newId()
         const interval = every * MINUTE
         // In milliseconds of refilling. The store's own clock adds a few, far less than a minute.

@@ -5,7 +5,7 @@ import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { SMALL_RECORD } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
-import { StoreFull } from '../../src/store/register.ts'
+import { type Store, StoreFull } from '../../src/store/register.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, memoryHarness, newId, newToken, response, SPANS } from './fixtures.ts'
 
@@ -39,6 +39,48 @@ void t.test('it reports how many expired records it has removed', async (t) => {
   now = 1020
   await register.get(newId())
   t.same(told, [2, 1])
+})
+
+void t.test('every operation removes what has expired before it does anything else', async (t) => {
+  const [id, token] = [newId(), newToken()]
+  const operations: readonly ((register: Store) => unknown)[] = [
+    (register) => register.put(newId(), bytesOf('unknown', token), SPANS),
+    (register) => register.swap(id, { version: 1000 }, bytesOf('completed', token), SPANS, false),
+    (register) => register.get(newId()),
+    (register) => register.renew([{ id, token, ...SPANS }]),
+    (register) => register.due(10),
+    (register) => register.remove(id, 1000),
+    (register) => register.list('all', null, 10),
+    (register) => register.history.append(id, []),
+    (register) => register.history.read(id),
+    (register) => register.limits.take('bucket', { count: 1, per: 1000 }, 1),
+  ]
+  for (const operation of operations) {
+    let now = 1000
+    let removed = 0
+    const onPruned = (records: number): void => void (removed += records)
+    const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES, onPruned })
+    await register.put(id, bytesOf('in_progress', token), { dueIn: 1, dropIn: 10 })
+    now = 1010
+    const reply = await operation(register)
+    t.equal(removed, 1, String(operation))
+    t.notSame(reply, true)
+  }
+})
+
+void t.test('it says that it forgets everything with the process', async (t) => {
+  const register = memoryStore({ clock: () => 0, maxBytes: MEMORY_BYTES })
+  t.equal(register.name, 'memory')
+  t.strictSame(await register.traits(), {
+    durable: false,
+    evicts: false,
+    forgets: null,
+    hasIdentity: false,
+    findings: [
+      'The memory store forgets every record when the process ends, and no other replica sees them.',
+    ],
+    refusals: [],
+  })
 })
 
 void t.test('a full store refuses new records, evicts nothing, and recovers on expiry', async (t) => {
@@ -116,7 +158,7 @@ void t.test('throttle is exact to the millisecond, at any rate', async (t) => {
     per: fc.integer({ min: 1, max: 10_000 }),
   })
   await fc.assert(
-    fc.asyncProperty(anyRate, fc.array(step, { maxLength: 100 }), async (rate, steps) => {
+    fc.asyncProperty(anyRate, fc.array(step, { maxLength: 100, size: 'max' }), async (rate, steps) => {
       let now = 1_795_000_000_000
       const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
       const [count, per] = [BigInt(rate.count), BigInt(rate.per)]
@@ -329,7 +371,7 @@ void t.test('the memory of what is gone is used again', async (t) => {
   const cycle = async (): Promise<void> => {
     const [removed, expired] = [newId(), newId()]
     const { now } = await register.put(removed, large(), SPANS)
-    await register.history.append(removed, [note])
+    for (const tag of ['a', 'b']) await register.history.append(removed, [{ ...note, tag }])
     await register.remove(removed, now)
     await register.put(expired, large(), { dueIn: 1, dropIn: 1 })
     await register.history.append(expired, [note])

@@ -1,11 +1,13 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { LARGEST_RECENT, RecentWrites } from '../../src/store/records.ts'
-import { KEPT_FOR, Safety } from '../../src/store/safety.ts'
+import { Safety } from '../../src/store/safety.ts'
 import { newId } from './fixtures.ts'
 
 const SPANS = { dueIn: 60_000, dropIn: 120_000 }
 const MiB = 1024 ** 2
+/** Longer than replicas that may be promoted lag behind. */
+const KEPT_FOR = 15_000
 
 void t.test('writes are returned as copies, oldest first, with the rest of their spans', async (t) => {
   let now = 1000.25
@@ -102,6 +104,26 @@ void t.test('room is tight once half of it is taken by writes that may be lost',
   recent.safeBefore()(now + 1)
   t.equal(recent.isTight, false)
   t.ok(filled() > 6 * MiB, 'by those since')
+})
+
+void t.test('room is taken only from writes that are safe, not from those beside them', async (t) => {
+  let now = 0
+  const recent = new RecentWrites(() => now)
+  recent.add(newId(), Buffer.from('early'), SPANS)
+  now = 10_000
+  recent.add(newId(), Buffer.from('late'), SPANS)
+  recent.safeBefore()(5000)
+  for (let bytes = 0; bytes < 2 * MiB; bytes += LARGEST_RECENT)
+    recent.add(newId(), Buffer.alloc(LARGEST_RECENT), SPANS)
+  t.equal(String(recent.all()[0]?.bytes), 'late')
+})
+
+void t.test('16 MiB of writes are remembered, to the byte', async (t) => {
+  const recent = new RecentWrites(() => 0)
+  // A KiB each, with the length, three instants and the id.
+  const bytes = Buffer.alloc(1024 - 4 - 3 * 8 - 43)
+  for (let n = 0; n < 17 * 1024; n++) recent.add(newId(), bytes, SPANS)
+  t.equal(recent.all().length, 16 * 1024)
 })
 
 void t.test('at most 16 MiB of writes are remembered: the latest', async (t) => {
