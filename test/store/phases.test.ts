@@ -1,9 +1,11 @@
 import t from 'tap'
 import type { Phase } from '../../src/core/copies.ts'
+import type { RecordId } from '../../src/core/record.ts'
 import { inPhase } from '../../src/store/around.ts'
+import { decodeRecord, readStamps } from '../../src/store/codec.ts'
 import { memoryStore } from '../../src/store/memory.ts'
-import { enteredBy, isMarked, Lookout, PhaseConflict, Presence } from '../../src/store/phases.ts'
-import { OutOfPhase, type Store, StoreUnavailable } from '../../src/store/register.ts'
+import { enteredBy, isMarked, Lookout, markOf, PhaseConflict, Presence } from '../../src/store/phases.ts'
+import { InGrace, OutOfPhase, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
 
 const MARKED_FOR = 15_000
@@ -12,23 +14,40 @@ const SURE_FOR = 10_000
 /** Two stores whose clock is that of the replicas. */
 function world() {
   const clock = { now: 1_795_000_000_000 }
-  const store = (): Store => memoryStore({ clock: () => clock.now, maxBytes: 1024 * 1024 })
+  const store = (): Store => {
+    const memory = memoryStore({ clock: () => clock.now, maxBytes: 1024 * 1024 })
+    // As a server does, it answers later.
+    return {
+      ...memory,
+      put: async (...args) => memory.put(...args),
+      swap: async (...args) => memory.swap(...args),
+    }
+  }
   const sides = { from: store(), to: store() }
   const said: (string | null)[] = []
-  const presence = (phase: Phase, over: Partial<typeof sides> = {}) =>
+  const presence = (
+    phase: Phase,
+    over: Partial<typeof sides> = {},
+    pause = async (time: number): Promise<unknown> => void (clock.now += time),
+  ) =>
     new Presence(
       { ...sides, ...over },
-      {
-        phase,
-        replica: `a:${phase}`,
-        say: (why) => void said.push(why),
-        clock: () => clock.now,
-        pause: async (time) => void (clock.now += time),
-      },
+      { phase, replica: `a:${phase}`, say: (why) => void said.push(why), clock: () => clock.now, pause },
     )
   const lookout = (on: Pick<Store, 'get'>) =>
     new Lookout(on, { say: (why) => void said.push(why), clock: () => clock.now })
   return { clock, sides, said, presence, lookout }
+}
+
+/** What a replica in that phase writes. */
+async function markIn(phase: Phase): Promise<Buffer> {
+  const { sides, presence } = world()
+  await presence(phase).renew()
+  return (await sides.from.get(markOf(phase))).bytes as Buffer
+}
+
+async function recordIn(store: Store, phase: Phase) {
+  return decodeRecord((await store.get(markOf(phase))).bytes as Buffer)
 }
 
 function failing(store: Store, fails: () => boolean): Store {
@@ -129,7 +148,9 @@ void t.test('a replica waits while a store is down; a mirror does not need the n
   t.match(said.at(-1), /down/)
   await until(async () => said.some((why) => why?.includes('cannot be announced') === true))
   down = false
+  const back = performance.now()
   await until(async () => both.refusal === null)
+  t.ok(performance.now() - back < 2500, 'it tries often')
   await both.stop()
   const from = { ...sides.from, limits: { take: async () => Promise.reject(new TypeError('a bug')) } }
   await t.rejects(presence('both', { from }).enter(), { name: 'TypeError' })
@@ -138,17 +159,226 @@ void t.test('a replica waits while a store is down; a mirror does not need the n
 void t.test('a mark says who entered the phase, and expires if it is not renewed', async (t) => {
   const { clock, sides, presence } = world()
   t.equal(await enteredBy(sides.from, 'both'), null)
-  const both = presence('both')
+  const append: Store['history']['append'] = async (...args) => {
+    await new Promise((later) => setImmediate(later))
+    return sides.from.history.append(...args)
+  }
+  const both = presence('both', { from: { ...sides.from, history: { ...sides.from.history, append } } })
   await both.renew()
-  t.match(await enteredBy(sides.from, 'both'), [{ tag: 'a:both', text: 'entered' }])
-  clock.now += SURE_FOR - 1
+  const { now } = clock
+  const entered = [{ tag: 'a:both', text: 'entered', count: 1, first: now, last: now }]
+  t.match(await enteredBy(sides.from, 'both'), entered)
+  clock.now += SURE_FOR
+  t.match(both.refusal, /^cannot tell/)
+  clock.now -= 1
   t.equal(both.refusal, null)
   await both.renew()
+  t.match(await enteredBy(sides.from, 'both'), entered)
   clock.now += MARKED_FOR - 1
   t.ok(await isMarked(sides.to, 'both'))
   t.match(both.refusal, /^cannot tell/)
   clock.now += 1
   t.equal(await isMarked(sides.to, 'both'), false)
+})
+
+void t.test('marks are the same in every release', async (t) => {
+  const { sides, presence } = world()
+  for (const [phase, id] of [
+    ['mirror', 'taNn0PtwAaerlQ5JIC7wOpdB9rcJQHLKA-twvLUG2mM'],
+    ['both', 'fRHNxidp4jWFM2QdRcnaBet1NGE54uEv_xmtOBFqvuw'],
+    ['new', 'SEgnJCdYutSIN3HL9zx87Mky0fdCO9lqxAck1y4boig'],
+  ] as const) {
+    await world().presence(phase, sides).renew()
+    for (const side of ['from', 'to'] as const) {
+      const { bytes } = await sides[side].get(id as RecordId)
+      t.match(decodeRecord(bytes as Buffer), {
+        state: 'failed_retryable',
+        token: Buffer.from('markmarkmarkmark'),
+        path: `/${phase}/${side}`,
+      })
+      await sides[side].remove(id as RecordId, readStamps(bytes as Buffer).version)
+    }
+  }
+  // Whoever finds one among the records of requests is told what it is.
+  await presence('both').renew()
+  const { fence } = await recordIn(sides.from, 'both')
+  await presence('both').renew()
+  t.match(await recordIn(sides.from, 'both'), {
+    fence,
+    attempts: 1,
+    route: 'migration',
+    method: 'MARK',
+    recipe: '',
+    lastError: 'no request: a mark of the migration between two stores, replicas in phase both are alive',
+  })
+})
+
+void t.test('a store in its grace takes marks: they are no claims', async (t) => {
+  const { clock, sides, presence } = world()
+  const held = async (): Promise<never> => {
+    throw new InGrace(clock.now, clock.now, 1000)
+  }
+  const inGrace = (store: Store): Store => ({
+    ...store,
+    put: (id, bytes, spans, entry) => (entry === 'again' ? store.put(id, bytes, spans, entry) : held()),
+    swap: (...args) => (args[4] ? held() : store.swap(...args)),
+  })
+  const both = presence('both', { from: inGrace(sides.from), to: inGrace(sides.to) })
+  for (let n = 0; n < 2; n++) await both.renew()
+  t.equal(both.refusal, null)
+})
+
+void t.test(
+  'W09 a replica that was unsure for a while does not renew its mark before it looks',
+  async (t) => {
+    const { clock, sides, presence } = world()
+    const mirror = presence('mirror')
+    await mirror.renew()
+    clock.now += SURE_FOR
+    await sides.from.put(markOf('new'), await markIn('new'), SPANS)
+    await mirror.renew()
+    t.match(mirror.refusal, /phase new is alive/)
+    clock.now += MARKED_FOR - SURE_FOR
+    t.equal(await isMarked(sides.from, 'mirror'), false)
+  },
+)
+
+void t.test('W09 a replica that was sure stops at once when it sees one two phases away', async (t) => {
+  const { sides, said, presence } = world()
+  const mirror = presence('mirror')
+  for (let n = 0; n < 2; n++) await mirror.renew()
+  t.same(said, [null])
+  await sides.from.put(markOf('new'), await markIn('new'), SPANS)
+  for (let n = 0; n < 2; n++) await mirror.renew()
+  t.match(mirror.refusal, /a replica in phase new is alive, or was 15 s ago/)
+  t.same(said, [null, mirror.refusal], 'and says so once')
+})
+
+void t.test('W09 a replica sees one that has come while it set its own mark', async (t) => {
+  const { sides, presence } = world()
+  const mark = await markIn('new')
+  const put: Store['put'] = async (...args) => {
+    await sides.from.put(markOf('new'), mark, SPANS)
+    return sides.from.put(...args)
+  }
+  const mirror = presence('mirror', { from: { ...sides.from, put } })
+  await mirror.renew()
+  t.match(mirror.refusal, /phase new is alive/)
+})
+
+void t.test('W10 a second replica of phase new waits like the first, until that has entered', async (t) => {
+  const { clock, presence } = world()
+  const [first, second] = [presence('new'), presence('new')]
+  await first.renew()
+  clock.now += SURE_FOR - 1
+  await second.renew()
+  t.match(second.refusal, /cannot tell/)
+  clock.now += 1
+  await first.renew()
+  await second.renew()
+  for (const each of [first, second]) t.equal(each.refusal, null)
+})
+
+void t.test('a replica in phase new goes on even if its mark does not say that it has entered', async (t) => {
+  const { clock, sides, presence } = world()
+  const append = async (): Promise<never> => {
+    throw new StoreUnavailable('full', false)
+  }
+  const first = presence('new', { from: { ...sides.from, history: { ...sides.from.history, append } } })
+  await first.enter()
+  t.teardown(() => first.stop())
+  for (let n = 0; n < 5; n++) {
+    t.equal(first.refusal, null)
+    clock.now += SURE_FOR - 1
+    await first.renew()
+  }
+})
+
+void t.test('a replica that stops waits for the renewal that it has begun', async (t) => {
+  const { sides, presence } = world()
+  const { promise: answered, resolve: answer } = Promise.withResolvers<void>()
+  let asked = 0
+  const put: Store['put'] = async (...args) => {
+    if (asked++ === 0) throw new StoreUnavailable('down', false)
+    await answered
+    return sides.to.put(...args)
+  }
+  const both = presence('both', { to: { ...sides.to, put } })
+  await both.enter()
+  await until(() => asked > 1)
+  let isStopped = false
+  const stopped = both.stop().then(() => (isStopped = true))
+  await new Promise((next) => setImmediate(next))
+  t.equal(isStopped, false)
+  answer()
+  await stopped
+  t.equal(both.refusal, null)
+})
+
+void t.test('W10 phase new waits again if its mark expired while it waited', async (t) => {
+  const { clock, sides, presence, lookout } = world()
+  const first = presence('new')
+  await first.renew()
+  // It was paused, and a replica without store.migrate looked meanwhile.
+  clock.now += MARKED_FOR
+  const plain = lookout(sides.from)
+  await plain.ensure()
+  await first.renew()
+  t.equal(plain.refusal, null)
+  t.match(first.refusal, /cannot tell/)
+  clock.now += SURE_FOR
+  t.match(plain.refusal, /cannot tell/)
+  await first.renew()
+  t.equal(first.refusal, null)
+})
+
+void t.test('a replica that waits for phase new to begin', async (t) => {
+  await t.test('does not start if one of phase mirror comes', async (t) => {
+    const { clock, sides, presence } = world()
+    const mark = await markIn('mirror')
+    let pauses = 0
+    const waiting = presence('new', {}, async (time) => {
+      clock.now += time
+      if (pauses++ < 20) await sides.from.put(markOf('mirror'), Buffer.from(mark), SPANS)
+      else await sides.from.remove(markOf('mirror'), clock.now)
+    })
+    await t.rejects(waiting.enter(), { name: 'PhaseConflict', message: /phase mirror is alive/ })
+    t.equal(pauses, 1)
+  })
+  await t.test('goes on waiting while a store is down', async (t) => {
+    const { clock, sides, said, presence } = world()
+    let down = false
+    const from = failing(sides.from, () => down)
+    const waiting = presence('new', { from }, async (time) => {
+      clock.now += time
+      down = true
+    })
+    await waiting.enter()
+    t.teardown(() => waiting.stop())
+    t.match(waiting.refusal, /cannot tell/)
+    t.equal(said.at(-1), 'down')
+  })
+  await t.test('pauses between its looks', async (t) => {
+    const clock = { now: 0 }
+    const store = (): Store => memoryStore({ clock: () => clock.now, maxBytes: 1024 * 1024 })
+    const sides = { from: store(), to: store() }
+    const said: (string | null)[] = []
+    const waiting = new Presence(sides, {
+      phase: 'new',
+      replica: 'a',
+      say: (why) => {
+        said.push(why)
+        if (why !== null) clock.now += SURE_FOR
+      },
+      clock: () => clock.now,
+    })
+    const began = performance.now()
+    await waiting.enter()
+    t.teardown(() => waiting.stop())
+    t.equal(waiting.refusal, null)
+    t.match(said, [/phase new begins/, null])
+    t.ok(performance.now() - began > 400)
+  })
 })
 
 void t.test('a presence works with its default clock', async (t) => {
@@ -179,7 +409,11 @@ void t.test('a replica out of its phase claims and renews nothing, but writes ou
       if (presence.refusal !== null) throw new OutOfPhase(presence.refusal, false)
     },
   }
-  const store = inPhase(sides.from, presence)
+  const get: Store['get'] = async (id) => {
+    t.not(presence.refusal, null, 'a claim asks nothing else')
+    return sides.from.get(id)
+  }
+  const store = inPhase({ ...sides.from, get }, presence)
   const [done, token] = [newId(), newToken()]
   await store.put(done, bytesOf('in_progress', token), SPANS)
   const swapped = await store.swap(
@@ -192,6 +426,7 @@ void t.test('a replica out of its phase claims and renews nothing, but writes ou
   t.ok(swapped.done)
   const version = (await sides.from.get(done)).bytes?.readUIntBE(4, 6) as number
   presence.refusal = 'why'
+  t.ok((await store.get(done)).bytes)
   const refused = { name: 'OutOfPhase', message: 'why', maybeApplied: false }
   await t.rejects(async () => store.put(newId(), bytesOf('in_progress', newToken()), SPANS), refused)
   await t.rejects(async () => store.put(done, bytesOf('in_progress', newToken()), SPANS), refused)
@@ -205,6 +440,19 @@ void t.test('a replica out of its phase claims and renews nothing, but writes ou
     { done: true },
     'a claim that a failover lost runs already',
   )
+  const running = newId()
+  await sides.from.put(running, bytesOf('in_progress', token), SPANS)
+  for (const [n, [state, nextFence]] of (
+    [
+      ['in_progress', false],
+      ['unknown', true],
+    ] as const
+  ).entries())
+    t.match(
+      await store.swap(running, { version: version - 1 + n }, bytesOf(state, token), SPANS, nextFence),
+      { done: true },
+      'nor is this a claim',
+    )
   const settled = await store.swap(
     done,
     { token, states: ['failed_retryable'] },
@@ -262,7 +510,8 @@ void t.test('W10 replicas on the old store alone stop before one in phase new cl
   t.equal(first.refusal, null)
   await t.rejects(plain.ensure(), {
     name: 'OutOfPhase',
-    message: /moves the records of this store to another/,
+    message: /alive, or was 15 s ago: it moves the records of this store to another/,
+    maybeApplied: false,
   })
   t.match(plain.refusal, /a replica without store.migrate must not run beside it/)
   t.match(said.at(-1), /moves the records/)
@@ -277,9 +526,10 @@ void t.test('W10 replicas on the old store alone stop before one in phase new cl
   await lookout(sides.to).enter()
 
   clock.now += MARKED_FOR
-  await plain.ensure()
+  const earlier = said.length
+  for (let n = 0; n < 2; n++) await plain.ensure()
   t.equal(plain.refusal, null, 'no replica is in phase new any more')
-  t.equal(said.at(-1), null)
+  t.same(said.slice(earlier), [null], 'which it says once')
   const entering = presence('new')
   await entering.enter()
   t.teardown(() => entering.stop())
@@ -353,12 +603,33 @@ void t.test('W10 a late reply counts only if phase new has not begun meanwhile',
 
 void t.test('W10 a lookout keeps looking, with its default clock', async (t) => {
   const { sides } = world()
-  const plain = new Lookout(sides.from, { say: () => {} })
+  const timers = () => process.getActiveResourcesInfo().filter((name) => name === 'Timeout').length
+  const before = timers()
+  let looks = 0
+  const plain = new Lookout({ get: async (id) => (looks++, sides.from.get(id)) }, { say: () => {} })
   await plain.enter()
   t.equal(plain.refusal, null)
+  t.equal(timers(), before, 'that keeps no process alive')
+  const { promise: answered, resolve: answer } = Promise.withResolvers<void>()
   let asked = 0
-  const looking = new Lookout({ get: async (id) => (asked++, sides.from.get(id)) }, { say: () => {} })
+  const get: Store['get'] = async (id) => {
+    if (asked++ >= 3) await answered
+    return sides.from.get(id)
+  }
+  const looking = new Lookout({ get }, { say: () => {} })
   await looking.enter()
+  const began = performance.now()
   await until(async () => asked > 3)
-  await Promise.all([plain.stop(), looking.stop()])
+  const after = performance.now() - began
+  t.ok(after > 2500 && after < 6000, `after ${after} ms`)
+  const seen = looks
+  await plain.stop()
+  t.equal(looks, seen, 'one that stops does not look again')
+  let isStopped = false
+  const stopped = looking.stop().then(() => (isStopped = true))
+  await new Promise((next) => setImmediate(next))
+  t.equal(isStopped, false, 'it waits for the look that it has begun')
+  answer()
+  await stopped
+  t.equal(asked, 6, 'and begins no other')
 })
