@@ -5,9 +5,9 @@ import { NONE } from '../../src/store/slots.ts'
 
 void t.test('the earliest slot comes first, whatever was moved or removed before', async (t) => {
   const slot = fc.oneof(fc.nat(20), fc.nat(2000))
-  const change = fc.record({ slot, time: fc.option(fc.nat(100)) })
+  const change = fc.record({ slot, time: fc.option(fc.nat(100), { freq: 2 }) })
   fc.assert(
-    fc.property(fc.array(change, { maxLength: 200 }), (changes) => {
+    fc.property(fc.array(change, { maxLength: 200, size: 'max' }), (changes) => {
       const model = new Map<number, number>()
       const schedule = new Schedule()
       for (const { slot, time } of changes)
@@ -32,4 +32,16 @@ void t.test('the earliest slot comes first, whatever was moved or removed before
     { numRuns: 1000 },
   )
   t.pass()
+})
+
+void t.test('removing a slot that is not there changes nothing, however many there are', async (t) => {
+  const schedule = new Schedule()
+  schedule.set(0, 1)
+  for (let slot = 1; slot < 3000; slot++) schedule.delete(slot)
+  t.same([...schedule.slots], [0])
+  for (let slot = 1; slot < 600; slot++) {
+    schedule.set(slot, 1)
+    schedule.delete(slot + 1)
+    if (schedule.slots.length !== slot + 1) t.fail(`${slot} is lost`)
+  }
 })

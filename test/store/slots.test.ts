@@ -1,3 +1,5 @@
+import crypto from 'node:crypto'
+import { syncBuiltinESMExports } from 'node:module'
 import fc from 'fast-check'
 import t from 'tap'
 import { NONE, Slots } from '../../src/store/slots.ts'
@@ -8,7 +10,7 @@ void t.test('a name keeps one slot from when it is added until it is removed, as
   const name = fc.string({ unit: fc.constantFrom('a', 'b'), minLength: 1, maxLength: 5 })
   const change = fc.record({ name, comes: fc.boolean() })
   fc.assert(
-    fc.property(fc.array(change, { maxLength: 200 }), (changes) => {
+    fc.property(fc.array(change, { maxLength: 200, size: 'max' }), (changes) => {
       const model = new Map<string, number>()
       const slots = new Slots()
       for (const { name, comes } of changes) {
@@ -49,6 +51,61 @@ void t.test('it holds thousands of names, and any of them can be removed', async
     names.filter((_, n) => n >= 4000 && n % 3 !== 0),
   )
   t.ok((given[0] as number) < names.length && slots.add(newId()) < names.length, 'slots are reused')
+})
+
+void t.test('names that come and go leave nothing behind', async (t) => {
+  const slots = new Slots()
+  for (let n = 0; n < 10_000; n++) slots.remove(slots.add(newId()))
+  t.equal(slots.find(newId()), NONE)
+})
+
+void t.test('names of one character are told apart', async (t) => {
+  const slots = new Slots()
+  const names = Array.from({ length: 90 }, (_, n) => String.fromCharCode(33 + n))
+  const given = names.map((name) => slots.add(name))
+  t.same(
+    names.map((name) => slots.find(name)),
+    given,
+  )
+})
+
+void t.test('exactly the slots in use are listed, also when there is no free one', async (t) => {
+  const slots = new Slots()
+  for (let n = 1; n <= 1024; n++) {
+    slots.add(newId())
+    if ([...slots.from(0)].length !== n) t.fail(`not ${n}`)
+    if (slots.find(newId()) !== NONE) t.fail('found one that was never added')
+  }
+  t.pass()
+})
+
+void t.test('a few hundred names can be removed and added again in any order', async (t) => {
+  for (let round = 0; round < 50; round++) {
+    const slots = new Slots()
+    const names = Array.from({ length: 250 }, newId)
+    const given = new Map(names.map((name) => [name, slots.add(name)]))
+    for (const gone of names.filter((_, n) => n % 3 === 0)) {
+      slots.remove(given.get(gone) as number)
+      given.delete(gone)
+    }
+    for (const name of names)
+      if (slots.find(name) !== (given.get(name) ?? NONE)) t.fail(`${name} has another slot`)
+  }
+  t.pass()
+})
+
+void t.test('no client can know which names collide', async (t) => {
+  const { randomInt } = crypto
+  t.teardown(() => {
+    crypto.randomInt = randomInt
+    syncBuiltinESMExports()
+  })
+  const limits: number[] = []
+  crypto.randomInt = (limit: number) => (limits.push(limit), 0)
+  syncBuiltinESMExports()
+  void new Slots()
+  t.equal(limits.length, 1)
+  t.ok((limits[0] as number) >= 2 ** 31)
 })
 
 void t.test('a name longer than a record id is refused', async (t) => {
