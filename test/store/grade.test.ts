@@ -1,6 +1,7 @@
 import t from 'tap'
 import type { Millis } from '../../src/core/record.ts'
-import { disproof, type Grade, gradingOf, PROVEN } from '../../src/store/grade.ts'
+import { PREFIX } from '../../src/store/codec.ts'
+import { disproof, GRADES, type Grade, gradingOf, PROVEN, weakest } from '../../src/store/grade.ts'
 import { memoryStore } from '../../src/store/memory.ts'
 import { traitsOf as postgresTraits } from '../../src/store/postgres.ts'
 import type { Wait } from '../../src/store/redis-barrier.ts'
@@ -29,6 +30,7 @@ void t.test('a store is graded by its traits, its grace and its proof', async (t
     [{ durable: false, evicts: null }, 2000, PROVEN, 'volatile'],
     [{ forgets, hasIdentity: true }, 2000, PROVEN, 'strict'],
     [{ forgets, hasIdentity: true }, 0, PROVEN, 'volatile'],
+    [{ forgets, hasIdentity: true }, 1, PROVEN, 'strict'],
     [{ forgets }, 2000, PROVEN, 'volatile'],
   ]
   for (const [traits, grace, proof, grade] of cases)
@@ -47,6 +49,51 @@ void t.test('a store is graded by its traits, its grace and its proof', async (t
     forgets,
     /store.grace is off/,
   ])
+})
+
+void t.test('grades are ordered from the one that promises least', async (t) => {
+  t.same(GRADES, ['unfit', 'volatile', 'unknown', 'strict'])
+  const traits = {
+    durable: true,
+    evicts: false,
+    forgets: 'A failover loses the last claims.',
+    hasIdentity: false,
+    findings: [],
+    refusals: [],
+  }
+  t.match(gradingOf(traits, 1, PROVEN).reasons[1], /there is no grace after a failover/)
+})
+
+void t.test('stores that all have to keep a promise keep it as well as the weakest', async (t) => {
+  const sound = {
+    durable: true,
+    evicts: false,
+    forgets: null,
+    hasIdentity: true,
+    findings: [],
+    refusals: [],
+  }
+  const both = (one: Partial<StoreTraits>, other: Partial<StoreTraits>) =>
+    weakest([
+      { ...sound, ...one },
+      { ...sound, ...other },
+    ])
+  t.strictSame(both({}, {}), { durable: true, evicts: false, forgets: null, hasIdentity: true })
+  for (const weak of [
+    { durable: false },
+    { durable: null },
+    { evicts: true },
+    { evicts: null },
+    { forgets: 'why' },
+    { hasIdentity: false },
+  ])
+    for (const pair of [both(weak, {}), both({}, weak)])
+      t.strictSame(pair, { ...both({}, {}), ...weak }, JSON.stringify(weak))
+  t.match(both({ durable: null, evicts: true }, { durable: false, evicts: null }), {
+    durable: false,
+    evicts: true,
+  })
+  t.equal(both({ forgets: 'one' }, { forgets: 'other' }).forgets, 'one')
 })
 
 /** What Redis says about itself, with that many replicas. */
@@ -129,8 +176,38 @@ void t.test('PostgreSQL: many dead rows and a transaction that stays open are fi
 
 void t.test('V09 a store that grants a taken key is found out', async (t) => {
   const sound = memory()
-  t.equal(await disproof(sound), PROVEN)
+  const puts: Parameters<Store['put']>[] = []
+  // It answers later, as a server does.
+  const asked: Store = {
+    ...sound,
+    put: async (...args) => {
+      puts.push(args)
+      return sound.put(...args)
+    },
+    remove: async (...args) => {
+      await new Promise((later) => setImmediate(later))
+      return sound.remove(...args)
+    },
+  }
+  t.equal(await disproof(asked), PROVEN)
   t.same((await sound.list('all', null, 10)).ids, [], 'nothing is left')
+  t.equal(puts.length, 2)
+  for (const [id, , { dueIn, dropIn }, entry] of puts) {
+    t.equal(id, puts[0]?.[0])
+    t.equal(id.length, 43)
+    t.ok(dropIn <= 5000 && dueIn >= dropIn, 'if this process dies, it is gone before it is due')
+    t.equal(entry, 'fresh', 'in a grace, too')
+  }
+  const split: Store = {
+    ...sound,
+    put: async (id, bytes, spans, entry) => {
+      const reply = await sound.put(id, bytes, spans, entry)
+      // Somebody else has the key, who knows how.
+      if (!reply.done) reply.bytes.fill(7, PREFIX.token, PREFIX.createdAt)
+      return reply
+    },
+  }
+  t.match(await disproof(split), /lets two owners claim one key/)
   const forgetful: Store = {
     ...memory(),
     put: (id, bytes, spans, entry) => memory().put(id, bytes, spans, entry),
