@@ -165,24 +165,20 @@ export class Replies {
    * @throws {ProtocolError} the rest of this connection is then worthless.
    */
   push(bytes: Buffer): void {
-    let chunk = bytes
+    const chunk = this.#line === null ? bytes : Buffer.concat([this.#line, bytes])
+    this.#line = null
     let at = 0
     while (at < chunk.length) {
       if (this.#bulk !== null) {
         at = this.#fill(this.#bulk, chunk, at)
         continue
       }
-      if (this.#line !== null) {
-        chunk = Buffer.concat([this.#line, chunk.subarray(at)])
-        at = 0
-        this.#line = null
-      }
       const read = this.#number(chunk, at)
       if (read > at) {
         at = read
         continue
       }
-      const end = chunk.indexOf(LF, at + 1)
+      const end = chunk.indexOf(LF, at)
       if (end < 0 || end - at > LONGEST_LINE) {
         if (chunk.length - at > LONGEST_LINE) throw new ProtocolError('a line without an end')
         // A copy: the chunk belongs to the connection.
@@ -250,13 +246,10 @@ export class Replies {
 
   /** Returns where the chunk continues. */
   #fill(bulk: Buffer, chunk: Buffer, from: number): number {
-    let at = from
-    if (this.#filled < bulk.length) {
-      const copied = chunk.copy(bulk, this.#filled, at)
-      at += copied
-      this.#filled += copied
-    }
-    while (this.#filled >= bulk.length && at < chunk.length) {
+    const copied = chunk.copy(bulk, this.#filled, from)
+    this.#filled += copied
+    let at = from + copied
+    while (at < chunk.length) {
       const isLast = this.#filled++ > bulk.length
       if (chunk[at++] !== (isLast ? LF : CR)) throw new ProtocolError('a bulk string longer than it said')
       if (!isLast) continue

@@ -28,6 +28,7 @@ function written(reply: Reply): Buffer {
 void t.test('every type of reply is parsed', async (t) => {
   t.strictSame(parsed(':0\r\n:-1\r\n:1795000000000\r\n'), [0, -1, 1795000000000])
   t.strictSame(parsed(':9007199254740991\r\n'), [9007199254740991])
+  t.strictSame(parsed(':-1000000000000000000\r\n'), [-1e18], 'as long as an integer of Redis may be')
   t.strictSame(parsed('+OK\r\n+\r\n'), ['OK', ''])
   t.strictSame(parsed('$0\r\n\r\n$2\r\n\r\n\r\n$-1\r\n*-1\r\n'), [
     Buffer.alloc(0),
@@ -92,14 +93,24 @@ void t.test('replies are parsed when they arrive byte by byte', async (t) => {
   t.strictSame(parsed(...Array.from(bytes, (_, at) => bytes.subarray(at, at + 1))), sent)
 })
 
+void t.test('a chunk full of replies may end in the middle of a line', async (t) => {
+  const ones = Array.from({ length: 16_000 }, () => 1)
+  t.strictSame(parsed(`${':1\r\n'.repeat(16_000)}+O`, 'K\r\n'), [...ones, 'OK'])
+})
+
 void t.test('invalid RESP2 throws at once, and the replies before it count', async (t) => {
   const nonsense = {
     'HTTP/1.1 400 Bad Request\r\n': /type 72/,
     '\r\n': /type 13/,
+    '\n': /CR LF/,
     '%1\r\n': /type 37/,
     ':\r\n': /without digits/,
     ':-\r\n': /without digits/,
     ':1x\r\n': /other characters/,
+    ':1:\r\n': /other characters/,
+    ':1/\r\n': /other characters/,
+    ':1\r\r\n': /other characters/,
+    ':1x\n': /CR LF/,
     [`:${'1'.repeat(20)}\r\n`]: /too many/,
     ':1\n': /CR LF/,
     '$-2\r\n': /-2 bytes/,
@@ -118,9 +129,15 @@ void t.test('invalid RESP2 throws at once, and the replies before it count', asy
     t.throws(() => parser.push(Buffer.from(`:1\r\n${bytes}`, 'latin1')), { name: 'ProtocolError', message })
     t.strictSame(replies, [1])
   }
+  t.throws(() => parsed('\n'), { message: /CR LF/ })
   const parser = new Replies(() => {})
   parser.push(Buffer.from(`+${'x'.repeat(40_000)}`))
   t.throws(() => parser.push(Buffer.from('x'.repeat(40_000))), { message: /without an end/ })
+})
+
+void t.test('arrays are taken up to the largest and the deepest', async (t) => {
+  t.strictSame(parsed('*1048576\r\n'), [], 'its elements are yet to come')
+  t.strictSame(parsed(`${'*1\r\n'.repeat(8)}:1\r\n`), [[[[[[[[[1]]]]]]]]])
 })
 
 /** A command is an array of bulk strings, as a reply may be. */
@@ -182,4 +199,34 @@ void t.test('large arguments are not copied, and taken bytes are not overwritten
   const huge = 'x'.repeat(100_000)
   outgoing.add(headOf('eval', huge), [])
   t.strictSame(sent(outgoing), [['eval', huge]])
+})
+
+void t.test('an argument fits wherever in its memory a command begins', async (t) => {
+  const filler = Array.from({ length: 15 }, () => Buffer.alloc(4096, 'f'))
+  for (let left = 0; left < 150; left++) {
+    const outgoing = new CommandBuffer()
+    outgoing.add(headOf('a'), [...filler, Buffer.alloc(3850 + left, 'f')])
+    const args = ['short', Buffer.from('bytes'), 123_456, 'more than a few', 'characters'.repeat(3)]
+    outgoing.add(headOf('b'), args)
+    t.strictSame(sent(outgoing)[1], ['b', ...args.map(String)], `${left}`)
+  }
+  const outgoing = new CommandBuffer()
+  outgoing.add(headOf('a'), ['x'.repeat(100_000)])
+  t.strictSame(sent(outgoing), [['a', 'x'.repeat(100_000)]])
+})
+
+void t.test('lengths are written as Redis reads them', async (t) => {
+  const outgoing = new CommandBuffer()
+  outgoing.add(headOf('get'), ['', 'x'.repeat(9), 'x'.repeat(10)])
+  t.equal(
+    String(Buffer.concat(outgoing.take())),
+    '*4\r\n$3\r\nget\r\n$0\r\n\r\n$9\r\nxxxxxxxxx\r\n$10\r\nxxxxxxxxxx\r\n',
+  )
+})
+
+void t.test('text that is not ASCII, though it must be, does not shift what follows', async (t) => {
+  const outgoing = new CommandBuffer()
+  outgoing.add(headOf('ü'), [])
+  for (const text of ['ü', 'ü'.repeat(40), 'end']) outgoing.add(headOf('echo'), [text])
+  t.strictSame(sent(outgoing), [['ü'], ['echo', 'ü'], ['echo', 'ü'.repeat(40)], ['echo', 'end']])
 })
