@@ -98,14 +98,13 @@ export class Epochs {
     this.#hurry(server)
     const { servers } = this.#options
     const each = shards.map((shard) => [shard])
-    const all =
-      servers.isCluster || shards.length === 1
-        ? await this.#askEach(each)
-        : await this.#run(shards).catch((error: unknown) => {
-            // The only node of a cluster.
-            if (error instanceof Refused && error.reply.startsWith('CROSSSLOT')) return this.#askEach(each)
-            throw error
-          })
+    const all = servers.isCluster
+      ? await this.#askEach(each)
+      : await this.#run(shards).catch((error: unknown) => {
+          // The only node of a cluster.
+          if (error instanceof Refused && error.reply.startsWith('CROSSSLOT')) return this.#askEach(each)
+          throw error
+        })
     this.#unanswered.delete(server)
     return all
   }

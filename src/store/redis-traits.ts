@@ -68,7 +68,7 @@ export function traitsOf(info: string | null, isCluster: boolean, wait: Wait | n
     }
   const fields = new Map<string, string | undefined>()
   for (const line of info.split('\r\n')) {
-    const [field = '', value] = line.split(':', 2)
+    const [field = '', value] = line.split(':')
     fields.set(field, value)
   }
   const findings: string[] = []

@@ -12,7 +12,6 @@ import { runIdOf } from '../../src/store/redis-connection.ts'
 import { refusal } from '../../src/store/redis-link.ts'
 import { lengthOf } from '../../src/store/redis-sentinel.ts'
 import { traitsOf } from '../../src/store/redis-traits.ts'
-import { addressOf } from '../../src/store/redis-url.ts'
 import type { Store } from '../../src/store/register.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { bytesOf, newId, newToken, response, SPANS, tempDir, until } from './fixtures.ts'
@@ -286,19 +285,6 @@ void t.test('R13 the breaker opens while Redis hangs, answers at once, and close
   server.resume()
   await until(() => states.at(-1) === 'closed')
   t.equal((await breaker.get(newId())).bytes, null)
-})
-
-void t.test('a Redis URL gives host, port, credentials, database and TLS', async (t) => {
-  const plain = { host: 'cache', port: 6379, username: '', password: '', db: 0 }
-  t.strictSame(addressOf('redis://cache'), plain)
-  t.strictSame(addressOf('rediss://u%40x:p%2F@[::1]:7000/4'), {
-    host: '::1',
-    port: 7000,
-    username: 'u@x',
-    password: 'p/',
-    db: 4,
-    tls: {},
-  })
 })
 
 void t.test('close also ends without Redis', async (t) => {

@@ -2,7 +2,6 @@ import type { Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { openRedisStore } from '../../src/store/redis.ts'
-import { redisUrl } from '../../src/store/redis-url.ts'
 import type { Store } from '../../src/store/register.ts'
 import { fake, greeting } from '../support/fake-redis.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
@@ -296,31 +295,6 @@ void t.test('malformed answers name no master; a subscription is not required', 
     await until(() => subscribers.length > 0)
     t.ok(await writes(store)())
   }
-})
-
-void t.test('a Sentinel URL gives Sentinels, master, credentials and database', async (t) => {
-  const address = { port: 26_379, username: '', password: '', db: 0 }
-  t.strictSame(redisUrl('redis+sentinel://h1,h2:1/a.b-c_d'), {
-    kind: 'sentinel',
-    sentinels: [
-      { ...address, host: 'h1' },
-      { ...address, host: 'h2', port: 1 },
-    ],
-    master: 'a.b-c_d',
-    server: { username: '', password: '', db: 0 },
-  })
-  t.strictSame(
-    redisUrl('rediss+sentinel://u%40:p%2F@[::1]:7,[::2]/m/3?sentinelPassword=x%26y&sentinelUsername=z'),
-    {
-      kind: 'sentinel',
-      sentinels: [
-        { host: '::1', port: 7, username: 'z', password: 'x&y', db: 0, tls: {} },
-        { ...address, host: '::2', username: 'z', password: 'x&y', tls: {} },
-      ],
-      master: 'm',
-      server: { username: 'u@', password: 'p/', db: 3, tls: {} },
-    },
-  )
 })
 
 void t.test('an unknown master, absent Sentinels and a plain Redis each give a clear error', async (t) => {

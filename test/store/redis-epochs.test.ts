@@ -1,0 +1,321 @@
+import { setTimeout as wait } from 'node:timers/promises'
+import t, { type Test } from 'tap'
+import type { Millis, RecordId } from '../../src/core/record.ts'
+import type { Safety } from '../../src/store/recent.ts'
+import type { Part } from '../../src/store/redis-cluster.ts'
+import type { Connection } from '../../src/store/redis-connection.ts'
+import { Epochs } from '../../src/store/redis-epochs.ts'
+import { Refused } from '../../src/store/redis-link.ts'
+import { StoreUnavailable } from '../../src/store/register.ts'
+import { until } from './fixtures.ts'
+
+/** Longer than any test. */
+const LONG: Millis = 1_000_000
+const SKEW = 7
+
+interface Server {
+  since: number
+  left: Millis
+  isReady: boolean
+  reconnects: number
+  /** Another answer than its own; null: none. */
+  answer: (() => Promise<never>) | null
+  reconnect(): void
+}
+
+function newServer(since: number, left = 0): Server {
+  return { since, left, isReady: true, reconnects: 0, answer: null, reconnect: () => undefined }
+}
+
+/** Epochs of four shards; servers by shard, `asked`: the shards of each command. */
+function epochsOf(
+  t: Test,
+  byShard: Server[],
+  { isCluster = false, grace = LONG, spare }: { isCluster?: boolean; grace?: Millis; spare?: Server } = {},
+) {
+  const asked: number[][] = []
+  const seen: number[][] = []
+  const told: { left: Millis; shards: number[] }[] = []
+  const held: Millis[] = []
+  const checks: { shards: readonly number[]; asked: Millis; same: number[] }[] = []
+  const checked: Safety['checked'] = (shards, asked, isSame) =>
+    void checks.push({ shards, asked, same: shards.filter(isSame) })
+  const run = async (_: unknown, args: (string | number)[], read: (pairs: number[]) => unknown) => {
+    const count = Number(args[0])
+    const shards = args.slice(1, count + 1).map((key) => Number(String(key).slice(1)))
+    t.strictSame(args.slice(count + 1, count + 3), [grace, SKEW])
+    asked.push(shards)
+    seen.push(args.slice(count + 3).map(Number))
+    const server = byShard[shards[0] as number] as Server
+    if (server.answer !== null) return server.answer()
+    return read(
+      shards.flatMap((shard) => [(byShard[shard] as Server).left, (byShard[shard] as Server).since]),
+    )
+  }
+  const known = (): Part[] =>
+    [...new Set(spare === undefined ? byShard : [...byShard, spare])].map((server, n) => ({
+      name: `s${n}`,
+      server: server as unknown as Connection,
+      shards: [0, 1, 2, 3].filter((shard) => byShard[shard] === server),
+    }))
+  const epochs = new Epochs({
+    grace,
+    skew: () => SKEW,
+    keys: ['k0', 'k1', 'k2', 'k3'],
+    shardOf: (id) => Number(id),
+    servers: { commands: { run } as unknown as Connection, isCluster, known },
+    onNew: ({ left, concerns }) =>
+      told.push({ left, shards: [0, 1, 2, 3].filter((n) => concerns(String(n) as RecordId)) }),
+    safety: { checked } as Safety,
+    onHeld: (left) => void held.push(left),
+  })
+  t.teardown(() => epochs.close())
+  return { epochs, asked, seen, told, held, checks }
+}
+
+const refusing = (reply: string) => () => Promise.reject(new Refused(reply))
+
+void t.test('the first look asks for every shard, and the next ones for one', async (t) => {
+  const server = newServer(50, 30)
+  const { epochs, asked, seen, told, held } = epochsOf(t, [server, server, server, server])
+  t.equal(epochs.seen(0), 0)
+  t.equal(epochs.isInGrace, false)
+  await epochs.look()
+  t.strictSame(asked, [[0, 1, 2, 3]])
+  t.strictSame(seen, [[0, 0, 0, 0]])
+  t.strictSame(told, [{ left: 30, shards: [0, 1, 2, 3] }])
+  t.strictSame(held, [30])
+  t.strictSame(
+    [0, 1, 2, 3].map((n) => epochs.seen(n)),
+    [50, 50, 50, 50],
+  )
+  t.equal(epochs.isInGrace, true)
+  server.left = 0
+  await epochs.look()
+  t.strictSame(asked.slice(1), [[0]])
+  t.strictSame(seen.slice(1), [[50]])
+  t.equal(told.length, 1)
+  t.strictSame(held, [30, 0])
+  t.equal(epochs.isInGrace, false)
+})
+
+void t.test('another process is asked for every shard at once, and told of', async (t) => {
+  const server = newServer(50)
+  const { epochs, asked, seen, told } = epochsOf(t, [server, server, server, server])
+  await epochs.look()
+  Object.assign(server, { since: 60, left: 40 })
+  await epochs.look()
+  t.strictSame(asked.slice(1), [[0], [0, 1, 2, 3]])
+  t.strictSame(seen.slice(1), [[50], [50, 50, 50, 50]])
+  t.strictSame(told.slice(1), [{ left: 40, shards: [0, 1, 2, 3] }])
+  t.equal(epochs.seen(3), 60)
+})
+
+void t.test('in a cluster each shard is asked by itself, and the longest grace counts', async (t) => {
+  const [a, b] = [newServer(50, 10), newServer(60, 20)]
+  const { epochs, asked, told, held } = epochsOf(t, [a, a, b, b], { isCluster: true })
+  await epochs.look()
+  t.strictSame(asked, [[0], [1], [2], [3]])
+  t.strictSame(told, [
+    { left: 10, shards: [0, 1] },
+    { left: 20, shards: [2, 3] },
+  ])
+  t.strictSame(held, [20])
+  b.since = 70
+  await epochs.look()
+  t.strictSame(asked.slice(4), [[0], [2], [2], [3]])
+  t.strictSame(told.slice(2), [{ left: 20, shards: [2, 3] }])
+})
+
+void t.test('shards that have moved to another server are asked for there', async (t) => {
+  const [a, b] = [newServer(50), newServer(60)]
+  const byShard = [a, a, b, b]
+  const { epochs, asked, told } = epochsOf(t, byShard, { isCluster: true })
+  await epochs.look()
+  byShard[1] = b
+  await epochs.look()
+  t.strictSame(asked.slice(4), [[0], [1], [1], [2], [3]])
+  t.strictSame(told.slice(2), [{ left: 0, shards: [1] }], 'the others are where they were')
+  await epochs.look()
+  t.strictSame(asked.slice(9), [[0], [1]])
+})
+
+void t.test(
+  'if one of several shards that have moved is not as it was, all of the server are asked for',
+  async (t) => {
+    const [a, b, c] = [newServer(50), newServer(60), newServer(60)]
+    const byShard = [a, b, c, c]
+    const { epochs, asked, told } = epochsOf(t, byShard)
+    await epochs.look()
+    byShard[0] = c
+    byShard[1] = c
+    await epochs.look()
+    t.strictSame(asked.slice(3), [
+      [0, 1],
+      [0, 1, 2, 3],
+    ])
+    t.strictSame(told.slice(3), [{ left: 0, shards: [0] }])
+  },
+)
+
+void t.test('a master without shards is asked nothing', async (t) => {
+  const server = newServer(50)
+  const { epochs, asked, held } = epochsOf(t, [server, server, server, server], {
+    isCluster: true,
+    spare: newServer(9, 9),
+  })
+  await epochs.look()
+  await epochs.look()
+  t.strictSame(asked, [[0], [1], [2], [3], [0]])
+  t.strictSame(held, [0, 0])
+})
+
+void t.test('a server that is not ready is not asked', async (t) => {
+  const [a, b] = [newServer(50), newServer(60, 5)]
+  a.isReady = false
+  const { epochs, asked, held } = epochsOf(t, [a, a, b, b])
+  await epochs.look()
+  t.strictSame(asked, [[2, 3]])
+  t.strictSame(held, [5])
+})
+
+void t.test('the only node of a cluster is asked for each shard by itself', async (t) => {
+  const server = newServer(50)
+  const { epochs, asked, told } = epochsOf(t, [server, server, server, server])
+  server.answer = () => {
+    if (asked.length === 1) return Promise.reject(new Refused('CROSSSLOT Keys in request'))
+    server.answer = null
+    return Promise.reject(new StoreUnavailable('not the first', false))
+  }
+  await epochs.look()
+  t.strictSame(asked, [[0, 1, 2, 3], [0], [1], [2], [3]])
+  t.strictSame(told, [], 'one of them failed')
+  await epochs.look()
+  t.strictSame(asked.slice(5), [[0, 1, 2, 3]])
+  t.equal(told.length, 1)
+})
+
+void t.test('a refusal and silence begin no epoch', async (t) => {
+  const server = newServer(50, 30)
+  const { epochs, asked, told, held } = epochsOf(t, [server, server, server, server])
+  for (const answer of [refusing('NOPERM'), () => Promise.reject(new StoreUnavailable('silent', true))]) {
+    server.answer = answer
+    await epochs.look()
+  }
+  t.equal(asked.length, 2)
+  t.strictSame(told, [])
+  t.strictSame(held, [0, 0])
+  t.equal(epochs.seen(0), 0)
+  t.equal(epochs.isInGrace, false)
+})
+
+void t.test('it looks four times per grace, until it is closed', async (t) => {
+  const server = newServer(50)
+  const { epochs, held } = epochsOf(t, [server, server, server, server], { grace: 200 })
+  const began = performance.now()
+  await until(() => held.length === 4)
+  const took = performance.now() - began
+  t.ok(took >= 190 && took < 500, `after ${took} ms`)
+  epochs.close()
+  await wait(120)
+  t.equal(held.length, 4)
+})
+
+for (const isCluster of [false, true])
+  void t.test(
+    `a server${isCluster ? ' of a cluster' : ''} that is silent for half a grace is connected to again`,
+    async (t) => {
+      const server = newServer(50)
+      server.reconnect = () => void server.reconnects++
+      const { epochs } = epochsOf(t, [server, server, server, server], { isCluster, grace: 400 })
+      epochs.close()
+      const silence = () => Promise.reject(new StoreUnavailable('silent', true))
+      const lookAfter = async (ms: Millis) => {
+        await wait(ms)
+        await epochs.look()
+        await new Promise(setImmediate)
+        await new Promise(setImmediate)
+        return server.reconnects
+      }
+      server.answer = silence
+      t.equal(await lookAfter(0), 0)
+      t.equal(await lookAfter(50), 0)
+      t.equal(await lookAfter(210), 1)
+      t.equal(await lookAfter(50), 1, 'from then on it is given the same time again')
+      t.equal(await lookAfter(210), 2)
+      // A refusal is an answer, as is the end of a connection.
+      for (const answer of [refusing('NOPERM'), null]) {
+        server.answer = silence
+        await lookAfter(0)
+        server.answer = answer
+        await lookAfter(10)
+        server.answer = silence
+        t.equal(await lookAfter(210), 2)
+        server.answer = null
+        await epochs.look()
+      }
+      server.answer = silence
+      await lookAfter(0)
+      server.answer = () => {
+        server.isReady = false
+        return silence()
+      }
+      await lookAfter(0)
+      server.isReady = true
+      server.answer = silence
+      t.equal(await lookAfter(210), 2)
+    },
+  )
+
+void t.test('an answer just in time keeps the connection', async (t) => {
+  const server = newServer(50)
+  server.reconnect = () => void server.reconnects++
+  const { epochs } = epochsOf(t, [server, server, server, server], { grace: 100 })
+  epochs.close()
+  let answer: (error: Error) => void = () => {}
+  server.answer = () => new Promise((_, reject) => (answer = reject))
+  const first = epochs.look()
+  await wait(60)
+  const second = epochs.look()
+  server.answer = null
+  const third = epochs.look()
+  await third
+  await new Promise(setImmediate)
+  await new Promise(setImmediate)
+  t.equal(server.reconnects, 0)
+  answer(new Error('late'))
+  await second
+  void first
+})
+
+void t.test('each look says which shards are as they were when it was sent', async (t) => {
+  const [a, b] = [newServer(50), newServer(60)]
+  const { epochs, checks } = epochsOf(t, [a, a, b, b])
+  const began = performance.now()
+  await epochs.look()
+  await epochs.look()
+  b.since = 70
+  await epochs.look()
+  t.strictSame(
+    checks.map(({ shards, same }) => [shards, same]),
+    [
+      [[0, 1], []],
+      [[2, 3], []],
+      [
+        [0, 1],
+        [0, 1],
+      ],
+      [
+        [2, 3],
+        [2, 3],
+      ],
+      [
+        [0, 1],
+        [0, 1],
+      ],
+      [[2, 3], []],
+    ],
+  )
+  const times = checks.map(({ asked }) => asked)
+  t.ok(times.every((asked) => asked >= began && asked <= performance.now()))
+})
