@@ -199,6 +199,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     const again = await register.put(id, bytesOf('completed', newToken()), SPANS)
     t.ok(again.done, 'the id is free again')
     t.ok(again.now >= put.now + HOUR)
+    t.equal(readStamps((await register.get(id)).bytes as Buffer).version, again.now)
     advance(2 * HOUR)
     t.same(await register.due(10), [], 'the first record left nothing in the index')
   })
@@ -596,6 +597,7 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
       await writer.put(newId(), bytesOf('completed', token), SPANS)
       let count = 0
       for (const state of ['failed_retryable', 'unknown', 'completed'] as const) {
+        await silent(writer.swap(id, own, bytesOf('in_progress', token), SPANS, true), count)
         t.ok((await writer.swap(id, own, bytesOf(state, token), SPANS, false)).done)
         // Messages of one record stay in order: had another write notified, this would be one more.
         await until(() => told > count)
@@ -821,6 +823,29 @@ function registerEach(t: Test, name: string, make: () => Promise<Harness>, isPac
     await register.history.append(id, [note('b', '')])
     t.ok((await register.get(id)).bytes?.equals(before), 'the record is unchanged')
     t.match((await register.history.read(id)).at(-1), { tag: 'b', text: '' })
+  })
+
+  void test('notes of several records that are told together keep to their records', async (t, {
+    register,
+  }) => {
+    const ids = Array.from({ length: 4 }, () => newId())
+    const absent = ids[1] as RecordId
+    for (const id of ids) if (id !== absent) await register.put(id, bytesOf('in_progress', newToken()), SPANS)
+    const counts = [2, 1, 3, 1]
+    const notesOf = (n: number) =>
+      Array.from({ length: counts[n] as number }, (_, m) => ({
+        tag: `t${n}.${m}`,
+        count: 1,
+        firstAgo: 0,
+        lastAgo: 0,
+        text: `${n}.${m}`,
+      }))
+    const done = await Promise.all(ids.map((id, n) => register.history.append(id, notesOf(n))))
+    t.same(done, [true, false, true, true])
+    const texts = await Promise.all(
+      ids.map(async (id) => (await register.history.read(id)).map(({ text }) => text)),
+    )
+    t.same(texts, [['0.0', '0.1'], [], ['2.0', '2.1', '2.2'], ['3.0']])
   })
 
   void test('notes are capped: the first ten and the newest forty stay', async (t, { register }) => {

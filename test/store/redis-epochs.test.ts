@@ -1,7 +1,7 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
-import type { Safety } from '../../src/store/recent.ts'
+import type { Safety } from '../../src/store/safety.ts'
 import type { Part } from '../../src/store/redis-cluster.ts'
 import type { Connection } from '../../src/store/redis-connection.ts'
 import { Epochs } from '../../src/store/redis-epochs.ts'

@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { RedisKeys } from '../../src/store/redis-keys.ts'
+import { RedisKeys } from '../../src/store/redis.ts'
 
 const KEYS = new RedisKeys('pay.eu')
 /** The digest that begins with this byte. */

@@ -9,7 +9,6 @@ local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[5]
 
 local head = redis.call('GETRANGE', KEYS[1], 0, 55)
-if #head == 0 then return {0, now, false, number} end
 if #head < 56 or head:sub(1, 3) ~= 'IP\1' then return {0, now, redis.call('GET', KEYS[1]), number} end
 local version, fence = struct.unpack('>I6I6', head, 5)
 local created = struct.unpack('>I6', head, 33)
