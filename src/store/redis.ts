@@ -288,7 +288,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       const [first] = replies
       if (up.length === 0 && first?.status === 'rejected') throw first.reason
       const topology = servers.topology()
-      const unable = await Promise.all(up.map(async ({ part }) => barriers?.check(part) ?? null))
+      const unable = await Promise.all(up.map(async ({ part }) => barriers?.check(part)))
       return {
         ...together(
           up.map(({ part, info }, n) => {
