@@ -152,7 +152,7 @@ export class Link {
     this.#client.on('notification', ({ payload }: Notification) => heard(String(payload)))
   }
 
-  /** Closes the connection once its statement is done; resolves when it has ended. */
+  /** Closes the connection, whose statement fails if it is not done; resolves when it has ended. */
   async end(): Promise<void> {
     this.#client.end(() => {})
     const force = this.destroyAfter(DISCONNECT_TIMEOUT)
@@ -178,9 +178,8 @@ function survivingNonsense(client: Client): void {
   const { connection } = client as unknown as Inner
   const attach = connection.attachListeners.bind(connection)
   connection.attachListeners = (stream) => {
-    const before = stream.listeners('data')
     attach(stream)
-    for (const read of stream.listeners('data').filter((listener) => !before.includes(listener))) {
+    for (const read of stream.listeners('data')) {
       stream.off('data', read as (bytes: Buffer) => void)
       stream.on('data', (bytes: Buffer) => {
         try {

@@ -1,8 +1,12 @@
+import { writeFileSync } from 'node:fs'
+import { join } from 'node:path'
 import t from 'tap'
+import { traitsOf } from '../../src/store/postgres.ts'
 import { lockWait } from '../../src/store/postgres-lanes.ts'
 import { prepare } from '../../src/store/postgres-layout.ts'
-import { type Link, type Row, reasonOf, refusal } from '../../src/store/postgres-link.ts'
+import { type Link, numberIn, type Row, reasonOf, refusal } from '../../src/store/postgres-link.ts'
 import { postgresAddress } from '../../src/store/postgres-url.ts'
+import { tempDir } from './fixtures.ts'
 
 void t.test('a PostgreSQL URL gives host, port, credentials, database and TLS', async (t) => {
   const plain = { host: 'db', port: 5432, user: 'u', password: '', database: 'd', tls: null }
@@ -15,7 +19,31 @@ void t.test('a PostgreSQL URL gives host, port, credentials, database and TLS', 
     database: 'dü',
     tls: null,
   })
-  t.match(postgresAddress('postgres://u@db/d?sslmode=require').tls, { rejectUnauthorized: false })
+  t.strictSame(postgresAddress('postgres://u@db/d?sslmode=require').tls, { rejectUnauthorized: false })
+})
+
+void t.test('sslmode says what is verified, and with which files', async (t) => {
+  using dir = tempDir()
+  const files = ['sslrootcert', 'sslcert', 'sslkey'].map((name) => {
+    const path = join(dir.path, name)
+    writeFileSync(path, name)
+    return `${name}=${encodeURIComponent(path)}`
+  })
+  const tls = (mode: string) => postgresAddress(`postgres://u@db/d?sslmode=${mode}&${files.join('&')}`).tls
+  const given = { ca: Buffer.from('sslrootcert'), cert: Buffer.from('sslcert'), key: Buffer.from('sslkey') }
+  t.strictSame(tls('verify-full'), { rejectUnauthorized: true, ...given })
+  const { checkServerIdentity, ...rest } = tls('verify-ca') ?? {}
+  t.strictSame(rest, { rejectUnauthorized: true, ...given })
+  t.type(checkServerIdentity, 'function')
+  t.equal(checkServerIdentity?.('db', {} as never), undefined, 'the name in the certificate is not compared')
+})
+
+void t.test('a number of a reply is one that a record can hold', (t) => {
+  for (const text of ['0', '7', '281474976710655']) t.equal(numberIn(text), Number(text))
+  const refused = { name: 'StoreUnavailable', maybeApplied: true, message: /no answer .* that makes sense/ }
+  for (const text of [null, undefined, '', '-1', '1.5', '0x7', '281474976710656', '1000000000000000'])
+    t.throws(() => numberIn(text), refused, String(text))
+  t.end()
 })
 
 void t.test('a short store.timeout does not switch the lock timeout off', async (t) => {
@@ -61,7 +89,13 @@ void t.test('only errors that prove a rollback mean that nothing was applied', a
     '',
   ])
     t.match(refusal(errorOf(code)), { name: 'StoreUnavailable', maybeApplied: true }, code)
-  t.match(refusal(new Error('Connection terminated')), { maybeApplied: true })
+  t.match(refusal(new Error('Connection terminated')), {
+    maybeApplied: true,
+    message: 'no answer from PostgreSQL: Connection terminated',
+  })
+  t.match(refusal(errorOf('ECONNRESET')), { message: 'no answer from PostgreSQL: because' })
+  t.equal(reasonOf(errorOf('28000')), 'because')
+  t.equal(reasonOf(new Error('')), '')
   t.equal(reasonOf(Object.assign(new AggregateError([], ''), { code: 'ECONNREFUSED' })), 'ECONNREFUSED')
   for (const code of ['53100', '25006'])
     t.match(refusal(errorOf(code)), { name: 'StoreFull', maybeApplied: false }, code)
@@ -70,9 +104,12 @@ void t.test('only errors that prove a rollback mean that nothing was applied', a
 
 void t.test('prepare returns the identity of the server, or null if it does not tell', async (t) => {
   const ready: Row[][] = [[['f', '15', '4', '1']], [['1', '6']], [[null, null]]]
-  const wal = '0000000A0000000000000001'
-  t.same(await prepare(fake([...ready, [['7153', wal]]])), { system: '7153', timeline: 10 })
-  for (const silent of [errorOf('0A000'), errorOf('42501'), [['7153', null]], []])
+  const wal = '1000001F0000000000000001'
+  t.same(await prepare(fake([...ready, [['7153', wal]]], errorOf('XX000'))), {
+    system: '7153',
+    timeline: 0x1000001f,
+  })
+  for (const silent of [errorOf('0A000'), errorOf('42501'), [['7153', null]], [[null, wal]], []])
     t.equal(await prepare(fake([...ready, silent])), null)
 })
 
@@ -92,6 +129,38 @@ function fake(answers: readonly (Row[] | Error)[], making: Error | null = null):
   return link as Link
 }
 
+void t.test('prepare makes or updates the schema where it is missing or outdated', async (t) => {
+  const there: Row[] = [['f', '14', '4', '1']]
+  const current: Row[][] = [there, [['1', '6']], [[null, null]], [['7153', '000000010000000000000001']]]
+  for (const before of [[[['f', '14', '0', '0']]], [there, [['1', '5']]]]) {
+    t.match(await prepare(fake([...before, ...current])), { timeline: 1 })
+    await t.rejects(prepare(fake(before, errorOf('57P01'))), { message: /^because$/ })
+    await t.rejects(prepare(fake(before, errorOf('42501'))), {
+      message: /^the schema idempotency is missing or outdated, .*\(because\)/,
+    })
+  }
+})
+
+void t.test('prepare refuses a server or a schema that it cannot use', async (t) => {
+  const there: Row[] = [['f', '15', '4', '1']]
+  await t.rejects(prepare(fake([[['t', '15', '4', '1']]])), { message: /^the server is a standby/ })
+  await t.rejects(prepare(fake([[['f', '15', '1', '0']]])), {
+    name: 'StoreUnavailable',
+    maybeApplied: false,
+    message: /belongs to another program/,
+  })
+  await t.rejects(prepare(fake([there, [['2', '6']]])), {
+    name: 'StoreUnavailable',
+    message: /has version 2, of a later release; this one reads 1/,
+  })
+  await t.rejects(prepare(fake([there, errorOf('42501')])), { message: /may not use the schema/ })
+  for (const [missing, text] of [
+    [['SELECT on records', null], ': SELECT on records;'],
+    [[null, 'EXECUTE on 2 functions'], ': EXECUTE on 2 functions;'],
+  ] as const)
+    await t.rejects(prepare(fake([there, [['1', '6']], [missing]])), { message: new RegExp(text) })
+})
+
 void t.test('prepare fails if the server is too old or the schema cannot be created', async (t) => {
   const none: Row[] = [['f', '15', '0', '0']]
   await t.rejects(prepare(fake([[['f', '13', '0', '0']]])), {
@@ -100,7 +169,77 @@ void t.test('prepare fails if the server is too old or the schema cannot be crea
   await t.rejects(prepare(fake([none, none])), {
     message: 'the schema idempotency was being changed at the same time',
   })
-  await t.rejects(prepare(fake([none], errorOf('55006'))), { message: 'because' })
-  await t.rejects(prepare(fake([[['f', '15', '3', '1']], errorOf('57P01')])), { message: 'because' })
+  await t.rejects(prepare(fake([none], errorOf('55006'))), { message: /^because$/ })
+  await t.rejects(prepare(fake([[['f', '15', '3', '1']], errorOf('57P01')])), { message: /^because$/ })
   await t.rejects(prepare(fake([])), { message: /changed at the same time/ })
+})
+
+const STRICT = {
+  commit: 'on',
+  fsync: 'on',
+  pages: 'on',
+  isolation: 'read committed',
+  standbys: '',
+  activities: 'on',
+  connected: '0',
+  live: '5',
+  dead: '3',
+  size: '7',
+  open: '1',
+}
+const traitsWith = (over: Partial<typeof STRICT>) => traitsOf(Object.values({ ...STRICT, ...over }))
+
+void t.test('a server as it comes is durable, forgets nothing, and there is nothing to report', async (t) => {
+  t.strictSame(traitsWith({}), {
+    durable: true,
+    evicts: false,
+    forgets: null,
+    hasIdentity: true,
+    findings: [],
+    refusals: [],
+    replication: 'commits wait for no standby; connected: 0',
+    room: '7 MiB at the last VACUUM; 5 rows, and 3 dead ones',
+  })
+})
+
+void t.test('each setting that can lose or damage records is reported', async (t) => {
+  for (const [over, finding] of [
+    [{ commit: 'off' }, /^synchronous_commit is off: a crash of PostgreSQL loses the latest records/],
+    [{ fsync: 'off' }, /^fsync or full_page_writes is off/],
+    [{ pages: 'off' }, /^fsync or full_page_writes is off/],
+  ] as const)
+    t.match(traitsWith(over), { durable: false, forgets: null, findings: [finding] })
+  for (const [over, finding] of [
+    [{ isolation: 'serializable' }, /^default_transaction_isolation is serializable: /],
+    [{ activities: 'off' }, /^track_activities is off: /],
+  ] as const)
+    t.match(traitsWith(over), { durable: true, forgets: null, findings: [finding] })
+})
+
+void t.test('a promotion loses claims unless commits wait for a standby', async (t) => {
+  const forgets = (standbys: string, connected: string, commit: string) =>
+    traitsWith({ standbys, connected, commit }).forgets
+  for (const commit of ['on', 'remote_apply', 'local']) {
+    t.match(forgets('', '1', commit), /^The standby is asynchronous .* loses the latest claims/, commit)
+    t.equal(forgets('', '0', commit), null, 'there is none')
+  }
+  for (const connected of ['0', '1']) {
+    for (const commit of ['on', 'remote_apply']) t.equal(forgets('a', connected, commit), null)
+    for (const commit of ['local', 'remote_write', 'off'])
+      t.match(forgets('a', connected, commit), new RegExp(`^synchronous_commit is ${commit}: a promotion`))
+  }
+  t.equal(
+    traitsWith({ standbys: 'a', connected: '2' }).replication,
+    'commits wait for a (synchronous_commit on); connected: 2',
+  )
+})
+
+void t.test('VACUUM that cannot keep up, and what keeps it from that, is reported', async (t) => {
+  const findings = (over: Partial<typeof STRICT>) => traitsWith(over).findings
+  t.match(findings({ dead: '100001' }), [/^100001 dead rows and 5 live ones/])
+  t.same(findings({ dead: '100000' }), [])
+  t.match(findings({ dead: '200001', live: '200000' }), [/^200001 dead rows/])
+  t.same(findings({ dead: '200000', live: '200000' }), [])
+  t.match(findings({ open: '3601' }), [/^A transaction has been open for 3601 s/])
+  t.same(findings({ open: '3600' }), [])
 })
