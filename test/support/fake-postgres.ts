@@ -115,7 +115,7 @@ function rowOf(columns: readonly Column[]): Buffer {
   ])
 }
 
-/** Of a Bind message: two names, the formats of the arguments, the arguments. */
+/** Of a Bind message: two names, the formats of the arguments, the arguments, of which some are bytes. */
 function argumentsIn(body: Buffer): Column[] {
   let at = body.indexOf(0, body.indexOf(0) + 1) + 1
   at += 2 + 2 * body.readUInt16BE(at)
@@ -127,6 +127,6 @@ function argumentsIn(body: Buffer): Column[] {
     if (length < 0) return null
     const from = at
     at += length
-    return body.toString('utf8', from, at)
+    return body.toString('latin1', from, at)
   })
 }

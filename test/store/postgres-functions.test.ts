@@ -1,0 +1,755 @@
+import type pg from 'pg'
+import t from 'tap'
+import { layoutScript } from '../../src/store/postgres-layout.ts'
+import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
+import { newId } from './fixtures.ts'
+
+// The functions to the millisecond: their clock stands still, at the instant that each call gives.
+t.setTimeout(100_000)
+
+if (NO_POSTGRES) t.plan(0, NO_POSTGRES)
+else await tests()
+
+type Columns = Record<string, string | null>
+
+interface Written {
+  readonly service?: string
+  readonly schema?: number
+  readonly state?: number
+  readonly fence?: number
+  readonly token?: string
+  readonly createdAt?: number
+  readonly head?: Buffer
+  readonly dueIn?: number
+  readonly dropIn?: number
+  readonly entry?: number
+  readonly grace?: number
+  readonly seen?: number
+}
+
+const [IN_PROGRESS, COMPLETED, RETRYABLE, UNKNOWN, EXPIRED] = [1, 2, 3, 4, 5]
+const T = 1_000_000
+/** Its fifth byte has the flags. */
+const head = (flags: number, more = 0) =>
+  Buffer.concat([Buffer.from([0, 0, 0, 1 + more, flags]), Buffer.alloc(more)])
+const HEAD = head(0, 3)
+const BODY_ENDS = head(4)
+
+async function tests(): Promise<void> {
+  const server = await PostgresServer.start('fsync=off')
+  t.teardown(() => server[Symbol.asyncDispose]())
+  const client: pg.Client = await server.client()
+  t.teardown(() => client.end())
+  await client.query(layoutScript())
+  const { rows: clocks } = await client.query(
+    'SELECT abs(idempotency.now(5000) - 5000 - extract(epoch FROM clock_timestamp()) * 1000) < 1000 AS is_right',
+  )
+  t.same(clocks, [{ is_right: true }], 'milliseconds since 1970')
+  await client.query(
+    `CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE sql AS 'SELECT _skew'`,
+  )
+  const types = { getTypeParser: () => (value: string) => value }
+  const rows = async (text: string, values: readonly unknown[] = []): Promise<Columns[]> =>
+    (await client.query({ text, values: [...values], types })).rows as Columns[]
+  const call = async (name: string, ...args: readonly unknown[]): Promise<Columns> => {
+    const places = args.map((_, n) => `$${n + 2}`).join(', ')
+    const [row = {}] = await rows(`SELECT f.* FROM idempotency.${name}($1, ${places}) f`, [77, ...args])
+    const { number, ...columns } = row
+    if (number !== '77') throw new Error(`${name} does not give back its number but ${number}`)
+    return columns
+  }
+  t.beforeEach(async () => {
+    await client.query(
+      `TRUNCATE idempotency.unresolved, idempotency.notes, idempotency.buckets, idempotency.waits, idempotency.epochs, idempotency.graces;
+       DELETE FROM idempotency.records; UPDATE idempotency.pruning SET page = 0, done_at = 0`,
+    )
+  })
+
+  const put = (id: string, at: number, over: Written = {}): Promise<Columns> => {
+    const {
+      service = 'pay',
+      schema = 1,
+      state = IN_PROGRESS,
+      fence = 0,
+      token = 'mine',
+      createdAt = 0,
+    } = over
+    const { head = HEAD, dueIn = 10, dropIn = 100, entry = 0, grace = 0, seen = 0 } = over
+    const record = [
+      schema,
+      state,
+      fence,
+      Buffer.from(token),
+      createdAt,
+      head,
+      Buffer.from('p'),
+      dueIn,
+      dropIn,
+    ]
+    return call('put', service, id, at, 1000, ...record, entry, grace, seen)
+  }
+  const swap = (
+    id: string,
+    at: number,
+    condition: { version?: number; token?: string; states?: number[] },
+    over: Written & { more?: number } = {},
+  ): Promise<Columns> => {
+    const { service = 'pay', schema = 1, state = IN_PROGRESS, fence = 0, token = 'mine', more = 0 } = over
+    const { head = HEAD, dueIn = 10, dropIn = 100, grace = 0, seen = 0 } = over
+    const { version = null, token: own, states = null } = condition
+    const expected = [version, own === undefined ? null : Buffer.from(own), states]
+    const record = [schema, state, fence, Buffer.from(token), head, Buffer.from('q'), dueIn, dropIn, more]
+    return call('swap', service, id, at, 1000, ...expected, ...record, grace, seen)
+  }
+  const get = (id: string, at: number, service = 'pay') => call('get', service, id, at, 1000)
+  const isThere = async (id: string, at: number, service = 'pay') =>
+    /[^(),]/.test((await get(id, at, service))['stored'] ?? '')
+  const stored = async (id: string, service = 'pay'): Promise<Columns> =>
+    (
+      await rows(
+        `SELECT version, fence, created_at, updated_at, due, drop_at, schema, state, convert_from(token, 'UTF8') AS token,
+          encode(head, 'hex') AS head, convert_from(payload, 'UTF8') AS payload
+         FROM idempotency.stored WHERE id = $1 AND service = $2`,
+        [id, service],
+      )
+    )[0] ?? {}
+  const lease = async (id: string, service = 'pay'): Promise<Columns | null> =>
+    (
+      await rows(
+        `SELECT due, drop_at, renewals, state, convert_from(token, 'UTF8') AS token FROM idempotency.unresolved
+         WHERE id = $1 AND service = $2`,
+        [id, service],
+      )
+    )[0] ?? null
+  const numbers = (columns: Record<string, number | string>): Columns =>
+    Object.fromEntries(Object.entries(columns).map(([name, value]) => [name, String(value)]))
+  const waits = (id: string, service: string, ...channels: string[]) =>
+    rows('INSERT INTO idempotency.waits SELECT 1, $1, $2, c FROM unnest($3::text[]) c', [
+      id,
+      service,
+      channels,
+    ])
+
+  void t.test('a claim is stamped with its time, and has a lease', async (t) => {
+    const id = newId()
+    t.match(await put(id, T), {
+      ...numbers({ at: T, version: T, fence: T, created_at: T }),
+      done: 't',
+      waiting: '',
+    })
+    const stamps = { version: T, fence: T, created_at: T, updated_at: T, due: T + 10, drop_at: T + 100 }
+    const rest = { schema: 1, state: 1, token: 'mine', head: HEAD.toString('hex'), payload: 'p' }
+    t.strictSame({ ...(await stored(id)) }, numbers({ ...stamps, ...rest }))
+    t.strictSame(
+      { ...(await lease(id)) },
+      numbers({ due: T + 10, drop_at: T + 100, renewals: 0, state: 1, token: 'mine' }),
+    )
+    const given = newId()
+    t.match(await put(given, T, { fence: 5, createdAt: 6 }), numbers({ version: T, fence: 5, created_at: 6 }))
+    t.match(await stored(given), numbers({ version: T, fence: 5, created_at: 6 }))
+  })
+
+  void t.test('a record exists until it drops, and not a millisecond longer', async (t) => {
+    const id = newId()
+    await put(id, T)
+    const last = T + 99
+    const version = { version: T }
+    t.ok(await isThere(id, last))
+    t.notOk(await isThere(id, last + 1))
+    t.notOk(await isThere(id, last, 'other'))
+    t.match(await put(id, last, { token: 'other' }), { done: 'f', at: String(last), stored: /mine|6d696e65/ })
+    t.match(await put(id, last), { done: 'f' }, 'its own claim is recognised')
+    t.match(await swap(id, last + 1, version), { done: 'f', stored: null })
+    t.match(await call('remove', 'pay', id, last + 1, 1000, T), { done: 'f' })
+    const token = [Buffer.from('mine')]
+    t.match(await call('renew', 'pay', last + 1, 1000, [id], token, [10], [10]), { renewed: '' })
+    t.match(await call('revive', 'pay', id, last + 1, 1000, token[0], 10, 10), { done: 'f' })
+    const list = (at: number) => call('list', 'pay', at, 1000, '', '', 10)
+    t.match([await list(last), await list(last + 1)], [{ ids: id }, { ids: '' }])
+    t.match(await swap(id, last, version), { done: 't' })
+    const again = newId()
+    await put(again, T)
+    t.match(await put(again, last + 1, { token: 'next' }), { done: 't', version: String(last + 1) })
+    t.match(await stored(again), { token: 'next' })
+  })
+
+  void t.test('a swap stamps what it writes, and the fence never falls', async (t) => {
+    const id = newId()
+    await put(id, T, { createdAt: 5 })
+    await waits(id, 'pay', 'a', 'b')
+    await waits(id, 'other', 'c')
+    await waits(newId(), 'pay', 'd')
+    const written = await swap(
+      id,
+      T + 7,
+      { version: T },
+      { state: COMPLETED, token: 'next', dueIn: 20, dropIn: 30 },
+    )
+    t.match(written, {
+      ...numbers({ at: T + 7, version: T + 1, fence: T, created_at: 5 }),
+      done: 't',
+      waiting: 'a b',
+      stored: null,
+    })
+    const stamps = {
+      version: T + 1,
+      fence: T,
+      created_at: 5,
+      updated_at: T + 7,
+      due: T + 27,
+      drop_at: T + 37,
+    }
+    t.strictSame(
+      { ...(await stored(id)) },
+      numbers({ ...stamps, schema: 1, state: 2, token: 'next', head: HEAD.toString('hex'), payload: 'q' }),
+    )
+    t.equal(await lease(id), null)
+    t.match(await swap(id, T + 8, { version: T + 1 }, { more: 1 }), { fence: String(T + 1), waiting: '' })
+    t.match(await lease(id), numbers({ due: T + 18, drop_at: T + 108, renewals: 0 }))
+    t.match(await swap(id, T + 9, { version: T + 2 }, { fence: T + 5, more: 1 }), { fence: String(T + 5) })
+  })
+
+  void t.test('a swap whose condition does not hold changes nothing', async (t) => {
+    const id = newId()
+    await put(id, T)
+    await waits(id, 'pay', 'a')
+    const before = await stored(id)
+    for (const condition of [
+      { version: T + 1 },
+      { version: T - 1 },
+      { token: 'other', states: [IN_PROGRESS] },
+      { token: 'mine', states: [UNKNOWN, COMPLETED] },
+      { token: 'mine', states: [] },
+      {},
+    ])
+      t.match(await swap(id, T + 1, condition), { done: 'f', waiting: null, stored: /6d696e65/ })
+    t.match(await swap(id, T + 1, { version: T }, { service: 'other' }), {
+      done: 'f',
+      stored: null,
+    })
+    t.strictSame(await stored(id), before)
+    t.match(await swap(id, T + 1, { token: 'mine', states: [UNKNOWN, IN_PROGRESS] }), { done: 't' })
+    // Of a later release.
+    const later = newId()
+    await put(later, T, { schema: 2 })
+    t.match(await swap(later, T + 1, { version: T }), { done: 'f' })
+    t.match(await swap(later, T + 1, { token: 'mine', states: [IN_PROGRESS] }), { done: 'f' })
+  })
+
+  void t.test('of a record that its upstream has finished, the owner takes out the lease', async (t) => {
+    for (const [over, isFolded] of [
+      [{}, true],
+      [{ token: 'other' }, false],
+      [{ schema: 2 }, false],
+    ] as const) {
+      const id = newId()
+      const other = newId()
+      for (const one of [id, other]) await put(one, T)
+      await put(id, T, { service: 'other' })
+      await waits(id, 'pay', 'a')
+      await call('renew', 'pay', T + 1, 1000, [id], [Buffer.from('mine')], [10], [10])
+      await rows('UPDATE idempotency.records SET state = 2, schema = $1 WHERE id = $2 AND service = $3', [
+        'schema' in over ? over.schema : 1,
+        id,
+        'pay',
+      ])
+      const reply = await swap(id, T + 2, {
+        token: 'token' in over ? over.token : 'mine',
+        states: [IN_PROGRESS],
+      })
+      t.match(reply, { done: 'f', waiting: isFolded ? 'a' : null, stored: /6d696e65/ })
+      t.equal((await lease(id)) === null, isFolded)
+      t.match(await stored(id), { version: String(T + 1) }, 'which goes on counting')
+      t.ok(await lease(other))
+      t.ok(await lease(id, 'other'))
+    }
+  })
+
+  void t.test('a renewal prolongs the lease of its owner, and of nobody else', async (t) => {
+    const [mine, stranger, unknown, later, ended, twin] = Array.from({ length: 6 }, newId) as string[] as [
+      string,
+      string,
+      string,
+      string,
+      string,
+      string,
+    ]
+    await put(mine, T)
+    await put(stranger, T, { token: 'other' })
+    await put(unknown, T, { state: UNKNOWN })
+    await put(later, T, { schema: 2 })
+    await put(ended, T, { dropIn: 9 })
+    await put(twin, T, { service: 'other' })
+    await put(mine, T, { service: 'other' })
+    const ids = [mine, stranger, unknown, later, ended, twin]
+    const renew = (at: number, dueIn: number, dropIn: number) =>
+      call(
+        'renew',
+        'pay',
+        at,
+        1000,
+        ids,
+        ids.map(() => Buffer.from('mine')),
+        ids.map(() => dueIn),
+        ids.map(() => dropIn),
+      )
+    t.match(await renew(T + 9, 50, 1), { renewed: mine })
+    t.match(await stored(mine), numbers({ version: T + 1, due: T + 59, drop_at: T + 100, updated_at: T }))
+    t.match(await renew(T + 99, 50, 60), { renewed: mine })
+    t.match(await stored(mine), numbers({ version: T + 2, due: T + 149, drop_at: T + 159 }))
+    t.match(await lease(mine, 'other'), numbers({ due: T + 10, renewals: 0 }))
+    for (const id of [stranger, unknown, later]) t.match(await stored(id), numbers({ version: T }))
+    await rows('UPDATE idempotency.records SET state = 2 WHERE id = $1', [mine])
+    t.match(await renew(T + 100, 50, 60), { renewed: '' }, 'its upstream has finished it')
+  })
+
+  void t.test('a silent owner revives its record', async (t) => {
+    const revive = (id: string, at = T + 5, token = 'mine', service = 'pay') =>
+      call('revive', service, id, at, 1000, Buffer.from(token), 50, 60)
+    for (const [over, isRevived] of [
+      [{ state: UNKNOWN, head: head(1, 2) }, true],
+      [{ state: UNKNOWN, head: head(1) }, true],
+      [{ state: UNKNOWN, head: head(3) }, true],
+      [{ state: UNKNOWN, head: head(2) }, false],
+      [{ state: UNKNOWN, head: Buffer.alloc(4, 1) }, false],
+      [{ state: IN_PROGRESS, head: head(2) }, true],
+      [{ state: IN_PROGRESS, head: Buffer.alloc(4, 1) }, true],
+      [{ state: COMPLETED, head: head(1) }, false],
+      [{ state: RETRYABLE, head: head(1) }, false],
+      [{ state: EXPIRED, head: head(1) }, false],
+      [{ state: UNKNOWN, head: head(1), schema: 2 }, false],
+      [{ state: UNKNOWN, head: head(1), token: 'other' }, false],
+      [{ state: UNKNOWN, head: head(1), service: 'other' }, false],
+    ] as const) {
+      const id = newId()
+      await put(id, T, over)
+      const before = await stored(id, 'service' in over ? over.service : 'pay')
+      t.match(await revive(id), { done: isRevived ? 't' : 'f' }, JSON.stringify(over))
+      const after = await stored(id, 'service' in over ? over.service : 'pay')
+      if (!isRevived) t.strictSame(after, before)
+      else {
+        t.match(after, numbers({ version: T + 1, state: 1, due: T + 55, drop_at: T + 100, updated_at: T }))
+        const flags = over.head.length > 4 ? '00' : ''
+        t.equal(
+          after['head'],
+          over.head.toString('hex').slice(0, 8) + flags + over.head.toString('hex').slice(10),
+        )
+        t.match(
+          await lease(id),
+          numbers({ due: T + 55, drop_at: T + 100, renewals: 0, state: 1, token: 'mine' }),
+        )
+        await revive(id, T + 50)
+        t.match(await stored(id), numbers({ version: T + 2, drop_at: T + 110 }))
+      }
+    }
+  })
+
+  void t.test('a removal takes the version that it means, with all that belongs to it', async (t) => {
+    const id = newId()
+    const other = newId()
+    for (const [one, service] of [
+      [id, 'pay'],
+      [id, 'other'],
+      [other, 'pay'],
+    ] as const) {
+      await put(one, T, { service })
+      await call('note', service, one, T, 1000, ['a'], [1], [0], [0], ['x'])
+    }
+    await waits(id, 'pay', 'a')
+    for (const [version, service] of [
+      [T + 1, 'pay'],
+      [T - 1, 'pay'],
+      [T, 'third'],
+    ] as const)
+      t.match(await call('remove', service, id, T + 1, 1000, version), { done: 'f', waiting: null })
+    t.match(await call('remove', 'pay', id, T + 1, 1000, T), { done: 't', waiting: 'a' })
+    for (const table of ['records', 'unresolved', 'notes'])
+      t.strictSame(
+        (await rows(`SELECT id, service FROM idempotency.${table} ORDER BY service`)).map((row) => ({
+          ...row,
+        })),
+        [
+          { id, service: 'other' },
+          { id: other, service: 'pay' },
+        ],
+      )
+  })
+
+  void t.test('what is due is listed from its instant on, oldest first', async (t) => {
+    const due = async (at: number, limit = 10) => (await call('due', 'pay', at, 1000, limit))['ids']
+    const [a, b, c] = ['a', 'b', 'c']
+    await put(c, T, { dueIn: 10 })
+    await put(b, T, { dueIn: 5, state: UNKNOWN })
+    await put(a, T, { dueIn: 10 })
+    await put('other', T, { dueIn: 5, service: 'other' })
+    await put('later', T, { dueIn: 5, schema: 2 })
+    for (const state of [COMPLETED, RETRYABLE, EXPIRED])
+      await put(`s${state}`, T, { dueIn: 5, state, head: BODY_ENDS })
+    t.equal(await due(T + 4), '')
+    t.equal(await due(T + 5), b)
+    t.equal(await due(T + 9), b)
+    t.equal(await due(T + 10), 'b a c')
+    t.equal(await due(T + 99, 2), 'b a')
+    t.equal(await due(T + 100), '')
+    await rows("UPDATE idempotency.unresolved SET token = 'x' WHERE id = 'a'")
+    t.equal(await due(T + 10), 'b c', 'a lease of an earlier record means nothing')
+    await rows("UPDATE idempotency.records SET state = 2 WHERE id = 'b'")
+    await call('renew', 'pay', T + 6, 1000, [c], [Buffer.from('mine')], [4], [0])
+    t.equal(await due(T + 10), c, 'nor does one whose record is completed')
+    t.equal(await lease(b), null, 'which is taken out')
+    t.ok(await lease('other', 'other'))
+  })
+
+  void t.test(
+    'leases of completed records are taken out before they keep others from the list',
+    async (t) => {
+      for (const id of ['a', 'b']) await put(id, T, { dueIn: 1 })
+      await put('c', T, { dueIn: 2 })
+      await put('a', T, { dueIn: 1, service: 'other' })
+      await rows("UPDATE idempotency.records SET state = 2 WHERE id IN ('a', 'b')")
+      t.match(await call('due', 'pay', T + 2, 1000, 2), { ids: 'c' })
+      t.ok(await lease('a', 'other'))
+      t.equal(await lease('b'), null)
+    },
+  )
+
+  void t.test('responses that have ended are listed, while their records live', async (t) => {
+    const bodies = async (at: number, limit = 10) => (await call('bodies', 'pay', at, 1000, limit))['ids']
+    await put('c', T, { state: COMPLETED, head: BODY_ENDS })
+    await put('a', T, { state: COMPLETED, head: head(6, 1) })
+    await put('b', T, { state: COMPLETED, head: BODY_ENDS, dueIn: 5 })
+    for (const [id, over] of Object.entries({
+      never: { head: head(3) },
+      short: { head: Buffer.alloc(4, 4) },
+      later: { head: BODY_ENDS, schema: 2 },
+      theirs: { head: BODY_ENDS, service: 'other' },
+      early: { head: BODY_ENDS, state: RETRYABLE },
+      open: { head: BODY_ENDS, state: UNKNOWN },
+    }))
+      await put(id, T, { state: COMPLETED, dueIn: 5, ...over })
+    t.equal(await bodies(T + 4), '')
+    t.equal(await bodies(T + 5), 'b')
+    t.equal(await bodies(T + 10), 'b a c')
+    t.equal(await bodies(T + 99, 2), 'b a')
+    t.equal(await bodies(T + 100), '')
+    t.match(await lease('a'), numbers({ due: 2 ** 48 + T + 10 }))
+    for (const id of ['never', 'short', 'early']) t.equal(await lease(id), null)
+    t.match(await call('due', 'pay', T + 10, 1000, 10), { ids: 'open' })
+    await rows("UPDATE idempotency.unresolved SET token = 'x' WHERE id = 'a'")
+    t.equal(await bodies(T + 10), 'b c')
+  })
+
+  void t.test('unresolved records are listed by place, and all records by id', async (t) => {
+    const places = async (due: number, id: string, limit = 10, at = T) =>
+      (await call('places', 'pay', at, 1000, due, id, limit))['listed']
+    await put('b', T, { dueIn: 5 })
+    await put('a', T, { dueIn: 5, state: UNKNOWN })
+    await put('c', T, { dueIn: 4 })
+    await put('d', T, { dueIn: 4, state: COMPLETED, head: BODY_ENDS })
+    await put('e', T, { dueIn: 4, service: 'other' })
+    const [c, a, b] = [`${T + 4} c`, `${T + 5} a`, `${T + 5} b`]
+    t.equal(await places(0, ''), `${c},${a},${b}`)
+    t.equal(await places(0, '', 2), `${c},${a}`)
+    t.equal(await places(T + 4, 'c'), `${a},${b}`)
+    t.equal(await places(T + 5, 'a'), b)
+    t.equal(await places(0, '', 10, T + 99), `${c},${a},${b}`)
+    t.equal(await places(0, '', 10, T + 100), '')
+    await rows("UPDATE idempotency.unresolved SET token = 'x' WHERE id = 'b'")
+    await rows("UPDATE idempotency.records SET state = 2 WHERE id = 'c'")
+    t.equal(await places(0, ''), a)
+
+    const list = async (beginning: string, after: string, limit = 10) =>
+      (await call('list', 'pay', T, 1000, beginning, after, limit))['ids']
+    for (const id of ['aa', 'az', 'b0']) await put(id, T)
+    t.equal(await list('', ''), 'a aa az b b0 c d')
+    t.equal(await list('', '', 2), 'a aa')
+    t.equal(await list('', 'aa'), 'az b b0 c d')
+    t.equal(await list('a', ''), 'a aa az')
+    t.equal(await list('a', 'a'), 'aa az')
+    t.equal(await list('aa', ''), 'aa')
+  })
+
+  void t.test('notes say when and how often, and belong to one record', async (t) => {
+    const id = newId()
+    const note = (at: number, ...notes: [tag: string, count: number, firstAgo: number, lastAgo: number][]) =>
+      call(
+        'note',
+        'pay',
+        id,
+        at,
+        1000,
+        ...[0, 1, 2, 3].map((n) => notes.map((one) => one[n])),
+        notes.map(([tag]) => `of ${tag}`),
+      )
+    const notes = async (at: number, service = 'pay') =>
+      JSON.parse((await call('notes_of', service, id, at, 1000))['lines'] ?? 'null')
+    t.match(await note(T, ['a', 1, 0, 0]), { done: 'f' }, 'there is no record')
+    await put(id, T)
+    t.match(await note(T, ['a', 2, 7, 3], ['b', 1, 0, 0]), { done: 't' })
+    t.match(await note(T + 5, ['b', 3, 4, 1]), { done: 't' })
+    const lines = [`a 2 ${T - 7} ${T - 3} of a`, `b 4 ${T} ${T + 4} of b`]
+    t.same(await notes(T + 99), lines)
+    t.equal(await notes(T + 100), null)
+    t.equal(await notes(T, 'other'), null)
+    t.match(await note(T + 100, ['a', 1, 0, 0]), { done: 'f' })
+    await put(id, T, { service: 'other' })
+    await put(id, T + 100, { token: 'next' })
+    t.equal(await notes(T + 101), null, 'nor of the record that was there before')
+    await note(T + 101, ['c', 1, 0, 0])
+    t.same(await notes(T + 101), [`c 1 ${T + 101} ${T + 101} of c`])
+    await rows("UPDATE idempotency.records SET schema = 2 WHERE service = 'pay'")
+    t.match(await note(T + 101, ['d', 1, 0, 0]), { done: 'f' })
+    t.equal(await notes(T + 101), null)
+    await rows("UPDATE idempotency.records SET schema = 1 WHERE service = 'pay'")
+    for (let n = 0; n < 60; n++) await note(T + 101, [`n${n}`, 1, 0, 0])
+    const tags = (await notes(T + 101)).map((line: string) => line.split(' ')[0])
+    const all = ['c', ...Array.from({ length: 60 }, (_, n) => `n${n}`)]
+    t.same(tags, [...all.slice(0, 10), ...all.slice(-40)])
+  })
+
+  void t.test('a rate allows its count, and says exactly when the next unit is there', async (t) => {
+    const take = async (at: number, units = 1, count = 2, per = 1000) =>
+      Number((await call('throttle', 'pay', 'bucket', at, 1000, count, per, units))['wait'])
+    const bucket = async () => (await rows('SELECT at, debt, count, full_at FROM idempotency.buckets'))[0]
+    t.same([await take(T), await take(T), await take(T)], [0, 0, 500])
+    t.match(await bucket(), numbers({ at: T, debt: 2000, count: 2, full_at: T + 1000 }))
+    t.same([await take(T + 499), await take(T + 500), await take(T + 500)], [1, 0, 500])
+    t.equal(await take(T + 600, -1), 0)
+    t.match(await bucket(), numbers({ at: T + 600, debt: 800, full_at: T + 1000 }))
+    t.equal(await take(T + 600, -1), 0)
+    t.equal(await bucket(), undefined, 'a full one is not kept')
+    t.equal(await take(T + 600), 0)
+    // Twice the rate: what is missing takes half the time, rounded up.
+    t.same([await take(T + 600, 1, 3, 1000), await take(T + 600, 1, 3, 1000)], [0, 167])
+    t.match(await bucket(), numbers({ debt: 2500, count: 3, full_at: T + 600 + 834 }))
+    t.equal(await take(T + 100, 1, 3, 1000), 0, 'a clock that went back fills it as well')
+    const other = await call('throttle', 'other', 'bucket', T, 1000, 1, 1000, 1)
+    t.match(other, { wait: '0' }, 'another service has its own')
+  })
+
+  const held = (at: number, entry: number, seen = 0, service = 'pay', grace = 1000) =>
+    rows('SELECT remaining, since FROM idempotency.held($1, $2, $3, $4, $5)', [
+      service,
+      at,
+      entry,
+      grace,
+      seen,
+    ]).then(([row]) => [row?.['remaining'], row?.['since']].map((one) => (one == null ? null : Number(one))))
+  const promoted = (service = 'pay') =>
+    rows("UPDATE idempotency.epochs SET started = 'epoch' WHERE service = $1", [service])
+
+  void t.test('a new store has no grace, nor has one for which none is set', async (t) => {
+    t.same(await held(T, 3, 0, 'pay', 0), [0, null])
+    t.same(await rows('SELECT FROM idempotency.epochs'), [])
+    t.same(await held(T, 3), [0, T])
+    for (const entry of [0, 1, 2, 3]) {
+      t.same(await held(T, entry), [0, T])
+      t.same(await held(T + 7, entry, T), [0, T])
+    }
+  })
+
+  void t.test('another server begins a grace, and its end is exact', async (t) => {
+    await held(T, 3)
+    await held(T, 3, 0, 'other')
+    await promoted()
+    t.same(await held(T + 5, 0, T), [1000, T + 5])
+    for (const entry of [0, 1, 3])
+      t.same(
+        [await held(T + 5, entry), await held(T + 1004, entry), await held(T + 1005, entry)],
+        [
+          [1000, T + 5],
+          [1, T + 5],
+          [0, T + 5],
+        ],
+      )
+    t.same(await held(T + 3000, 0), [0, T + 5])
+    t.same(await held(T + 5, 3, T, 'other'), [0, T], 'of this service alone')
+    // The records are in another file.
+    await client.query('UPDATE idempotency.epochs SET file = 1')
+    t.same(await held(T + 3000, 1, T + 5), [1000, T + 3000])
+    // A crash empties the table.
+    await client.query("DELETE FROM idempotency.graces WHERE service = 'pay'")
+    t.same(await held(T + 3001, 3, T + 3000), [1000, T + 3001])
+    // A clock that goes back.
+    t.same(await held(T + 3001, 3, T + 3001), [1000, T + 3001])
+    t.same(await held(T + 3000, 3, T + 3001), [1000, T + 3000])
+  })
+
+  void t.test('claims written again extend a grace by a moment, up to twice its length', async (t) => {
+    await held(T, 3)
+    await held(T, 3, 0, 'other')
+    await promoted()
+    await promoted('other')
+    await held(T, 3, 0, 'other')
+    t.same(await held(T, 3), [1000, T])
+    t.same(await held(T + 800, 2), [200, T])
+    for (const entry of [0, 1, 3]) t.same(await held(T + 801, entry), [199, T])
+    t.same(await held(T + 801, 2), [200, T])
+    t.same(await held(T + 801, 3), [200, T])
+    t.same(await held(T + 801, 3, 0, 'other'), [199, T])
+    for (let at = T + 900; at <= T + 1800; at += 100) t.same(await held(at, 2), [200, T])
+    t.same(await held(T + 1900, 2), [100, T])
+    t.same(await held(T + 2000, 2), [0, T], 'what is over is not extended')
+    t.same(await held(T + 2000, 3), [0, T])
+  })
+
+  void t.test('who comes late, or knows that claims are lost, begins a grace', async (t) => {
+    await held(T, 3)
+    // Another proxy has taken the server for a new one after it lost what this one had claimed.
+    t.same(await held(T + 5, 0, T - 7), [1000, T])
+    t.same(await held(T + 6, 0, T - 7), [999, T], 'the same grace')
+    t.same(await held(T + 1004, 3, T - 7), [1, T])
+    t.same(await held(T + 1005, 0, T - 7), [0, T], 'a claim begins no further one')
+    t.same(await held(T + 1005, 3, T - 7), [1000, T], 'the look of a proxy that was away does')
+    await client.query('DELETE FROM idempotency.epochs')
+    t.same(await held(T + 9000, 0, T), [1000, T + 9000], 'a store that lost everything')
+  })
+
+  void t.test('a grace holds new claims and takeovers, and nothing else', async (t) => {
+    await held(T, 3)
+    const [old, fresh, again] = [newId(), newId(), newId()]
+    await put(old, T, { grace: 1000, state: RETRYABLE, dropIn: 5000 })
+    await promoted()
+    const all = { grace: 1000, seen: T, dropIn: 5000 }
+    t.match(await put(newId(), T + 1, all), {
+      done: 'f',
+      remaining: '1000',
+      since: String(T + 1),
+      at: String(T + 1),
+    })
+    t.match(await put(fresh, T + 1, { ...all, entry: 1 }), { done: 't' })
+    t.match(await put(again, T + 1, { ...all, entry: 2 }), { done: 't' })
+    const takeOver = (at: number) => swap(old, at, { version: T }, { ...all, more: 1 })
+    t.match(await takeOver(T + 1000), {
+      done: 'f',
+      remaining: '1',
+      since: String(T + 1),
+      at: String(T + 1000),
+    })
+    t.match(await swap(again, T + 2, { version: T + 1 }, { ...all, state: COMPLETED }), { done: 't' })
+    t.match(await put(old, T + 2, all), { done: 'f', remaining: null, stored: /6d696e65/ })
+    t.match(await put(newId(), T + 1000, all), { done: 'f', remaining: '1' })
+    t.match(await put(newId(), T + 1001, all), { done: 't' })
+    t.match(await takeOver(T + 1001), { done: 't' })
+    t.match(await call('admit', 'pay', T + 1001, 1000, 1000, T), { remaining: '0', since: String(T + 1) })
+  })
+
+  void t.test('what has expired is removed, page after page, once per interval', async (t) => {
+    const prune = async (at: number, limit = 100, pages = 1000) =>
+      Number((await call('prune', at, 1000, 50, pages, limit))['pruned'])
+    for (const [id, dropIn] of [
+      ['a', 10],
+      ['b', 11],
+      ['c', 10],
+    ] as const)
+      await put(id, T, { dropIn })
+    await put('a', T, { dropIn: 10, service: 'other', state: COMPLETED })
+    await call('renew', 'pay', T, 1000, ['c'], [Buffer.from('mine')], [10], [90])
+    await call('note', 'pay', 'a', T, 1000, ['x'], [1], [0], [0], ['x'])
+    const left = async (table: string) =>
+      (await rows(`SELECT id FROM idempotency.${table} ORDER BY id, service`)).map(({ id }) => id)
+    t.equal(await prune(T + 9), 0)
+    t.same(await left('records'), ['a', 'a', 'b', 'c'])
+    t.equal(await prune(T + 58), 0, 'too early')
+    t.equal(await prune(T + 8), 0, 'a clock that went back does not stop it')
+    t.equal(await prune(T + 57), 0)
+    await rows('UPDATE idempotency.pruning SET done_at = 0')
+    t.equal(await prune(T + 10), 2)
+    for (const table of ['records', 'unresolved']) t.same(await left(table), ['b', 'c'])
+    t.same(await left('notes'), [])
+    t.equal(await prune(T + 59), 0, 'b is due, but it is too early')
+    t.equal(await prune(T + 60), 1)
+    t.same(await left('records'), ['c'], 'its lease was renewed')
+  })
+
+  void t.test('a removal with a limit goes on at once, and also takes buckets and waits', async (t) => {
+    const prune = async (at: number, limit: number) =>
+      Number((await call('prune', at, 1000, 50, 1000, limit))['pruned'])
+    for (const id of ['a', 'b', 'c']) await put(id, T, { dropIn: 1 })
+    for (const fullAt of [T + 1, T + 2])
+      await rows("INSERT INTO idempotency.buckets VALUES ($1, 1, 1, $1, $2, 'pay')", [fullAt, String(fullAt)])
+    const hour = 3_600_000
+    for (const since of [T + 1 - hour, T + 2 - hour])
+      await rows("INSERT INTO idempotency.waits VALUES ($1, 'a', 'pay', $2)", [since, String(since)])
+    t.equal(await prune(T + 1, 2), 2)
+    t.equal(await prune(T + 1, 2), 1)
+    t.equal(await prune(T + 1, 2), 0)
+    const [row] = await rows('SELECT page, done_at FROM idempotency.pruning')
+    t.match(row, numbers({ page: 0, done_at: T + 1 }))
+    t.same(
+      (await rows('SELECT id FROM idempotency.buckets')).map(({ id }) => id),
+      [String(T + 2)],
+    )
+    t.same(
+      (await rows('SELECT channel FROM idempotency.waits')).map(({ channel }) => channel),
+      [String(T + 2 - hour)],
+    )
+  })
+
+  void t.test('removal goes round the table by pages', async (t) => {
+    const big = Buffer.concat([HEAD, Buffer.alloc(3000, 7)])
+    for (let n = 0; n < 6; n++) await put(`r${n}`, T, { head: big, dropIn: 1 })
+    const [{ pages = '0' } = {}] = await rows(
+      "SELECT pg_relation_size('idempotency.records') / 8192 AS pages",
+    )
+    const places: string[] = []
+    let pruned = 0
+    for (let n = 0; n <= Number(pages) + 1; n++) {
+      pruned += Number((await call('prune', T + 100 * (n + 1), 1000, 50, 1, 100))['pruned'])
+      places.push(String((await rows('SELECT page FROM idempotency.pruning'))[0]?.['page']))
+    }
+    t.equal(pruned, 6)
+    const round = [...Array.from({ length: Number(pages) - 1 }, (_, n) => String(n + 1)), '0']
+    t.same(places.slice(0, round.length), round)
+  })
+
+  void t.test('who waits is a row per channel', async (t) => {
+    const id = newId()
+    for (const channel of ['a', 'b']) await call('watch', 'pay', id, T, 1000, channel)
+    await call('watch', 'other', id, T, 1000, 'a')
+    await call('watch', 'pay', id, T + 5, 1000, 'a')
+    const all = async () =>
+      (await rows('SELECT since, service, channel FROM idempotency.waits ORDER BY service, channel')).map(
+        (row) => Object.values(row).join(' '),
+      )
+    t.same(await all(), [`${T} other a`, `${T + 5} pay a`, `${T} pay b`])
+    await call('unwatch', 'pay', id, 'a')
+    t.same(await all(), [`${T} other a`, `${T} pay b`])
+    await call('unwatch', 'pay', newId(), 'b')
+    t.same(await all(), [`${T} other a`, `${T} pay b`])
+  })
+
+  void t.test('what a call sets ends with its transaction', async (t) => {
+    const settings = async () =>
+      rows(
+        `SELECT name, setting FROM pg_settings
+         WHERE name IN ('lock_timeout', 'bytea_output', 'client_min_messages', 'synchronous_commit') ORDER BY name`,
+      )
+    // Connections of a pooler are used by others, too.
+    await client.query(
+      "SET bytea_output = 'escape'; SET client_min_messages = 'error'; SET lock_timeout = '7s'",
+    )
+    t.teardown(() => client.query('RESET ALL'))
+    const before = await settings()
+    const id = newId()
+    const all = { grace: 1000, seen: T }
+    await held(T, 3)
+    const acts: Record<string, () => Promise<unknown>> = {
+      put: () => put(id, T, { state: RETRYABLE }),
+      admit: () => call('admit', 'pay', T, 1000, 1000, T),
+      note: () => call('note', 'pay', id, T, 1000, ['a'], [1], [0], [0], ['x']),
+      throttle: () => call('throttle', 'pay', 'bucket', T, 1000, 2, 1000, 1),
+      watch: () => call('watch', 'pay', id, T, 1000, 'a'),
+      unwatch: () => call('unwatch', 'pay', id, 'a'),
+      tell: () => call('tell', ['a'], 'x'),
+      prune: () => call('prune', T, 1000, 50, 1000, 100),
+      promoted,
+      'a claim that is held': () => put(newId(), T + 1, all),
+      'a takeover that is held': () => swap(id, T + 1, { version: T }, { ...all, more: 1 }),
+    }
+    for (const [what, act] of Object.entries(acts)) {
+      await act()
+      t.same(await settings(), before, what)
+    }
+  })
+}
