@@ -2,8 +2,8 @@ import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { Epoch } from '../../src/store/postgres-epoch.ts'
 import type { Row } from '../../src/store/postgres-link.ts'
-import { KEPT_FOR, Safety } from '../../src/store/recent.ts'
 import { type NewEpoch, StoreUnavailable } from '../../src/store/register.ts'
+import { KEPT_FOR, Safety } from '../../src/store/safety.ts'
 import { newId, until } from './fixtures.ts'
 
 const LONG: Millis = 3_600_000

@@ -1,12 +1,12 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
-import type { Safety } from '../../src/store/safety.ts'
 import type { Part } from '../../src/store/redis-cluster.ts'
 import type { Connection } from '../../src/store/redis-connection.ts'
 import { Epochs } from '../../src/store/redis-epochs.ts'
 import { Refused } from '../../src/store/redis-link.ts'
 import { StoreUnavailable } from '../../src/store/register.ts'
+import type { Safety } from '../../src/store/safety.ts'
 import { until } from './fixtures.ts'
 
 /** Longer than any test. */
@@ -78,7 +78,7 @@ const refusing = (reply: string) => () => Promise.reject(new Refused(reply))
 void t.test('the first look asks for every shard, and the next ones for one', async (t) => {
   const server = newServer(50, 30)
   const { epochs, asked, seen, told, held } = epochsOf(t, [server, server, server, server])
-  t.equal(epochs.seen(0), 0)
+  t.equal(epochs.seen[0], undefined)
   t.equal(epochs.isInGrace, false)
   await epochs.look()
   t.strictSame(asked, [[0, 1, 2, 3]])
@@ -86,7 +86,7 @@ void t.test('the first look asks for every shard, and the next ones for one', as
   t.strictSame(told, [{ left: 30, shards: [0, 1, 2, 3] }])
   t.strictSame(held, [30])
   t.strictSame(
-    [0, 1, 2, 3].map((n) => epochs.seen(n)),
+    [0, 1, 2, 3].map((n) => epochs.seen[n]),
     [50, 50, 50, 50],
   )
   t.equal(epochs.isInGrace, true)
@@ -108,7 +108,7 @@ void t.test('another process is asked for every shard at once, and told of', asy
   t.strictSame(asked.slice(1), [[0], [0, 1, 2, 3]])
   t.strictSame(seen.slice(1), [[50], [50, 50, 50, 50]])
   t.strictSame(told.slice(1), [{ left: 40, shards: [0, 1, 2, 3] }])
-  t.equal(epochs.seen(3), 60)
+  t.equal(epochs.seen[3], 60)
 })
 
 void t.test('in a cluster each shard is asked by itself, and the longest grace counts', async (t) => {
@@ -205,7 +205,7 @@ void t.test('a refusal and silence begin no epoch', async (t) => {
   t.equal(asked.length, 2)
   t.strictSame(told, [])
   t.strictSame(held, [0, 0])
-  t.equal(epochs.seen(0), 0)
+  t.equal(epochs.seen[0], undefined)
   t.equal(epochs.isInGrace, false)
 })
 
