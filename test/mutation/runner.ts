@@ -3,6 +3,7 @@
  */
 import { Session } from 'node:inspector/promises'
 import { pathToFileURL } from 'node:url'
+import fc from 'fast-check'
 import { Test } from 'tap'
 import type { Mutant } from './mutants.ts'
 import { ROOT, TAP } from './plant.ts'
@@ -22,6 +23,9 @@ export type Report =
   | { readonly kind: 'failed'; readonly test: string; readonly why: string }
   | { readonly kind: 'ended'; readonly test: string; readonly time: number; readonly covered: Covered | null }
   | { readonly kind: 'idle' }
+
+// Which input fails is of no interest, and shrinking it takes longer than the test.
+fc.configureGlobal({ endOnFailure: true })
 
 const session = new Session()
 session.connect()
