@@ -138,12 +138,57 @@ t.test('a number that a double would change has no form', async (t) => {
     '1e-400',
     '1e99999999999999999999',
     '1e-99999999999999999999',
+    // Their exponents end like those of doubles, also modulo 256 hundreds.
+    '1e25700',
+    '1e-25700',
+    '-1e1100',
+    '1e-1100',
     '4.9e-324',
     '18446744073709551615',
     '3.141592653589793238',
     `1${'0'.repeat(300)}1`,
   ])
     t.equal(form(text), null, text.slice(0, 40))
+})
+
+t.test('F04 a number has one form, however long and large it is, and however it is spelled', async (t) => {
+  const digits = ['1', '9', '12', '49', '1234567', '123456789012345', '1234567890123456', '12345678901234567']
+  const limits = ['123456789012345678', '9007199254740991', '9007199254740993', '17976931348623157']
+  const near = (limit: number): number[] => [-3, -2, -1, 0, 1, 2, 3].map((n) => limit + n)
+  const powers = [-340, -324, -308, -22, -6, 0, 8, 15, 21, 100, 293, 308].flatMap(near)
+  for (const all of [...digits, ...limits]) {
+    for (const power of powers)
+      for (const mantissa of [all, `-0.${all}`, `${all[0]}.${all.slice(1)}0`, `0.00${all}`, `${all}00.0`])
+        form(`${mantissa}e${power}`)
+    for (let zeros = 0; zeros < 9; zeros++) {
+      const fill = '0'.repeat(zeros)
+      for (const text of [
+        `0.${fill}${all}`,
+        `-0.${fill}${all}0`,
+        `${all}${fill}.5`,
+        `${all}.${fill}1`,
+        `${all}.${fill}`,
+      ])
+        form(text)
+    }
+  }
+  // Of 16 digits, a double keeps some.
+  for (let last = 0; last < 1000; last++)
+    for (const text of [`9.007199254740${last}`, `-9.007199254740${last}0`, `900719925474${last}.5`])
+      form(text)
+  t.equal(form('0.000001'), '0.000001')
+  t.equal(form('0.0000001'), '1e-7')
+  t.equal(form('-0.00000012'), '-1.2e-7')
+})
+
+t.test('any character at any place is read as the tree reader does', async () => {
+  const beginnings = String.raw`| 0 1 -1 1. 1.5 0.5 0.05 1e 1e+ 1e5 1.5e-5 - [ [1 [1, ["a" { {"a" {"a": {"a":1 {"a":1, t tr tru true n nul fal fals " "a "\ "\u
+    "\u0 "\u00 "\u000 "\u001 "\u006 "\u0041 "\ud83 "\ud83d "\ud83d\ "\ud83d\u "\ud83d\ud "\ud83d\ude0 {"\ {"\u006 {"a\u0022 [{"a":1},{"a`
+  const ends = ['', '"', '0"', ']', '1]', '"]', ':1}', '":1}']
+  const characters = '\0\t\n\r\x1f !"#+,-./0189:;@AEFG[\\]^_`abefgnrstuz{|}\x7f'
+  for (const beginning of beginnings.split(/\s+/))
+    for (const character of characters.split(''))
+      for (const end of ends) form(beginning.replace('|', '') + character + end)
 })
 
 t.test('F05 an escape equals its character; composed and decomposed forms differ', async (t) => {
@@ -212,6 +257,12 @@ t.test('text that is not JSON has no form', async (t) => {
     'falsey',
     'undefined',
     '01',
+    '01.5',
+    '-01.5',
+    '00.5',
+    '012345.5',
+    '[1.5:]',
+    '{"a":1.5:}',
     '-',
     '-01',
     '+1',
@@ -326,6 +377,7 @@ t.test('a pointer finds its value or nothing', async (t) => {
   t.equal(value('/m~0n'), '3')
   t.equal(value(''), form(text))
   t.equal(valueAt('{"\\u00e9\\u20ac":1}', '/é€'), '1', 'by a name with escapes')
+  t.equal(valueAt('{"y\\"z":1}', '/y"z'), '1', 'by a name with a quote')
   t.equal(valueAt('{"b":1', '/b'), null)
   for (const pointer of [
     '/x',
@@ -341,6 +393,24 @@ t.test('a pointer finds its value or nothing', async (t) => {
     '/x/y/z',
   ])
     t.equal(value(pointer), null, pointer)
+})
+
+t.test('pointers may lead to a value and to what is in it', async (t) => {
+  const values = (text: string, pointers: readonly string[]): (string | undefined)[] => {
+    const places = placesOf(pointers)
+    const found = canonicalValues(Buffer.from(text), places)
+    return pointers.map((pointer) => found?.get(placeOf(places, pointer))?.toString())
+  }
+  const inner = '{"b":[1,{"c":2}],"d":3}'
+  t.same(values(`{"z":0,"a":${inner}}`, ['', '/a', '/a/b', '/a/b/1', '/a/b/1/c', '/z']), [
+    `{"a":${inner},"z":0}`,
+    inner,
+    '[1,{"c":2}]',
+    '{"c":2}',
+    '2',
+    '0',
+  ])
+  t.same(values('[1,[2,3],4]', ['', '/0', '/1', '/1/1', '/2']), ['[1,[2,3],4]', '1', '[2,3]', '3', '4'])
 })
 
 t.test('the value at an ignored pointer is left out and nothing else changes', async (t) => {

@@ -85,7 +85,6 @@ export class JsonReading {
   readonly #indexes: number[] = []
   readonly #isShort: boolean
   #isLossy: boolean
-  #isOver: boolean
 
   // Where the next step continues.
   #at = 0
@@ -111,7 +110,6 @@ export class JsonReading {
     this.#values = only ? new Map() : null
     this.#places = [root]
     this.#isLossy = !isUtf8(body)
-    this.#isOver = this.#isLossy
   }
 
   /** Valid after the last step. See {@link canonicalJson}. */
@@ -134,13 +132,13 @@ export class JsonReading {
 
   /** Reads about {@link SHORT_BODY} more bytes. True: that was the last step. A short body takes one. */
   step(): boolean {
+    if (this.#isLossy) return true
     try {
-      while (!this.#isOver && !this.#read()) if (!this.#isShort) return false
+      while (!this.#read()) if (!this.#isShort) return false
     } catch (error) {
       if (!(error instanceof Lossy)) throw error
       this.#isLossy = true
     }
-    this.#isOver = true
     return true
   }
 
@@ -151,9 +149,9 @@ export class JsonReading {
     const shapes = this.#shapes
     const plain = PLAIN
     const isTracked = this.#places[0] !== null
+    let at = text.skipSpace(this.#at)
     let { memory, words } = text
     let members = this.#members
-    let at = this.#at
     let depth = this.#depth
     let first = this.#first
     let from = this.#from
@@ -162,7 +160,6 @@ export class JsonReading {
     let top = this.#top
     let resumes = this.#isOrdering
     let until = at + SHORT_BODY
-    if (at === 0 && (memory[at] as number) <= SPACE) at = text.skipSpace(at)
 
     value: for (;;) {
       if (!resumes) {

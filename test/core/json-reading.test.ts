@@ -1,0 +1,229 @@
+/** How {@link JsonReading} reads: in steps, in shared memory, and with the names of the object before in mind. None of it may show. */
+import t from 'tap'
+import { canonicalJson, JsonReading } from '../../src/core/body/json.ts'
+import { placesOf } from '../../src/core/body/json-pointer.ts'
+import { canonical, parseLossless } from './json-tree.ts'
+
+/** Canonical text, or null if none keeps all the information. */
+function form(text: string): string | null {
+  const found = canonicalJson(Buffer.from(text))?.toString() ?? null
+  if (found !== slowly(text)) throw new Error(`${text}: ${found} instead of ${slowly(text)}`)
+  return found
+}
+
+function slowly(text: string): string | null {
+  const node = parseLossless(text)
+  return node === null ? null : canonical(node)
+}
+
+void t.test('the first bodies of a process are read like all later ones', async (t) => {
+  const alike = (start: number, name: string): string => `${' '.repeat(start)}[{"${name}":1}]`
+  t.equal(form('1'), '1')
+  // What is remembered of a body has its number, beside places and lengths of names: none of these may be taken for another.
+  for (let body = 2; body < 40; body += 2)
+    for (const name of ['bb', 'b']) t.not(form(alike(body - 2, name)), null)
+  for (let body = 40; body < 80; body++) t.not(form(`[{"${'x'.repeat(body - 2)}":1},{"y":1}]`), null)
+})
+
+/** How many steps the reading of a text takes. */
+function stepsOf(text: string): number {
+  const reading = new JsonReading(Buffer.from(text), null, false)
+  let steps = 1
+  while (!reading.step()) steps++
+  t.not(reading.text, null)
+  return steps
+}
+
+void t.test('a body of 64 KiB is read in one step, a longer one in steps of as many bytes', async (t) => {
+  const list = (length: number, item: string): string => {
+    const items = `[${`${item},`.repeat((length - 8) / (item.length + 1))}`
+    return `${items}${'7'.repeat(length - items.length - 1)}]`
+  }
+  const few = (text: string, least: number, most: number): void => {
+    const steps = stepsOf(text)
+    t.ok(steps >= least && steps <= most, `${steps} steps for ${text.length} bytes of ${text.slice(0, 8)}…`)
+  }
+  const KiB = 1024
+  t.equal(list(64 * KiB, '1e20').length, 64 * KiB)
+  t.equal(stepsOf(list(64 * KiB, '1e20')), 1)
+  few(list(64 * KiB + 1, '1e20'), 4, 5)
+  few(list(KiB * KiB, '"a"'), 16, 17)
+  few(list(KiB * KiB, '1.5'), 16, 17)
+  few(list(KiB * KiB, '1e20'), 16 * 4, 16 * 5)
+  few(list(KiB * KiB, '1.0'), 16 * 4, 16 * 6)
+  few(list(KiB * KiB, '{"b":1,"a":2}'), 16, 19)
+  // Sorting moves the bytes of an object once for each object around it.
+  few(`${'{"b":'.repeat(64)}"${'x'.repeat(KiB * KiB)}"${',"a":1}'.repeat(64)}`, 50, 80)
+})
+
+void t.test('bodies read in turns do not mix', async (t) => {
+  const many = (n: number): string =>
+    Array.from({ length: 9000 }, (_, m) => `"${(m * 7919 + n) % 9001}":${m}`).join()
+  const deep = (n: number): string =>
+    `${'{"b":[1,'.repeat(n)}${'"x",'.repeat(30_000)}1${`],"a":${n}}`.repeat(n)}`
+  const alike = (names: string): string =>
+    `{"l":[${`{${names
+      .split('')
+      .map((name) => `"${name}":1`)
+      .join()}},`.repeat(6000)}1],"a":"${names}"}`
+  const texts = [many(1), many(5)].map((members) => `{"b":{${members}},"a":1}`)
+  for (let fill = 0; fill < 21; fill += 3)
+    texts.push(`["${'x'.repeat(fill)}",${'{"b":1,"a":1,"c":1},'.repeat(4000)}1]`)
+  texts.push(`[${'{"bb":1},'.repeat(9000)}1]`, `[${'{"b":1},'.repeat(9000)}1]`)
+  texts.push(
+    `{"b":1,"a":2,"c":[${'"x",'.repeat(30_000)}1]}`,
+    deep(20),
+    deep(30),
+    alike('cba'),
+    alike('abcd'),
+    alike('bca'),
+  )
+  const small = '{"b":[{"d":1,"c":2},{"d":1,"c":2}],"a":{}}'
+  const all = texts.map((text) => ({ text, reading: new JsonReading(Buffer.from(text), null, false) }))
+  let left = all
+  while (left.length > 0) {
+    left = left.filter(({ reading }) => !reading.step())
+    t.equal(form(small), '{"a":{},"b":[{"c":2,"d":1},{"c":2,"d":1}]}')
+  }
+  for (const { text, reading } of all) t.equal(reading.text?.toString(), slowly(text))
+})
+
+void t.test('a long text is gone once it is freed, and short bodies can still be read', async (t) => {
+  const [short, long] = [2, 70_000].map((length) => {
+    const reading = new JsonReading(Buffer.from(`{"b":"${'x'.repeat(length)}","a":1}`), null, false)
+    while (!reading.step());
+    const { text } = reading
+    reading.free()
+    return text
+  })
+  t.equal(long?.length, 0)
+  t.equal(short?.toString(), '{"a":1,"b":"xx"}')
+  t.equal(form('{"b":2,"a":[1.0]}'), '{"a":[1],"b":2}')
+})
+
+void t.test('a member is left out of an object that begins like the one before it', async (t) => {
+  const left = (text: string, pointer: string): string =>
+    String(canonicalJson(Buffer.from(text), placesOf([pointer])))
+  t.equal(left('[{"a":1,"b":2},{"a":1,"c":3}]', '/1/a'), '[{"a":1,"b":2},{"c":3}]')
+  t.equal(left('[{"a":1,"b":2},{"a":1}]', '/1/a'), '[{"a":1,"b":2},{}]')
+  t.equal(left('[{"a":1,"b":2},{"a":1,"b":2,"c":3}]', '/1/b'), '[{"a":1,"b":2},{"a":1,"c":3}]')
+  const rest = '"x",'.repeat(40_000)
+  t.equal(left(`[{"a":1},${rest}1]`, '/0/a'), `[{},${rest}1]`, 'and is not returned to later')
+})
+
+void t.test('an object that begins like the one before it may end earlier, or hold others', async (t) => {
+  t.equal(form('{"l":[{"b":1,"a":2,"c":3},{"b":1}]}'), '{"l":[{"a":2,"b":1,"c":3},{"b":1}]}')
+  const wide = (count: number, prefix: string, last: string): string => {
+    const members = Array.from({ length: count }, (_, n) => `"${prefix}${(n * 7) % count}":${n}`)
+    return `{${members.join()},"${prefix}":${last}}`
+  }
+  for (const count of [5, 8, 9, 12, 17, 20, 30])
+    for (const inner of [2, 5, 9, 10, 16, 20]) {
+      const all = ['x', 'y', 'z'].map((prefix) => wide(count, 'n', wide(inner, prefix, '1')))
+      t.not(form(`[${all.join()}]`), null)
+      t.not(form(`{"l":[${all.join()}],"a":[${all[0]}]}`), null)
+    }
+})
+
+void t.test('a name is not taken for one that it resembles in the object before', async (t) => {
+  for (const text of [
+    '[{"abcd":1,"bbbb":2},{"dcba":1,"bbbb":2}]',
+    '[{"a":1,"wxyz:1,":2,"wxyzA":3},{"a":1,"wxyzabc":2,"wxyzA":3}]',
+    '[{"a":1234,"abcdefgh":1},{"a":1234,"abcdefghi":1}]',
+    '[{"abcd":1},{"abcdXY:":1}]',
+    '[{"abcd":1},{"abcd}1x":1}]',
+    '[{"abcd":1},{"abcdAAx":1}]',
+    ' [{"mya":1,"z":2},{"mya":1,"a":2}]',
+    '[{":a":1},{":a":1}]',
+    '[{"x:" :1},{"x:" :1}]',
+    '{"l":[{"a":1,"c":2,"b":3},{"a":1},{"a":1,"c":2,"b":3}]}',
+    '{"l":[{"l":1,"y":2,"z":3},{"l":1,"y":2}]}',
+  ])
+    t.not(form(text), null, text)
+  t.equal(form('[":",{"a":1,"b":2},{"[":1,"[":2}]'), null)
+  for (let length = 0; length < 9; length++)
+    for (let code = 0; code < 128; code++) {
+      const name = 'abcdefghi'.slice(0, length)
+      const other = String.fromCharCode(code)
+      for (const second of [
+        `{"${name}"${other}1}`,
+        `{"${name}${other}":1}`,
+        `{"${name.slice(1)}${other}":1}`,
+      ])
+        form(`[{"${name}":1},${second}]`)
+    }
+})
+
+void t.test('objects in objects are not taken for each other', async (t) => {
+  // At each depth so many members before the object within, in order or not, and one after it that is called alike.
+  const nested = (depth: number, counts: readonly number[], areOrdered: readonly boolean[]): string => {
+    let text = '1'
+    for (let n = depth; n > 0; n--) {
+      const [before, name] = areOrdered[n % 3] ? ['b', 'e'] : ['r', 'z']
+      const members = Array.from({ length: counts[n % 3] as number }, (_, m) => `"${before}${m}":1`)
+      text = `{${[...members, `"${name}":${text}`, '"q":2'].join()}}`
+    }
+    return text
+  }
+  for (let each = 0; each < 4 ** 3; each++)
+    for (let order = 0; order < 2 ** 3; order++)
+      for (const depth of [3, 5, 9]) {
+        const counts = [each % 4, Math.floor(each / 4) % 4, Math.floor(each / 16)]
+        const text = nested(
+          depth,
+          counts,
+          [1, 2, 4].map((bit) => (order & bit) !== 0),
+        )
+        t.not(form(`[${text},${text},${text}]`), null)
+      }
+})
+
+void t.test('an object with many members does not disturb those beside it', async (t) => {
+  for (const count of [31, 32, 33, 34, 36])
+    for (let wide = 0; wide < 5; wide++)
+      for (let small = 0; small < 5; small++) {
+        const members = Array.from({ length: count }, (_, n) => `"${(n * 7) % count}n":${n}`)
+        const values = Array.from({ length: 5 }, (_, n) => {
+          if (n === wide) return `{${members.join()}}`
+          return n === small ? '{"z":1,"b":2}' : '1'
+        })
+        const item = `{${values.map((value, n) => `"m${n}":${value}`).join()}}`
+        t.not(form(`[${item},${item},${item}]`), null)
+      }
+})
+
+void t.test('where in a body an object changes makes no difference', async () => {
+  const item = '{"p":{"b":1.0,"a":{"c":1}}}'
+  for (let length = 1000; length < 1250; length++)
+    form(`{"fill":"${'x'.repeat(length)}","l":[${item},${item}]}`)
+})
+
+void t.test('a short body may have any number of members, and so may the next one', async (t) => {
+  for (const count of [1023, 1024, 1025, 3000]) {
+    const members = Array.from({ length: count }, (_, n) => `"${n}":${n}`)
+    t.not(form(`{${members.join()}}`), null)
+    t.not(form(`[{${members.join()}},{"b":1,"a":2}]`), null)
+  }
+})
+
+void t.test('a body of more than 8 MiB is read, too', async (t) => {
+  const long = 'x'.repeat(9 * 1024 * 1024)
+  t.equal(
+    canonicalJson(Buffer.from(`{"b": "${long}","a":1}`))?.equals(Buffer.from(`{"a":1,"b":"${long}"}`)),
+    true,
+  )
+})
+
+void t.test('a text that outgrows its memory is right, wherever that happens', async () => {
+  const name = `\\u0062${'x'.repeat(3000)}`
+  // With each item, the text needs more of the room that a short body has.
+  for (const count of [6900, 7000, 7050, 7100, 7150, 7200, 7250, 7300])
+    for (const last of [
+      `{"b":"${name}","a":2}`,
+      `{"b":"${'x'.repeat(3000)}","a":2}`,
+      `{"${name}":1,"a":2}`,
+      `{"${name}":1,"${name}":2}`,
+      `["\\n${name}"]`,
+    ])
+      form(`[${'1e20,'.repeat(count)}${last}]`)
+})
