@@ -264,6 +264,8 @@ void t.test('a target that stored something else is an error; one that has moved
   for (const spoil of [
     (bytes: Buffer) => bytes.writeUInt8(bytes.readUInt8(bytes.length - 1) ^ 1, bytes.length - 1),
     (bytes: Buffer) => bytes.writeUInt8(bytes.readUInt8(20) ^ 1, 20),
+    (bytes: Buffer) => bytes.writeUInt8(bytes.readUInt8(0) ^ 1, 0),
+    (bytes: Buffer) => bytes.writeUInt8(bytes.readUInt8(3) ^ 1, 3),
     (bytes: Buffer) => bytes.writeUIntBE(readStamps(bytes).due + 1, 44, 6),
     (bytes: Buffer) => bytes.writeUIntBE(readStamps(bytes).dropAt - 1, 50, 6),
   ]) {
@@ -346,4 +348,135 @@ void t.test('one store under two names is recognised as the same', async (t) => 
   t.equal(await areTheSame(full, to), false, 'records can be moved out of a full store')
   const down = { ...from, limits: take(new StoreUnavailable('down', false)) }
   await t.rejects(areTheSame(down, to), StoreUnavailable)
+})
+
+/** Their clocks stand still. */
+function standing(): { readonly from: Store; readonly to: Store } {
+  const store = () => memoryStore({ clock: () => 1_795_000_000_000, maxBytes: 10 * 1024 * 1024 })
+  return { from: store(), to: store() }
+}
+
+void t.test('a lease that ends at this very moment is over', async (t) => {
+  const { from, to } = standing()
+  const over = await made(from, 'in_progress', { spans: { dueIn: 0, dropIn: HOUR } })
+  t.equal(await findRunning(from), null)
+  t.match(await copyRecord(from, to, over.id, ALL), { became: 'copied' })
+  const last = await made(from, 'in_progress', { spans: { dueIn: 1, dropIn: HOUR } })
+  t.same(await findRunning(from), { id: last.id, leaseLeft: 1 })
+  t.match(await copyRecord(from, to, last.id, ALL), { became: 'running' })
+})
+
+void t.test('a running record is found behind many others, and beside one that cannot be read', async (t) => {
+  const { from } = standing()
+  const [first] = await Promise.all(Array.from({ length: 501 }, () => made(from, 'unknown')))
+  const running = await made(from, 'in_progress', { spans: { dueIn: 2 * HOUR, dropIn: 3 * HOUR } })
+  t.match(await findRunning(from), { id: running.id, leaseLeft: 2 * HOUR })
+  const get: Store['get'] = async (id) =>
+    id === first?.id ? { now: 0, bytes: Buffer.from('no record') } : from.get(id)
+  t.match(await findRunning({ ...from, get }), { id: running.id })
+})
+
+void t.test('a history', async (t) => {
+  const slow = (store: Store): Store => ({
+    ...store,
+    history: {
+      ...store.history,
+      append: async (...args) => {
+        await new Promise((later) => setImmediate(later))
+        return store.history.append(...args)
+      },
+    },
+  })
+  await t.test('that an interrupted copy left behind is copied by the next one', async (t) => {
+    const { from, to } = standing()
+    const { id } = await made(from, 'completed')
+    await copyRecord(from, to, id, ALL)
+    await from.history.append(id, [NOTE])
+    t.match(await copyRecord(from, slow(to), id, { ...ALL, writes: false }), { became: 'there' })
+    t.same(await to.history.read(id), [], 'not by a dry run')
+    t.match(await copyRecord(from, slow(to), id, ALL), { became: 'there' })
+    t.match(await to.history.read(id), await from.history.read(id))
+  })
+  await t.test('is not added to another record, or to what people did there', async (t) => {
+    const { from, to } = standing()
+    const { id } = await made(from, 'completed')
+    await from.history.append(id, [NOTE, { ...NOTE, tag: 'b' }])
+    await made(to, 'completed', { id })
+    t.match(await copyRecord(from, to, id, ALL), { became: 'different' })
+    t.same(await to.history.read(id), [])
+    const other = await made(from, 'completed')
+    await copyRecord(from, to, other.id, ALL)
+    await to.history.append(other.id, [NOTE])
+    await from.history.append(other.id, [NOTE, { ...NOTE, tag: 'b' }])
+    await copyRecord(from, to, other.id, ALL)
+    t.equal((await to.history.read(other.id)).length, 1)
+  })
+})
+
+void t.test('a record that holds a key is never gone while it is replaced', async (t) => {
+  for (const state of ['unknown', 'failed_retryable'] as const) {
+    const { from, to } = standing()
+    const { id } = await made(from, state)
+    await copyRecord(from, to, id, ALL)
+    const { version } = decodeRecord(await bytesIn(from, id))
+    await from.swap(id, { version }, bytesOf('completed', newToken()), SPANS, true)
+    const calls: unknown[] = []
+    const spied: Store = {
+      ...to,
+      put: async (...args) => (calls.push(['put', args[3]]), to.put(...args)),
+      swap: async (...args) => (calls.push(['swap', args[4]]), to.swap(...args)),
+      remove: async (...args) => (calls.push(['remove']), to.remove(...args)),
+    }
+    t.match(await copyRecord(from, spied, id, ALL), { became: 'replaced' })
+    t.same(
+      calls,
+      state === 'unknown'
+        ? [
+            ['put', 'again'],
+            ['swap', false],
+          ]
+        : [['put', 'again'], ['remove'], ['put', 'again']],
+      'and a grace stops no copy',
+    )
+    t.equal(decodeRecord(await bytesIn(to, id)).state, 'completed')
+  }
+  const { from, to } = standing()
+  const { id } = await made(from, 'unknown')
+  await copyRecord(from, to, id, ALL)
+  const { version } = decodeRecord(await bytesIn(from, id))
+  await from.swap(id, { version }, bytesOf('completed', newToken()), SPANS, true)
+  const swap: Store['swap'] = async () => {
+    await to.remove(id, decodeRecord(await bytesIn(to, id)).version)
+    return { done: false, now: 0, bytes: null }
+  }
+  t.match(await copyRecord(from, { ...to, swap }, id, ALL), { became: 'replaced' })
+  t.equal(decodeRecord(await bytesIn(to, id)).state, 'completed', 'even one that has just expired')
+})
+
+void t.test('asking whether two stores are the same leaves no trace', async (t) => {
+  const { from, to } = standing()
+  const spied = (store: Store, turns: number) => {
+    const units: number[] = []
+    const take: Store['limits']['take'] = async (bucket, rate, unit) => {
+      for (let n = 0; n < turns; n++) await new Promise((later) => setImmediate(later))
+      units.push(unit)
+      return store.limits.take(bucket, rate, unit)
+    }
+    return { units, store: { ...store, limits: { take } } }
+  }
+  const [one, other] = [spied(from, 5), spied(to, 1)]
+  t.equal(await areTheSame(one.store, other.store), false)
+  t.same(
+    [one.units, other.units],
+    [
+      [1, -1],
+      [1, -1],
+    ],
+  )
+  const same = [spied(from, 1), spied(from, 5)] as const
+  t.equal(await areTheSame(same[0].store, same[1].store), true)
+  t.same(
+    same.map(({ units }) => units),
+    [[1], [1, -1]],
+  )
 })
