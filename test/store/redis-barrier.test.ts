@@ -598,18 +598,3 @@ void t.test('a server that cannot wait for disks gives a clear error at start', 
   const cluster = await open(t, 'redis+cluster://127.0.0.1:1', { disk: 'local' })
   t.match(await cluster.store.traits().catch(String), /no node of the cluster answers/)
 })
-
-void t.test('replicationText says what claims wait for', (t) => {
-  const said = (wait: Partial<Wait>) => replicationText({ replicas: 1, disk: 'none', timeout: 100, ...wait })
-  t.equal(said({}), 'claims wait for 1 replica, up to 100 ms')
-  t.equal(
-    said({ replicas: 2, disk: 'local' }),
-    'claims wait for 2 replicas and the server’s disk, up to 100 ms',
-  )
-  t.equal(said({ replicas: 'none', disk: 'local' }), 'claims wait for the server’s disk, up to 100 ms')
-  t.equal(
-    said({ disk: 'replicas' }),
-    'claims wait for the disks of the server and of 1 replica, up to 100 ms',
-  )
-  t.end()
-})
