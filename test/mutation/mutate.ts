@@ -21,7 +21,7 @@ export const BUDGET = 20
 const ELSEWHERE: readonly (readonly [file: RegExp, like: string])[] = [
   [/sqlite-(worker|file|journal)\.ts$/, 'src/store/sqlite.ts'],
   [/\.lua$/, 'src/store/redis.ts'],
-  [/\.sql$/, 'src/store/postgres.ts'],
+  [/\.sql$/, 'src/store/postgres-layout.ts'],
 ]
 /** Made by a program, or without code. */
 const NOT_MUTATED = new Set(['src/core/body/json-usual-wasm.ts'])

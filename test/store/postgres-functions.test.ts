@@ -1,5 +1,5 @@
 import type pg from 'pg'
-import t from 'tap'
+import t, { type Test } from 'tap'
 import { layoutScript } from '../../src/store/postgres-layout.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { newId } from './fixtures.ts'
@@ -11,6 +11,20 @@ if (NO_POSTGRES) t.plan(0, NO_POSTGRES)
 else await tests()
 
 type Columns = Record<string, string | null>
+
+/** Some columns of a row. Not `t.match`: for that, '10' is in '100'. */
+function has(
+  t: Test,
+  row: Columns | null | undefined,
+  expected: Readonly<Record<string, string | null | RegExp>>,
+  message = '',
+): void {
+  const found = Object.entries(expected).map(([name, value]) => {
+    const column = row?.[name] ?? null
+    return [name, value instanceof RegExp && value.test(column ?? '') ? value : column]
+  })
+  t.strictSame(Object.fromEntries(found), expected, message)
+}
 
 interface Written {
   readonly service?: string
@@ -132,7 +146,7 @@ async function tests(): Promise<void> {
 
   void t.test('a claim is stamped with its time, and has a lease', async (t) => {
     const id = newId()
-    t.match(await put(id, T), {
+    has(t, await put(id, T), {
       ...numbers({ at: T, version: T, fence: T, created_at: T }),
       done: 't',
       waiting: '',
@@ -145,8 +159,46 @@ async function tests(): Promise<void> {
       numbers({ due: T + 10, drop_at: T + 100, renewals: 0, state: 1, token: 'mine' }),
     )
     const given = newId()
-    t.match(await put(given, T, { fence: 5, createdAt: 6 }), numbers({ version: T, fence: 5, created_at: 6 }))
-    t.match(await stored(given), numbers({ version: T, fence: 5, created_at: 6 }))
+    has(t, await put(given, T, { fence: 5, createdAt: 6 }), numbers({ version: T, fence: 5, created_at: 6 }))
+    has(t, await stored(given), numbers({ version: T, fence: 5, created_at: 6 }))
+    const completed = newId()
+    await put(completed, T, { state: COMPLETED })
+    has(t, await stored(completed), numbers({ version: T, due: T + 10, drop_at: T + 100 }))
+  })
+
+  void t.test('a claim that had to wait is stamped with the time after that', async (t) => {
+    const ticking = async (step: number) => {
+      await client.query(
+        `CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE sql AS 'SELECT _skew + ${step} * (nextval(''public.ticks'') - 1)'`,
+      )
+      await client.query("SELECT setval('ticks', 1, false)")
+    }
+    await client.query('CREATE SEQUENCE ticks')
+    t.teardown(() =>
+      client.query(
+        "CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE sql AS 'SELECT _skew'",
+      ),
+    )
+    for (const [step, at] of [
+      [5, T],
+      [6, T + 12],
+    ] as const)
+      for (const given of [{}, { fence: 5, createdAt: 6 }]) {
+        const id = newId()
+        await ticking(step)
+        const fence = given.fence ?? at
+        const createdAt = given.createdAt ?? at
+        const stamps = { version: at, fence, created_at: createdAt }
+        has(t, await put(id, T, { ...given, state: RETRYABLE }), numbers({ ...stamps, at }))
+        has(t, await stored(id), numbers({ ...stamps, updated_at: at, due: at + 10, drop_at: at + 100 }))
+        const open = newId()
+        await put(open, T, { service: 'other' })
+        const before = await stored(open, 'other')
+        await ticking(step)
+        await put(open, T, given)
+        t.strictSame(await stored(open, 'other'), before)
+        has(t, await lease(open), numbers({ due: at + 10, drop_at: at + 100 }))
+      }
   })
 
   void t.test('a record exists until it drops, and not a millisecond longer', async (t) => {
@@ -157,21 +209,39 @@ async function tests(): Promise<void> {
     t.ok(await isThere(id, last))
     t.notOk(await isThere(id, last + 1))
     t.notOk(await isThere(id, last, 'other'))
-    t.match(await put(id, last, { token: 'other' }), { done: 'f', at: String(last), stored: /mine|6d696e65/ })
-    t.match(await put(id, last), { done: 'f' }, 'its own claim is recognised')
-    t.match(await swap(id, last + 1, version), { done: 'f', stored: null })
-    t.match(await call('remove', 'pay', id, last + 1, 1000, T), { done: 'f' })
+    has(t, await put(id, last, { token: 'other' }), { done: 'f', at: String(last), stored: /mine|6d696e65/ })
+    has(t, await put(id, last), { done: 'f' }, 'its own claim is recognised')
+    has(t, await swap(id, last + 1, version), { done: 'f', stored: null })
+    has(t, await call('remove', 'pay', id, last + 1, 1000, T), { done: 'f' })
     const token = [Buffer.from('mine')]
-    t.match(await call('renew', 'pay', last + 1, 1000, [id], token, [10], [10]), { renewed: '' })
-    t.match(await call('revive', 'pay', id, last + 1, 1000, token[0], 10, 10), { done: 'f' })
+    has(t, await call('renew', 'pay', last + 1, 1000, [id], token, [10], [10]), { renewed: '' })
+    has(t, await call('revive', 'pay', id, last + 1, 1000, token[0], 10, 10), { done: 'f' })
     const list = (at: number) => call('list', 'pay', at, 1000, '', '', 10)
-    t.match([await list(last), await list(last + 1)], [{ ids: id }, { ids: '' }])
-    t.match(await swap(id, last, version), { done: 't' })
+    t.strictSame([(await list(last))['ids'], (await list(last + 1))['ids']], [id, ''])
+    has(t, await swap(id, last, version), { done: 't' })
     const again = newId()
     await put(again, T)
-    t.match(await put(again, last + 1, { token: 'next' }), { done: 't', version: String(last + 1) })
-    t.match(await stored(again), { token: 'next' })
+    has(t, await put(again, last + 1, { token: 'next' }), { done: 't', version: String(last + 1) })
+    has(t, await stored(again), { token: 'next' })
   })
+
+  void t.test(
+    'a claim that is recognised is a write, for which a standby is waited; a refusal is not',
+    async (t) => {
+      const id = newId()
+      const [mine, theirs] = ['pay', 'other']
+      const writers = async () =>
+        (await rows('SELECT xmax FROM idempotency.records ORDER BY service DESC')).map(({ xmax }) => xmax)
+      for (const service of [mine, theirs]) await put(id, T, { service, token: `of ${service}` })
+      const before = await writers()
+      await put(id, T, { token: 'stranger' })
+      t.same(await writers(), before)
+      await put(id, T, { token: 'of pay' })
+      const [pay, other] = await writers()
+      t.not(pay, before[0])
+      t.equal(other, before[1])
+    },
+  )
 
   void t.test('a swap stamps what it writes, and the fence never falls', async (t) => {
     const id = newId()
@@ -185,7 +255,7 @@ async function tests(): Promise<void> {
       { version: T },
       { state: COMPLETED, token: 'next', dueIn: 20, dropIn: 30 },
     )
-    t.match(written, {
+    has(t, written, {
       ...numbers({ at: T + 7, version: T + 1, fence: T, created_at: 5 }),
       done: 't',
       waiting: 'a b',
@@ -204,9 +274,9 @@ async function tests(): Promise<void> {
       numbers({ ...stamps, schema: 1, state: 2, token: 'next', head: HEAD.toString('hex'), payload: 'q' }),
     )
     t.equal(await lease(id), null)
-    t.match(await swap(id, T + 8, { version: T + 1 }, { more: 1 }), { fence: String(T + 1), waiting: '' })
-    t.match(await lease(id), numbers({ due: T + 18, drop_at: T + 108, renewals: 0 }))
-    t.match(await swap(id, T + 9, { version: T + 2 }, { fence: T + 5, more: 1 }), { fence: String(T + 5) })
+    has(t, await swap(id, T + 8, { version: T + 1 }, { more: 1 }), { fence: String(T + 1), waiting: '' })
+    has(t, await lease(id), numbers({ due: T + 18, drop_at: T + 108, renewals: 0 }))
+    has(t, await swap(id, T + 9, { version: T + 2 }, { fence: T + 5, more: 1 }), { fence: String(T + 5) })
   })
 
   void t.test('a swap whose condition does not hold changes nothing', async (t) => {
@@ -222,18 +292,18 @@ async function tests(): Promise<void> {
       { token: 'mine', states: [] },
       {},
     ])
-      t.match(await swap(id, T + 1, condition), { done: 'f', waiting: null, stored: /6d696e65/ })
-    t.match(await swap(id, T + 1, { version: T }, { service: 'other' }), {
+      has(t, await swap(id, T + 1, condition), { done: 'f', waiting: null, stored: /6d696e65/ })
+    has(t, await swap(id, T + 1, { version: T }, { service: 'other' }), {
       done: 'f',
       stored: null,
     })
     t.strictSame(await stored(id), before)
-    t.match(await swap(id, T + 1, { token: 'mine', states: [UNKNOWN, IN_PROGRESS] }), { done: 't' })
+    has(t, await swap(id, T + 1, { token: 'mine', states: [UNKNOWN, IN_PROGRESS] }), { done: 't' })
     // Of a later release.
     const later = newId()
     await put(later, T, { schema: 2 })
-    t.match(await swap(later, T + 1, { version: T }), { done: 'f' })
-    t.match(await swap(later, T + 1, { token: 'mine', states: [IN_PROGRESS] }), { done: 'f' })
+    has(t, await swap(later, T + 1, { version: T }), { done: 'f' })
+    has(t, await swap(later, T + 1, { token: 'mine', states: [IN_PROGRESS] }), { done: 'f' })
   })
 
   void t.test('of a record that its upstream has finished, the owner takes out the lease', async (t) => {
@@ -257,9 +327,9 @@ async function tests(): Promise<void> {
         token: 'token' in over ? over.token : 'mine',
         states: [IN_PROGRESS],
       })
-      t.match(reply, { done: 'f', waiting: isFolded ? 'a' : null, stored: /6d696e65/ })
+      has(t, reply, { done: 'f', waiting: isFolded ? 'a' : null, stored: /6d696e65/ })
       t.equal((await lease(id)) === null, isFolded)
-      t.match(await stored(id), { version: String(T + 1) }, 'which goes on counting')
+      has(t, await stored(id), { version: String(T + 1) }, 'which goes on counting')
       t.ok(await lease(other))
       t.ok(await lease(id, 'other'))
     }
@@ -293,14 +363,14 @@ async function tests(): Promise<void> {
         ids.map(() => dueIn),
         ids.map(() => dropIn),
       )
-    t.match(await renew(T + 9, 50, 1), { renewed: mine })
-    t.match(await stored(mine), numbers({ version: T + 1, due: T + 59, drop_at: T + 100, updated_at: T }))
-    t.match(await renew(T + 99, 50, 60), { renewed: mine })
-    t.match(await stored(mine), numbers({ version: T + 2, due: T + 149, drop_at: T + 159 }))
-    t.match(await lease(mine, 'other'), numbers({ due: T + 10, renewals: 0 }))
-    for (const id of [stranger, unknown, later]) t.match(await stored(id), numbers({ version: T }))
+    has(t, await renew(T + 9, 50, 1), { renewed: mine })
+    has(t, await stored(mine), numbers({ version: T + 1, due: T + 59, drop_at: T + 100, updated_at: T }))
+    has(t, await renew(T + 99, 50, 60), { renewed: mine })
+    has(t, await stored(mine), numbers({ version: T + 2, due: T + 149, drop_at: T + 159 }))
+    has(t, await lease(mine, 'other'), numbers({ due: T + 10, renewals: 0 }))
+    for (const id of [stranger, unknown, later]) has(t, await stored(id), numbers({ version: T }))
     await rows('UPDATE idempotency.records SET state = 2 WHERE id = $1', [mine])
-    t.match(await renew(T + 100, 50, 60), { renewed: '' }, 'its upstream has finished it')
+    has(t, await renew(T + 100, 50, 60), { renewed: '' }, 'its upstream has finished it')
   })
 
   void t.test('a silent owner revives its record', async (t) => {
@@ -324,22 +394,23 @@ async function tests(): Promise<void> {
       const id = newId()
       await put(id, T, over)
       const before = await stored(id, 'service' in over ? over.service : 'pay')
-      t.match(await revive(id), { done: isRevived ? 't' : 'f' }, JSON.stringify(over))
+      has(t, await revive(id), { done: isRevived ? 't' : 'f' }, JSON.stringify(over))
       const after = await stored(id, 'service' in over ? over.service : 'pay')
       if (!isRevived) t.strictSame(after, before)
       else {
-        t.match(after, numbers({ version: T + 1, state: 1, due: T + 55, drop_at: T + 100, updated_at: T }))
+        has(t, after, numbers({ version: T + 1, state: 1, due: T + 55, drop_at: T + 100, updated_at: T }))
         const flags = over.head.length > 4 ? '00' : ''
         t.equal(
           after['head'],
           over.head.toString('hex').slice(0, 8) + flags + over.head.toString('hex').slice(10),
         )
-        t.match(
+        has(
+          t,
           await lease(id),
           numbers({ due: T + 55, drop_at: T + 100, renewals: 0, state: 1, token: 'mine' }),
         )
         await revive(id, T + 50)
-        t.match(await stored(id), numbers({ version: T + 2, drop_at: T + 110 }))
+        has(t, await stored(id), numbers({ version: T + 2, drop_at: T + 110 }))
       }
     }
   })
@@ -361,8 +432,8 @@ async function tests(): Promise<void> {
       [T - 1, 'pay'],
       [T, 'third'],
     ] as const)
-      t.match(await call('remove', service, id, T + 1, 1000, version), { done: 'f', waiting: null })
-    t.match(await call('remove', 'pay', id, T + 1, 1000, T), { done: 't', waiting: 'a' })
+      has(t, await call('remove', service, id, T + 1, 1000, version), { done: 'f', waiting: null })
+    has(t, await call('remove', 'pay', id, T + 1, 1000, T), { done: 't', waiting: 'a' })
     for (const table of ['records', 'unresolved', 'notes'])
       t.strictSame(
         (await rows(`SELECT id, service FROM idempotency.${table} ORDER BY service`)).map((row) => ({
@@ -407,7 +478,7 @@ async function tests(): Promise<void> {
       await put('c', T, { dueIn: 2 })
       await put('a', T, { dueIn: 1, service: 'other' })
       await rows("UPDATE idempotency.records SET state = 2 WHERE id IN ('a', 'b')")
-      t.match(await call('due', 'pay', T + 2, 1000, 2), { ids: 'c' })
+      has(t, await call('due', 'pay', T + 2, 1000, 2), { ids: 'c' })
       t.ok(await lease('a', 'other'))
       t.equal(await lease('b'), null)
     },
@@ -432,9 +503,9 @@ async function tests(): Promise<void> {
     t.equal(await bodies(T + 10), 'b a c')
     t.equal(await bodies(T + 99, 2), 'b a')
     t.equal(await bodies(T + 100), '')
-    t.match(await lease('a'), numbers({ due: 2 ** 48 + T + 10 }))
+    has(t, await lease('a'), numbers({ due: 2 ** 48 + T + 10 }))
     for (const id of ['never', 'short', 'early']) t.equal(await lease(id), null)
-    t.match(await call('due', 'pay', T + 10, 1000, 10), { ids: 'open' })
+    has(t, await call('due', 'pay', T + 10, 1000, 10), { ids: 'open' })
     await rows("UPDATE idempotency.unresolved SET token = 'x' WHERE id = 'a'")
     t.equal(await bodies(T + 10), 'b c')
   })
@@ -483,22 +554,25 @@ async function tests(): Promise<void> {
       )
     const notes = async (at: number, service = 'pay') =>
       JSON.parse((await call('notes_of', service, id, at, 1000))['lines'] ?? 'null')
-    t.match(await note(T, ['a', 1, 0, 0]), { done: 'f' }, 'there is no record')
+    // Of the same age.
+    await put('another', T, { dropIn: 10_000 })
+    await call('note', 'pay', 'another', T, 1000, ['z'], [1], [0], [0], ['of another'])
+    has(t, await note(T, ['a', 1, 0, 0]), { done: 'f' }, 'there is no record')
     await put(id, T)
-    t.match(await note(T, ['a', 2, 7, 3], ['b', 1, 0, 0]), { done: 't' })
-    t.match(await note(T + 5, ['b', 3, 4, 1]), { done: 't' })
+    has(t, await note(T, ['a', 2, 7, 3], ['b', 1, 0, 0]), { done: 't' })
+    has(t, await note(T + 5, ['b', 3, 4, 1]), { done: 't' })
     const lines = [`a 2 ${T - 7} ${T - 3} of a`, `b 4 ${T} ${T + 4} of b`]
     t.same(await notes(T + 99), lines)
     t.equal(await notes(T + 100), null)
     t.equal(await notes(T, 'other'), null)
-    t.match(await note(T + 100, ['a', 1, 0, 0]), { done: 'f' })
+    has(t, await note(T + 100, ['a', 1, 0, 0]), { done: 'f' })
     await put(id, T, { service: 'other' })
     await put(id, T + 100, { token: 'next' })
     t.equal(await notes(T + 101), null, 'nor of the record that was there before')
     await note(T + 101, ['c', 1, 0, 0])
     t.same(await notes(T + 101), [`c 1 ${T + 101} ${T + 101} of c`])
     await rows("UPDATE idempotency.records SET schema = 2 WHERE service = 'pay'")
-    t.match(await note(T + 101, ['d', 1, 0, 0]), { done: 'f' })
+    has(t, await note(T + 101, ['d', 1, 0, 0]), { done: 'f' })
     t.equal(await notes(T + 101), null)
     await rows("UPDATE idempotency.records SET schema = 1 WHERE service = 'pay'")
     for (let n = 0; n < 60; n++) await note(T + 101, [`n${n}`, 1, 0, 0])
@@ -512,19 +586,19 @@ async function tests(): Promise<void> {
       Number((await call('throttle', 'pay', 'bucket', at, 1000, count, per, units))['wait'])
     const bucket = async () => (await rows('SELECT at, debt, count, full_at FROM idempotency.buckets'))[0]
     t.same([await take(T), await take(T), await take(T)], [0, 0, 500])
-    t.match(await bucket(), numbers({ at: T, debt: 2000, count: 2, full_at: T + 1000 }))
+    has(t, await bucket(), numbers({ at: T, debt: 2000, count: 2, full_at: T + 1000 }))
     t.same([await take(T + 499), await take(T + 500), await take(T + 500)], [1, 0, 500])
     t.equal(await take(T + 600, -1), 0)
-    t.match(await bucket(), numbers({ at: T + 600, debt: 800, full_at: T + 1000 }))
+    has(t, await bucket(), numbers({ at: T + 600, debt: 800, full_at: T + 1000 }))
     t.equal(await take(T + 600, -1), 0)
     t.equal(await bucket(), undefined, 'a full one is not kept')
     t.equal(await take(T + 600), 0)
     // Twice the rate: what is missing takes half the time, rounded up.
     t.same([await take(T + 600, 1, 3, 1000), await take(T + 600, 1, 3, 1000)], [0, 167])
-    t.match(await bucket(), numbers({ debt: 2500, count: 3, full_at: T + 600 + 834 }))
+    has(t, await bucket(), numbers({ debt: 2500, count: 3, full_at: T + 600 + 834 }))
     t.equal(await take(T + 100, 1, 3, 1000), 0, 'a clock that went back fills it as well')
     const other = await call('throttle', 'other', 'bucket', T, 1000, 1, 1000, 1)
-    t.match(other, { wait: '0' }, 'another service has its own')
+    has(t, other, { wait: '0' }, 'another service has its own')
   })
 
   const held = (at: number, entry: number, seen = 0, service = 'pay', grace = 1000) =>
@@ -611,27 +685,27 @@ async function tests(): Promise<void> {
     await put(old, T, { grace: 1000, state: RETRYABLE, dropIn: 5000 })
     await promoted()
     const all = { grace: 1000, seen: T, dropIn: 5000 }
-    t.match(await put(newId(), T + 1, all), {
+    has(t, await put(newId(), T + 1, all), {
       done: 'f',
       remaining: '1000',
       since: String(T + 1),
       at: String(T + 1),
     })
-    t.match(await put(fresh, T + 1, { ...all, entry: 1 }), { done: 't' })
-    t.match(await put(again, T + 1, { ...all, entry: 2 }), { done: 't' })
+    has(t, await put(fresh, T + 1, { ...all, entry: 1 }), { done: 't' })
+    has(t, await put(again, T + 1, { ...all, entry: 2 }), { done: 't' })
     const takeOver = (at: number) => swap(old, at, { version: T }, { ...all, more: 1 })
-    t.match(await takeOver(T + 1000), {
+    has(t, await takeOver(T + 1000), {
       done: 'f',
       remaining: '1',
       since: String(T + 1),
       at: String(T + 1000),
     })
-    t.match(await swap(again, T + 2, { version: T + 1 }, { ...all, state: COMPLETED }), { done: 't' })
-    t.match(await put(old, T + 2, all), { done: 'f', remaining: null, stored: /6d696e65/ })
-    t.match(await put(newId(), T + 1000, all), { done: 'f', remaining: '1' })
-    t.match(await put(newId(), T + 1001, all), { done: 't' })
-    t.match(await takeOver(T + 1001), { done: 't' })
-    t.match(await call('admit', 'pay', T + 1001, 1000, 1000, T), { remaining: '0', since: String(T + 1) })
+    has(t, await swap(again, T + 2, { version: T + 1 }, { ...all, state: COMPLETED }), { done: 't' })
+    has(t, await put(old, T + 2, all), { done: 'f', remaining: null, stored: /6d696e65/ })
+    has(t, await put(newId(), T + 1000, all), { done: 'f', remaining: '1' })
+    has(t, await put(newId(), T + 1001, all), { done: 't' })
+    has(t, await takeOver(T + 1001), { done: 't' })
+    has(t, await call('admit', 'pay', T + 1001, 1000, 1000, T + 1), { remaining: '0', since: String(T + 1) })
   })
 
   void t.test('what has expired is removed, page after page, once per interval', async (t) => {
@@ -662,6 +736,34 @@ async function tests(): Promise<void> {
     t.same(await left('records'), ['c'], 'its lease was renewed')
   })
 
+  void t.test('only what has expired is discarded, whatever else has', async (t) => {
+    const discard = async (service: string, waits: boolean) => {
+      const [row] = await rows('SELECT idempotency.discard($1, $2, $3, $4) AS done', [
+        service,
+        'a',
+        T + 50,
+        waits,
+      ])
+      return row?.['done'] === 't'
+    }
+    for (const waits of [true, false]) {
+      t.equal(await discard('pay', waits), false, 'there is none')
+      await put('a', T)
+      await put('a', T, { service: 'other', state: COMPLETED, dropIn: 10 })
+      await put('b', T, { dropIn: 10 })
+      t.equal(await discard('pay', waits), false)
+      t.equal(await discard('other', waits), true, 'the lease is of another service')
+      await put('a', T, { service: 'other', dropIn: 10 })
+      t.equal(await discard('pay', waits), false)
+      const left = await rows('SELECT id, service FROM idempotency.records ORDER BY id, service')
+      t.same(
+        left.map(({ id, service }) => `${service} ${id}`),
+        ['other a', 'pay a', 'pay b'],
+      )
+      await client.query('DELETE FROM idempotency.records; DELETE FROM idempotency.unresolved')
+    }
+  })
+
   void t.test('a removal with a limit goes on at once, and also takes buckets and waits', async (t) => {
     const prune = async (at: number, limit: number) =>
       Number((await call('prune', at, 1000, 50, 1000, limit))['pruned'])
@@ -675,7 +777,7 @@ async function tests(): Promise<void> {
     t.equal(await prune(T + 1, 2), 1)
     t.equal(await prune(T + 1, 2), 0)
     const [row] = await rows('SELECT page, done_at FROM idempotency.pruning')
-    t.match(row, numbers({ page: 0, done_at: T + 1 }))
+    has(t, row, numbers({ page: 0, done_at: T + 1 }))
     t.same(
       (await rows('SELECT id FROM idempotency.buckets')).map(({ id }) => id),
       [String(T + 2)],
@@ -703,6 +805,84 @@ async function tests(): Promise<void> {
     t.same(places.slice(0, round.length), round)
   })
 
+  void t.test('what somebody else is at work on is waited for, or passed over', async (t) => {
+    const id = newId()
+    const token = [Buffer.from('mine')]
+    const other = await server.client()
+    t.teardown(() => other.end())
+    const calls = {
+      swap: () =>
+        call('swap', 'pay', id, T, 50, T, null, null, 1, 1, 0, token[0], HEAD, HEAD, 10, 100, 0, 0, 0),
+      remove: () => call('remove', 'pay', id, T, 50, T),
+      revive: () => call('revive', 'pay', id, T, 50, token[0], 10, 10),
+      'a claim after its end': () =>
+        call('put', 'pay', id, T + 100, 50, 1, 1, 0, Buffer.from('next'), 0, HEAD, HEAD, 10, 100, 0, 0, 0),
+    }
+    const reading = {
+      watch: () => call('watch', 'pay', id, T, 50, 'a'),
+      note: () => call('note', 'pay', id, T, 50, ['a'], [1], [0], [0], ['x']),
+    }
+    const passing = {
+      renew: async () => (await call('renew', 'pay', T, 50, [id], token, [10], [10]))['renewed'] === id,
+      prune: async () => {
+        await rows('UPDATE idempotency.pruning SET page = 0, done_at = 0')
+        return (await call('prune', T + 100, 50, 50, 1000, 100))['pruned'] === '1'
+      },
+    }
+    for (const table of ['records', 'unresolved'] as const)
+      for (const service of ['pay', 'other']) {
+        const lock = () =>
+          other.query(
+            `BEGIN; SELECT FROM idempotency.${table} WHERE id = '${id}' AND service = '${service}' FOR UPDATE`,
+          )
+        for (const [what, act] of Object.entries({ ...calls, ...reading })) {
+          for (const one of ['pay', 'other']) await put(id, T, { service: one })
+          await lock()
+          const end = await act().then(
+            () => 'done',
+            ({ code }) => code,
+          )
+          const waits = service === 'pay' && (what in calls || table === 'records')
+          t.equal(end, waits ? '55P03' : 'done', `${what}, ${table} of ${service}`)
+          await other.query('ROLLBACK')
+          await client.query('DELETE FROM idempotency.records; DELETE FROM idempotency.unresolved')
+        }
+        for (const [what, act] of Object.entries(passing)) {
+          await put(id, T)
+          await put(id, T, { service: 'other', dropIn: 10_000 })
+          await lock()
+          const isRenewed = what === 'renew' && table === 'records'
+          t.equal(await act(), isRenewed || service === 'other', `${what}, ${table} of ${service}`)
+          await other.query('ROLLBACK')
+          await client.query('DELETE FROM idempotency.records; DELETE FROM idempotency.unresolved')
+        }
+      }
+  })
+
+  void t.test('one at a time writes down that the server is another', async (t) => {
+    const other = await server.client()
+    t.teardown(() => other.end())
+    for (const service of ['pay', 'other']) await held(T, 3, 0, service)
+    for (const service of ['pay', 'other']) {
+      await promoted()
+      await other.query(`BEGIN; SELECT FROM idempotency.epochs WHERE service = '${service}' FOR UPDATE`)
+      const end = await call('admit', 'pay', T + 1, 50, 1000, T).then(
+        ({ remaining }) => remaining,
+        ({ code }) => code,
+      )
+      t.equal(end, service === 'pay' ? '55P03' : '1000')
+      await other.query('ROLLBACK')
+    }
+  })
+
+  void t.test('a text ends where its length says', async (t) => {
+    const end = async (bytes: string, from: number) =>
+      (await rows('SELECT idempotency.text_end($1, $2) AS at', [Buffer.from(bytes, 'hex'), from]))[0]?.['at']
+    t.equal(await end('00000000', 0), '4')
+    t.equal(await end('ff01020304ff', 1), String(1 + 4 + 0x01020304))
+    t.equal(await end('ffff0a0b0c0dff', 2), String(2 + 4 + 0x0a0b0c0d))
+  })
+
   void t.test('who waits is a row per channel', async (t) => {
     const id = newId()
     for (const channel of ['a', 'b']) await call('watch', 'pay', id, T, 1000, channel)
@@ -727,7 +907,7 @@ async function tests(): Promise<void> {
       )
     // Connections of a pooler are used by others, too.
     await client.query(
-      "SET bytea_output = 'escape'; SET client_min_messages = 'error'; SET lock_timeout = '7s'",
+      "SET synchronous_commit = 'on'; SET bytea_output = 'escape'; SET client_min_messages = 'error'; SET lock_timeout = '7s'",
     )
     t.teardown(() => client.query('RESET ALL'))
     const before = await settings()

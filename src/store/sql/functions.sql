@@ -604,7 +604,8 @@ END $$;
 
 -- A length and as many bytes of a stored record (docs/record-format.md): where they end.
 CREATE OR REPLACE FUNCTION idempotency.text_end(_bytes bytea, _from integer) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
-  SELECT _from + 4 + (get_byte(_bytes, _from) << 24 | get_byte(_bytes, _from + 1) << 16 | get_byte(_bytes, _from + 2) << 8 | get_byte(_bytes, _from + 3));
+  -- Of `<<` and `|`, neither goes first.
+  SELECT _from + 4 + ((get_byte(_bytes, _from) << 24) | (get_byte(_bytes, _from + 1) << 16) | (get_byte(_bytes, _from + 2) << 8) | get_byte(_bytes, _from + 3));
 $$;
 
 CREATE OR REPLACE FUNCTION idempotency.framed(_text text) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
