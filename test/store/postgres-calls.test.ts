@@ -2,6 +2,7 @@ import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { PREFIX } from '../../src/store/codec.ts'
 import { openPostgresStore, type PostgresOptions, type PostgresStore } from '../../src/store/postgres.ts'
+import { KEPT_FOR } from '../../src/store/recent.ts'
 import { InGrace, PartlyUnavailable } from '../../src/store/register.ts'
 import { type Asked, type FakePostgres, fakePostgres } from '../support/fake-postgres.ts'
 import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
@@ -273,6 +274,33 @@ void t.test('with a grace, the server is looked at, and each claim says what was
   )
 })
 
+void t.test('callbacks of a grace are optional, and looks go on', async (t) => {
+  const { of } = await open(t, { grace: 200 })
+  await until(() => of('admit').length > 3)
+})
+
+void t.test('writes are safe once the server has been the same for long, and not before', async (t) => {
+  let skew = 0
+  const { now } = performance
+  t.capture(performance, 'now', () => now.call(performance) + skew)
+  const safe: Millis[] = []
+  const held: Millis[] = []
+  const { store } = await open(t, {
+    grace: 200,
+    onSafe: (before) => void safe.push(before),
+    onHeld: (left) => void held.push(left),
+  })
+  await until(() => safe.length > 2)
+  t.ok(safe.every((before) => before === Number.NEGATIVE_INFINITY))
+  skew = KEPT_FOR
+  await until(() => Number.isFinite(safe.at(-1)))
+  t.ok((safe.at(-1) as Millis) <= performance.now() - KEPT_FOR)
+  await store.close()
+  const { length } = held
+  await new Promise((next) => setTimeout(next, 200))
+  t.equal(held.length, length, 'nobody looks after the end')
+})
+
 void t.test('without a grace, there is no look', async (t) => {
   const { store, replies, of } = await open(t)
   replies['swap'] = WRITTEN
@@ -345,6 +373,7 @@ void t.test('a row that is no record is corrupt, not absent', async (t) => {
     changed(8, (token) => token.replace('\\x', '00')),
     changed(9, (head) => head.replace('\\x', '00')),
     changed(10, (payload) => `${payload}0`),
+    changed(10, (payload) => `${payload}zz`),
     changed(6, () => '256'),
     changed(7, () => '256'),
   ]) {

@@ -2,7 +2,7 @@ import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { Lanes } from '../../src/store/postgres-lanes.ts'
 import type { Identity } from '../../src/store/postgres-layout.ts'
-import { PartlyUnavailable } from '../../src/store/register.ts'
+import { PartlyUnavailable, StoreUnavailable } from '../../src/store/register.ts'
 import { type Asked, type FakePostgres, fakePostgres } from '../support/fake-postgres.ts'
 import { until } from './fixtures.ts'
 
@@ -28,8 +28,9 @@ interface Opened {
   ups: number
 }
 
-async function open(t: Test, { timeoutMs = LONG, grace = 0 } = {}): Promise<Opened> {
+async function open(t: Test, { timeoutMs = LONG, grace = 0, welcomes = true } = {}): Promise<Opened> {
   const server = await fakePostgres()
+  server.welcomes = welcomes
   t.teardown(() => server[Symbol.asyncDispose]())
   const self: Mutable<Omit<Opened, 'lanes'>> = {
     server,
@@ -234,7 +235,7 @@ void t.test('a server that has become a standby is left', async (t) => {
 })
 
 void t.test('while many answers are late, only reads go on, and that is reported once', async (t) => {
-  const opened = await open(t, { timeoutMs: 60 })
+  const opened = await open(t, { timeoutMs: 200 })
   const { server, lanes, asked, events } = opened
   opened.running = () => numbersOf(asked)
   const late: Promise<Error>[] = []
@@ -254,11 +255,11 @@ void t.test('while many answers are late, only reads go on, and that is reported
   }
   const read = lanes.run('read', [], 'local')
   await until(() => asked.length === 15)
-  answer(asked[14], 'x')
-  t.same(await read, ['x'])
-
   answer(asked[0])
   await until(() => claims(opened))
+  t.equal(asked.length, 16, 'a read takes the place of no claim')
+  answer(asked[14], 'x')
+  t.same(await read, ['x'])
   t.equal(events.filter((event) => event.includes('does not finish')).length, 1)
   for (const one of asked.slice(1, 14)) answer(one)
   await until(() => server.open.size <= 8)
@@ -380,7 +381,10 @@ void t.test('without a connection everything is refused, and one is tried again 
   server.welcomes = false
   cut()
   await until(() => events.length === 2)
-  t.match(await failureOf(lanes.run('it', [], 'local')), { ...NOT_APPLIED, message: /is not connected: / })
+  t.match(await failureOf(lanes.run('it', [], 'local')), {
+    ...NOT_APPLIED,
+    message: /is not connected: (?!closed)/,
+  })
   for (let n = 0; n < 4; n++) {
     const { opened: before } = server
     await until(() => {
@@ -409,4 +413,56 @@ void t.test('close() refuses what waits, fails what was sent, and leaves no conn
   const { opened } = server
   await new Promise((next) => setTimeout(next, 200))
   t.equal(server.opened, opened)
+})
+
+void t.test('a close waits until no connection is left', async (t) => {
+  const { server, lanes } = await open(t)
+  await lanes.close()
+  t.equal(server.open.size, 0)
+})
+
+void t.test('what only a person can fix ends it', async (t) => {
+  const server = await fakePostgres()
+  t.teardown(() => server[Symbol.asyncDispose]())
+  const address = { host: '127.0.0.1', port: server.port, user: 'u', password: '', database: 'd', tls: null }
+  const events: string[] = []
+  const onEvent = (kind: string) => void events.push(kind)
+  const lanes = new Lanes(
+    { address, timeoutMs: LONG, onEvent },
+    async () => {
+      throw new StoreUnavailable('of a later release', false)
+    },
+    () => {},
+  )
+  await t.rejects(lanes.open(), { message: 'of a later release' })
+  t.match(await failureOf(lanes.run('it', [])), { message: /closed/ })
+  await new Promise((next) => setTimeout(next, 300))
+  t.equal(server.opened, 1)
+})
+
+void t.test('a connection takes half a grace at most, or the next would come too late', async (t) => {
+  const begun = performance.now()
+  const { server } = await open(t, { grace: 400, welcomes: false })
+  const took = performance.now() - begun
+  t.ok(took > 190 && took < 700, `${took}`)
+  await until(() => server.opened === 3)
+  const again = performance.now()
+  await until(() => server.open.size === 0)
+  t.ok(performance.now() - again < 700)
+})
+
+void t.test('one connection is made at a time, and none before its time', async (t) => {
+  const opened = await open(t)
+  const { server, lanes, events } = opened
+  for (let n = 0; n < 5; n++) lanes.recheck()
+  await until(() => server.opened === 2)
+  await soon()
+  t.equal(server.opened, 2)
+  opened.identity = { system: '2', timeline: 1 }
+  lanes.recheck()
+  await until(() => events.length === 2)
+  // The first delay is 50 ms.
+  for (let n = 0; n < 5; n++) lanes.recheck()
+  await new Promise((next) => setTimeout(next, 20))
+  t.equal(server.opened, 3)
 })
