@@ -40,7 +40,7 @@ export class Slab {
     let block = chain
     for (let at = 0; at < bytes.length; at += BLOCK) {
       const from = this.#at(block)
-      this.#chunk(block).copy(bytes, at, from, Math.min(from + BLOCK, from + bytes.length - at))
+      this.#chunk(block).copy(bytes, at, from, from + BLOCK)
       block = this.#next[block] as number
     }
     return bytes

@@ -5,7 +5,7 @@ import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import type { OutcomeDraft, PendingOutcome } from '../../src/core/settle.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
-import { Outbox } from '../../src/store/outbox.ts'
+import { decodeEntry, encodeEntry, Outbox } from '../../src/store/outbox.ts'
 import { Sealer } from '../../src/store/sealing.ts'
 import { Spool } from '../../src/store/spool.ts'
 import { SERVICE } from '../support/service.ts'
@@ -130,6 +130,73 @@ void t.test('a dropped outcome does not come back, nor does one that outlived it
     said: ['outcomes in the spool are older than their records can be; they are dropped'],
   })
   t.strictSame(await reopened(t, directory), { left: [left], said: [] })
+})
+
+void t.test('an outcome is of use for its time from when it was kept, by the wall clock', async (t) => {
+  const directory = folder(t)
+  let now = Date.now()
+  t.intercept(Date, 'now', { value: () => now })
+  const said: unknown[] = []
+  const open = () =>
+    Outbox.open({
+      service: SERVICE,
+      sealer: null,
+      directory,
+      maxBytes: MiB,
+      say: (message, detail) => void said.push([message, detail]),
+    })
+  const { outbox } = await open()
+  for (const one of [outcome('completed'), outcome('unknown')]) t.equal(await outbox.keep(one).done, 'kept')
+  await outbox.close()
+  for (const [passed, usefulFor] of [
+    [0, 60_000],
+    [10_000, 50_000],
+    [59_999, 1],
+    [-3_600_000, 60_000],
+  ] as const) {
+    now += passed
+    const { outbox, left } = await open()
+    await outbox.close()
+    t.same(
+      left.map(({ unsettled }) => unsettled.usefulFor),
+      [usefulFor, usefulFor],
+      `${passed} ms later`,
+    )
+    now -= passed
+  }
+  t.same(said, [])
+  now += 60_000
+  const late = await open()
+  await late.outbox.close()
+  t.same(late.left, [])
+  t.same(said, [
+    ['outcomes in the spool are older than their records can be; they are dropped', { outcomes: 2 }],
+  ])
+})
+
+void t.test('an entry has the layout of docs/record-format.md', async (t) => {
+  t.intercept(Date, 'now', { value: () => 0x0605_0403_0201 })
+  for (const [flags, over] of [
+    [0, {}],
+    [1, { claimed: true }],
+    [2, { withdrawn: true }],
+    [4, { over: 0x0102_0304_0506 }],
+    [8, { onLeaseExpired: 'retry' }],
+    [15, { claimed: true, withdrawn: true, over: 0, onLeaseExpired: 'retry' }],
+  ] as const) {
+    const one = outcome('unknown', { spans: { dueIn: 1, dropIn: 2 }, usefulFor: 3, ...over })
+    const entry = encodeEntry(one, SERVICE, null)
+    const numbers = [(over as { over?: number }).over ?? 0, 1, 2, 3, 0x0605_0403_0201]
+    const hex = numbers.map((number) => number.toString(16).padStart(12, '0')).join('')
+    t.equal(entry.subarray(0, 6).toString('latin1'), `\x02\x04${SERVICE}`)
+    t.equal(entry[6], flags)
+    t.equal(entry.subarray(7, 39).toString('base64url'), one.id)
+    t.equal(entry.subarray(39, 69).toString('hex'), hex)
+    t.ok(entry.subarray(69).equals(encodeDraft(one.draft)), 'then the record')
+    t.strictSame(decodeEntry(entry, SERVICE, null), { kind: 'own', unsettled: one })
+    entry[0] = 3
+    t.match(decodeEntry(entry, SERVICE, null), { kind: 'unreadable' }, 'of a later version')
+  }
 })
 
 void t.test('an entry that this version cannot read is reported and left in place', async (t) => {

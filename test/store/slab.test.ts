@@ -46,6 +46,24 @@ void t.test('freed space is reused, and bytes may need more than one chunk', asy
   t.equal(slab.read(chains[7] as number).toString(), 'record 7')
 })
 
+void t.test('no block is lost, and none is taken in vain', async (t) => {
+  const block = Buffer.alloc(256, 1)
+  const chunk = (slab: Slab): number[] => Array.from({ length: 4096 }, () => slab.write(block))
+  const whole = new Slab()
+  t.equal(Math.max(...chunk(whole)), 4095, 'a block each')
+  t.equal(whole.write(block), 4096, 'the next one is in another chunk')
+
+  const rewritten = new Slab()
+  const long = Buffer.alloc(2000 * 256, 2)
+  const chain = rewritten.write(long)
+  for (let n = 0; n < 10; n++) for (const bytes of [long, block, long]) rewritten.write(bytes, chain)
+  const other = rewritten.write(long)
+  rewritten.free(chain)
+  rewritten.free(other)
+  t.same(new Set(chunk(rewritten)).size, 4096)
+  t.equal(rewritten.write(block), 4096)
+})
+
 void t.test('head gives the beginning in place, and read gives a copy', async (t) => {
   const slab = new Slab()
   const chain = slab.write(Buffer.alloc(300, 1))

@@ -1,0 +1,101 @@
+import t from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { type Subscription, Subscriptions } from '../../src/store/subscriptions.ts'
+
+const A = 'a' as RecordId
+const B = 'b' as RecordId
+
+/** Subscriptions, and what their server is asked. */
+function made(timeoutMs = 60_000, acknowledges = true) {
+  const asked: string[] = []
+  const begun: Subscription[] = []
+  const all: Subscriptions = new Subscriptions(timeoutMs, {
+    begin: (subscription) => {
+      asked.push(`begin ${subscription.id}`)
+      begun.push(subscription)
+      if (acknowledges) all.acknowledged(subscription)
+    },
+    end: (id) => void asked.push(`end ${id}`),
+  })
+  return { all, asked, begun }
+}
+
+/** Lets watchers be told. */
+const told = (): Promise<void> => new Promise((next) => setImmediate(next))
+
+void t.test('watchers of one record share a subscription, which ends with the last one', async (t) => {
+  const { all, asked } = made()
+  let changes = 0
+  const changed = (): void => void changes++
+  const [one, two] = [await all.watch(A, changed), await all.watch(A, changed)]
+  const other = await all.watch(B, changed)
+  t.same(asked, ['begin a', 'begin b'])
+  t.same(
+    all.all.map(({ id }) => id),
+    [A, B],
+  )
+  t.equal(all.get(A)?.id, A)
+  all.tell(A)
+  await told()
+  t.equal(changes, 2)
+  one()
+  one()
+  t.same(asked, ['begin a', 'begin b'])
+  all.tell(A)
+  await told()
+  t.equal(changes, 3, 'only the one that is left')
+  two()
+  two()
+  t.same(asked, ['begin a', 'begin b', 'end a'])
+  t.equal(all.get(A), undefined)
+  other()
+  await all.watch(A, changed)
+  t.same(asked.slice(3), ['end b', 'begin a'], 'a later watcher begins anew')
+})
+
+void t.test('a watcher waits until the server has answered, and no longer than its timeout', async (t) => {
+  for (const how of ['acknowledged', 'miss', 'missAll', 'timeout'] as const) {
+    const { all, begun } = made(how === 'timeout' ? 20 : 60_000, false)
+    let isWatching = false
+    const watching = [all.watch(A, () => {}), all.watch(A, () => {})].map((one) =>
+      one.then(() => void (isWatching = true)),
+    )
+    await new Promise((next) => setTimeout(next, how === 'timeout' ? 0 : 10))
+    t.notOk(isWatching, how)
+    t.equal(begun.length, 1, 'both wait for one answer')
+    const [subscription] = begun as [Subscription]
+    if (how === 'missAll') all.missAll()
+    else if (how !== 'timeout') all[how](subscription)
+    await Promise.all(watching)
+    t.equal(subscription.missed, how !== 'acknowledged', how)
+  }
+})
+
+void t.test('an answer in time ends the timeout', async (t) => {
+  const { all, begun } = made(20, false)
+  const watching = all.watch(A, () => {})
+  const [subscription] = begun as [Subscription]
+  all.acknowledged(subscription)
+  await watching
+  await new Promise((next) => setTimeout(next, 40))
+  t.notOk(subscription.missed)
+})
+
+void t.test('a watcher that may have missed a write is told once the server is back', async (t) => {
+  const { all, begun } = made()
+  let changes = 0
+  await all.watch(A, () => void changes++)
+  const [subscription] = begun as [Subscription]
+  all.acknowledged(subscription)
+  await told()
+  t.equal(changes, 0, 'nothing was missed')
+  all.missAll()
+  await told()
+  t.equal(changes, 0, 'not yet')
+  all.acknowledged(subscription)
+  await told()
+  t.equal(changes, 1)
+  all.acknowledged(subscription)
+  await told()
+  t.equal(changes, 1, 'once')
+})
