@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { encodeDraft, readStamps } from '../../src/store/codec.ts'
+import { encodeDraft, PREFIX, readStamps, stateCode } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { openRedisStore } from '../../src/store/redis.ts'
 import { type Store, StoreUnavailable } from '../../src/store/register.ts'
@@ -128,6 +128,24 @@ void t.test('a first execution does not wait for the cache; a retry asks only th
   t.same(asked, ['primary get', 'cache get'])
 })
 
+void t.test('an entry looks like a completed record to the cache', async (t) => {
+  const tiers = tiersOf()
+  const id = await executed(tiers)
+  const { bytes } = await tiers.cache.get(id)
+  t.equal(bytes?.subarray(0, 2).toString('latin1'), 'IP')
+  t.equal(bytes?.[PREFIX.state], stateCode('completed'))
+})
+
+void t.test('without a clock of its own it uses that of the process', async (t) => {
+  const register = tiered(memory(), memory(), { life: LIFE, secret })
+  const [id, token] = [newId(), newToken()]
+  t.ok((await register.put(id, bytesOf('completed', token), SPANS)).done)
+  await new Promise((next) => setImmediate(next))
+  const { done, now } = await claim(register, id)
+  t.notOk(done)
+  t.ok(Math.abs(now - clock()) < MINUTE, 'the time of the primary')
+})
+
 void t.test('W10 another replica asks the primary first, and the cache from then on', async (t) => {
   const tiers = tiersOf()
   const id = await executed(tiers)
@@ -220,6 +238,126 @@ void t.test('W10 an entry counts only for its lifetime, whatever the clock of th
   t.ok(!other.done && !other.bytes.includes(BODY), 'nor does an entry under another secret count')
 })
 
+void t.test(
+  'W10 an entry counts no longer than its record, nor for a replica that only saw replays',
+  async (t) => {
+    const tiers = tiersOf()
+    const brief = newId()
+    await tiers.register.put(brief, bytesOf('completed', newToken()), { dueIn: MINUTE, dropIn: MINUTE })
+    await tiers.later()
+    t.notOk((await claim(tiers.register, brief)).done)
+    skew += MINUTE
+    const { bytes } = await tiers.cache.get(brief)
+    t.equal(bytes, null, 'the cache drops it, too')
+    t.ok((await claim(tiers.register, brief)).done)
+
+    for (const asks of [false, true]) {
+      const id = await executed(tiers)
+      const entry = await tiers.cache.get(id)
+      const primary = memory()
+      await primary.put(id, bytesOf('completed', newToken()), SPANS)
+      const stale: Store = { ...tiers.cache, get: async () => entry }
+      const late = tiered(primary, stale, { life: LIFE, secret, monotonic })
+      await claim(late, id)
+      await replayed(t, late, id)
+      if (asks) await late.get(id)
+      skew += LIFE
+      const reply = await claim(late, id)
+      t.ok(!reply.done && !reply.bytes.includes(BODY), 'the answer of the primary')
+    }
+  },
+)
+
+void t.test('W10 a replica that sees a record not completed any more does not ask the cache', async (t) => {
+  let isAway = false
+  const tiers = tiersOf((_, run) => (isAway ? Promise.reject(new StoreUnavailable('away', true)) : run()))
+  const id = await executed(tiers)
+  await replayed(t, tiers.peer, id)
+  await tiers.later()
+  const { version } = readStamps((await tiers.register.get(id)).bytes as Buffer)
+  isAway = true
+  const unknown = bytesOf('unknown', newToken())
+  t.ok((await tiers.register.swap(id, { version }, unknown, SPANS, false)).done)
+  await tiers.later()
+  isAway = false
+  await replayed(t, tiers.peer, id)
+  t.notOk((await tiers.peer.swap(id, { version }, unknown, SPANS, false)).done)
+  tiers.asked.length = 0
+  const reply = await claim(tiers.peer, id)
+  t.ok(!reply.done && !reply.bytes.includes(BODY))
+  t.equal(tiers.asked[0], 'primary put')
+})
+
+void t.test('W10 an entry that the cache lost is written again', async (t) => {
+  const tiers = tiersOf()
+  const id = await executed(tiers)
+  const { bytes } = await tiers.cache.get(id)
+  t.ok(await tiers.cache.remove(id, readStamps(bytes as Buffer).version))
+  await replayed(t, tiers.register, id)
+  await tiers.later()
+  await replayed(t, tiers.register, id)
+  t.same(tiers.asked, ['cache get', 'primary put', 'cache put', 'cache get'])
+})
+
+void t.test('W10 an entry is dropped once its record is removed, and not before', async (t) => {
+  const cache = memory()
+  const primary = memory()
+  const { promise, resolve } = Promise.withResolvers<void>()
+  const slow: Store = { ...primary, remove: (...args) => promise.then(() => primary.remove(...args)) }
+  const register = tiered(slow, cache, { life: LIFE, secret, monotonic })
+  const id = newId()
+  await register.put(id, bytesOf('completed', newToken()), SPANS)
+  const { version } = readStamps((await register.get(id)).bytes as Buffer)
+  const removing = register.remove(id, version)
+  for (let n = 0; n < 20; n++) await new Promise((next) => setImmediate(next))
+  t.ok((await cache.get(id)).bytes)
+  resolve()
+  t.equal(await removing, true)
+  t.equal((await cache.get(id)).bytes, null)
+})
+
+void t.test('it closes both stores, and has closed once they have', async (t) => {
+  const closed: string[] = []
+  const slow = (name: string): Store => ({
+    ...memory(),
+    close: async () => {
+      await new Promise((next) => setImmediate(next))
+      closed.push(name)
+    },
+  })
+  await tiered(slow('primary'), slow('cache'), { life: LIFE, secret, monotonic }).close()
+  t.same(closed, ['primary', 'cache'])
+})
+
+void t.test('a record of another version is not cached', async (t) => {
+  const tiers = tiersOf()
+  const bytes = bytesOf('completed', newToken())
+  bytes[PREFIX.schema] = 99
+  await tiers.register.put(newId(), bytes, SPANS)
+  await tiers.later()
+  t.same(tiers.asked, ['primary put'])
+})
+
+void t.test('a write of the cache that fails is nobody’s trouble, and close waits for it', async (t) => {
+  let fail = (): void => {}
+  const failed = new Promise<void>(
+    (_, reject) => void (fail = () => reject(new StoreUnavailable('away', true))),
+  )
+  failed.catch(() => {})
+  const tiers = tiersOf((operation, run) => (operation === 'swap' ? failed : run()))
+  const id = await executed(tiers)
+  const { version } = readStamps((await tiers.register.get(id)).bytes as Buffer)
+  t.ok((await tiers.register.swap(id, { version }, bytesOf('completed', newToken()), SPANS, false)).done)
+  await tiers.later()
+  t.equal(tiers.asked.at(-1), 'cache swap')
+  let isClosed = false
+  const closing = tiers.register.close().then(() => void (isClosed = true))
+  await tiers.later()
+  t.notOk(isClosed)
+  fail()
+  await closing
+})
+
 void t.test('a later entry replaces an earlier one, never the reverse', async (t) => {
   const tiers = tiersOf()
   const id = await executed(tiers)
@@ -284,6 +422,13 @@ void t.test('it remembers the last 10,000 records that it saw completed', async 
   tiers.asked.length = 0
   await claim(tiers.register, first)
   t.equal(tiers.asked[0], 'primary put')
+
+  const old = others[5001] as RecordId
+  t.ok((await tiers.cache.get(old)).bytes)
+  const { version } = readStamps((await tiers.register.get(old)).bytes as Buffer)
+  await tiers.register.swap(old, { version }, bytesOf('unknown', newToken()), SPANS, false)
+  await tiers.later()
+  t.equal((await tiers.cache.get(old)).bytes, null, 'what was remembered a while ago is dropped, too')
 })
 
 void t.test('its traits are those of its primary, and its topology names both stores', async (t) => {
@@ -302,6 +447,7 @@ void t.test('its traits are those of its primary, and its topology names both st
       cache,
       { life: 1000, secret: Buffer.alloc(0) },
     ).traits()
-  t.match(await told(), { durable: true, topology: 'memory decides, memory answers replays' })
-  t.match(await told('3 masters'), { topology: 'memory decides, memory answers replays; 3 masters' })
+  t.equal((await told()).durable, true)
+  t.equal((await told()).topology, 'memory decides, memory answers replays')
+  t.equal((await told('3 masters')).topology, 'memory decides, memory answers replays; 3 masters')
 })
