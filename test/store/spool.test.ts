@@ -316,7 +316,8 @@ void t.test('a damaged segment is set aside once its other entries are dropped',
 void t.test('other files in the directory are left alone', async (t) => {
   const { directory } = await left(t, ['x'])
   mkdirSync(join(directory, 'lost+found'))
-  for (const name of ['notes.txt', 'spool-v2-00000001-0123456789abcdef', 'other.damaged'])
+  const skipped = 'spool-v1-00000001-0123456789abcdef.skipped'
+  for (const name of ['notes.txt', skipped, 'spool-v2-00000001-0123456789abcdef', 'other.damaged'])
     writeFileSync(join(directory, name), 'theirs')
   const { spool, found, said, entries } = await opened(directory)
   t.same(found, ['x'])
@@ -327,6 +328,7 @@ void t.test('other files in the directory are left alone', async (t) => {
     'lost+found',
     'notes.txt',
     'other.damaged',
+    skipped,
     'spool-v2-00000001-0123456789abcdef',
     'spool.lock',
   ])
@@ -452,7 +454,10 @@ void t.test('a failed write that cannot be undone may be found again, and can be
   const { spool, append } = await opened(directory)
   await fails(t, 'datasync', 'EIO')
   await fails(t, 'truncate', 'EIO')
-  await fails(t, 'close', 'EIO')
+  await closing(t, async (close) => {
+    await close()
+    throw new Error('EIO')
+  })
   const entry = append('perhaps')
   t.match(await entry.done, { message: 'EIO' })
   const copy = folder(t)
@@ -529,6 +534,71 @@ void t.test('a closed spool takes no more entries or drops', async (t) => {
   spool.drop(entry)
   await closing
   t.same((await lookInto(directory)).found, ['x'])
+})
+
+void t.test('entries of many segments are found in their order', async (t) => {
+  const directory = folder(t)
+  const { spool, append } = await opened(directory, 1600)
+  const texts = Array.from({ length: 11 }, (_, n) => `${n}`.padEnd(100, '.'))
+  for (const text of texts) t.equal(await append(text).done, 'kept')
+  await spool.close()
+  const names = segments(directory)
+  t.equal(names.length, 11)
+  t.same((await lookInto(directory)).found, texts)
+  // The order of numbers, not of names.
+  const copy = folder(t)
+  for (const [n, name] of names.entries())
+    copyFileSync(join(directory, name), join(copy, name.replace(/-\d{8}-/, `-${99_999_995 + n}-`)))
+  t.same((await lookInto(copy)).found, texts)
+})
+
+void t.test('the directory is synced after a segment is created and after one is deleted', async (t) => {
+  const directory = folder(t)
+  const { spool, append } = await opened(directory)
+  const prototype = await handles()
+  const { sync } = prototype
+  let [syncs, closed] = [0, 0]
+  t.intercept(prototype, 'sync', {
+    value: async function (this: FileHandle) {
+      syncs++
+      const { close } = this
+      this.close = () => {
+        closed++
+        return close.call(this)
+      }
+      return sync.call(this)
+    },
+  })
+  const entry = append('x')
+  t.equal(await entry.done, 'kept')
+  t.equal(syncs, 1)
+  spool.drop(entry)
+  await spool.close()
+  t.same(segments(directory), [])
+  t.equal(syncs, 2)
+  t.equal(closed, 2, 'and no handle is left')
+})
+
+void t.test('a spool has closed, and lets go of its directory, once its segment has closed', async (t) => {
+  const directory = folder(t)
+  const { spool, append } = await opened(directory)
+  t.equal(await append('x').done, 'kept')
+  const { promise, resolve } = Promise.withResolvers<void>()
+  let closed = 0
+  await closing(t, async (close) => {
+    await promise
+    closed++
+    await close()
+  })
+  t.equal(await append('y').done, 'kept')
+  let isOver = false
+  const ending = spool.close().then(() => void (isOver = true))
+  for (let n = 0; n < 20; n++) await new Promise((next) => setImmediate(next))
+  t.notOk(isOver)
+  await t.rejects(opened(directory), { message: /another process is using it/ })
+  resolve()
+  await ending
+  t.equal(closed, 1)
 })
 
 void t.test('startup errors name the directory and what is wrong with it', async (t) => {
@@ -621,10 +691,23 @@ async function handles(): Promise<FileHandle> {
   return Object.getPrototypeOf(handle) as FileHandle
 }
 
+/** How the handles that are written to from now on close; each has that method for itself. */
+async function closing(t: Test, how: (close: () => Promise<void>) => Promise<void>): Promise<void> {
+  const prototype = await handles()
+  const { appendFile } = prototype
+  t.intercept(prototype, 'appendFile', {
+    value: async function (this: FileHandle, ...args: Parameters<typeof appendFile>) {
+      const { close } = this
+      this.close = () => how(() => close.call(this))
+      return appendFile.apply(this, args)
+    },
+  })
+}
+
 /** Makes the next call of that method on any file handle fail. */
 async function fails(
   t: Test,
-  method: 'appendFile' | 'datasync' | 'truncate' | 'sync' | 'close',
+  method: 'appendFile' | 'datasync' | 'truncate' | 'sync',
   message: string,
 ): Promise<void> {
   const prototype = await handles()
@@ -634,7 +717,6 @@ async function fails(
     value: async function (this: FileHandle, ...args: unknown[]) {
       if (failed) return original.apply(this, args)
       failed = true
-      if (method === 'close') await original.apply(this, args)
       throw new Error(message)
     },
   })
