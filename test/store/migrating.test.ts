@@ -2,7 +2,7 @@ import t from 'tap'
 import { PHASES, type Phase } from '../../src/core/copies.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { NOBODY } from '../../src/core/settle.ts'
-import { decodeRecord, PREFIX } from '../../src/store/codec.ts'
+import { decodeRecord, PREFIX, readStamps } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { migrating } from '../../src/store/migrating.ts'
 import { packed } from '../../src/store/packed.ts'
@@ -12,11 +12,20 @@ import { Sealer } from '../../src/store/sealing.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
 
+/** As a server does, it answers later. */
+function memory(clock: () => number): Store {
+  const store = memoryStore({ clock, maxBytes: MEMORY_BYTES })
+  return {
+    ...store,
+    put: async (...args) => store.put(...args),
+    swap: async (...args) => store.swap(...args),
+  }
+}
+
 for (const phase of PHASES)
   registerContract(t, `two stores in phase ${phase}`, async () => {
     let now = 1_795_000_000_000
-    const store = () => memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
-    const [from, to] = [store(), store()]
+    const [from, to] = [memory(() => now), memory(() => now)]
     return {
       register: migrating(from, to, phase),
       peer: migrating(from, to, phase),
@@ -32,8 +41,7 @@ const NOW = 1_795_000_000_000
 /** The new store's clock is an hour behind. */
 function pairOf(over: { readonly from?: Partial<Store>; readonly to?: Partial<Store> } = {}) {
   const clock = { now: NOW }
-  const store = (skew: number) => memoryStore({ clock: () => clock.now - skew, maxBytes: 1024 * 1024 })
-  const [from, to] = [store(0), store(HOUR)]
+  const [from, to] = [memory(() => clock.now), memory(() => clock.now - HOUR)]
   const on = (phase: Phase): Store => migrating({ ...from, ...over.from }, { ...to, ...over.to }, phase)
   return { clock, from, to, on }
 }
@@ -341,6 +349,7 @@ void t.test('traits are those of the weaker store, and in phase mirror those of 
     refusals: ['moved from: no', 'moved to: no'],
     topology: 'migration from memory to memory, phase mirror',
   })
+  t.match(await both(told(false, true), told(true, false), 'mirror'), { durable: false, forgets: 'lost' })
   t.match(await both(told(true, false), told(false, true), 'both'), {
     durable: false,
     evicts: true,
@@ -569,4 +578,615 @@ void t.test('both: a lease that phase new has just renewed is not taken over', a
   t.match(await recordIn(on('both'), id), { state: 'in_progress', token })
   t.ok((await settled(on('new'), { id, token }, 'completed')).done)
   t.match(await recordIn(on('both'), id), { state: 'completed' })
+})
+
+const NOTE = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '' }
+
+void t.test('what people did is noted where the phase writes, and read from one store', async (t) => {
+  for (const [phase, lead, other, both] of [
+    ['mirror', 'from', 'to', true],
+    ['both', 'from', 'to', true],
+    ['new', 'to', 'from', false],
+  ] as const) {
+    const pair = pairOf()
+    const { id } = await claimed(pair.from)
+    await pair.to.put(id, bytesOf('unknown', newToken()), SPANS)
+    let isNoted = false
+    const append: Store['history']['append'] = async (...args) => {
+      await new Promise((later) => setImmediate(later))
+      isNoted = true
+      return pair[other].history.append(...args)
+    }
+    const slow = { ...pair[other], history: { ...pair[other].history, append } }
+    const store = migrating(lead === 'from' ? pair.from : slow, lead === 'from' ? slow : pair.to, phase)
+    t.equal(await store.history.append(id, [NOTE]), true, phase)
+    t.equal(isNoted, both)
+    t.equal((await pair[lead].history.read(id)).length, 1)
+    t.equal((await pair[other].history.read(id)).length, both ? 1 : 0)
+    await pair[other].history.append(id, [{ ...NOTE, tag: 'b' }])
+    t.match(await store.history.read(id), [{ tag: 'a' }], 'that of the lead')
+    t.equal((await store.history.read(id)).length, 1)
+    t.equal(await store.history.append(newId(), [NOTE]), false, 'there is no such record')
+  }
+  const { to, on } = pairOf()
+  const { id } = await claimed(to)
+  await to.history.append(id, [NOTE])
+  t.same(await on('mirror').history.read(id), [], 'a mirror does not ask')
+  t.match(await on('both').history.read(id), [{ tag: 'a' }])
+})
+
+void t.test('the time of the other store is asked for where its instants count', async (t) => {
+  const { on } = pairOf()
+  t.notOk('pingOther' in on('mirror'))
+  t.equal(await on('both').pingOther?.(), NOW - HOUR)
+  t.equal(await on('new').pingOther?.(), NOW)
+  const { on: without } = pairOf({ to: { ping: down } })
+  t.equal(await without('mirror').ping(), NOW, 'a mirror does not need the new store')
+  t.equal(
+    await pairOf({ from: { ping: down } })
+      .on('new')
+      .ping(),
+    NOW - HOUR,
+    'nor phase new the old one',
+  )
+})
+
+void t.test('closing closes both stores, and waits for them', async (t) => {
+  const closed: string[] = []
+  const close = (name: string) => async () => {
+    await new Promise((later) => setImmediate(later))
+    closed.push(name)
+  }
+  await pairOf({ from: { close: close('from') }, to: { close: close('to') } })
+    .on('both')
+    .close()
+  t.same(closed.toSorted(), ['from', 'to'])
+})
+
+void t.test('both: a lease is renewed if both stores have renewed it', async (t) => {
+  const { from, to, on } = pairOf()
+  const all = [await claimed(on('both')), await claimed(from), await claimed(to)]
+  const items = all.map((claim) => ({ ...claim, dueIn: HOUR, dropIn: HOUR }))
+  t.same(await on('both').renew(items), [true, false, false])
+  t.same(await on('mirror').renew(items), [true, true, false], 'in a mirror the old store decides')
+  t.same(await on('new').renew(items), [true, false, true], 'and in phase new the new one')
+  await t.rejects(
+    pairOf({ to: { renew: down } })
+      .on('both')
+      .renew(items),
+    { name: 'StoreUnavailable' },
+  )
+  let isRenewed = false
+  const renew: Store['renew'] = async (some) => {
+    await new Promise((later) => setImmediate(later))
+    isRenewed = true
+    return to.renew(some)
+  }
+  await migrating(from, { ...to, renew }, 'mirror').renew(items)
+  t.ok(isRenewed, 'which waits for the new store, too')
+})
+
+void t.test('responses that end are those of the leading store', async (t) => {
+  const asked: unknown[] = []
+  const due =
+    (name: string): Store['due'] =>
+    async (_limit, of) => (asked.push([name, of]), [])
+  const { on } = pairOf({ from: { due: due('from') }, to: { due: due('to') } })
+  for (const phase of PHASES) await on(phase).due(10, 'bodies')
+  t.same(asked, [
+    ['from', 'bodies'],
+    ['from', 'bodies'],
+    ['to', 'bodies'],
+  ])
+  asked.length = 0
+  for (const phase of ['mirror', 'new'] as const) await on(phase).due(10)
+  t.same(asked, [
+    ['from', undefined],
+    ['to', undefined],
+  ])
+})
+
+void t.test('both: a record that is due in both stores is listed once, and only if it is due', async (t) => {
+  const { clock, from, to, on } = pairOf()
+  const both = await claimed(on('both'))
+  const longer = await claimed(to)
+  await from.put(longer.id, bytesOf('unknown', longer.token), { dueIn: 5 * HOUR, dropIn: 9 * HOUR })
+  clock.now += SPANS.dueIn
+  t.same(await on('both').due(10), [both.id])
+  t.equal((await recordIn(to, longer.id))?.state, 'unknown', 'the other store has the later state now')
+})
+
+void t.test('both: a claim that the new store refuses is given back', async (t) => {
+  await t.test(
+    'as free, under nobody’s token, so that an earlier try that comes late finds it',
+    async (t) => {
+      const { from, on } = pairOf({ to: { put: down } })
+      const [id, token] = [newId(), newToken()]
+      await Promise.resolve(on('both').put(id, bytesOf('in_progress', token), SPANS)).catch(() => {})
+      const { bytes } = await from.get(id)
+      const left = decodeRecord(bytes as Buffer)
+      t.equal(left.state, 'failed_retryable')
+      t.notOk(left.token.equals(token))
+      const { due, dropAt, fence } = readStamps(bytes as Buffer)
+      t.equal(due, dropAt, 'it is never due')
+      t.equal(fence, NOW + 1, 'and the next attempt’s fence is higher than that of the claim')
+    },
+  )
+  await t.test('as the free record that the new store has', async (t) => {
+    for (const fence of [7, NOW + 5]) {
+      const { from, to, on } = pairOf()
+      const [id, token] = [newId(), newToken()]
+      await to.put(id, bytesOf('failed_retryable', token, { fence, createdAt: NOW - 5 }), SPANS)
+      const put = await on('both').put(id, bytesOf('in_progress', newToken()), SPANS)
+      t.match(put.done ? null : decodeRecord(put.bytes), { state: 'failed_retryable', token })
+      t.match(await recordIn(from, id), { state: 'failed_retryable', token, fence: Math.max(fence, NOW) })
+    }
+  })
+  await t.test('as free, if the new store has it for another attempt, which holds the key', async (t) => {
+    const { from, to, on } = pairOf()
+    const { id, token } = await claimed(to)
+    const put = await on('both').put(id, bytesOf('in_progress', newToken()), SPANS)
+    t.match(put.done ? null : decodeRecord(put.bytes), { state: 'in_progress', token })
+    t.match(await recordIn(from, id), { state: 'in_progress', token })
+  })
+  await t.test('and what both stores accept is not an outcome that only one has', async (t) => {
+    const { from, on } = pairOf({ to: { put: down } })
+    const [id, token] = [newId(), newToken()]
+    await t.rejects(async () => on('both').put(id, bytesOf('completed', token), SPANS), {
+      name: 'StoreUnavailable',
+    })
+    t.match(await recordIn(from, id), { state: 'completed', token }, 'but it stays where it is')
+  })
+  await t.test('unless the new store may have it', async (t) => {
+    const inDoubt = async (): Promise<never> => {
+      throw new StoreUnavailable('lost', true)
+    }
+    const { from, on } = pairOf({ to: { put: inDoubt } })
+    const [id, token] = [newId(), newToken()]
+    await t.rejects(async () => on('both').put(id, bytesOf('in_progress', token), SPANS), {
+      name: 'StoreUnavailable',
+      maybeApplied: true,
+    })
+    t.match(await recordIn(from, id), { state: 'in_progress', token })
+  })
+})
+
+void t.test('both: an outcome that is repeated reaches the store that lacks it', async (t) => {
+  const { from, to, on } = pairOf()
+  const claim = await claimed(on('both'))
+  await settled(from, claim, 'completed')
+  t.equal((await recordIn(to, claim.id))?.state, 'in_progress')
+  const again = await settled(on('both'), claim, 'completed')
+  t.equal(again.done, false)
+  t.match(again.done || again.bytes === null ? null : decodeRecord(again.bytes), { state: 'completed' })
+  t.equal((await recordIn(to, claim.id))?.state, 'completed')
+})
+
+void t.test('both: a claim that is repeated is the same claim', async (t) => {
+  const { from, to, on } = pairOf()
+  const [id, token] = [newId(), newToken()]
+  const claim = () => bytesOf('in_progress', token)
+  const put = async (store = on('both')) => store.put(id, claim(), SPANS)
+  t.ok((await put()).done)
+  const again = await put()
+  t.match(again.done ? null : decodeRecord(again.bytes), { state: 'in_progress', token })
+  await to.remove(id, (await recordIn(to, id))?.version ?? 0)
+  await put()
+  t.match(await recordIn(to, id), { token, fence: (await recordIn(from, id))?.fence }, 'made in both stores')
+  await to.remove(id, (await recordIn(to, id))?.version ?? 0)
+  const other = newToken()
+  await to.put(id, bytesOf('in_progress', other), SPANS)
+  await t.rejects(put(), { name: 'StoreUnavailable', maybeApplied: true }, 'another attempt has the other')
+  t.match(await recordIn(to, id), { token: other })
+})
+
+void t.test('new: a takeover gets a higher fence than either store had, and an outcome none', async (t) => {
+  const { from, to, on } = pairOf()
+  const claim = await claimed(on('both'))
+  await settled(on('both'), claim, 'failed_retryable')
+  const { version } = (await recordIn(from, claim.id)) as { version: number }
+  const [own, record] = [newToken(), await recordIn(from, claim.id)]
+  const raised = bytesOf('failed_retryable', claim.token, { fence: NOW + 50 })
+  t.ok((await from.swap(claim.id, { version }, raised, SPANS, false)).done)
+  const there = (await recordIn(to, claim.id)) as { version: number; fence: number }
+  t.equal(there.fence, record?.fence)
+  const taken = await on('new').swap(
+    claim.id,
+    { version: there.version },
+    bytesOf('in_progress', own),
+    SPANS,
+    true,
+  )
+  t.match(taken, { done: true, stamp: { fence: NOW + 51 } })
+  const { version: now } = (await recordIn(to, claim.id)) as { version: number }
+  const decided = bytesOf('unknown', own)
+  t.match(await on('new').swap(claim.id, { version: now }, decided, SPANS, false), {
+    done: true,
+    stamp: { fence: NOW + 51 },
+  })
+})
+
+void t.test('removing a record removes it from both stores', async (t) => {
+  for (const phase of PHASES) {
+    const { from, to, on } = pairOf()
+    const claim = await claimed(on('both'))
+    await settled(on('both'), claim, 'completed')
+    const { version } = (await recordIn(on(phase), claim.id)) as { version: number }
+    t.equal(await on(phase).remove(claim.id, version + 7), false, phase)
+    for (const side of [from, to]) t.ok(await recordIn(side, claim.id))
+    t.equal(await on(phase).remove(claim.id, version), true, phase)
+    for (const side of [from, to]) t.equal(await recordIn(side, claim.id), null, phase)
+    t.equal(await on(phase).remove(claim.id, version), false, phase)
+    const open = await claimed(on('both'))
+    const { version: held } = (await recordIn(on(phase), open.id)) as { version: number }
+    t.equal(await on(phase).remove(open.id, held), true, phase)
+    for (const side of [from, to]) t.equal(await recordIn(side, open.id), null, phase)
+  }
+})
+
+void t.test(
+  'lists of a mirror are those of the old store, and others continue in the other one',
+  async (t) => {
+    const { from, to, on } = pairOf()
+    const [one, two, three] = [await claimed(from), await claimed(to), await claimed(to)]
+    t.same(await on('mirror').list('all', null, 10), { ids: [one.id], next: null })
+    for (const [phase, first, rest] of [
+      ['both', [one.id], [two.id, three.id]],
+      ['new', [two.id, three.id], [one.id]],
+    ] as const) {
+      const lead = await on(phase).list('all', null, 10)
+      t.same(lead, { ids: first, next: 'o' }, phase)
+      t.same(await on(phase).list('all', lead.next, 10), { ids: rest, next: null }, phase)
+      const part = await on(phase).list('all', 'o', 1)
+      if (rest.length > 1) t.same((await on(phase).list('all', part.next, 10)).ids, rest.slice(1))
+    }
+  },
+)
+
+/** A few turns of the event loop later. */
+function late<Args extends unknown[], Reply>(call: (...args: Args) => Reply) {
+  return async (...args: Args): Promise<Awaited<Reply>> => {
+    for (let n = 0; n < 5; n++) await new Promise((next) => setImmediate(next))
+    return await call(...args)
+  }
+}
+
+void t.test('a store that answers late is waited for', async (t) => {
+  const { clock, from, to } = pairOf()
+  const slow = {
+    ...to,
+    put: late(to.put),
+    swap: late(to.swap),
+    remove: late(to.remove),
+  }
+  const claim = await claimed(migrating(from, to, 'both'))
+  await settled(from, claim, 'completed')
+  await settled(migrating(from, slow, 'both'), claim, 'completed')
+  t.equal((await recordIn(to, claim.id))?.state, 'completed', 'with a repeated outcome')
+
+  const due = await claimed(migrating(from, to, 'both'))
+  await settled(from, due, 'completed')
+  clock.now += SPANS.dueIn
+  await migrating(from, slow, 'both').due(10)
+  t.equal((await recordIn(to, due.id))?.state, 'completed', 'by the sweeper')
+
+  const mirrored = await claimed(migrating(from, to, 'mirror'))
+  const { version } = (await recordIn(from, mirrored.id)) as { version: number }
+  t.ok(await migrating(from, slow, 'mirror').remove(mirrored.id, version))
+  t.equal(await recordIn(to, mirrored.id), null, 'by a removal')
+
+  const copied = await claimed(from)
+  await from.history.append(copied.id, [NOTE])
+  const history = { ...to.history, append: late(to.history.append) }
+  await migrating(from, { ...to, history }, 'new').get(copied.id)
+  t.equal((await to.history.read(copied.id)).length, 1, 'with a history')
+
+  const refused = await claimed(to)
+  const put = await migrating({ ...from, swap: late(from.swap) }, to, 'both').put(
+    refused.id,
+    bytesOf('in_progress', newToken()),
+    SPANS,
+  )
+  t.match(put.done ? null : decodeRecord(put.bytes), { token: refused.token }, 'with a claim given back')
+})
+
+void t.test('a failure of the leading store is its caller’s, however late the other one is', async (t) => {
+  const { to } = pairOf()
+  const slow = { ...to, renew: late(to.renew), history: { ...to.history, append: late(to.history.append) } }
+  const { from } = pairOf({})
+  const failing = { ...from, renew: down, history: { ...from.history, append: down } }
+  const { id, token } = await claimed(from)
+  const mirror = migrating(failing, slow, 'mirror')
+  await t.rejects(mirror.renew([{ id, token, ...SPANS }]), { name: 'StoreUnavailable' })
+  await t.rejects(mirror.history.append(id, [NOTE]), { name: 'StoreUnavailable' })
+})
+
+void t.test('an answer in the leading store is given while the other one is down', async (t) => {
+  const { from, to } = pairOf()
+  const claim = await claimed(from)
+  await settled(from, claim, 'completed')
+  const alone = migrating(from, { ...to, get: down }, 'both')
+  t.equal((await recordIn(alone, claim.id))?.state, 'completed')
+  const put = await alone.put(claim.id, bytesOf('in_progress', newToken()), SPANS)
+  t.match(put.done ? null : decodeRecord(put.bytes), { state: 'completed' })
+  await new Promise((next) => setImmediate(next))
+})
+
+void t.test('a mirror does not need the new store for a claim that is repeated', async (t) => {
+  const { on } = pairOf({ to: { get: down, put: down } })
+  const [id, token] = [newId(), newToken()]
+  const put = async () => on('mirror').put(id, bytesOf('in_progress', token), SPANS)
+  t.ok((await put()).done)
+  t.match(await put(), { done: false })
+})
+
+void t.test('both: the new store', async (t) => {
+  await t.test('is asked for a claim as for any other, and told outcomes even in its grace', async (t) => {
+    const entries: unknown[] = []
+    const { from, to } = pairOf()
+    const put: Store['put'] = async (...args) => (entries.push(args[3]), to.put(...args))
+    const claim = await claimed(migrating(from, { ...to, put }, 'both'))
+    t.same(entries, ['claim'])
+    await to.remove(claim.id, (await recordIn(to, claim.id))?.version ?? 0)
+    t.ok((await settled(migrating(from, { ...to, put }, 'both'), claim, 'completed')).done)
+    t.same(entries, ['claim', 'again'])
+  })
+  await t.test('is not told an outcome in place of an answer that it has', async (t) => {
+    const { from, to, on } = pairOf()
+    const claim = await claimed(on('both'))
+    await settled(to, claim, 'completed')
+    t.ok((await settled(on('both'), claim, 'unknown')).done)
+    t.equal((await recordIn(to, claim.id))?.state, 'completed')
+    t.equal((await recordIn(on('both'), claim.id))?.state, 'completed')
+    t.equal((await recordIn(from, claim.id))?.state, 'completed')
+  })
+  await t.test('never lacks the record while it is told an outcome', async (t) => {
+    const { from, to, on } = pairOf()
+    const claim = await claimed(on('both'))
+    const remove: Store['remove'] = async () => {
+      t.fail('removed')
+      return false
+    }
+    t.ok((await settled(migrating(from, { ...to, remove }, 'both'), claim, 'completed')).done)
+    t.equal((await recordIn(to, claim.id))?.state, 'completed')
+  })
+  await t.test('has an outcome before it counts as written', async (t) => {
+    const { from, to, on } = pairOf()
+    const claim = await claimed(on('both'))
+    const swap: Store['swap'] = async () => ({ done: false, now: NOW, bytes: (await to.get(claim.id)).bytes })
+    await t.rejects(settled(migrating(from, { ...to, swap }, 'both'), claim, 'completed'), {
+      name: 'RecordLocked',
+    })
+  })
+  await t.test('gets the record of a takeover, not one with the lifetime of an earlier one', async (t) => {
+    const { from, to, on } = pairOf()
+    const id = newId()
+    const free = (createdAt: number) => bytesOf('failed_retryable', newToken(), { createdAt, fence: 5 })
+    await from.put(id, free(NOW - 10), SPANS)
+    await to.put(id, free(NOW - 999), SPANS)
+    const { version } = (await recordIn(from, id)) as { version: number }
+    const token = newToken()
+    const slow = { ...to, remove: late(to.remove) }
+    const both = migrating(from, slow, 'both')
+    t.ok((await both.swap(id, { version }, bytesOf('in_progress', token), SPANS, true)).done)
+    for (const side of [from, to])
+      t.match(await recordIn(side, id), { state: 'in_progress', token, createdAt: NOW - 10 })
+    t.match(await on('both').get(id), { now: NOW })
+  })
+  await t.test('gets a claim that a failover of it took back, even in its grace', async (t) => {
+    const { from, to, on } = pairOf()
+    const [id, token] = [newId(), newToken()]
+    const claim = () => bytesOf('in_progress', token, { createdAt: NOW - 10, fence: 9 })
+    await from.put(id, claim(), SPANS)
+    await to.put(id, bytesOf('failed_retryable', newToken(), { createdAt: NOW - 10, fence: 5 }), SPANS)
+    const swap: Store['swap'] = async (...args) => {
+      if (args[4]) throw new InGrace(NOW, NOW, 1)
+      return to.swap(...args)
+    }
+    const put = await migrating(from, { ...to, swap }, 'both').put(id, claim(), SPANS, 'again')
+    t.match(put, { done: false })
+    for (const side of [from, to]) t.match(await recordIn(side, id), { state: 'in_progress', token })
+    await to.remove(id, (await recordIn(to, id))?.version ?? 0)
+    const strange = bytesOf('failed_retryable', newToken())
+    strange[PREFIX.schema] = 9
+    await to.put(id, strange, SPANS)
+    await t.rejects(async () => on('both').put(id, claim(), SPANS, 'again'), {
+      name: 'StoreUnavailable',
+      maybeApplied: true,
+    })
+  })
+  await t.test('may have a claim after a bug, so the old one keeps it', async (t) => {
+    const { from, on } = pairOf({ to: { put: bug } })
+    const [id, token] = [newId(), newToken()]
+    await t.rejects(async () => on('both').put(id, bytesOf('in_progress', token), SPANS), {
+      name: 'TypeError',
+    })
+    t.match(await recordIn(from, id), { state: 'in_progress', token })
+  })
+})
+
+void t.test('new: the old store is told that a key is free, and nothing else', async (t) => {
+  for (const state of ['completed', 'unknown', 'failed_retryable'] as const) {
+    const { from, on } = pairOf()
+    const claim = await claimed(on('both'))
+    t.ok((await settled(on('new'), claim, state)).done)
+    const told = state === 'failed_retryable' ? state : 'in_progress'
+    t.equal((await recordIn(from, claim.id))?.state, told, state)
+  }
+})
+
+void t.test('a record that never comes to rest fails as locked', async (t) => {
+  const { to, from, on } = pairOf({ from: { get: async () => ({ now: NOW, bytes: null }) } })
+  const { id, token } = await claimed(to)
+  await t.rejects(async () => on('both').get(id), { name: 'RecordLocked' })
+  t.match(await recordIn(from, id), { token })
+})
+
+void t.test('both: a removal removes the other store’s record first', async (t) => {
+  const { from, to } = pairOf()
+  const claim = await claimed(migrating(from, to, 'both'))
+  const { version } = (await recordIn(from, claim.id)) as { version: number }
+  const refusing = { ...to, remove: async () => false }
+  await t.rejects(migrating(from, refusing, 'both').remove(claim.id, version), { name: 'RecordLocked' })
+  t.ok(await recordIn(from, claim.id))
+
+  const strange = bytesOf('completed', newToken())
+  strange[PREFIX.schema] = 9
+  const done = await claimed(from)
+  await settled(from, done, 'completed')
+  await to.put(done.id, Buffer.from(strange), SPANS)
+  const answered = (await recordIn(from, done.id)) as { version: number }
+  await t.rejects(migrating(from, to, 'both').remove(done.id, answered.version), { name: 'CorruptRecord' })
+  t.ok(await recordIn(from, done.id), 'a person decides about one that cannot be read')
+
+  const unreadable = newId()
+  for (const side of [from, to]) await side.put(unreadable, Buffer.from(strange), SPANS)
+  t.ok(await migrating(from, to, 'both').remove(unreadable, NOW))
+  for (const side of [from, to]) t.equal((await side.get(unreadable)).bytes, null, 'unless it is so in both')
+
+  const only = await claimed(from)
+  const own = (await recordIn(from, only.id)) as { version: number }
+  t.ok(await migrating(from, to, 'mirror').remove(only.id, own.version), 'or in one')
+})
+
+void t.test('a mirror writes takeovers to the new store, too', async (t) => {
+  const { from, to, on } = pairOf()
+  const claim = await claimed(on('mirror'))
+  await settled(on('mirror'), claim, 'failed_retryable')
+  const { version } = (await recordIn(from, claim.id)) as { version: number }
+  const token = newToken()
+  const takeOver = async (at: number) =>
+    on('mirror').swap(claim.id, { version: at }, bytesOf('in_progress', token), SPANS, true)
+  t.match(await takeOver(version + 7), { done: false })
+  t.equal((await recordIn(to, claim.id))?.state, 'failed_retryable')
+  t.match(await takeOver(version), { done: true })
+  const { fence } = (await recordIn(from, claim.id)) as { fence: number }
+  for (const side of [from, to])
+    t.match(await recordIn(side, claim.id), { state: 'in_progress', token, fence })
+})
+
+void t.test('both: a claim is given back if the new store’s record cannot be read', async (t) => {
+  const { from, to, on } = pairOf()
+  const id = newId()
+  const strange = bytesOf('in_progress', newToken())
+  strange[PREFIX.schema] = 9
+  await to.put(id, strange, SPANS)
+  await t.rejects(async () => on('both').put(id, bytesOf('in_progress', newToken()), SPANS), {
+    name: 'CorruptRecord',
+  })
+  t.equal((await recordIn(from, id))?.state, 'failed_retryable')
+})
+
+void t.test('both: a claim that neither was taken back nor is in both stores is in doubt', async (t) => {
+  const { from, to } = pairOf()
+  const { id, token } = await claimed(to)
+  const swap: Store['swap'] = async () => ({ done: false, now: NOW, bytes: null })
+  await t.rejects(
+    async () => migrating({ ...from, swap }, to, 'both').put(id, bytesOf('in_progress', newToken()), SPANS),
+    { name: 'StoreUnavailable', maybeApplied: true },
+    'its attempt must not take it for its own',
+  )
+  t.match(await recordIn(to, id), { token })
+})
+
+void t.test('both: a write that depends on the version', async (t) => {
+  const free = async (store: Store) => {
+    const claim = await claimed(store)
+    await settled(store, claim, 'failed_retryable')
+    return claim.id
+  }
+  const versionIn = async (store: Store, id: RecordId) => (await recordIn(store, id))?.version ?? 0
+  await t.test('reaches the new store even if that lacks the record', async (t) => {
+    const { from, to, on } = pairOf()
+    const id = await free(from)
+    const token = newToken()
+    const version = await versionIn(from, id)
+    t.ok((await on('both').swap(id, { version }, bytesOf('in_progress', token), SPANS, true)).done)
+    const taken = await recordIn(from, id)
+    t.match(await recordIn(to, id), { state: 'in_progress', token, fence: taken?.fence })
+  })
+  await t.test('raises no fence unless it is a takeover', async (t) => {
+    const { from, to, on } = pairOf()
+    const id = await free(on('both'))
+    const { fence, version } = (await recordIn(from, id)) as { fence: number; version: number }
+    t.ok((await on('both').swap(id, { version }, bytesOf('unknown', newToken()), SPANS, false)).done)
+    for (const side of [from, to]) t.match(await recordIn(side, id), { state: 'unknown', fence })
+  })
+  await t.test('stays in the old store if the new one is down, unless it is a takeover', async (t) => {
+    for (const [state, nextFence, stays] of [
+      ['completed', false, true],
+      ['unknown', true, true],
+      ['in_progress', false, true],
+      ['in_progress', true, false],
+    ] as const) {
+      const { from, to, on } = pairOf()
+      const id = await free(on('both'))
+      const version = await versionIn(from, id)
+      const failing = migrating({ ...from, swap: late(from.swap) }, { ...to, put: down, swap: down }, 'both')
+      await t.rejects(
+        async () => failing.swap(id, { version }, bytesOf(state, newToken()), SPANS, nextFence),
+        { name: 'StoreUnavailable' },
+      )
+      t.equal((await recordIn(from, id))?.state, stays ? state : 'failed_retryable', state)
+    }
+  })
+  await t.test('changes nothing if the old store refuses it', async (t) => {
+    const { from, to, on } = pairOf()
+    const id = await free(on('both'))
+    const version = await versionIn(from, id)
+    const swap: Store['swap'] = async () => ({ done: false, now: NOW, bytes: null })
+    const refusing = migrating({ ...from, swap }, to, 'both')
+    t.match(await refusing.swap(id, { version }, bytesOf('in_progress', newToken()), SPANS, true), {
+      done: false,
+    })
+    t.equal((await recordIn(to, id))?.state, 'failed_retryable')
+  })
+  await t.test('of what is left of an answer is told to the new store', async (t) => {
+    const { from, to, on } = pairOf()
+    const id = newId()
+    await from.put(id, bytesOf('expired', newToken()), SPANS)
+    const token = newToken()
+    const version = await versionIn(from, id)
+    t.ok((await on('both').swap(id, { version }, bytesOf('in_progress', token), SPANS, true)).done)
+    t.match(await recordIn(to, id), { state: 'in_progress', token })
+  })
+})
+
+void t.test(
+  'both: an outcome replaces a record of an earlier life, however slow its removal is',
+  async (t) => {
+    const { from, to } = pairOf()
+    const claim = await claimed(from)
+    await to.put(claim.id, bytesOf('failed_retryable', newToken(), { createdAt: NOW - 999 }), SPANS)
+    const both = migrating(from, { ...to, remove: late(to.remove) }, 'both')
+    t.ok((await settled(both, claim, 'completed')).done)
+    t.match(await recordIn(to, claim.id), { state: 'completed', token: claim.token })
+  },
+)
+
+void t.test('a mirror reads the old store alone', async (t) => {
+  const { from, on } = pairOf({ to: { get: down } })
+  const { id, token } = await claimed(from)
+  t.match(await recordIn(on('mirror'), id), { token })
+})
+
+void t.test('an outcome that the leading store refuses', async (t) => {
+  await t.test('is refused by a mirror, whatever the new store has', async (t) => {
+    const { from, to, on } = pairOf()
+    const claim = await claimed(to)
+    t.match(await settled(on('mirror'), claim, 'completed'), { done: false, bytes: null })
+    t.equal(await recordIn(from, claim.id), null)
+    t.equal((await recordIn(to, claim.id))?.state, 'in_progress')
+  })
+  await t.test('is tried again once, not for ever', async (t) => {
+    const { from, to, on } = pairOf()
+    const claim = await claimed(on('both'))
+    let tries = 0
+    const swap: Store['swap'] = async () => {
+      if (tries++ > 50) throw new Error('for ever')
+      return { done: false, now: NOW, bytes: null }
+    }
+    t.match(await settled(migrating({ ...from, swap }, to, 'both'), claim, 'completed'), { done: false })
+    t.equal(tries, 2)
+  })
 })
