@@ -161,7 +161,7 @@ const step = fc.record({
   who: fc.constantFrom(0, 1),
   what: fc.array(
     fc.record({ id: fc.constantFrom('a', 'bb', 'ccc'), length: fc.nat({ max: 4096 }), remove: fc.boolean() }),
-    { maxLength: 20 },
+    { maxLength: 20, size: 'max' },
   ),
   take: fc.boolean(),
   drop: fc.boolean(),
@@ -169,7 +169,7 @@ const step = fc.record({
 })
 
 void t.test('both processes see exactly what was committed, whatever happened before', async (t) => {
-  for (const steps of fc.sample(fc.array(step, { minLength: 4, maxLength: 12 }), 40)) {
+  for (const steps of fc.sample(fc.array(step, { minLength: 4, maxLength: 12, size: 'max' }), 40)) {
     const all = two(t)
     let model = new Map<string, string>()
     for (const { who, what, take, drop, end } of steps) {
@@ -240,4 +240,83 @@ void t.test('a transaction that cannot begin changes nothing, even after one tha
   t.same(contentsOf(journal), { a: 'kept' })
   t.equal(journal.entries, 1)
   transaction(one, () => t.same(contentsOf(journal), { a: 'kept' }))
+})
+
+const idOf = (n: number): string =>
+  String(n * 7919)
+    .padStart(8, '0')
+    .slice(-8)
+
+void t.test('any number of records can be in it, and is taken out in the order of ids', async (t) => {
+  for (const count of [255, 256, 257, 600]) {
+    const [one] = two(t)
+    const ids = Array.from({ length: count }, (_, n) => idOf(n))
+    transaction(one, (journal) => {
+      for (const id of ids) t.ok(journal.set(id, Buffer.from(id)))
+      t.equal(journal.slots().length, count)
+      t.same(Object.keys(contentsOf(journal)).toSorted(), ids.toSorted())
+      for (const slot of [count, 700, 5000]) t.equal(journal.at(slot), null, 'no other slot is used')
+      const taken = journal.take()
+      t.ok(taken.every(([id, bytes]) => id === String(bytes)))
+      t.same(
+        taken.map(([id]) => id),
+        ids.toSorted(),
+      )
+    })
+  }
+})
+
+void t.test('it has what was set last, up to the size of a small record', async (t) => {
+  const [one] = two(t)
+  transaction(one, (journal) => {
+    t.equal(journal.get('a'), undefined)
+    t.ok(journal.set('a', Buffer.from('first')))
+    t.equal(String(journal.get('a')), 'first')
+    t.ok(journal.set('a', Buffer.alloc(4096, 'x')))
+    t.equal(journal.get('a')?.length, 4096)
+    const [slot] = journal.slots()
+    const { entries, length } = journal
+    journal.remove('never there')
+    t.same([journal.entries, journal.length], [entries, length])
+    journal.remove('a')
+    t.equal(journal.at(slot as number), null)
+    t.equal(journal.get('a'), undefined)
+  })
+})
+
+void t.test('the file has each entry once, and nothing of a transaction that only reads', async (t) => {
+  const [one] = two(t)
+  const inFile = () => ({
+    ...one.db.prepare('SELECT count(*) AS rows, sum(length(entries)) AS bytes FROM journal').get(),
+  })
+  transaction(one, (journal) => void journal.set('a', Buffer.from('first')))
+  transaction(one, (journal) => void journal.set('b', Buffer.from('second')))
+  t.same(inFile(), { rows: 2, bytes: one.journal.length })
+  transaction(one, (journal) => void journal.get('a'))
+  t.same(inFile(), { rows: 2, bytes: one.journal.length })
+})
+
+void t.test('the first entries of a file can be written again after a COMMIT that failed', async (t) => {
+  const [one, peer] = two(t)
+  one.db.exec('BEGIN IMMEDIATE')
+  one.journal.refresh()
+  one.journal.set('a', Buffer.from('never committed'))
+  one.journal.write()
+  one.db.exec('ROLLBACK')
+  one.journal.rollback()
+  transaction(one, (journal) => void journal.set('b', Buffer.from('kept')))
+  for (const each of [one, peer]) transaction(each, (journal) => t.same(contentsOf(journal), { b: 'kept' }))
+})
+
+void t.test('no two entries ever have the same place', async (t) => {
+  const [one] = two(t)
+  const places: number[] = []
+  for (let round = 1; round < 6; round++)
+    transaction(one, (journal) => {
+      for (let n = 0; n < 3 * round; n++) journal.set(idOf(n), Buffer.alloc(10, 'x'))
+      for (const slot of journal.slots()) places.push(journal.at(slot)?.place ?? 0)
+      journal.write()
+      journal.take()
+    })
+  t.equal(new Set([0, ...places]).size, 1 + places.length)
 })
