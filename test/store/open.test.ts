@@ -1,6 +1,10 @@
+import { once } from 'node:events'
 import { join, relative } from 'node:path'
+import type { Worker } from 'node:worker_threads'
 import t from 'tap'
+import { readStamps } from '../../src/store/codec.ts'
 import {
+  asObserver,
   hasGrace,
   nameOf,
   openStore,
@@ -12,7 +16,7 @@ import { Records } from '../../src/store/records.ts'
 import { RedisKeys } from '../../src/store/redis.ts'
 import { DynamoDbServer } from '../support/dynamodb.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
-import { bytesOf, draft, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
+import { bytesOf, draft, newId, newToken, response, SPANS, tempDir, until } from './fixtures.ts'
 
 const hooks: StoreHooks = { onEvent: () => {}, onBreaker: () => {} }
 const config = (url: string) => ({
@@ -36,7 +40,9 @@ void t.test('there is a grace only for stores that fail over, or a migration fro
   t.ok(of('redis+sentinel://h/m', null))
   t.ok(of('postgres://h/d', null))
   t.notOk(of('postgres://h/d', null, 0))
+  t.ok(of('postgres://h/d', null, 1))
   t.notOk(of('sqlite:f', null))
+  t.notOk(of('mysql://x', null), 'nor for one that nobody knows')
   t.ok(of('sqlite:f', 'redis://h'))
 })
 
@@ -108,15 +114,63 @@ void t.test('tiered: the deciding store opens behind its cache, even if the cach
         record: { state: 'completed' },
       })
     t.same(states, [], 'the health is that of the deciding store')
+    if (cache === away) await until(() => told.length > 0)
     t.ok(told.every((one) => one.includes('store.cache: ')))
     await store.close()
   }
+})
+
+void t.test('a record that others remove is answered from the cache', async (t) => {
+  using dir = tempDir()
+  await using server = await RedisServer.start()
+  const { service, store: own } = config(`sqlite:${join(dir.path, 'records.db')}`)
+  const plain = await openStore({ service, store: own }, hooks)
+  const { now } = performance
+  let skew = 0
+  performance.now = () => now.call(performance) + skew
+  t.teardown(() => {
+    performance.now = now
+  })
+  const cachedBy = async (url: string) => {
+    const store = await openStore({ service, store: { ...own, cache: { url } } }, hooks)
+    const [id, token] = [newId(), newToken()]
+    await store.put(id, bytesOf('in_progress', token), SPANS)
+    const condition = { token, states: ['in_progress'] } as const
+    t.ok((await store.swap(id, condition, bytesOf('completed', token), SPANS, false)).done)
+    const claim = async () => store.put(id, bytesOf('in_progress', newToken()), SPANS)
+    t.notOk((await claim()).done)
+    return { id, claim, store }
+  }
+  await t.test('for five seconds where that is in this process', async (t) => {
+    const { id, claim, store } = await cachedBy('memory:')
+    await new Promise((next) => setTimeout(next, 20))
+    const { bytes } = await plain.get(id)
+    t.ok(await plain.remove(id, readStamps(bytes as Buffer).version))
+    t.notOk((await claim()).done)
+    skew = 4000
+    t.notOk((await claim()).done)
+    skew = 5001
+    t.ok((await claim()).done)
+    await store.close()
+  })
+  await t.test('for a minute where they share it', async (t) => {
+    const { store } = await cachedBy(server.url)
+    const keys = async () => (await server.command('KEYS', '*')) as string[]
+    await until(async () => (await keys()).some((key) => key.includes(`${service}~`)))
+    const lives: number[] = []
+    for (const key of await keys()) lives.push(Number(await server.command('PTTL', key)))
+    const longest = Math.max(...lives)
+    t.ok(longest > 50_000 && longest <= 60_000, `${longest} ms`)
+    await store.close()
+  })
+  await plain.close()
 })
 
 void t.test('an unknown scheme is refused', async (t) => {
   for (const url of ['mysql://x', 'nonsense', '', 'toString:'])
     await t.rejects(openStore(config(url), hooks), {
       name: 'StoreUnavailable',
+      maybeApplied: false,
       message: /known are memory: sqlite:/,
     })
 })
@@ -168,6 +222,25 @@ void t.test(
   },
 )
 
+void t.test('responses are compressed if the configuration says so', async (t) => {
+  using dir = tempDir()
+  const { service, store: plain } = config(`sqlite:${join(dir.path, 'records.db')}`)
+  const read = await openStore({ service, store: plain }, hooks)
+  for (const compression of ['off', 'gzip', 'zstd'] as const) {
+    const store = await openStore({ service, store: { ...plain, compression } }, hooks)
+    const id = newId()
+    await store.put(
+      id,
+      bytesOf('completed', newToken(), { result: response(Buffer.alloc(9000, 'x')) }),
+      SPANS,
+    )
+    const { length } = (await read.get(id)).bytes as Buffer
+    t.equal(length > 9000, compression === 'off', compression)
+    await store.close()
+  }
+  await read.close()
+})
+
 void t.test('a Redis that has replaced another one reports for how long it holds claims', async () => {
   await using server = await RedisServer.start()
   const old = `${'0'.repeat(40)} 1 2`
@@ -181,4 +254,67 @@ void t.test('a Redis that has replaced another one reports for how long it holds
   await until(() => held.some((left) => left > 0))
   await until(() => held.at(-1) === 0)
   await store.close()
+})
+
+void t.test('a Redis that has replaced another one grants claims at once if there is no grace', async (t) => {
+  await using server = await RedisServer.start()
+  const old = `${'0'.repeat(40)} 1 2`
+  const replaced = (service: string) =>
+    server.command('MSET', ...new RedisKeys(service).epochs.flatMap((key) => [key, old]))
+  const claim = async (grace: number, timeout: number, service: string) => {
+    await replaced(service)
+    const held: number[] = []
+    const { store: settings } = config(server.url)
+    const { to: store } = await openStores(
+      { service, store: { ...settings, timeout, grace } },
+      { ...hooks, onHeld: (left) => void held.push(left) },
+    )
+    try {
+      await store.put(newId(), bytesOf('in_progress', newToken()), SPANS)
+      return held
+    } catch (error) {
+      t.match(error, { name: 'InGrace' })
+      await until(() => held.some((left) => left > 0))
+      return held
+    } finally {
+      await store.close()
+    }
+  }
+  t.same(
+    (await claim(0, 5000, 'off')).filter((left) => left > 0),
+    [],
+  )
+  const longest = Math.max(...(await claim(1, 500, 'short')))
+  t.ok(longest > 500 && longest <= 1000, `a grace lasts two timeouts at least, and not ${longest} ms`)
+  t.equal(asObserver(config(server.url)).store.grace, 0)
+  const strict = config(server.url)
+  t.equal(asObserver({ ...strict, store: { ...strict.store, grace: 2000 } }).store.grace, 0)
+})
+
+void t.test('a PostgreSQL that is away may come later', async (t) => {
+  const told: string[] = []
+  const pruned: number[] = []
+  const url = `postgres://u@127.0.0.1:${await freePort()}/d`
+  const store = await openStore(config(url), {
+    ...hooks,
+    onEvent: (kind) => void told.push(kind),
+    onPruned: (records) => void pruned.push(records),
+  })
+  t.equal(store.name, 'postgres')
+  for (const scheme of ['postgres', 'postgresql']) t.equal(nameOf(`${scheme}://h/d`), 'postgres')
+  t.same(pruned, [0])
+  await t.rejects(store.get(newId()), { name: 'StoreUnavailable', maybeApplied: false })
+  await until(() => told.length > 0)
+  await store.close()
+})
+
+void t.test('if the store to move from cannot be used, the other one is closed again', async (t) => {
+  using dir = tempDir()
+  const { service, store } = config(`sqlite:${join(dir.path, 'new.db')}`)
+  const migrate = { from: `sqlite:${join(dir.path, 'no', 'old.db')}`, phase: 'both' } as const
+  const [[worker]] = await Promise.all([
+    once(process, 'worker'),
+    t.rejects(openStores({ service, store: { ...store, migrate } }, hooks), { message: /does not exist/ }),
+  ])
+  t.equal((worker as Worker).threadId, -1, 'its thread has ended')
 })
