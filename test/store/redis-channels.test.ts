@@ -153,6 +153,33 @@ void t.test('a record that has moved is subscribed where it is', async (t) => {
   t.equal(one.sockets.length, 2)
 })
 
+void t.test('a server that nobody watches any more is left once slots have moved', async (t) => {
+  const [one, two] = [await serverOf(t), await serverOf(t)]
+  const { channels, watch } = channelsOf(t, (id) => (id === A ? one.target : two.target))
+  const a = await watch(A)
+  await watch(B)
+  a.stop()
+  channels.moved()
+  await until(() => one.sockets.every(hasEnded))
+  t.notOk(two.sockets.some(hasEnded))
+})
+
+void t.test('between two attempts to connect a watch waits for neither', async (t) => {
+  const { url, sockets } = await fake(t, (_, socket) => {
+    socket.destroy()
+    return null
+  })
+  const target: Target = { find: () => addressOf(url) }
+  const { watch } = channelsOf(t, () => target)
+  await watch(A)
+  // From then on half a second passes between them.
+  await until(() => sockets.length === 5)
+  await wait(50)
+  const began = performance.now()
+  await watch(B)
+  t.ok(performance.now() - began < 300)
+})
+
 void t.test('a record whose server is unknown is subscribed once it is known, and told', async (t) => {
   const server = await serverOf(t)
   let target: Target | null = null
@@ -241,4 +268,9 @@ void t.test('close ends the connections, and whoever waits for a subscription', 
   await wait(30)
   t.equal(server.sockets.length, 1)
   late.stop()
+  const never = channelsOf(t, () => server.target)
+  await never.channels.close()
+  await never.watch(A)
+  await wait(30)
+  t.equal(server.sockets.length, 1)
 })
