@@ -23,7 +23,11 @@ t.teardown(async () => {
 })
 t.beforeEach(async () => void (await redis.flushall()))
 
-const [PUT, ADMIT] = ['put', 'admit'].map((name) => admittingScript(name).source) as [string, string]
+const [PUT, ADMIT, SWAP] = ['put', 'admit', 'swap'].map((name) => admittingScript(name).source) as [
+  string,
+  string,
+  string,
+]
 
 async function clock(): Promise<Millis> {
   const [seconds, micros] = (await redis.time()) as unknown as [string, string]
@@ -198,6 +202,32 @@ void t.test('in a grace fresh keys and written ones are claimed, and no others',
     [2, 1, 1],
   )
   t.equal((await claim(0, { seen: now - 9, skew: HOUR }))[0], 1, 'by the clock of the store')
+})
+
+void t.test('a takeover is held as a claim is, and extends nothing', async (t) => {
+  const now = await clock()
+  const takeOver = async (
+    { seen = 0, skew = 0 }: Asked = {},
+    before = async (): Promise<unknown> => null,
+  ) => {
+    const id = `id${ids}`
+    const [, , version] = (await claim(1, { identity: '' })) as [number, number, number]
+    const bytes = bytesOf('in_progress', newToken())
+    await before()
+    const args = [id, bytes, HOUR, 2 * HOUR, skew, 1, version, '', '', GRACE, seen, OWN, 7]
+    return (await redis.call('EVAL', SWAP, 3, id, 'index:u', EPOCH, ...args)) as number[]
+  }
+  t.equal((await takeOver())[0], 1, 'a new store holds nothing')
+  await set(OTHER, now - 9, now - 9)
+  const [kind, at, since, left] = await takeOver()
+  t.strictSame([kind, since, left], [2, at, GRACE])
+  await set(OWN, now - 10, now + SLACK)
+  t.equal((await takeOver({ seen: now - 10, skew: SLACK - 100 }))[0], 2)
+  t.equal((await epoch()).till, now + SLACK)
+  await set(OTHER, now - 9, now - 9)
+  const cutOff = () => redis.config('SET', 'min-replicas-to-write', '1')
+  await t.rejects(takeOver({}, cutOff), { message: /^NOREPLICAS/ })
+  await redis.config('SET', 'min-replicas-to-write', '0')
 })
 
 void t.test('a check tells of each shard by itself', async (t) => {
