@@ -1,0 +1,518 @@
+import t, { type Test } from 'tap'
+import { HEAD_AT, PREFIX, readStamps } from '../../src/store/codec.ts'
+import {
+  Client,
+  type Item,
+  NoTable,
+  Refused,
+  ServerClock,
+  traitsOf,
+} from '../../src/store/dynamodb-client.ts'
+import {
+  binary,
+  bucketItem,
+  bucketOf,
+  bytesIn,
+  counting,
+  cursorOf,
+  expected,
+  expectedValues,
+  expiry,
+  headOf,
+  instantKey,
+  isThere,
+  keyOf,
+  linesOf,
+  number,
+  numbered,
+  numberIn,
+  partOf,
+  partsOf,
+  placeIn,
+  placeKey,
+  REMOVED,
+  stamped,
+  stampOf,
+  tableDefinition,
+  text,
+  textIn,
+  update,
+  wrongWith,
+} from '../../src/store/dynamodb-layout.ts'
+import { PartlyUnavailable } from '../../src/store/register.ts'
+import { ALL_BYTES, bytesOf, newToken } from './fixtures.ts'
+
+const CORRUPT = { name: 'CorruptRecord' }
+const MAX = 2 ** 48 - 1
+const STAMPS = { version: 7, fence: 8, createdAt: 9, updatedAt: 10, due: 11, dropAt: 12 }
+
+void t.test('a table has the keys and the index of its definition, or says what is wrong', (t) => {
+  const table = tableDefinition('mine')
+  t.strictSame(table, {
+    TableName: 'mine',
+    BillingMode: 'PAY_PER_REQUEST',
+    AttributeDefinitions: ['pk', 'sk', 'u', 'w'].map((AttributeName) => ({
+      AttributeName,
+      AttributeType: 'S',
+    })),
+    KeySchema: [
+      { AttributeName: 'pk', KeyType: 'HASH' },
+      { AttributeName: 'sk', KeyType: 'RANGE' },
+    ],
+    GlobalSecondaryIndexes: [
+      {
+        IndexName: 'unresolved',
+        KeySchema: [
+          { AttributeName: 'u', KeyType: 'HASH' },
+          { AttributeName: 'w', KeyType: 'RANGE' },
+        ],
+        Projection: { ProjectionType: 'INCLUDE', NonKeyAttributes: ['x'] },
+      },
+    ],
+  })
+  t.equal(wrongWith(table), null)
+  const { KeySchema, GlobalSecondaryIndexes = [] } = table as Record<string, object[]>
+  t.equal(
+    wrongWith({
+      KeySchema,
+      GlobalSecondaryIndexes: [{ IndexName: 'else' }, ...GlobalSecondaryIndexes],
+    } as never),
+    null,
+  )
+  t.equal(wrongWith(null), 'there is no table')
+  for (const other of [
+    {},
+    { KeySchema },
+    { GlobalSecondaryIndexes },
+    { KeySchema, GlobalSecondaryIndexes: [{ IndexName: 'unresolved' }] },
+    { KeySchema, GlobalSecondaryIndexes: [{ ...GlobalSecondaryIndexes[0], IndexName: 'else' }] },
+    { KeySchema: KeySchema?.toReversed(), GlobalSecondaryIndexes },
+  ])
+    t.equal(wrongWith(other as never), 'it needs another key or index: table')
+  t.end()
+})
+
+void t.test('an update sets, computes, and removes what is optional and not set', (t) => {
+  const values = { ':was': number(1) }
+  t.strictSame(
+    update({ a: number(2), b: text('x') }, ['v = v + :one'], ['b', 'p', 'q'], 'v = :was', values),
+    {
+      UpdateExpression: 'SET v = v + :one, a = :a, b = :b REMOVE p, q',
+      ConditionExpression: 'v = :was',
+      ExpressionAttributeValues: { ':was': { N: '1' }, ':a': { N: '2' }, ':b': { S: 'x' } },
+      ReturnValues: 'ALL_OLD',
+    },
+  )
+  t.match(update({ a: number(2) }, [], ['a'], 'x', {}), { UpdateExpression: /^SET a = :a$/ })
+  t.end()
+})
+
+void t.test('a condition names a version, or an owner and states', (t) => {
+  t.equal(expected({ version: 7 }), 'v = :was')
+  t.strictSame(expectedValues({ version: 7 }), { ':was': { N: '7' } })
+  const token = newToken()
+  for (const [states, names] of [
+    [[], ':none'],
+    [['in_progress', 'unknown'], ':none, :s0, :s1'],
+  ] as const)
+    t.equal(expected({ token, states }), `o = :owner AND s IN (${names})`)
+  t.strictSame(expectedValues({ token, states: ['in_progress', 'unknown'] }), {
+    ':owner': { B: token },
+    ':none': { N: '0' },
+    ':s0': { N: '1' },
+    ':s1': { N: '4' },
+  })
+  t.end()
+})
+
+void t.test('the fence is counted on, and reaches the given one', (t) => {
+  const bytes = bytesOf('completed', newToken(), { fence: 500 })
+  const values = { ':one': { N: '1' }, ':schema': { N: '1' } }
+  t.strictSame(counting(bytes, true), { ...values, ':step': { N: '1' }, ':least': { N: '499' } })
+  t.strictSame(counting(bytes, false), { ...values, ':step': { N: '0' }, ':least': { N: '500' } })
+  t.end()
+})
+
+void t.test('a record becomes attributes and a payload, and the head of it again', (t) => {
+  const token = newToken()
+  const bytes = bytesOf('completed', token)
+  const headEnd = HEAD_AT + bytes.readUInt32BE(PREFIX.end)
+  const { fields, payload } = partsOf(bytes)
+  t.strictSame(fields, {
+    n: { N: '1' },
+    s: { N: '2' },
+    o: { B: token },
+    b: { B: bytes.subarray(PREFIX.end, headEnd) },
+  })
+  t.ok(payload.length > 0 && payload.equals(bytes.subarray(headEnd)))
+  const stamps = { ...stamped(STAMPS), ...numbered(STAMPS), c: number(STAMPS.createdAt) }
+  const head = headOf({ ...fields, ...stamps })
+  t.strictSame(readStamps(head), STAMPS)
+  t.equal(head.toString('latin1', 0, 2), 'IP')
+  t.ok(head.subarray(PREFIX.end).equals(bytes.subarray(PREFIX.end, headEnd)))
+  t.ok(head.subarray(PREFIX.token, PREFIX.createdAt).equals(token))
+  t.same([head[PREFIX.schema], head[PREFIX.state]], [1, 2])
+  const bare = partsOf(bytes.subarray(0, PREFIX.end))
+  t.notOk('b' in bare.fields, 'without a head')
+  t.equal(bare.payload.length, 0)
+  t.equal(headOf({ ...bare.fields, ...stamps }).length, PREFIX.end)
+
+  const whole = { ...fields, ...stamps }
+  for (const name of ['n', 's', 'v', 'f', 'c', 'm', 'd', 'x', 'o']) {
+    t.throws(() => headOf({ ...whole, [name]: { S: 'x' } }), CORRUPT, name)
+    t.throws(
+      () => headOf(Object.fromEntries(Object.entries(whole).filter(([one]) => one !== name))),
+      CORRUPT,
+      name,
+    )
+  }
+  for (const name of ['n', 's']) {
+    t.ok(headOf({ ...whole, [name]: number(255) }))
+    t.throws(() => headOf({ ...whole, [name]: number(256) }), CORRUPT)
+  }
+  for (const length of [0, 15, 17])
+    t.throws(
+      () => headOf({ ...whole, o: binary(Buffer.alloc(length)) }),
+      CORRUPT,
+      `a token of ${length} bytes`,
+    )
+  t.end()
+})
+
+void t.test('stamps are attributes, and DynamoDB removes an item long after nobody reads it', (t) => {
+  t.strictSame(stamped({ ...STAMPS, dropAt: 1_000_001 }), {
+    m: { N: '10' },
+    d: { N: '11' },
+    x: { N: '1000001' },
+    // In whole seconds, rounded up.
+    e: { N: '4601' },
+  })
+  t.strictSame(expiry(1_000_000), { N: '4600' })
+  t.strictSame(numbered(STAMPS), { v: { N: '7' }, f: { N: '8' } })
+  t.strictSame(stampOf(STAMPS), { version: 7, fence: 8, createdAt: 9 })
+  t.same(REMOVED, ['b', 'p', 'q', 'k', 'u', 'w', 'c', 'm', 'd', 'n', 's', 'o', 'h'])
+  t.end()
+})
+
+void t.test('a record exists until it drops', (t) => {
+  t.equal(isThere(null, 5), false)
+  t.same(
+    [6, 5, 4].map((x) => isThere({ x: number(x) }, 5)),
+    [true, false, false],
+  )
+  t.end()
+})
+
+void t.test('attributes are of their kind, or corrupt', (t) => {
+  const item: Item = {
+    n: number(7),
+    s: text('a'),
+    b: binary(ALL_BYTES),
+    most: number(MAX),
+    more: number(MAX + 1),
+  }
+  t.same([numberIn(item, 'n'), numberIn(item, 'n', 7), numberIn(item, 'most')], [7, 7, MAX])
+  for (const [name, most] of [
+    ['n', 6],
+    ['more', MAX],
+    ['s', 9],
+    ['b', 9],
+    ['absent', 9],
+  ] as const)
+    t.throws(() => numberIn(item, name, most), CORRUPT, name)
+  t.throws(() => numberIn(item, 'more'), CORRUPT)
+  for (const N of ['', ' 7', '0x7', '-7']) t.throws(() => numberIn({ n: { N } }, 'n'), CORRUPT, N)
+  t.same([textIn(item, 's'), textIn(item, 'absent')], ['a', ''])
+  t.same([bytesIn(item, 'b'), bytesIn(item, 'absent')], [ALL_BYTES, Buffer.alloc(0)])
+  for (const name of ['n', 'b']) t.throws(() => textIn(item, name), CORRUPT)
+  for (const name of ['n', 's']) t.throws(() => bytesIn(item, name), CORRUPT)
+  t.same([linesOf({}), linesOf({ h: text('') }), linesOf({ h: text('a b\nc') })], [[], [''], ['a b', 'c']])
+  t.end()
+})
+
+void t.test('a bucket is read as it was written', (t) => {
+  const bucket = { at: 1_000_000, debt: 3000, count: 2 }
+  const item = bucketItem(bucket)
+  t.strictSame(item, { a: { N: '1000000' }, t: { N: '3000' }, r: { N: '2' }, e: expiry(1_001_500) })
+  t.strictSame(bucketOf(item), bucket)
+  const large = 2 ** 53 - 1
+  t.strictSame(bucketOf({ ...item, t: number(large) }), { ...bucket, debt: large })
+  t.throws(() => bucketOf({ ...item, t: { N: '9007199254740992' } }), CORRUPT)
+  t.throws(() => bucketOf({ ...item, r: number(0) }), CORRUPT)
+  t.end()
+})
+
+void t.test('places sort by time, then by id, in one of sixteen parts', (t) => {
+  t.equal(instantKey(7), '0000000000000007')
+  t.equal(placeKey({ due: MAX, id: 'a-_9' }), '0281474976710655 a-_9')
+  t.strictSame(placeIn('0281474976710655 a-_9'), { due: MAX, id: 'a-_9' })
+  for (const key of [
+    '',
+    '7 a',
+    `${instantKey(7)} `,
+    `${instantKey(7)} a b`,
+    `x${instantKey(7)} a`,
+    `00000000000000x7 a`,
+  ])
+    t.throws(() => placeIn(key), CORRUPT, key)
+  t.same(['0', 'A', '@', 'P'].map(partOf), [0, 1, 0, 0])
+  t.equal(new Set(Array.from({ length: 16 }, (_, n) => String.fromCharCode(65 + n)).map(partOf)).size, 16)
+  t.end()
+})
+
+void t.test('a cursor is a key, and no other text is one', (t) => {
+  const key = { pk: text('pay/ab'), sk: text('abc') }
+  t.strictSame(keyOf(cursorOf(key)), key)
+  for (const other of [
+    {},
+    { pk: text('a') },
+    { pk: text('a'), sk: text('') },
+    { pk: text('a b'), sk: text('c') },
+    { pk: text('a'), sk: text('b c') },
+  ])
+    t.throws(() => cursorOf(other), CORRUPT, JSON.stringify(other))
+  const refused = { name: 'RangeError', message: 'not a cursor of this store' }
+  const encoded = (plain: string) => Buffer.from(plain).toString('base64url')
+  for (const cursor of ['', ' ', encoded('a'), encoded('a '), encoded('a b c'), `${encoded('a b')}=`])
+    t.throws(() => keyOf(cursor), refused, cursor)
+  t.end()
+})
+
+void t.test('the clock of the store is known between two bounds, to five seconds', (t) => {
+  let local = 0
+  const clock = new ServerClock(() => local)
+  // Each reply bounds the offset: from its date less its receipt, to a second after its date less its sending.
+  t.throws(() => clock.earliest(), /is unknown/)
+  clock.saw(100_000, 500, 4000)
+  t.same([clock.earliest(), clock.latest()], [96_000, 100_500])
+  clock.saw(Number.NaN, 0, 0)
+  local = 0.5
+  t.same([clock.earliest(), clock.latest()], [96_000, 100_501])
+  const exact = new ServerClock(() => 0)
+  exact.saw(100_000, 0, 4000)
+  t.same([exact.earliest(), exact.latest()], [96_000, 101_000])
+  const other = new ServerClock(() => 0)
+  other.saw(100_000, 0, 4001)
+  t.throws(() => other.earliest(), { name: 'StoreUnavailable', maybeApplied: false, message: /by 5001 ms/ })
+  t.throws(() => other.latest(), { name: 'StoreUnavailable', maybeApplied: false })
+  other.saw(100_000, 0, 0)
+  // Exactly what both say.
+  other.saw(101_000, 0, 0)
+  t.same([other.earliest(), other.latest()], [101_000, 101_000])
+  other.saw(102_001, 0, 0)
+  t.same([other.earliest(), other.latest()], [102_001, 103_001], 'it was set')
+  t.end()
+})
+
+void t.test('what was seen long ago is forgotten', (t) => {
+  const clock = new ServerClock(() => 0)
+  clock.saw(100_000, 0, 0)
+  for (let n = 1; n < 199; n++) clock.saw(100_000, 0, 1000)
+  t.equal(clock.earliest(), 100_000)
+  clock.saw(100_000, 0, 1000)
+  t.equal(clock.earliest(), 99_000, 'after the second hundred')
+  t.end()
+})
+
+void t.test('traits tell a global table that is not strong, and items that nobody removes', (t) => {
+  const on = { TimeToLiveStatus: 'ENABLED', AttributeName: 'e' }
+  const strict = {
+    durable: true,
+    evicts: false,
+    forgets: null,
+    hasIdentity: false,
+    findings: [],
+    refusals: [],
+  }
+  t.strictSame(traitsOf({}, on), strict)
+  t.strictSame(traitsOf({ Replicas: [{}], MultiRegionConsistency: 'STRONG' }, on), strict)
+  for (const table of [{ Replicas: [{}] }, { Replicas: [{}], MultiRegionConsistency: 'EVENTUAL' }]) {
+    const { evicts, findings } = traitsOf(table, on)
+    t.equal(evicts, true)
+    t.equal(findings.length, 1)
+    t.match(findings[0], /two regions can claim the same key/)
+  }
+  for (const ttl of [{}, { ...on, AttributeName: 'x' }, { ...on, TimeToLiveStatus: 'DISABLED' }]) {
+    const { evicts, findings } = traitsOf({}, ttl)
+    t.equal(evicts, false)
+    t.match(findings, [/^Time to live is off/])
+  }
+  t.end()
+})
+
+interface Request {
+  readonly headers: Readonly<Record<string, string>>
+  readonly body: string
+}
+type Handle = (request: Request, options: { abortSignal: AbortSignal }) => Promise<object>
+
+/** A client whose requests go to `handle` and no further. */
+async function talking(t: Test, handle: Handle, timeoutMs = 10_000) {
+  const [events, seen, closed] = [[] as string[], [] as number[][], [] as string[]]
+  const clock = { saw: (...times: number[]) => void seen.push(times), earliest: () => 0, latest: () => 0 }
+  const requestHandler = {
+    handle: async (...args: Parameters<Handle>) => ({ response: await handle(...args) }),
+    destroy: () => void closed.push('closed'),
+  }
+  const credentials = { accessKeyId: 'a', secretAccessKey: 'b' }
+  const client = await Client.load({
+    table: 'mine',
+    where: { region: 'eu-central-1', credentials, requestHandler } as never,
+    timeoutMs,
+    clock,
+    onEvent: (kind, detail) => void events.push(`${kind}: ${detail}`),
+  })
+  t.teardown(() => client.close())
+  return { client, events, seen, closed }
+}
+const DATE = 'Sun, 22 Nov 2020 10:00:00 GMT'
+const answering = (statusCode: number, body: object | string, headers = { date: DATE }) => ({
+  statusCode,
+  headers: { 'content-type': 'application/x-amz-json-1.0', ...headers },
+  body: Buffer.from(typeof body === 'string' ? body : JSON.stringify(body)),
+})
+const failing = (status: number, type: string, more: object = {}) =>
+  answering(status, { __type: `com.amazonaws.dynamodb.v20120810#${type}`, message: 'because', ...more })
+const failureOf = (asked: Promise<unknown>) =>
+  asked.then(
+    (done) => new Error(`none but ${JSON.stringify(done)}`),
+    (error: Error) => error,
+  )
+
+void t.test('an operation is sent to the table as it is, and its reply tells the time', async (t) => {
+  const asked: Request[] = []
+  const { client, seen, events, closed } = await talking(t, async (request) => {
+    asked.push(request)
+    return answering(200, { Item: { n: { N: '7' } } })
+  })
+  const before = performance.now()
+  t.strictSame((await client.run('GetItem', { Key: { pk: text('a') } })).Item, { n: { N: '7' } })
+  t.equal(asked[0]?.headers['x-amz-target'], 'DynamoDB_20120810.GetItem')
+  t.strictSame(JSON.parse(asked[0]?.body ?? ''), { TableName: 'mine', Key: { pk: { S: 'a' } } })
+  const [[date, sent = 0, received = 0] = []] = seen
+  t.equal(date, Date.UTC(2020, 10, 22, 10))
+  t.ok(before <= sent && sent <= received && received <= performance.now())
+  await client.run('GetItem', { Key: { pk: text('a') } })
+  t.same(events, ['connected: table mine'])
+  client.close()
+  t.ok(closed.length > 0)
+})
+
+void t.test('a table is described, or has nothing to say', async (t) => {
+  let body: object = { Table: { KeySchema: [{ AttributeName: 'pk' }] } }
+  const { client } = await talking(t, async ({ headers }) => {
+    t.equal(headers['x-amz-target'], 'DynamoDB_20120810.DescribeTable')
+    return answering(200, body)
+  })
+  t.match(await client.describe(), { KeySchema: [{ AttributeName: 'pk' }] })
+  body = {}
+  t.same(await client.describe(), {})
+})
+
+void t.test('each failure says whether the operation may have been applied', async (t) => {
+  let next: () => object = () => ({})
+  let sent = 0
+  const { client } = await talking(t, async () => {
+    sent++
+    return next()
+  })
+  const failure = async (one: () => object): Promise<Error> => {
+    next = one
+    sent = 0
+    const error = await failureOf(client.run('PutItem', { Item: {} }))
+    t.equal(sent, 1, 'nothing is retried')
+    return error
+  }
+  const applied = (maybeApplied: boolean) => ({ name: 'StoreUnavailable', maybeApplied })
+  for (const type of [
+    'ProvisionedThroughputExceededException',
+    'RequestLimitExceeded',
+    'ThrottlingException',
+    'TransactionConflictException',
+    'ReplicatedWriteConflictException',
+  ]) {
+    const error = await failure(() => failing(400, type))
+    t.match(error, { ...applied(false), message: new RegExp(`^DynamoDB, PutItem: ${type}: `) })
+    t.ok(error instanceof PartlyUnavailable, type)
+  }
+  const absent = await failure(() => failing(400, 'ResourceNotFoundException'))
+  t.match(absent, applied(false))
+  t.ok(absent instanceof NoTable)
+  for (const [status, isApplied] of [
+    [399, true],
+    [400, false],
+    [499, false],
+    [500, true],
+    [503, true],
+  ] as const) {
+    const error = await failure(() => failing(status, 'SomeException'))
+    t.match(error, applied(isApplied), String(status))
+    t.notOk(error instanceof PartlyUnavailable || error instanceof NoTable)
+  }
+  t.match(await failure(() => answering(200, '{"Attri')), applied(true), 'an answer that is cut off')
+  const throwing = (over: object) => () => {
+    throw Object.assign(new Error('because'), over)
+  }
+  for (const code of ['ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'EHOSTUNREACH', 'ENETUNREACH'])
+    t.match(await failure(throwing({ code })), applied(false), code)
+  t.match(await failure(throwing({ name: 'CredentialsProviderError' })), applied(false))
+  for (const over of [{ code: 'ECONNRESET' }, { code: 'x' }, {}])
+    t.match(await failure(throwing(over)), applied(true))
+})
+
+void t.test('a condition that does not hold is no failure of the store', async (t) => {
+  let more: object = { Item: { n: { N: '7' } } }
+  const { client, events, seen } = await talking(t, async () =>
+    failing(400, 'ConditionalCheckFailedException', more),
+  )
+  const refused = (await failureOf(client.run('PutItem', { Item: {} }))) as Refused
+  t.ok(refused instanceof Refused)
+  t.strictSame(refused.item, { n: { N: '7' } })
+  t.equal(seen[0]?.[0], Date.UTC(2020, 10, 22, 10), 'and tells the time')
+  more = {}
+  t.equal(((await failureOf(client.run('PutItem', { Item: {} }))) as Refused).item, null)
+  t.same(events, ['connected: table mine'])
+})
+
+void t.test('what does not answer in time may have been applied, and is given up', async (t) => {
+  const signals: AbortSignal[] = []
+  const { client } = await talking(
+    t,
+    (_, { abortSignal }) => {
+      signals.push(abortSignal)
+      return new Promise(() => {})
+    },
+    50,
+  )
+  t.match(await failureOf(client.run('PutItem', { Item: {} })), {
+    name: 'StoreUnavailable',
+    maybeApplied: true,
+    message: /^DynamoDB did not answer within 50 ms$/,
+  })
+  t.equal(signals[0]?.aborted, true)
+})
+
+void t.test('an outage and its end are told once', async (t) => {
+  let next: object | null = failing(500, 'InternalServerError')
+  const { client, events } = await talking(t, async () => {
+    if (next === null) throw new Error('cut')
+    return next
+  })
+  const run = () => failureOf(client.run('PutItem', { Item: {} }))
+  await run()
+  t.same(events, [])
+  for (const [one, told] of [
+    [answering(200, {}), 'connected: table mine'],
+    [failing(500, 'InternalServerError'), 'disconnected: because'],
+    [failing(400, 'ThrottlingException'), 'connected: table mine'],
+    [failing(499, 'SomeException'), null],
+    [answering(200, '{'), null],
+    [null, 'disconnected: cut'],
+    [answering(200, {}), 'connected: table mine'],
+  ] as const) {
+    next = one
+    const { length } = events
+    for (let n = 0; n < 2; n++) await run()
+    t.same(events.slice(length), told === null ? [] : [told])
+  }
+})
