@@ -234,6 +234,54 @@ async function tests(): Promise<void> {
     },
   )
 
+  void t.test('Date and Location are names of headers, wherever they stand', async (t) => {
+    const app = await upstream(t)
+    const answered = async (headers: string[][], limit = 1000) => {
+      const claimed = await claim({ completion: `${HOUR} ${HOUR} 0 ${limit}` })
+      await complete(app, claimed, 201, headers, null)
+      return ((await stored(claimed.id)) as Completed).result
+    }
+    const places = [
+      ['X-Place', 'location'],
+      ['Y', '/no'],
+      ['LOCATION', '/yes'],
+    ]
+    t.match(await answered(places, 0), { kept: false, location: '/yes' })
+    t.match(await answered(places.slice(0, 2), 0), { kept: false, location: null })
+    for (const [headers, isDated] of [
+      [[['X-Date', 'date']], true],
+      [
+        [
+          ['X', 'y'],
+          ['DATE', 'Tue, 15 Nov 1994 08:12:31 GMT'],
+        ],
+        false,
+      ],
+    ] as const) {
+      const result = await answered(headers.map((line) => [...line]))
+      const lines = result.kept ? result.response.headers : []
+      t.same(lines.slice(0, headers.length * 2), headers.flat())
+      t.equal(lines.length, headers.length * 2 + (isDated ? 2 : 0))
+    }
+  })
+
+  void t.test('an answer that no client could get is refused', async (t) => {
+    const app = await upstream(t)
+    const claimed = await claim()
+    for (const status of [204, 205, 304])
+      t.match(await failureOf(complete(app, claimed, status)), { code: '22023', message: /has none/ })
+    t.match(await failureOf(complete(app, claimed, 200, [['X', '\u0100']])), { code: '22023' })
+    for (const [id, fence, status] of [
+      [null, 1, 200],
+      ['a', null, 200],
+      ['a', 1, null],
+    ])
+      t.match(await failureOf(app.query('SELECT idempotency.complete($1, $2, $3)', [id, fence, status])), {
+        code: '22004',
+      })
+    t.equal(await complete(app, claimed, 205, HEADERS, null), true)
+  })
+
   const gone = 'There is no such record, or not any more.'
   const stale: Record<string, [(one: Claimed) => Promise<Pick<Claimed, 'id' | 'fence'>>, string]> = {
     'an earlier fence': [

@@ -186,6 +186,10 @@ function tests(server: PostgresServer): void {
     t.same(await prepare(link), identity)
     const [[acl] = []] = await link.ask("SELECT proacl FROM pg_proc WHERE proname = 'mine'")
     t.equal(acl, null, 'nothing was changed again')
+    for (const again of [false, true]) {
+      if (again) await link.execute(layoutScript())
+      t.same(await link.ask('SELECT version, revision FROM idempotency.layout'), [['1', '6']])
+    }
   })
 
   void t.test('prepare names each right that is missing', async (t) => {

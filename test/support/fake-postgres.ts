@@ -21,6 +21,8 @@ export interface FakePostgres extends AsyncDisposable {
   onAsked: (asked: Asked) => void
   /** False: connections are accepted, and their beginning is not answered. */
   welcomes: boolean
+  /** Sends a notification on each connection. */
+  notify(channel: string, payload: string): void
   /** Connections that are open. */
   readonly open: ReadonlyMap<number, Socket>
   /** Connections that were ever opened. */
@@ -35,6 +37,9 @@ export async function fakePostgres(): Promise<FakePostgres> {
     onAsked: (_asked: Asked) => {},
     welcomes: true,
     open,
+    notify(channel: string, payload: string) {
+      for (const socket of open.values()) socket.write(message('A', `\0\0\0\0${channel}\0${payload}\0`))
+    },
     get opened() {
       return opened
     },
