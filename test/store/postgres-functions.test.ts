@@ -875,6 +875,23 @@ async function tests(): Promise<void> {
     }
   })
 
+  void t.test('an attempt can be completed until its record drops', async (t) => {
+    // The instant of this function is 0. It has no head to read further, and says so.
+    for (const [dropIn, code] of [
+      [100, 'IP002'],
+      [101, '55000'],
+    ] as const) {
+      const id = newId()
+      await put(id, -100, { fence: 7, dropIn })
+      const failure = await rows('SELECT idempotency.complete($1, 7, 200)', [id]).then(
+        () => null,
+        (error: { code: string; detail?: string }) => error,
+      )
+      t.equal(failure?.code, code)
+      t.equal(failure?.detail, dropIn === 100 ? 'There is no such record, or not any more.' : undefined)
+    }
+  })
+
   void t.test('a text ends where its length says', async (t) => {
     const end = async (bytes: string, from: number) =>
       (await rows('SELECT idempotency.text_end($1, $2) AS at', [Buffer.from(bytes, 'hex'), from]))[0]?.['at']

@@ -165,7 +165,9 @@ void t.test('a watcher that cannot be written down polls, and is told later', as
     if (name === 'watch') throw new Error('locked')
   }
   const id = newId()
+  const begun = performance.now()
   await watch(id)
+  t.ok(performance.now() - begun < 2000, 'without waiting for the timeout')
   t.same(told(), [])
   opened.answer = async () => {}
   listener.resubscribe()
@@ -209,7 +211,9 @@ void t.test('after the end nobody waits, and no connection is left', async (t) =
   await watch(newId())
   await listener.close()
   t.equal(server.open.size, 0)
+  const begun = performance.now()
   await watch(newId())
+  t.ok(performance.now() - begun < 2000)
   await new Promise((next) => setTimeout(next, 200))
   t.same([server.opened, told()], [1, []])
 
@@ -222,4 +226,23 @@ void t.test('after the end nobody waits, and no connection is left', async (t) =
   early.server.open.forEach((one) => one.destroy())
   await new Promise((next) => setTimeout(next, 200))
   t.equal(early.server.opened, 1)
+})
+
+void t.test('watchers that come together share the connection that is being made', async (t) => {
+  const opened = await open(t)
+  const { server, watch, of, channel } = opened
+  const ids = [newId(), newId(), newId()]
+  const stops = await Promise.all(ids.map(watch))
+  t.equal(server.opened, 1)
+  t.same(
+    of('watch').map(([, , id]) => id),
+    ids,
+  )
+  server.welcomes = false
+  server.open.forEach((one) => one.destroy())
+  await until(() => server.open.size === 0)
+  for (const stop of stops) stop()
+  await soon()
+  t.same(of('unwatch'), [], 'on a new connection there is no row')
+  t.ok(channel())
 })
