@@ -192,6 +192,23 @@ function tests(server: PostgresServer): void {
     }
   })
 
+  void t.test('what a later release has made, or another role owns, is left as it is', async (t) => {
+    const there = await inDatabase(t, 'later')
+    const { link } = await open(t, there)
+    await prepare(link)
+    for (const later of ['revision = 7', 'version = 2, revision = 1']) {
+      await link.ask(`UPDATE idempotency.layout SET ${later}`)
+      t.match(await failureOf(link.execute(layoutScript())), { message: /a later release/ })
+      await link.execute('ROLLBACK')
+    }
+    await link.execute('DROP SCHEMA idempotency CASCADE; CREATE SCHEMA idempotency; CREATE ROLE guest LOGIN')
+    await link.execute('GRANT ALL ON SCHEMA idempotency TO guest')
+    const guest = await open(t, { ...there, user: 'guest' })
+    t.match(await failureOf(guest.link.execute(layoutScript())), {
+      message: 'the schema belongs to owner, and guest is no member of that role',
+    })
+  })
+
   void t.test('prepare names each right that is missing', async (t) => {
     const there = await inDatabase(t, 'rights')
     const { link } = await open(t, there)
