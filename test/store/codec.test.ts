@@ -36,12 +36,12 @@ const record = <T>(model: { [K in keyof T]: fc.Arbitrary<T[K]> }) =>
 
 const u48 = fc.integer({ min: 0, max: 2 ** 48 - 1 })
 const u16 = fc.integer({ min: 0, max: 0xffff })
-const text = fc.string({ unit: 'grapheme', maxLength: 40 })
+const text = fc.string({ unit: 'grapheme', maxLength: 40, size: 'max' })
 const octets = (length: number) =>
   fc.uint8Array({ minLength: length, maxLength: length }).map((a) => Buffer.from(a))
-const latin1 = fc.uint8Array({ maxLength: 40 }).map((a) => Buffer.from(a).toString('latin1'))
-const body = fc.uint8Array({ maxLength: 2000 }).map((a) => Buffer.from(a))
-const lines = fc.array(latin1, { maxLength: 12 })
+const latin1 = fc.uint8Array({ maxLength: 40, size: 'max' }).map((a) => Buffer.from(a).toString('latin1'))
+const body = fc.uint8Array({ maxLength: 2000, size: 'max' }).map((a) => Buffer.from(a))
+const lines = fc.array(latin1, { maxLength: 12, size: 'max' })
 
 const result = fc.oneof(
   record({
@@ -90,7 +90,7 @@ const common = record({
   fence: u48,
   createdAt: u48,
   attempts: u16,
-  lastError: fc.option(fc.string({ minLength: 1, maxLength: 40 })),
+  lastError: fc.option(fc.string({ minLength: 1, maxLength: 40, size: 'max' })),
 })
 const told = fc.constantFrom(
   {},

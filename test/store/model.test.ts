@@ -27,7 +27,7 @@ for (const start of [[], ['claim']] satisfies Event[][])
     },
   )
 
-const sequences = fc.array(fc.constantFrom(...EVENTS), { minLength: 3, maxLength: 14 })
+const sequences = fc.array(fc.constantFrom(...EVENTS), { minLength: 3, maxLength: 14, size: 'max' })
 const onEvent = () => {}
 
 void t.test('sqlite: generated sequences end as the contract says', async (t) => {

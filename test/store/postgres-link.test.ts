@@ -188,7 +188,7 @@ function tests(server: PostgresServer): void {
     t.equal(acl, null, 'nothing was changed again')
     for (const again of [false, true]) {
       if (again) await link.execute(layoutScript())
-      t.same(await link.ask('SELECT version, revision FROM idempotency.layout'), [['1', '6']])
+      t.same(await link.ask('SELECT version, revision FROM idempotency.layout'), [['1', '7']])
     }
   })
 
@@ -196,7 +196,7 @@ function tests(server: PostgresServer): void {
     const there = await inDatabase(t, 'later')
     const { link } = await open(t, there)
     await prepare(link)
-    for (const later of ['revision = 7', 'version = 2, revision = 1']) {
+    for (const later of ['revision = 8', 'version = 2, revision = 1']) {
       await link.ask(`UPDATE idempotency.layout SET ${later}`)
       t.match(await failureOf(link.execute(layoutScript())), { message: /a later release/ })
       await link.execute('ROLLBACK')

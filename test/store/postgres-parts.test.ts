@@ -103,7 +103,7 @@ void t.test('only errors that prove a rollback mean that nothing was applied', a
 })
 
 void t.test('prepare returns the identity of the server, or null if it does not tell', async (t) => {
-  const ready: Row[][] = [[['f', '15', '4', '1']], [['1', '6']], [[null, null]]]
+  const ready: Row[][] = [[['f', '15', '4', '1']], [['1', '7']], [[null, null]]]
   const wal = '1000001F0000000000000001'
   t.same(await prepare(fake([...ready, [['7153', wal]]], errorOf('XX000'))), {
     system: '7153',
@@ -131,7 +131,7 @@ function fake(answers: readonly (Row[] | Error)[], making: Error | null = null):
 
 void t.test('prepare makes or updates the schema where it is missing or outdated', async (t) => {
   const there: Row[] = [['f', '14', '4', '1']]
-  const current: Row[][] = [there, [['1', '6']], [[null, null]], [['7153', '000000010000000000000001']]]
+  const current: Row[][] = [there, [['1', '7']], [[null, null]], [['7153', '000000010000000000000001']]]
   for (const before of [[[['f', '14', '0', '0']]], [there, [['1', '5']]]]) {
     t.match(await prepare(fake([...before, ...current])), { timeline: 1 })
     await t.rejects(prepare(fake(before, errorOf('57P01'))), { message: /^because$/ })
@@ -149,7 +149,7 @@ void t.test('prepare refuses a server or a schema that it cannot use', async (t)
     maybeApplied: false,
     message: /belongs to another program/,
   })
-  await t.rejects(prepare(fake([there, [['2', '6']]])), {
+  await t.rejects(prepare(fake([there, [['2', '7']]])), {
     name: 'StoreUnavailable',
     message: /has version 2, of a later release; this one reads 1/,
   })
@@ -158,7 +158,7 @@ void t.test('prepare refuses a server or a schema that it cannot use', async (t)
     [['SELECT on records', null], ': SELECT on records;'],
     [[null, 'EXECUTE on 2 functions'], ': EXECUTE on 2 functions;'],
   ] as const)
-    await t.rejects(prepare(fake([there, [['1', '6']], [missing]])), { message: new RegExp(text) })
+    await t.rejects(prepare(fake([there, [['1', '7']], [missing]])), { message: new RegExp(text) })
 })
 
 void t.test('prepare fails if the server is too old or the schema cannot be created', async (t) => {

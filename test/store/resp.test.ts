@@ -50,7 +50,7 @@ const leaf = fc.oneof(
   fc.constant(null),
   fc.integer({ min: -(2 ** 31), max: 2 ** 31 }).map((n) => n || 0),
   fc.constantFrom('OK', 'PONG', ''),
-  fc.uint8Array({ maxLength: 40 }).map((bytes) => Buffer.from(bytes)),
+  fc.uint8Array({ maxLength: 40, size: 'max' }).map((bytes) => Buffer.from(bytes)),
   fc.constantFrom(0, 1, 4095, 4096, 4097, 70_000).map((length) => Buffer.alloc(length, '\r\n$1')),
   fc.constant(new ReplyError('ERR because')),
 )
@@ -61,7 +61,7 @@ const { reply } = fc.letrec<{ reply: Reply }>((tie) => ({
 void t.test('replies are parsed as sent, whatever pieces they arrive in', async (t) => {
   fc.assert(
     fc.property(
-      fc.array(reply, { maxLength: 8 }),
+      fc.array(reply, { maxLength: 8, size: 'max' }),
       fc.infiniteStream(fc.integer({ min: 1, max: 40 })),
       (sent, sizes) => {
         const bytes = Buffer.concat(sent.map(written))
@@ -154,12 +154,12 @@ void t.test('commands arrive with the arguments they were given', async (t) => {
   const arg = fc.oneof(
     fc.constantFrom('', 'idempotency:pay:{af}:r:x', 'NX'),
     fc.integer(),
-    fc.uint8Array({ maxLength: 40 }).map((bytes) => Buffer.from(bytes)),
+    fc.uint8Array({ maxLength: 40, size: 'max' }).map((bytes) => Buffer.from(bytes)),
     fc.constantFrom(4096, 4097, 65_536, 200_000).map((length) => Buffer.alloc(length, 'ab\r\n')),
   )
   fc.assert(
     fc.property(
-      fc.array(fc.array(arg, { maxLength: 6 }), { maxLength: 40 }),
+      fc.array(fc.array(arg, { maxLength: 6 }), { maxLength: 40, size: 'max' }),
       fc.boolean(),
       (commands, reuses) => {
         const outgoing = new CommandBuffer()

@@ -24,7 +24,7 @@ function sent<Message>([message, transfer]: [Message, ArrayBuffer[]]): Message {
 const id = fc.stringMatching(/^[\w-]{2,43}$/) as fc.Arbitrary<RecordId>
 /** On both sides of the size from which a record is sent in memory of its own. */
 const bytes = fc.oneof(
-  fc.uint8Array({ maxLength: 40 }).map((array) => Buffer.from(array)),
+  fc.uint8Array({ maxLength: 40, size: 'max' }).map((array) => Buffer.from(array)),
   fc.integer({ min: 4090, max: 6000 }).map((length) => Buffer.alloc(length, String(length))),
 )
 const span = fc.oneof(fc.nat(), fc.constantFrom(Number.POSITIVE_INFINITY, Number.NaN, -1))

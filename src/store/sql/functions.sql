@@ -808,7 +808,7 @@ BEGIN
   END LOOP;
 END $$;
 
-INSERT INTO idempotency.layout (version, revision) VALUES (1, 6)
-ON CONFLICT (only_row) DO UPDATE SET version = 1, revision = 6;
+INSERT INTO idempotency.layout (version, revision) VALUES (1, 7)
+ON CONFLICT (only_row) DO UPDATE SET version = 1, revision = 7;
 
 COMMIT;
