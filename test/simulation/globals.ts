@@ -1,15 +1,19 @@
+import crypto from 'node:crypto'
 import { syncBuiltinESMExports } from 'node:module'
 import timers from 'node:timers/promises'
-import type { Event, Scheduler } from './scheduler.ts'
+import { type Event, Random, type Scheduler } from './scheduler.ts'
 
 /** The simulation under way: while there is one, clocks and timers are its own. */
 let running: Scheduler | null = null
+/** What the product draws by itself: apart from the draws of the seed, which decide what happens. */
+let drawn = new Random(0)
 
 /** Whoever runs has its own monotonic clock; nobody reads this one for what is stored. */
 const WALL = 1_795_000_000_000
 
 export function inSimulation<T>(scheduler: Scheduler, run: () => T): T {
   running = scheduler
+  drawn = new Random(0)
   try {
     return run()
   } finally {
@@ -72,6 +76,14 @@ timers.setTimeout = <T>(delay = 0, value?: T, options?: object): Promise<T> => {
   if (scheduler === null) return waitReally(delay, value, options)
   return new Promise((resolve) => later(scheduler, () => resolve(value as T), delay, false))
 }
+const { randomFillSync, randomBytes } = crypto
+crypto.randomFillSync = ((bytes: Buffer, offset = 0, size = bytes.length - offset) => {
+  if (running === null) return randomFillSync(bytes, offset, size)
+  drawn.bytes(size).copy(bytes, offset)
+  return bytes
+}) as typeof crypto.randomFillSync
+crypto.randomBytes = ((size: number) =>
+  running === null ? randomBytes(size) : drawn.bytes(size)) as typeof crypto.randomBytes
 // What was imported by name, too.
 syncBuiltinESMExports()
 performance.now = () => (running === null ? real.now.call(performance) : running.ownClock())

@@ -138,6 +138,18 @@ export const PLANTS: readonly Plant[] = [
   { name: 'a record without its response is free', file: 'src/core/settle.ts',
     from: 'return { draft: read, spans: remainingSpans(read, now) }',
     to: "return { draft: { ...read, state: 'failed_retryable' } as never, spans: remainingSpans(read, now) }" },
+  { name: 'phases that share no deciding store run side by side', file: 'src/store/phases.ts',
+    from: "{ mirror: 'new', both: null, new: 'mirror' }",
+    to: '{ mirror: null, both: null, new: null }' },
+  { name: 'the new phase does not ask the old store', file: 'src/store/migrating.ts',
+    from: "new: { lead: 'to', asks: true, writes: 'never' }",
+    to: "new: { lead: 'to', asks: false, writes: 'never' }" },
+  { name: 'a free key is believed without the other store', file: 'src/store/migrating.ts',
+    from: 'if (own.bytes !== null && (lead === null || isDone(lead)))',
+    to: 'if (own.bytes !== null)' },
+  { name: 'an outcome is written to the old store alone', file: 'src/store/migrating.ts',
+    from: "      case 'must':\n        return this.#advance(this.#other, id, record, follows)",
+    to: "      case 'must':\n        return" },
 ]
 
 /** Mistakes in what strangers can reach: one target of the fuzzer has to find each of them, and a test. */

@@ -19,13 +19,25 @@ import { Budget, InFlight } from '../../src/runtime/limits.ts'
 import { RecordMap } from '../../src/runtime/record-map.ts'
 import { KeyedMutex } from '../../src/runtime/scheduling.ts'
 import { Shadow } from '../../src/shadow/shadow.ts'
+import { inPhase } from '../../src/store/around.ts'
+import { migrating } from '../../src/store/migrating.ts'
 import { decodeEntry, encodeEntry, type Left, type Outbox } from '../../src/store/outbox.ts'
+import { Lookout, PhaseConflict, Presence } from '../../src/store/phases.ts'
 import { RecentWrites, Records } from '../../src/store/records.ts'
+import type { Store } from '../../src/store/register.ts'
 import { Safety } from '../../src/store/safety.ts'
 import type { Forwarded, TappedExchange } from '../../src/upstream/port.ts'
 import { Bytes } from '../protect/harness.ts'
 import { type Judge, nameOf } from './judge.ts'
-import { DRAIN, GRACE, QUERY_TIMEOUT, type Settings, STORE_TIMEOUT, type Wish } from './scenario.ts'
+import {
+  DRAIN,
+  GRACE,
+  QUERY_TIMEOUT,
+  type Settings,
+  STORE_TIMEOUT,
+  type Stage,
+  type Wish,
+} from './scenario.ts'
 import type { Owner, Scheduler } from './scheduler.ts'
 import type { SimulatedStore } from './store.ts'
 import type { SimulatedUpstream } from './upstream.ts'
@@ -45,10 +57,15 @@ export interface World {
   readonly scheduler: Scheduler
   readonly judge: Judge
   readonly store: SimulatedStore
+  /** That the fleet moves to; null: it stays. */
+  readonly young: SimulatedStore | null
   readonly upstream: SimulatedUpstream
   /** The configuration file as it is now. */
   readonly file: () => Settings
+  readonly stage: () => Stage
   readonly mayFailOver: boolean
+  /** It must not run in its phase: it ends, and is started again. */
+  readonly onConflict: (replica: Replica) => void
 }
 
 /** What a process wrote to disk, which outlives it. */
@@ -75,9 +92,12 @@ export class Replica implements Owner {
   #unanswered = 0
   /** It takes no more than what comes before `drain.delay` is over. */
   isDraining = false
-  /** As whom it knows the store, and as whom the store is when it has written again what it knew. */
-  #since: number | null = null
-  hasReclaimedSince: number | null = null
+  /** As whom it knows a store, and as whom the store is when it has written again what it knew. */
+  readonly #since = new Map<SimulatedStore, number>()
+  readonly hasReclaimedSince = new Map<SimulatedStore, number>()
+  readonly stage: Stage
+  /** It serves nothing before it knows that it may run in its phase. */
+  isEntering: boolean
 
   /** `disk` null: no spool. */
   constructor(name: string, world: World, disk: Disk | null) {
@@ -88,21 +108,24 @@ export class Replica implements Owner {
     this.#world = world
     this.#disk = disk
     this.settings = world.file()
+    this.stage = world.stage()
+    this.isEntering = world.young !== null
   }
 
   /** As reload.ts does it. */
   reload(settings: Settings): void {
     this.settings = settings
-    const { inFlight, waiters } = this.#ports as Ports
+    if (this.#ports === null) return
+    const { inFlight, waiters } = this.#ports
     this.#reconciler?.check(routesOf(settings))
     inFlight.resize(settings.inFlight)
     waiters.resize(settings.waiters)
   }
 
   start(): void {
-    const { scheduler, judge, store: shared, upstream: reached } = this.#world
+    const { scheduler, judge, upstream: reached } = this.#world
     const { settings } = this
-    const store = shared.wire(this)
+    const { store, presence, parts } = this.#openStore()
     const recent = this.#world.mayFailOver ? new RecentWrites(() => performance.now()) : null
     const records = new Records(store, () => {}, recent)
     const forward = reached.forward(this, this.bytes)
@@ -208,23 +231,56 @@ export class Replica implements Owner {
       onSplit: (_route, { record }) => scheduler.tell(this.name, 'SPLIT', this.#about(record)),
       onWritten: (count) => scheduler.tell(this.name, `writes ${count} record(s) again`),
     })
-    const safety = new Safety(1, recent?.safeBefore() ?? nothing)
-    const look = async (): Promise<void> => {
-      const asked = performance.now()
-      const { left, since } = await shared.look(this)
-      safety.checked([0], asked, () => since === this.#since)
-      if (since === this.#since) return
-      this.#since = since
-      await reclaimer.begin({ left, concerns: () => true })
-      this.hasReclaimedSince = since
+    if (this.#world.mayFailOver)
+      for (const part of parts) {
+        const safety = new Safety(1, recent?.safeBefore() ?? nothing)
+        const look = async (): Promise<void> => {
+          const asked = performance.now()
+          const { left, since } = await part.look(this)
+          const isSame = since === this.#since.get(part)
+          safety.checked([0], asked, () => isSame)
+          if (isSame) return
+          this.#since.set(part, since)
+          await reclaimer.begin({ left, concerns: () => true })
+          this.hasReclaimedSince.set(part, since)
+        }
+        // As `Epochs` does it: what fails is looked at again soon.
+        const looking = (): void => void look().catch(nothing)
+        looking()
+        setInterval(looking, GRACE / 4)
+      }
+    if (presence === null) return reconciler.start(routesOf(settings))
+    presence.enter().then(
+      () => {
+        this.isEntering = false
+        reconciler.start(routesOf(this.settings))
+      },
+      (error: Error) => {
+        if (!(error instanceof PhaseConflict)) return judge.wrong(`internal error: ${error.stack}`, null)
+        scheduler.tell(this.name, `MUST NOT START: ${error.message}`)
+        this.#world.onConflict(this)
+      },
+    )
+  }
+
+  /** As compose.ts does it, by the stage of the file. */
+  #openStore(): {
+    readonly store: Store
+    readonly presence: Presence | Lookout | null
+    readonly parts: readonly SimulatedStore[]
+  } {
+    const { store: old, young, scheduler } = this.#world
+    const from = old.wire(this)
+    if (young === null) return { store: from, presence: null, parts: [old] }
+    const say = (why: string | null): void => scheduler.tell(this.name, why ?? 'may claim')
+    const { stage } = this
+    if (stage === 'before') {
+      const lookout = new Lookout(from, { say })
+      return { store: inPhase(from, lookout), presence: lookout, parts: [old] }
     }
-    // As `Epochs` does it: what fails is looked at again soon.
-    const looking = (): void => void look().catch(nothing)
-    if (this.#world.mayFailOver) {
-      looking()
-      setInterval(looking, GRACE / 4)
-    }
-    reconciler.start(routesOf(settings))
+    const to = young.wire(this)
+    const presence = new Presence({ from, to }, { phase: stage, replica: this.name, say })
+    return { store: inPhase(migrating(from, to, stage), presence), presence, parts: [old, young] }
   }
 
   /** Holds an outcome that the store has not taken, or still waits for one. */

@@ -1,6 +1,7 @@
 import { type RecordId, readAt } from '../../src/core/record.ts'
 import { outcomeSpans, resolvedDraft } from '../../src/core/settle.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
+import { migrating } from '../../src/store/migrating.ts'
 import { Records } from '../../src/store/records.ts'
 import { type Seen, seen } from '../protect/harness.ts'
 import { inSimulation } from './globals.ts'
@@ -16,8 +17,11 @@ import {
   PATIENCE,
   policiesOf,
   type Reload,
+  type Rollout,
   type Scenario,
   type Settings,
+  type Side,
+  type Stage,
   scenarioOf,
   type Wish,
 } from './scenario.ts'
@@ -56,6 +60,7 @@ class Simulation {
   readonly #disks: (Disk | null)[]
   /** What the configuration file says now. */
   #file: Settings
+  #stage: Stage
   /** Requests under way, of clients that are still there. */
   readonly #open = new Set<Exchange>()
   #clients = 0
@@ -72,19 +77,32 @@ class Simulation {
       new Random(seed ^ 0x5bd1e995),
       new Random(seed ^ 0x27d4eb2f),
       new Random(seed ^ 0x165667b1),
+      new Random(seed ^ 0x2545f491),
     )
     this.#scenario = scenario
     this.#file = scenario.first
+    this.#stage = scenario.move?.first ?? 'before'
     const isAsked = policiesOf(scenario).some(({ reconcile }) => reconcile !== null)
     const judge = new Judge(scheduler, scenario)
     this.#world = {
       scheduler,
       judge,
       store: new SimulatedStore(scheduler, judge, scenario.weather),
+      young:
+        scenario.move === null ? null : new SimulatedStore(scheduler, judge, scenario.weather, 'new store'),
       upstream: new SimulatedUpstream(scheduler, judge, scenario.weather, isAsked ? scenario.arrival : null),
       file: () => this.#file,
+      stage: () => this.#stage,
       mayFailOver: scenario.incidents.some(({ kind }) => kind === 'failover'),
+      onConflict: (replica) => {
+        replica.isDead = true
+        scheduler.after(scheduler.random.between(500, 3_000), WORLD, 'a restart', () =>
+          this.#start(this.#replicas.indexOf(replica)),
+        )
+      },
     }
+    const { young } = this.#world
+    if (young !== null) young.skew = scenario.move?.skew ?? 0
     this.#disks = Array.from({ length: scenario.replicas }, () => (scenario.hasSpool ? new Set() : null))
   }
 
@@ -96,15 +114,18 @@ class Simulation {
       this.#world.judge.of(nameOf(wish)).payloads.add(wish.payload)
       this.#scheduler.after(wish.at, WORLD, 'a client comes', () => this.#ask(wish, 0))
     }
-    const { store, upstream } = this.#world
-    store.onCall = upstream.onCall = (by, risk) => {
-      if (by instanceof Replica) this.#tempt(by, risk)
-    }
-    store.onGraceOver = () => this.#graceIsOver()
+    const { upstream } = this.#world
+    for (const one of [...this.#stores, upstream])
+      one.onCall = (by, risk) => {
+        if (by instanceof Replica) this.#tempt(by, risk)
+      }
+    for (const store of this.#stores) store.onGraceOver = () => this.#graceIsOver(store)
     for (const incident of incidents)
       this.#scheduler.after(incident.at, WORLD, incident.kind, () => this.#befall(incident))
     for (const reload of this.#scenario.reloads)
       if (reload.at !== null) this.#scheduler.after(reload.at, WORLD, 'a reload', () => this.#reload(reload))
+    for (const rollout of this.#scenario.move?.rollouts ?? [])
+      this.#scheduler.after(rollout.at, WORLD, 'a rollout', () => this.#rollOut(rollout))
     this.#keepSnapshots()
     this.#scheduler.after(healedAt(this.#scenario), WORLD, 'all is well', () => this.#heal())
     const { judge } = this.#world
@@ -135,6 +156,33 @@ class Simulation {
     this.#scheduler.after(0, replica, 'a replica starts', () => replica.start())
   }
 
+  get #stores(): readonly SimulatedStore[] {
+    const { store, young } = this.#world
+    return young === null ? [store] : [store, young]
+  }
+
+  #storeAt(side: Side): SimulatedStore {
+    const { store, young } = this.#world
+    return side === 'to' && young !== null ? young : store
+  }
+
+  /** The store that decides. */
+  get #lead(): SimulatedStore {
+    return this.#storeAt(this.#stage === 'new' ? 'to' : 'from')
+  }
+
+  #rollOut({ stage, lags }: Rollout): void {
+    this.#scheduler.tell('world', `THE FILE CHANGES: ${stage}`)
+    this.#stage = stage
+    for (const [replica, lag] of lags.entries())
+      this.#scheduler.after(lag, WORLD, 'is rolled out', () => {
+        const { isEntering, stage } = this.#replicas[replica] as Replica
+        if (stage === this.#stage) return
+        const backIn = this.#scheduler.random.between(1, 2_000)
+        this.#befall({ kind: isEntering ? 'crash' : 'drain', at: 0, replica, backIn })
+      })
+  }
+
   #reload({ to, lags }: Reload): void {
     this.#scheduler.tell('world', `THE FILE CHANGES: ${settingsText(to)}`)
     this.#file = to
@@ -150,7 +198,7 @@ class Simulation {
   /** What a client does until it has an answer that it takes for the end of it. */
   #ask(wish: Wish, tries: number, to: Replica | null = null): void {
     const { random } = this.#scheduler
-    const alive = this.#replicas.filter(({ isDead }) => !isDead)
+    const alive = this.#replicas.filter(({ isDead, isEntering }) => !isDead && !isEntering)
     const serving = alive.filter(({ isDraining }) => !isDraining)
     const living = serving.length > 0 ? serving : alive
     const again = (pause: number): void =>
@@ -239,6 +287,8 @@ class Simulation {
     const { random } = this.#scheduler
     const { pauses, deaths } = this.#world.store.weather
     const replica = this.#replicas.indexOf(by)
+    // It has just been refused its phase.
+    if (replica < 0) return
     if (random.chance(pauses * risk)) {
       const time = random.pick([
         random.between(100, 1_000),
@@ -281,11 +331,10 @@ class Simulation {
         store.skew += Math.round(incident.by)
         return
       case 'store outage':
-        this.#scheduler.tell('store', 'GOES DOWN')
-        store.isDown = true
+        this.#goDown(incident.store)
         this.#scheduler.after(incident.time, WORLD, 'the store is back', () => {
-          this.#scheduler.tell('store', 'is back')
-          store.isDown = false
+          this.#scheduler.tell('store', `is back: ${incident.store}`)
+          this.#storeAt(incident.store).isDown = false
         })
         return
       case 'rollback': {
@@ -299,14 +348,11 @@ class Simulation {
         return
       }
       case 'failover':
-        if (incident.down > 0) {
-          this.#scheduler.tell('store', 'GOES DOWN')
-          store.isDown = true
-        }
+        if (incident.down > 0) this.#goDown(incident.store)
         this.#scheduler.after(incident.down, WORLD, 'the store is back', () => this.#failOver(incident))
         return
       case 'drain': {
-        if (replica === null || replica.isDead || replica.isDraining) return
+        if (replica === null || replica.isDead || replica.isDraining || replica.isEntering) return
         this.#scheduler.tell(replica.name, 'DRAINS')
         this.#scheduler.after(0, replica, 'drain', () => void this.#drain(replica, incident))
         return
@@ -317,9 +363,15 @@ class Simulation {
     }
   }
 
+  #goDown(side: Side): void {
+    this.#scheduler.tell('store', `GOES DOWN: ${side}`)
+    this.#storeAt(side).isDown = true
+  }
+
   #failOver(incident: Extract<Incident, { kind: 'failover' }>): void {
-    const { store, judge } = this.#world
-    this.#scheduler.tell('store', 'FAILS OVER')
+    const { judge } = this.#world
+    const store = this.#storeAt(incident.store)
+    this.#scheduler.tell('store', `FAILS OVER: ${incident.store}`)
     store.isDown = false
     store.isReadOnly = incident.refuses > 0
     if (store.isReadOnly) {
@@ -340,14 +392,14 @@ class Simulation {
   #goneBack: readonly RecordId[] = []
 
   /** Now the store hands things out again: what nobody could write again is lost, and may be executed once more. */
-  #graceIsOver(): void {
-    const { store, judge } = this.#world
+  #graceIsOver(store: SimulatedStore): void {
+    const { judge } = this.#world
     const since = store.since
     for (const id of this.#goneBack) {
       const name = judge.nameOf(id)
       if (name === null) continue
       const owners = [...judge.of(name).claimants.values()] as Replica[]
-      const hasSaidAll = (one: Replica): boolean => !one.isDead && one.hasReclaimedSince === since
+      const hasSaidAll = (one: Replica): boolean => !one.isDead && one.hasReclaimedSince.get(store) === since
       if (
         !owners.every(hasSaidAll) ||
         policiesOf(this.#scenario).some((policy) => policy.onStoreUnavailable === 'bypass')
@@ -374,9 +426,12 @@ class Simulation {
 
   /** Once the store can be asked: as `resolve` does it, over a record that reads as unknown. */
   async #decide(id: RecordId, says: 'completed' | 'retryable'): Promise<void> {
-    const { store, judge } = this.#world
+    const { store, young, judge } = this.#world
     const name = judge.nameOf(id) as string
-    const records = new Records(store.wire(WORLD))
+    // By way of a replica that is there.
+    const stage = this.#replicas.find(({ isDead, isEntering }) => !isDead && !isEntering)?.stage ?? 'before'
+    const [from, to] = [store.wire(WORLD), young?.wire(WORLD)]
+    const records = new Records(stage === 'before' || to === undefined ? from : migrating(from, to, stage))
     const found = await records.get(id)
     if (found.kind !== 'read' || found.record === null) return
     const read = readAt(found.record, found.now)
@@ -396,12 +451,14 @@ class Simulation {
   }
 
   #heal(): void {
-    const { store, upstream } = this.#world
+    const { upstream } = this.#world
     this.#scheduler.tell('world', 'from here on nothing goes wrong any more')
     this.#isHealed = true
-    store.weather = CALM
     upstream.weather = CALM
-    store.isDown = false
+    for (const store of this.#stores) {
+      store.weather = CALM
+      store.isDown = false
+    }
     this.#whenQuiet(() => {
       const last = this.#scenario.reloads.at(-1)
       if (last?.at === null) this.#reload(last)
@@ -439,13 +496,14 @@ class Simulation {
     this.#scheduler.after(250, WORLD, 'a look', () => {
       const isQuiet =
         this.#clients === 0 &&
-        this.#world.store.writesUnderWay === 0 &&
-        // Until then it is not known what is lost.
-        !this.#world.store.isInGrace &&
+        // Until it is out of its grace it is not known what is lost.
+        this.#stores.every((store) => store.writesUnderWay === 0 && !store.isInGrace) &&
         !this.#replicas.some(
           (one) =>
             one.isDead ||
             one.isDraining ||
+            one.isEntering ||
+            one.stage !== this.#stage ||
             one.isBusy ||
             one.settings !== this.#file ||
             // What it is about to do is not known yet.
@@ -459,9 +517,9 @@ class Simulation {
 
   /** The sweepers are not done yet. */
   #isMoving(): boolean {
-    const { store, judge } = this.#world
+    const { judge } = this.#world
     for (const [id] of judge.names) {
-      const record = store.read(id)
+      const record = this.#lead.read(id)
       if (record?.state === 'in_progress') return true
       if (record?.state === 'unknown' && this.#canBeAsked(id)) return true
     }
@@ -470,15 +528,15 @@ class Simulation {
 
   /** Whether nobody may get the stored response any more. */
   #isBodyOver(wish: Wish): boolean {
-    const { store, judge } = this.#world
+    const { judge } = this.#world
     return [...judge.names].some(
-      ([id, name]) => name === nameOf(wish) && isBodyOver(store.peek(id), store.now),
+      ([id, name]) => name === nameOf(wish) && isBodyOver(this.#lead.peek(id), this.#lead.now),
     )
   }
 
   #canBeAsked(id: RecordId): boolean {
-    const { store, judge } = this.#world
-    const record = store.read(id)
+    const { judge } = this.#world
+    const record = this.#lead.read(id)
     return record !== null && judge.canBeAsked(record, this.#file.policy)
   }
 
@@ -489,7 +547,8 @@ class Simulation {
   }
 
   #check(): void {
-    const { judge, store } = this.#world
+    const { judge } = this.#world
+    const store = this.#lead
     judge.end(
       (id) => store.read(id),
       (by) => this.#replicas.includes(by as Replica),
@@ -511,7 +570,10 @@ class Simulation {
     for (const incident of this.#scenario.incidents)
       if (incident.kind === 'rollback' || incident.kind === 'failover')
         this.#scheduler.after(incident.to, WORLD, 'a snapshot', () =>
-          this.#snapshots.set(incident, this.#world.store.snapshot()),
+          this.#snapshots.set(
+            incident,
+            this.#storeAt('store' in incident ? incident.store : 'from').snapshot(),
+          ),
         )
   }
 }

@@ -1,3 +1,4 @@
+import type { Phase } from '../../src/core/copies.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { Millis } from '../../src/core/record.ts'
 import { KEPT_FOR } from '../../src/store/safety.ts'
@@ -74,7 +75,7 @@ export type Incident =
   | { readonly kind: 'crash'; readonly at: Millis; readonly replica: number; readonly backIn: Millis }
   | { readonly kind: 'stall'; readonly at: Millis; readonly replica: number; readonly time: Millis }
   | { readonly kind: 'store clock'; readonly at: Millis; readonly by: Millis }
-  | { readonly kind: 'store outage'; readonly at: Millis; readonly time: Millis }
+  | { readonly kind: 'store outage'; readonly at: Millis; readonly time: Millis; readonly store: Side }
   | { readonly kind: 'rollback'; readonly at: Millis; readonly to: Millis }
   /**
    * The same, announced by another identity: a grace follows. Until it is back, after `down`, the store is not reached; then it answers
@@ -86,10 +87,32 @@ export type Incident =
       readonly to: Millis
       readonly down: Millis
       readonly refuses: Millis
+      readonly store: Side
     }
   /** A graceful end, by which everything that runs is finished, and a new start. */
   | { readonly kind: 'drain'; readonly at: Millis; readonly replica: number; readonly backIn: Millis }
   | { readonly kind: 'operator'; readonly at: Millis; readonly says: 'completed' | 'retryable' }
+
+/** The store that a fleet moves from, or to. Without a migration there is one, `from`. */
+export type Side = 'from' | 'to'
+
+/** What `store.migrate` says; `before`: there is no such thing yet. */
+export type Stage = 'before' | Phase
+
+/** A rollout: from then on the file has this stage, and each replica is restarted with it a while later. */
+export interface Rollout {
+  readonly at: Millis
+  readonly stage: Stage
+  readonly lags: readonly Millis[]
+}
+
+/** A fleet moves from one store to another. */
+export interface Move {
+  readonly first: Stage
+  readonly rollouts: readonly Rollout[]
+  /** By how much the clock of the new store differs. */
+  readonly skew: Millis
+}
 
 /** A configuration file. */
 export interface Settings {
@@ -125,6 +148,8 @@ export interface Scenario {
   readonly weather: Weather
   readonly incidents: readonly Incident[]
   readonly hasSpool: boolean
+  /** Null: none. */
+  readonly move: Move | null
 }
 
 /** All that is in force at one time or another. */
@@ -134,6 +159,17 @@ export function policiesOf({ first, reloads }: Pick<Scenario, 'first' | 'reloads
 
 /** What is tried under one seed. `more` and the rest: draws for what was added later, so that seeds without it stay the same runs. */
 export function scenarioOf(
+  random: Random,
+  more: Random,
+  latest: Random,
+  bodies: Random,
+  outages: Random,
+  moves: Random,
+): Scenario {
+  return moving(usualScenario(random, more, latest, bodies, outages), moves)
+}
+
+function usualScenario(
   random: Random,
   more: Random,
   latest: Random,
@@ -162,9 +198,18 @@ export function scenarioOf(
   const incidents = withOutages(withMore(incidentsOf(random, replicas), more, replicas), outages)
   const hasSpool = random.chance(0.4)
   if (usual.reconcile !== null && replicas > 1 && latest.chance(0.04))
-    return { replicas, ...waiting(usual, latest, replicas), wishes, hasSpool }
+    return { replicas, ...waiting(usual, latest, replicas), wishes, hasSpool, move: null }
   const settings = withTtlBody(settingsOf(usual, latest, replicas), bodies)
-  return { replicas, ...settings, arrival: arrivalOf(settings), wishes, weather, incidents, hasSpool }
+  return {
+    replicas,
+    ...settings,
+    arrival: arrivalOf(settings),
+    wishes,
+    weather,
+    incidents,
+    hasSpool,
+    move: null,
+  }
 }
 
 /** `ttl.body` in most of the files. */
@@ -338,7 +383,7 @@ function withMore(incidents: Incident[], more: Random, replicas: number): Incide
   const from = more.between(50, 5_500)
   const quiet = all.filter(({ kind }) => kind !== 'rollback' && kind !== 'store clock')
   const to = Math.max(0, from - more.between(0, 2_500))
-  return [...quiet, { kind: 'failover', at: from, to, down: 0, refuses: 0 }]
+  return [...quiet, { kind: 'failover', at: from, to, down: 0, refuses: 0, store: 'from' }]
 }
 
 /**
@@ -356,12 +401,76 @@ function withOutages(incidents: readonly Incident[], random: Random): Incident[]
   return [...others, { ...failover, down, refuses }]
 }
 
+const STAGES: readonly Stage[] = ['before', 'mirror', 'both', 'new']
+/** A replica that enters `new` is sure of it by then, whatever lives yet (src/store/phases.ts). */
+const ENTERED: Millis = 30_000
+
+/**
+ * Some fleets move to another store meanwhile, stage by stage, or too fast. Not those whose executions are not all claimed, nor those whose
+ * store forgets without saying so: what the judge knows of a record it knows of one store.
+ */
+function moving(scenario: Scenario, random: Random): Scenario {
+  const policies = policiesOf(scenario)
+  const isClaimed = policies.every(
+    (one) => one.mode === 'enforce' && one.onStoreUnavailable !== 'bypass' && one.onLeaseExpired !== 'retry',
+  )
+  if (!random.chance(0.2) || !isClaimed) return scenario
+  if (policies.some(({ ttlBody }) => ttlBody !== null)) return scenario
+  const first = random.whole(STAGES.length - 1)
+  const last = first + 1 + random.whole(STAGES.length - 1 - first)
+  const pauses = random.pick([1_000, 6_000, 20_000])
+  const rollouts: Rollout[] = []
+  let at = random.between(0, 3_000)
+  let end = at
+  // Some go from one end to the other at once, which no replica must put up with.
+  const isHasty = random.chance(0.25)
+  for (let n = isHasty ? last : first + 1; n <= last; n++) {
+    // Replicas of two neighbouring phases may live together for long.
+    const most = random.pick([300, 3_000, 25_000])
+    const lags = Array.from({ length: scenario.replicas }, () => random.between(0, most))
+    rollouts.push({ at, stage: STAGES[n] as Stage, lags })
+    end = Math.max(end, at + Math.max(...lags))
+    at += random.between(0, pauses)
+  }
+  const stretch = Math.max(1, end / 5_000)
+  const together = random.between(0, end)
+  const later = <T extends { readonly at: Millis }>(one: T): T => ({ ...one, at: one.at * stretch })
+  const incidents = scenario.incidents.flatMap((incident): Incident[] => {
+    const { kind } = incident
+    if (kind === 'rollback' || kind === 'store clock') return []
+    if (kind === 'failover') {
+      const store = random.pick(['from', 'to'] as const)
+      const moved = later(incident)
+      return [{ ...moved, to: moved.at - (incident.at - incident.to), store }]
+    }
+    return [
+      kind === 'store outage' ? { ...later(incident), store: random.pick(['from', 'to']) } : later(incident),
+    ]
+  })
+  return {
+    ...scenario,
+    weather: { ...scenario.weather, unreplicated: 0 },
+    wishes: [
+      ...scenario.wishes.map((wish) => (wish.at < 20 ? { ...wish, at: together + wish.at } : later(wish))),
+      // Retries under way while the fleet moves are what may execute again.
+      ...scenario.wishes.flatMap((wish) =>
+        Array.from({ length: random.whole(4) }, () => ({ ...wish, at: random.between(0, end + 15_000) })),
+      ),
+    ],
+    incidents,
+    move: { first: STAGES[first] as Stage, rollouts, skew: random.pick([0, 0, -3_600_000, 3_600_000]) },
+  }
+}
+
 /** Faults happen until then. */
-export function healedAt({ incidents }: Pick<Scenario, 'incidents'>): Millis {
+export function healedAt({ incidents, move }: Pick<Scenario, 'incidents' | 'move'>): Millis {
   const back = incidents.map((incident) =>
     incident.kind === 'failover' ? incident.at + incident.down + incident.refuses : 0,
   )
-  return Math.max(HEALED, ...back.map((at) => at + 3 * GRACE))
+  const ends = incidents.map((one) => one.at + 1_000 + ('time' in one ? one.time : 0))
+  const entered = move?.rollouts.map(({ at, lags }) => at + Math.max(...lags) + ENTERED) ?? []
+  const moved = move === null ? [] : [...ends, ...entered]
+  return Math.max(HEALED, ...moved, ...back.map((at) => at + 3 * GRACE))
 }
 
 function incidentsOf(random: Random, replicas: number): Incident[] {
@@ -385,7 +494,7 @@ function incidentsOf(random: Random, replicas: number): Incident[] {
   for (let n = some(0.15, 2); n > 0; n--)
     incidents.push({ kind: 'store clock', at: at(), by: random.between(-8_000, 8_000) })
   for (let n = some(0.15, 1); n > 0; n--)
-    incidents.push({ kind: 'store outage', at: at(), time: random.between(50, 4_000) })
+    incidents.push({ kind: 'store outage', at: at(), time: random.between(50, 4_000), store: 'from' })
   for (let n = some(0.06, 1); n > 0; n--) {
     const from = at()
     incidents.push({ kind: 'rollback', at: from, to: random.between(0, from) })

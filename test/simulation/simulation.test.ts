@@ -5,6 +5,9 @@ import { simulateAll, timeline } from './batch.ts'
 import { FUZZED, PLANTS } from './plants.ts'
 import { simulate } from './run.ts'
 
+// A busy machine takes its time.
+t.setTimeout(300_000)
+
 /** More of them: `npm run simulate`. */
 const RUNS = 150
 const FIRST = Number(process.env['SEED'] ?? Math.floor(Math.random() * 2 ** 31))

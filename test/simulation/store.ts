@@ -35,7 +35,7 @@ const EMPTY = Buffer.alloc(0)
 
 /** The real memory store, shared by all replicas, each of which has a wire of its own to it. */
 export class SimulatedStore {
-  /** A step of its clock. */
+  /** A step of its clock, or how far it is from that of another store. */
   skew: Millis = 0
   isDown = false
   /** It answers reads alone. */
@@ -55,10 +55,14 @@ export class SimulatedStore {
   onGraceOver: () => void = () => {}
   #isGraceOver = true
 
-  constructor(scheduler: Scheduler, judge: Judge, weather: Weather) {
+  /** For timelines. */
+  readonly #name: string
+
+  constructor(scheduler: Scheduler, judge: Judge, weather: Weather, name = 'store') {
     this.#scheduler = scheduler
     this.#judge = judge
     this.weather = weather
+    this.#name = name
   }
 
   get now(): Millis {
@@ -168,7 +172,7 @@ export class SimulatedStore {
       const before = this.peek(id)
       const reply = write()
       if (!(reply instanceof Promise) && reply.done)
-        this.#judge.wrote(id, before, this.peek(id) as Buffer, this.now, by)
+        this.#judge.wrote(id, before, this.peek(id) as Buffer, this.now, by, this.#name)
       return reply
     }
     const inner = this.#inner
