@@ -336,6 +336,8 @@ export function runningRecord({
     : heldRecord(outcomeDraft(operation, attempt, ended, createdAt))
 }
 
+/* What an answer of the upstream means. */
+
 /** The head of an answer, and its body if it was kept whole. */
 interface Answered {
   readonly status: number

@@ -157,6 +157,8 @@ export class InFlight {
   }
 }
 
+/* The memory of bodies. */
+
 /** Smaller buffers are not worth freeing, or are slices of a pool. */
 const LEAST = 4096
 

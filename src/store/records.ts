@@ -396,6 +396,8 @@ export function tokens(): () => Buffer {
   }
 }
 
+/* The latest writes, which a store may lose. */
+
 const CHUNK = 1024 * 1024
 const CHUNKS = 16
 /** For larger records, only the head is worth the memory. */
