@@ -193,7 +193,7 @@ const RECORDS = [
 /** A record is read as it was written, or refused; what was read is written again as it was. */
 export const record: Target = {
   name: 'record',
-  files: ['store/codec', 'store/binary'],
+  files: ['store/codec'],
   seeds: RECORDS,
   words: ['IP', '\x01', '\0\0', '\xff\xff', '\x05', '\x02', 'key', 'told', '\0\x03key'],
   check(input) {

@@ -2,6 +2,7 @@ import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { PREFIX } from '../../src/store/codec.ts'
 import { openPostgresStore, type PostgresOptions, type PostgresStore } from '../../src/store/postgres.ts'
+import { REVISION } from '../../src/store/postgres-layout.ts'
 import { InGrace, PartlyUnavailable } from '../../src/store/register.ts'
 import { KEPT_FOR } from '../../src/store/safety.ts'
 import { type Asked, type FakePostgres, fakePostgres } from '../support/fake-postgres.ts'
@@ -24,7 +25,7 @@ interface Opened {
 /** Questions of a new connection: the schema is there, the role has its rights, and this is the server. */
 const PREPARED: readonly (readonly [RegExp, (string | null)[]])[] = [
   [/pg_is_in_recovery/, ['f', '15', '9', '1']],
-  [/FROM idempotency\.layout/, ['1', '6']],
+  [/FROM idempotency\.layout/, ['1', String(REVISION)]],
   [/has_table_privilege/, [null, null]],
   [/pg_control_system/, ['1', '000000010000000000000001']],
 ]
