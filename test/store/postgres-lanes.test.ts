@@ -47,14 +47,7 @@ async function open(t: Test, { timeoutMs = LONG, grace = 0, welcomes = true } = 
     if (isLook && self.running !== null) answer(one, self.running())
   }
   const onEvent = (kind: string, detail: string) => void self.events.push(`${kind}: ${detail}`)
-  const address = {
-    host: '127.0.0.1',
-    port: server.port,
-    user: 'u',
-    password: 'p',
-    database: 'd',
-    tls: null,
-  }
+  const { address } = server
   const lanes = new Lanes(
     { address, timeoutMs, grace, onEvent },
     async () => self.identity,

@@ -38,14 +38,7 @@ async function open(t: Test, timeoutMs = 5000) {
     await self.answer(call)
     return []
   }
-  const address = {
-    host: '127.0.0.1',
-    port: server.port,
-    user: 'u',
-    password: 'p',
-    database: 'd',
-    tls: null,
-  }
+  const { address } = server
   const onEvent = (kind: string, detail: string) => void self.events.push(`${kind}: ${detail}`)
   const listener = new Listener({ address, timeoutMs, onEvent, service: 'pay' }, { run } as Lanes, () => 6)
   t.teardown(() => listener.close())

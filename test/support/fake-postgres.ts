@@ -1,5 +1,6 @@
 import { once } from 'node:events'
 import { type AddressInfo, createServer, type Socket } from 'node:net'
+import type { PostgresAddress } from '../../src/store/postgres-url.ts'
 
 type Column = string | null
 
@@ -17,6 +18,8 @@ export interface Asked {
 /** Speaks enough of PostgreSQL's protocol, and knows nothing: a test answers each statement when and as it likes. */
 export interface FakePostgres extends AsyncDisposable {
   readonly port: number
+  /** As a store is given it. */
+  readonly address: PostgresAddress
   /** Called with each statement. */
   onAsked: (asked: Asked) => void
   /** False: connections are accepted, and their beginning is not answered. */
@@ -34,6 +37,9 @@ export async function fakePostgres(): Promise<FakePostgres> {
   let opened = 0
   const self = {
     port: 0,
+    get address() {
+      return { host: '127.0.0.1', port: self.port, user: 'u', password: 'p', database: 'd', tls: null }
+    },
     onAsked: (_asked: Asked) => {},
     welcomes: true,
     open,
