@@ -4,6 +4,7 @@ import t, { type Test } from 'tap'
 import { layoutScript, prepare } from '../../src/store/postgres-layout.ts'
 import { codeOf, Link, type Row } from '../../src/store/postgres-link.ts'
 import { type PostgresAddress, postgresAddress } from '../../src/store/postgres-url.ts'
+import { fakePostgres } from '../support/fake-postgres.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { relay } from '../support/relay.ts'
 import { until } from './fixtures.ts'
@@ -40,6 +41,14 @@ function tests(server: PostgresServer): void {
       (done) => new Error(`none but ${String(done)}`),
       (error: Error) => error,
     )
+
+  void t.test('the password is that of the address, even an empty one', async (t) => {
+    await using fake = await fakePostgres()
+    process.env['PGPASSWORD'] = 'wrong'
+    t.teardown(() => delete process.env['PGPASSWORD'])
+    for (const password of ['p', '']) await open(t, { ...fake.address, password })
+    t.same(fake.passwords, ['p', ''])
+  })
 
   void t.test('a link is what the address says, whatever the environment', async (t) => {
     const variables = {

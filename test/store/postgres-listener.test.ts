@@ -210,15 +210,19 @@ void t.test('after the end nobody waits, and no connection is left', async (t) =
   await new Promise((next) => setTimeout(next, 200))
   t.same([server.opened, told()], [1, []])
 
-  const early = await open(t)
-  early.server.welcomes = false
-  const watching = early.watch(newId())
-  await until(() => early.server.opened === 1)
-  await early.listener.close()
-  await watching
-  early.server.open.forEach((one) => one.destroy())
-  await new Promise((next) => setTimeout(next, 200))
-  t.equal(early.server.opened, 1)
+  for (const act of ['welcomeAll', 'end'] as const) {
+    const { server, watch, listener, listens } = await open(t)
+    server.welcomes = false
+    const watching = watch(newId())
+    await until(() => server.opened === 1)
+    await listener.close()
+    await watching
+    if (act === 'welcomeAll') server.welcomeAll()
+    else server.open.forEach((one) => one.destroy())
+    await until(() => server.open.size === 0)
+    await new Promise((next) => setTimeout(next, 200))
+    t.same([server.opened, listens], [1, []])
+  }
 })
 
 void t.test('watchers that come together share the connection that is being made', async (t) => {

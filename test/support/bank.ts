@@ -15,6 +15,8 @@ export interface Bank extends UpstreamStub {
   fault: (key: string, response: ServerResponse, request: IncomingMessage) => void | Promise<void>
   /** Handles a status query instead of the bank; returns true if it did. */
   trouble: (key: string, response: ServerResponse) => boolean
+  /** Until then the canary of the status query is not answered. */
+  canaryWaits: Promise<unknown>
 }
 
 /** An upstream that breaks the connection on `POST /pay` and says at `GET /payments?key=…` what it did. */
@@ -22,10 +24,11 @@ export async function bank(t: Test): Promise<Bank> {
   const executed: string[] = []
   const asked: string[] = []
   const queries: Seen[] = []
-  const self: Pick<Bank, 'fate' | 'fault' | 'trouble'> = {
+  const self: Pick<Bank, 'fate' | 'fault' | 'trouble' | 'canaryWaits'> = {
     fate: () => 'paid',
     fault: (_key, response) => void response.socket?.destroy(),
     trouble: () => false,
+    canaryWaits: Promise.resolve(),
   }
   const stub = await upstreamStub(async (seen, response, request) => {
     if (seen.method === 'POST') {
@@ -37,6 +40,7 @@ export async function bank(t: Test): Promise<Bank> {
     const query = new URL(seen.target, 'http://bank').searchParams
     const key = (query.get('key') ?? query.get('record')) as string
     if (key.startsWith('canary-')) {
+      await self.canaryWaits
       response.writeHead(404).end()
       return
     }

@@ -22,8 +22,11 @@ export interface FakePostgres extends AsyncDisposable {
   readonly address: PostgresAddress
   /** Called with each statement. */
   onAsked: (asked: Asked) => void
-  /** False: connections are accepted, and their beginning is not answered. */
+  /** False: connections are accepted, and their beginning is not answered until {@link welcomeAll}. */
   welcomes: boolean
+  welcomeAll(): void
+  /** What the connections gave as their password. */
+  readonly passwords: readonly string[]
   /** Sends a notification on each connection. */
   notify(channel: string, payload: string): void
   /** Connections that are open. */
@@ -35,6 +38,8 @@ export interface FakePostgres extends AsyncDisposable {
 export async function fakePostgres(): Promise<FakePostgres> {
   const open = new Map<number, Socket>()
   let opened = 0
+  const unwelcome: (() => void)[] = []
+  const passwords: string[] = []
   const self = {
     port: 0,
     get address() {
@@ -42,6 +47,10 @@ export async function fakePostgres(): Promise<FakePostgres> {
     },
     onAsked: (_asked: Asked) => {},
     welcomes: true,
+    welcomeAll() {
+      for (const welcome of unwelcome.splice(0)) welcome()
+    },
+    passwords,
     open,
     notify(channel: string, payload: string) {
       for (const socket of open.values()) socket.write(message('A', `\0\0\0\0${channel}\0${payload}\0`))
@@ -63,7 +72,10 @@ export async function fakePostgres(): Promise<FakePostgres> {
     let text = ''
     let args: Column[] = []
     const read = (type: string, body: Buffer): void => {
-      if (type === 'P') text = body.toString('utf8', 1, body.indexOf(0, 1))
+      if (type === 'p') {
+        passwords.push(body.toString('utf8', 0, body.length - 1))
+        socket.write(Buffer.concat([message('R', '\0\0\0\0'), READY]))
+      } else if (type === 'P') text = body.toString('utf8', 1, body.indexOf(0, 1))
       else if (type === 'Q') [text, args] = [body.toString('utf8', 0, body.length - 1), []]
       else if (type === 'B') args = argumentsIn(body)
       if (type === 'S' || type === 'Q')
@@ -89,9 +101,12 @@ export async function fakePostgres(): Promise<FakePostgres> {
         const [type, body] = [unread.toString('latin1', 0, start()), unread.subarray(start() + 4, end)]
         unread = unread.subarray(end)
         if (isWelcome) read(type, body)
-        else if (self.welcomes) {
+        else {
           isWelcome = true
-          socket.write(Buffer.concat([message('R', '\0\0\0\0'), READY]))
+          // A password in clear.
+          const welcome = () => socket.write(message('R', '\0\0\0\x03'))
+          if (self.welcomes) welcome()
+          else unwelcome.push(welcome)
         }
       }
     })
