@@ -75,6 +75,8 @@ function waiting(t: Test, most = 10) {
   const enter = (local = false, id = ID) => {
     const seat = waiters.enter(id, local)
     if (seat === null) throw new Error('no seat')
+    // The timer of a room with seats would go on during the next test.
+    t.teardown(() => seat.leave())
     return seat
   }
   return { it, waiters, enter }
