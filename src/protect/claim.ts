@@ -145,13 +145,15 @@ function answered(
         const claimed = { attempt: result.attempt, operation: identified.operation(), before: null }
         return newExecution(id, route, claimed, 0, askedAt, result)
       }
-      const held = result.error instanceof InGrace && request.onGone !== null
-      const unreplicated = result.error instanceof Unreplicated && request.onGone !== null
+      // Shadow mode has sent it in any case.
+      const error = request.onGone === null ? null : result.error
+      const held = error instanceof InGrace
+      const unreplicated = error instanceof Unreplicated
       const bypass =
         route.onStoreUnavailable === 'bypass' &&
         !held &&
         !unreplicated &&
-        !(result.error instanceof OutOfPhase) &&
+        !(error instanceof OutOfPhase) &&
         identified.mayClaim &&
         !ports.settler.full &&
         !request.clientGone()

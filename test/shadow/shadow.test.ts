@@ -3,7 +3,7 @@ import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { ShadowVerdict } from '../../src/protect/outcomes.ts'
 import type { ShadowSummary } from '../../src/protect/request.ts'
 import { Shadow } from '../../src/shadow/shadow.ts'
-import { CorruptRecord, InGrace } from '../../src/store/register.ts'
+import { CorruptRecord, InGrace, OutOfPhase } from '../../src/store/register.ts'
 import type { Forwarded, TappedExchange } from '../../src/upstream/port.ts'
 import {
   HOUR,
@@ -436,7 +436,8 @@ void t.test(
   'O06 a store that is down is a verdict, and the outcome is written when it is back',
   async (t) => {
     const grace = new InGrace(0, 0, 60_000)
-    for (const fault of ['down', 'dropped', 'lost', 'late', 'unreplicated', grace] as const) {
+    const phase = new OutOfPhase('the phase of the others is not known', false)
+    for (const fault of ['down', 'dropped', 'lost', 'late', 'unreplicated', grace, phase] as const) {
       const a = shadowed(t)
       a.replica.store.fault = () => fault
       t.equal(await a.pass(undefined), 'store_unavailable')
