@@ -19,7 +19,7 @@ import {
  * (docs/adr/0101).
  */
 
-/** How long a mark outlives its last renewal. */
+/** How long a mark outlives its last renewal, and counts after it was seen: a failover may lose it, but not the replicas that renew it. */
 const MARKED_FOR: Millis = 15_000
 /** How long a replica relies on its own mark: a claim sent by then arrives while the mark exists. */
 const SURE_FOR: Millis = 10_000
@@ -129,6 +129,7 @@ export class Presence implements PhaseGuard {
   readonly #stopping = new AbortController()
   #running: Promise<void> = Promise.resolve()
   #conflict: string | null = null
+  #apartUntil = Number.NEGATIVE_INFINITY
   #reported: string | null | undefined = undefined
   /** By then, every replica without `store.migrate` that still claims has seen the mark. */
   #seenFrom: Millis | null = null
@@ -228,9 +229,11 @@ export class Presence implements PhaseGuard {
     const apart = APART[phase]
     // All of these phases use the old store.
     if (apart === null || !(await isMarked(this.#sides.from, apart))) {
+      if (this.clock() < this.#apartUntil) return true
       this.#conflict = null
       return false
     }
+    this.#apartUntil = this.clock() + MARKED_FOR
     this.sureUntil = Number.NEGATIVE_INFINITY
     this.#conflict = `a replica in phase ${apart} is alive, or was ${MARKED_FOR / 1000} s ago: phase ${phase} must not run beside it, since each would execute what the other has claimed; move all replicas through phase both`
     this.#report(this.#conflict)
@@ -260,6 +263,7 @@ export class Lookout implements PhaseGuard {
   #running: Promise<void> = Promise.resolve()
   #looking: Promise<void> | null = null
   #conflict: string | null = null
+  #apartUntil = Number.NEGATIVE_INFINITY
 
   constructor(
     store: Pick<Store, 'get'>,
@@ -310,6 +314,8 @@ export class Lookout implements PhaseGuard {
     const began = this.clock()
     const sides = await Promise.all(PHASES.map(async (phase) => markedAs(this.#store, phase)))
     const apart = PHASES.find((phase, n) => NOT_ALONE[sides[n] ?? 'to'].includes(phase) && sides[n] !== null)
+    if (apart !== undefined) this.#apartUntil = this.clock() + MARKED_FOR
+    else if (this.clock() < this.#apartUntil) return
     this.sureUntil = apart === undefined ? began + SURE_FOR : Number.NEGATIVE_INFINITY
     const before = this.#conflict
     this.#conflict = apart === undefined ? null : conflictOf(apart)

@@ -537,6 +537,28 @@ void t.test('W10 replicas on the old store alone stop before one in phase new cl
   t.equal(entering.refusal, null)
 })
 
+void t.test('W09 W10 a mark that a failover loses counts until its replicas have renewed it', async (t) => {
+  const { clock, sides, presence, lookout } = world()
+  const renewing = presence('new')
+  await renewing.enter()
+  t.teardown(() => renewing.stop())
+  for (const held of [presence('mirror'), lookout(sides.from)]) {
+    const look = () => (held instanceof Presence ? held.renew() : held.ensure().catch(() => {}))
+    await look()
+    t.match(held.refusal, /phase new .*is alive/)
+    const { bytes } = await sides.from.get(markOf('new'))
+    const lost = decodeRecord(bytes as Buffer)
+    t.ok(await sides.from.remove(markOf('new'), lost.version))
+    await look()
+    t.match(held.refusal, /phase new .*is alive/, 'which renews its mark soon')
+    clock.now += 3000
+    await renewing.renew()
+    t.ok(await isMarked(sides.from, 'new'))
+    await look()
+    t.match(held.refusal, /phase new .*is alive/)
+  }
+})
+
 void t.test('W10 a replica without store.migrate does not use a new store that lacks records', async (t) => {
   for (const phase of ['mirror', 'both'] as const) {
     const { sides, presence, lookout } = world()
