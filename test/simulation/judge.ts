@@ -28,10 +28,12 @@ interface Known {
   hasForgotten: boolean
   /** When it was last claimed. */
   claimedAt: number
-  /** The latest that the store's clock has shown since the record was last written. */
-  latest: number
+  /** The latest that a store's clock has shown since the record was last written there. */
+  readonly latest: Map<string, number>
   /** Who claimed, by token. */
   readonly claimants: Map<string, object>
+  /** Claims, by token, that took the place of one whose lease had ended. */
+  readonly retries: Set<string>
   /** Requests of which a byte has left. */
   sent: number
   /** Those that shadow mode forwarded without a claim. */
@@ -104,7 +106,8 @@ export class Judge {
         hasGoneBack: false,
         hasForgotten: false,
         claimedAt: 0,
-        latest: 0,
+        latest: new Map(),
+        retries: new Set(),
         claimants: new Map(),
         sent: 0,
         shadowed: 0,
@@ -221,9 +224,12 @@ export class Judge {
   }
 
   /** From that on the store's clock shows another time. Whoever read a record before may still write. */
-  clockSteps(now: number): void {
-    for (const known of this.#known.values()) known.latest = Math.max(known.latest, now)
+  clockSteps(now: number, store: string): void {
+    for (const { latest } of this.#known.values()) latest.set(store, Math.max(latest.get(store) ?? 0, now))
   }
+
+  /** Whether that process must see that a claim still lives in the other of two stores. */
+  livesElsewhere: (id: RecordId, token: Buffer, by: object, store: string) => boolean = () => false
 
   /** The store has taken a write. `before`: null where there was no record. */
   wrote(id: RecordId, before: Buffer | null, after: Buffer, now: number, by: object, store: string): void {
@@ -240,8 +246,8 @@ export class Judge {
       const token = next.token.toString('hex')
       if (!known.claimants.has(token)) known.claimants.set(token, by)
     }
-    const latest = Math.max(now, known.latest)
-    known.latest = now
+    const latest = Math.max(now, known.latest.get(store) ?? 0)
+    known.latest.set(store, now)
     if (before === null) return
     const last = decodeRecord(before)
     const isLapsed =
@@ -249,7 +255,14 @@ export class Judge {
     const isClaimedOver = next.state === 'in_progress' && !next.token.equals(last.token)
     const mayRetry =
       isClaimedOver && isLapsed && this.#some(({ onLeaseExpired }) => onLeaseExpired === 'retry')
-    if (mayRetry) this.permit(name, 'onLeaseExpired: retry')
+    const retry = next.token.toString('hex')
+    // Of two stores both hear of it.
+    if (mayRetry && !known.retries.has(retry)) {
+      known.retries.add(retry)
+      if (this.livesElsewhere(id, last.token, by, store))
+        this.wrong('a claim was taken over that lives in the other store', name)
+      this.permit(name, 'onLeaseExpired: retry')
+    }
     // From then on another attempt's record may stand in for one that was lost. One of two stores may follow the other.
     if (known.hasForgotten || known.hasGoneBack || this.#scenario.move !== null) return
     if (next.version <= last.version) this.wrong(`version ${last.version} → ${next.version}`, name)

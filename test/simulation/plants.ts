@@ -150,6 +150,12 @@ export const PLANTS: readonly Plant[] = [
   { name: 'an outcome is written to the old store alone', file: 'src/store/migrating.ts',
     from: "      case 'must':\n        return this.#advance(this.#other, id, record, follows)",
     to: "      case 'must':\n        return" },
+  { name: 'a lease that is renewed in the new store alone has ended for the old one', file: 'src/store/migrating.ts',
+    from: 'const renewed = renewedBy({ bytes: theirs, now }, own)',
+    to: 'const renewed = null as Buffer | null' },
+  { name: 'shadow mode forgets what it forwards while its phase is not known', file: 'src/protect/claim.ts',
+    from: '!(error instanceof OutOfPhase)',
+    to: '!(result.error instanceof OutOfPhase)' },
 ]
 
 /** Mistakes in what strangers can reach: one target of the fuzzer has to find each of them, and a test. */

@@ -1,4 +1,4 @@
-import { type RecordId, readAt } from '../../src/core/record.ts'
+import { type Millis, type RecordId, readAt } from '../../src/core/record.ts'
 import { outcomeSpans, resolvedDraft } from '../../src/core/settle.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import { migrating } from '../../src/store/migrating.ts'
@@ -103,6 +103,7 @@ class Simulation {
     }
     const { young } = this.#world
     if (young !== null) young.skew = scenario.move?.skew ?? 0
+    judge.livesElsewhere = (...claim) => this.#livesElsewhere(...claim)
     this.#disks = Array.from({ length: scenario.replicas }, () => (scenario.hasSpool ? new Set() : null))
   }
 
@@ -223,7 +224,8 @@ class Simulation {
       if (exchange.isOver) return
       const known = this.#world.judge.of(nameOf(wish))
       // Who has not heard yet that the store has its outcome answers from it.
-      const overAfter = this.#isBodyOver(wish) && !replica.isBusy ? known.executed.length : null
+      const isOver = !this.#bodiesOver(wish).includes(false)
+      const overAfter = isOver && !replica.isBusy ? known.executed.length : null
       void replica.send(wish, exchange).then(
         (answer) => {
           const what = seen(answer)
@@ -326,9 +328,7 @@ class Simulation {
           replica.stalledUntil = Math.max(replica.stalledUntil, this.#scheduler.now + incident.time)
         return
       case 'store clock':
-        this.#scheduler.tell('store', `its clock steps by ${Math.round(incident.by)} ms`)
-        judge.clockSteps(store.now)
-        store.skew += Math.round(incident.by)
+        this.#step(this.#storeAt(incident.store), Math.round(incident.by))
         return
       case 'store outage':
         this.#goDown(incident.store)
@@ -361,6 +361,12 @@ class Simulation {
         for (const [id] of judge.names) void this.#decide(id, incident.says)
         return
     }
+  }
+
+  #step(store: SimulatedStore, by: Millis): void {
+    this.#scheduler.tell(store.name, `its clock steps by ${by} ms`)
+    this.#world.judge.clockSteps(store.now, store.name)
+    store.skew += by
   }
 
   #goDown(side: Side): void {
@@ -526,12 +532,25 @@ class Simulation {
     return false
   }
 
-  /** Whether nobody may get the stored response any more. */
-  #isBodyOver(wish: Wish): boolean {
+  /** Which of the stores say that nobody may get the stored response any more. */
+  #bodiesOver(wish: Wish): readonly boolean[] {
     const { judge } = this.#world
-    return [...judge.names].some(
-      ([id, name]) => name === nameOf(wish) && isBodyOver(this.#lead.peek(id), this.#lead.now),
-    )
+    const ids = [...judge.names].filter(([, name]) => name === nameOf(wish))
+    return this.#stores.map((store) => ids.some(([id]) => isBodyOver(store.peek(id), store.now)))
+  }
+
+  /** Whether nobody may get it from some store. */
+  #isBodyOver(wish: Wish): boolean {
+    return this.#bodiesOver(wish).includes(true)
+  }
+
+  /** Before phase `both` the old store decides alone. */
+  #livesElsewhere(id: RecordId, token: Buffer, by: object, store: string): boolean {
+    if (!(by instanceof Replica) || by.stage === 'before' || by.stage === 'mirror') return false
+    return this.#stores.some((other) => {
+      const record = other.name === store ? null : other.read(id)
+      return record?.state === 'in_progress' && record.token.equals(token)
+    })
   }
 
   #canBeAsked(id: RecordId): boolean {

@@ -74,7 +74,7 @@ export const CALM: Weather = {
 export type Incident =
   | { readonly kind: 'crash'; readonly at: Millis; readonly replica: number; readonly backIn: Millis }
   | { readonly kind: 'stall'; readonly at: Millis; readonly replica: number; readonly time: Millis }
-  | { readonly kind: 'store clock'; readonly at: Millis; readonly by: Millis }
+  | { readonly kind: 'store clock'; readonly at: Millis; readonly by: Millis; readonly store: Side }
   | { readonly kind: 'store outage'; readonly at: Millis; readonly time: Millis; readonly store: Side }
   | { readonly kind: 'rollback'; readonly at: Millis; readonly to: Millis }
   /**
@@ -249,7 +249,7 @@ function waiting(
     : { first: short, reloads: [] }
   const at = random.between(100, 1_500)
   const incident: Incident = isReloaded
-    ? { kind: 'store clock', at, by: random.between(8 * LEASE, 13 * LEASE) }
+    ? { kind: 'store clock', at, by: random.between(8 * LEASE, 13 * LEASE), store: 'from' }
     : { kind: 'stall', at, replica: random.whole(replicas), time: random.between(3_500, 5_500) }
   const weather = {
     ...CALM,
@@ -410,12 +410,7 @@ const ENTERED: Millis = 30_000
  * store forgets without saying so: what the judge knows of a record it knows of one store.
  */
 function moving(scenario: Scenario, random: Random): Scenario {
-  const policies = policiesOf(scenario)
-  const isClaimed = policies.every(
-    (one) => one.mode === 'enforce' && one.onStoreUnavailable !== 'bypass' && one.onLeaseExpired !== 'retry',
-  )
-  if (!random.chance(0.2) || !isClaimed) return scenario
-  if (policies.some(({ ttlBody }) => ttlBody !== null)) return scenario
+  if (!random.chance(0.2)) return scenario
   const first = random.whole(STAGES.length - 1)
   const last = first + 1 + random.whole(STAGES.length - 1 - first)
   const pauses = random.pick([1_000, 6_000, 20_000])
@@ -437,19 +432,22 @@ function moving(scenario: Scenario, random: Random): Scenario {
   const later = <T extends { readonly at: Millis }>(one: T): T => ({ ...one, at: one.at * stretch })
   const incidents = scenario.incidents.flatMap((incident): Incident[] => {
     const { kind } = incident
-    if (kind === 'rollback' || kind === 'store clock') return []
+    if (kind === 'rollback') return []
     if (kind === 'failover') {
       const store = random.pick(['from', 'to'] as const)
       const moved = later(incident)
       return [{ ...moved, to: moved.at - (incident.at - incident.to), store }]
     }
     return [
-      kind === 'store outage' ? { ...later(incident), store: random.pick(['from', 'to']) } : later(incident),
+      kind === 'store outage' || kind === 'store clock'
+        ? { ...later(incident), store: random.pick(['from', 'to']) }
+        : later(incident),
     ]
   })
+  const pressed = random.chance(0.3) ? pressing(scenario) : scenario
   return {
-    ...scenario,
-    weather: { ...scenario.weather, unreplicated: 0 },
+    ...pressed,
+    weather: { ...pressed.weather, unreplicated: 0 },
     wishes: [
       ...scenario.wishes.map((wish) => (wish.at < 20 ? { ...wish, at: together + wish.at } : later(wish))),
       // Retries under way while the fleet moves are what may execute again.
@@ -460,6 +458,17 @@ function moving(scenario: Scenario, random: Random): Scenario {
     incidents,
     move: { first: STAGES[first] as Stage, rollouts, skew: random.pick([0, 0, -3_600_000, 3_600_000]) },
   }
+}
+
+/** Executions outlast their leases, which are renewed. */
+function pressing({ first, reloads, weather, ...others }: Scenario): Scenario {
+  const short = (one: Settings): Settings => ({ ...one, policy: { ...one.policy, lease: 1_000 } })
+  const settings = {
+    first: short(first),
+    reloads: reloads.map((reload) => ({ ...reload, to: short(reload.to) })),
+  }
+  const slow = Math.max(weather.slow, 0.2)
+  return { ...others, ...settings, arrival: arrivalOf(settings), weather: { ...weather, slow } }
 }
 
 /** Faults happen until then. */
@@ -492,7 +501,7 @@ function incidentsOf(random: Random, replicas: number): Incident[] {
       time: random.between(100, random.pick([500, LEASE, 4 * LEASE])),
     })
   for (let n = some(0.15, 2); n > 0; n--)
-    incidents.push({ kind: 'store clock', at: at(), by: random.between(-8_000, 8_000) })
+    incidents.push({ kind: 'store clock', at: at(), by: random.between(-8_000, 8_000), store: 'from' })
   for (let n = some(0.15, 1); n > 0; n--)
     incidents.push({ kind: 'store outage', at: at(), time: random.between(50, 4_000), store: 'from' })
   for (let n = some(0.06, 1); n > 0; n--) {

@@ -56,13 +56,13 @@ export class SimulatedStore {
   #isGraceOver = true
 
   /** For timelines. */
-  readonly #name: string
+  readonly name: string
 
   constructor(scheduler: Scheduler, judge: Judge, weather: Weather, name = 'store') {
     this.#scheduler = scheduler
     this.#judge = judge
     this.weather = weather
-    this.#name = name
+    this.name = name
   }
 
   get now(): Millis {
@@ -172,7 +172,7 @@ export class SimulatedStore {
       const before = this.peek(id)
       const reply = write()
       if (!(reply instanceof Promise) && reply.done)
-        this.#judge.wrote(id, before, this.peek(id) as Buffer, this.now, by, this.#name)
+        this.#judge.wrote(id, before, this.peek(id) as Buffer, this.now, by, this.name)
       return reply
     }
     const inner = this.#inner
