@@ -483,6 +483,19 @@ void t.test('a swap that does not learn what it has replaced may have been made'
   })
 })
 
+void t.test('a write that fails is not sent again, nor is its record read', async (t) => {
+  const store = await opened(t)
+  for (const write of [
+    () => store.put(id, CLAIM, SPANS),
+    () => store.swap(id, { version: 70 }, DONE, SPANS, false),
+    () => store.remove(id, 70),
+  ]) {
+    server.answer(failure(500, 'InternalServerError'))
+    t.match(await failureOf(write()), { name: 'StoreUnavailable', maybeApplied: true })
+    t.equal(server.taken().length, 1)
+  }
+})
+
 void t.test('a swap or removal has ended once the chunks of what it replaced are gone', async (t) => {
   const store = await opened(t)
   for (const write of [
