@@ -153,6 +153,12 @@ void t.test('what is due is asked of each part of the index, and is in order', a
 void t.test('of responses that have ended, a fraction is asked of each part', async (t) => {
   const store = await opened(t)
   server.answer({})
+  t.strictSame(await store.due(1000), [])
+  t.strictSame(
+    inParts(server.taken()),
+    PARTS.map((part) => query(part, keyOf(0), keyOf(EARLIEST + 1), 1000)),
+    'of unresolved records, as many as there may be',
+  )
   t.strictSame(await store.due(1000, 'bodies'), [])
   const asked = inParts(server.taken())
   const limit = Number(asked[0]?.[1]['Limit'])
@@ -321,6 +327,9 @@ void t.test('a bucket is written only if it is as it was read', async (t) => {
   server.answer([{ Item: bucket(2000) }])
   t.equal(await take(1), 500)
   t.strictSame(server.taken(), [read], 'none is left')
+  server.answer([{ Item: bucket(1001) }])
+  t.equal(await take(1), 1)
+  t.strictSame(server.taken(), [read], 'half a millisecond is one')
   server.answer([{ Item: bucket(2000) }, {}])
   t.equal(await take(-1), 0)
   t.strictSame(server.taken(), [read, put(1000, 4601, unchanged(2000))], 'one is given back')

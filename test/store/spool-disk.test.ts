@@ -1,8 +1,19 @@
 import { readdirSync, readFileSync, readlinkSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import type { FileHandle } from 'node:fs/promises'
 import { join } from 'node:path'
 import t from 'tap'
 import { entryFrame, frameBytes, parseSegmentName, readSegment } from '../../src/store/spool.ts'
-import { fails, folder, keptAll, left, lookInto, opened, segments } from './spool-fixtures.ts'
+import {
+  closing,
+  fails,
+  folder,
+  handles,
+  keptAll,
+  left,
+  lookInto,
+  opened,
+  segments,
+} from './spool-fixtures.ts'
 
 /*
  * What a spool has on disk, and holds open: no more than it needs, and all that it counts.
@@ -12,12 +23,14 @@ function bytesIn(directory: string): number {
   return segments(directory).reduce((sum, name) => sum + statSync(join(directory, name)).size, 0)
 }
 
+const SIGNS = { entry: '+', tombstone: '-' }
+
 /** All frames, oldest first, as `+1` for entry 1 and `-1` for its tombstone. */
 function framesIn(directory: string): string[] {
   return segments(directory).flatMap((name) => {
     const marker = parseSegmentName(name)?.marker ?? Buffer.alloc(8)
     return readSegment(readFileSync(join(directory, name)), marker).map((piece) =>
-      piece.kind === 'unreadable' ? 'unreadable' : `${piece.kind === 'entry' ? '+' : '-'}${piece.number}`,
+      piece.kind === 'unreadable' ? 'unreadable' : `${SIGNS[piece.kind]}${piece.number}`,
     )
   })
 }
@@ -123,18 +136,54 @@ void t.test('a tombstone that was retried is not written again', async (t) => {
   t.strictSame(framesIn(directory), ['+1', '+2', '+3', '-1', '+4'])
 })
 
-void t.test('a spool that cannot be written at its end leaves no empty segment', async (t) => {
+void t.test(
+  'a spool that cannot be written at its end has removed the empty segment when it has closed',
+  async (t) => {
+    const directory = folder(t)
+    const { spool, append, said } = await opened(directory)
+    const [one, two] = [append('one'), append('two')]
+    await keptAll([one, two])
+    await fails(t, 'appendFile', 'EIO')
+    spool.drop(one)
+    while (said.length === 0) await new Promise((next) => setImmediate(next))
+    await fails(t, 'appendFile', 'EIO')
+    const prototype = await handles()
+    let syncs = 0
+    const { sync } = prototype
+    t.intercept(prototype, 'sync', {
+      value: async function (this: FileHandle) {
+        await sync.call(this)
+        syncs++
+      },
+    })
+    await spool.close()
+    t.equal(said.length, 2)
+    t.equal(segments(directory).length, 1)
+    t.equal(syncs, 2, 'the directory was synced with it and without it')
+  },
+)
+
+void t.test('a failed write is taken back before its file is closed', async (t) => {
   const directory = folder(t)
-  const { spool, append, said } = await opened(directory)
-  const [one, two] = [append('one'), append('two')]
-  await keptAll([one, two])
-  await fails(t, 'appendFile', 'EIO')
-  spool.drop(one)
-  while (said.length === 0) await new Promise((next) => setImmediate(next))
-  await fails(t, 'appendFile', 'EIO')
+  const { spool, append } = await opened(directory)
+  const done: string[] = []
+  await closing(t, async (close) => {
+    done.push('closed')
+    await close()
+  })
+  const prototype = await handles()
+  const { truncate } = prototype
+  t.intercept(prototype, 'truncate', {
+    value: async function (this: FileHandle, length: number) {
+      for (let n = 0; n < 3; n++) await new Promise((next) => setImmediate(next))
+      await truncate.call(this, length)
+      done.push('taken back')
+    },
+  })
+  await fails(t, 'datasync', 'EIO')
+  t.match(await append('refused').done, { message: 'EIO' })
+  t.strictSame(done, ['taken back', 'closed'])
   await spool.close()
-  t.equal(said.length, 2)
-  t.equal(segments(directory).length, 1)
 })
 
 void t.test('the segment that is written to stays open when an older one is deleted', async (t) => {
@@ -187,13 +236,15 @@ void t.test('one other file in the directory is reported', async (t) => {
   t.strictSame((await lookInto(directory)).said, ['the spool directory has other files; they are left alone'])
 })
 
-void t.test('one stray byte hides no frame behind it', async (t) => {
+void t.test('stray bytes hide no frame, and are counted', async (t) => {
   const marker = Buffer.from('0123456789abcdef', 'hex')
-  const frame = entryFrame(marker, 7, Buffer.from('payload'))
-  t.strictSame(readSegment(Buffer.concat([Buffer.from('x'), frame]), marker), [
-    { kind: 'unreadable', at: 0, bytes: 1, blank: false },
-    { kind: 'entry', number: 7, payload: Buffer.from('payload') },
-  ])
+  const [one, two] = [1, 2].map((n) => entryFrame(marker, n, Buffer.from('payload'))) as [Buffer, Buffer]
+  const entry = (number: number) => ({ kind: 'entry', number, payload: Buffer.from('payload') })
+  const stray = (at: number, bytes: number) => ({ kind: 'unreadable', at, bytes, blank: false })
+  t.strictSame(
+    readSegment(Buffer.concat([Buffer.from('x'), one, Buffer.from('yz'), two, Buffer.from('end')]), marker),
+    [stray(0, 1), entry(1), stray(43, 2), entry(2), stray(87, 3)],
+  )
 })
 
 // docs/record-format.md

@@ -1,18 +1,8 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import { createHash, randomBytes } from 'node:crypto'
 import { once } from 'node:events'
-import {
-  copyFileSync,
-  mkdirSync,
-  mkdtempSync,
-  readdirSync,
-  readFileSync,
-  rmSync,
-  statSync,
-  writeFileSync,
-} from 'node:fs'
-import { type FileHandle, open } from 'node:fs/promises'
-import { tmpdir } from 'node:os'
+import { copyFileSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import type { FileHandle } from 'node:fs/promises'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { text } from 'node:stream/consumers'
@@ -20,74 +10,22 @@ import { fileURLToPath } from 'node:url'
 import t, { type Test } from 'tap'
 import type { Entry, Kept } from '../../src/store/spool.ts'
 import { entryFrame, frameBytes, parseSegmentName, readSegment, Spool } from '../../src/store/spool.ts'
+import {
+  aside,
+  CUT,
+  closing,
+  fails,
+  folder,
+  handles,
+  keptAll,
+  left,
+  lookInto,
+  MiB,
+  opened,
+  segments,
+} from './spool-fixtures.ts'
 
 t.setTimeout(120_000)
-
-const MiB = 1024 ** 2
-
-function folder(t: Test): string {
-  const path = mkdtempSync(join(tmpdir(), 'spool-'))
-  t.teardown(() => rmSync(path, { recursive: true, force: true }))
-  return path
-}
-
-interface Opened {
-  readonly spool: Spool
-  /** What was found, as text. */
-  readonly found: string[]
-  readonly entries: readonly Entry[]
-  readonly said: string[]
-  append(text: string | Buffer): Entry
-}
-
-async function opened(directory: string, maxBytes = MiB): Promise<Opened> {
-  const said: string[] = []
-  const { spool, found } = await Spool.open({
-    directory,
-    maxBytes,
-    say: (message) => void said.push(message),
-  })
-  return {
-    spool,
-    found: found.map(({ payload }) => payload.toString()),
-    entries: found.map(({ entry }) => entry),
-    said,
-    append: (text) => spool.append(Buffer.from(text)),
-  }
-}
-
-/** Opens, looks and closes. */
-async function lookInto(directory: string): Promise<Pick<Opened, 'found' | 'said'>> {
-  const { spool, found, said } = await opened(directory)
-  await spool.close()
-  return { found, said }
-}
-
-async function keptAll(entries: readonly Entry[]): Promise<Kept[]> {
-  return await Promise.all(entries.map(({ done }) => done))
-}
-
-/** Its segments, oldest first. */
-function segments(directory: string): string[] {
-  return readdirSync(directory)
-    .filter((name) => parseSegmentName(name) !== null)
-    .sort()
-}
-
-function aside(directory: string): string[] {
-  return readdirSync(directory).filter((name) => name.endsWith('.damaged'))
-}
-
-/** A folder with one segment that holds these, left by a process that has ended. */
-async function left(t: Test, texts: readonly string[]): Promise<{ directory: string; file: string }> {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory)
-  await keptAll(texts.map(append))
-  await spool.close()
-  return { directory, file: join(directory, segments(directory)[0] as string) }
-}
-
-const CUT = 'a part of the spool cannot be read; it is skipped and set aside'
 
 void t.test('kept entries are found again, in order, until they are dropped', async (t) => {
   const directory = join(folder(t), 'made', 'where', 'missing')
@@ -683,41 +621,3 @@ void t.test('after kill -9 while it writes, every entry reported as kept is foun
     for (const text of found) t.match(text, /^\d+\.\d x*$/)
   }
 })
-
-/** The prototype of all file handles. */
-async function handles(): Promise<FileHandle> {
-  const handle = await open(fileURLToPath(import.meta.url))
-  await handle.close()
-  return Object.getPrototypeOf(handle) as FileHandle
-}
-
-/** How the handles that are written to from now on close; each has that method for itself. */
-async function closing(t: Test, how: (close: () => Promise<void>) => Promise<void>): Promise<void> {
-  const prototype = await handles()
-  const { appendFile } = prototype
-  t.intercept(prototype, 'appendFile', {
-    value: async function (this: FileHandle, ...args: Parameters<typeof appendFile>) {
-      const { close } = this
-      this.close = () => how(() => close.call(this))
-      return appendFile.apply(this, args)
-    },
-  })
-}
-
-/** Makes the next call of that method on any file handle fail. */
-async function fails(
-  t: Test,
-  method: 'appendFile' | 'datasync' | 'truncate' | 'sync',
-  message: string,
-): Promise<void> {
-  const prototype = await handles()
-  const original = prototype[method] as (...args: unknown[]) => Promise<void>
-  let failed = false
-  t.intercept(prototype, method, {
-    value: async function (this: FileHandle, ...args: unknown[]) {
-      if (failed) return original.apply(this, args)
-      failed = true
-      throw new Error(message)
-    },
-  })
-}
