@@ -40,6 +40,7 @@ import {
   wrongWith,
 } from '../../src/store/dynamodb-layout.ts'
 import { PartlyUnavailable } from '../../src/store/register.ts'
+import { failNextImport } from '../support/imports.ts'
 import { ALL_BYTES, bytesOf, newToken } from './fixtures.ts'
 
 const CORRUPT = { name: 'CorruptRecord' }
@@ -346,15 +347,16 @@ interface Request {
 }
 type Handle = (request: Request, options: { abortSignal: AbortSignal }) => Promise<object>
 
+const CREDENTIALS = { accessKeyId: 'a', secretAccessKey: 'b' }
+
 /** A client whose requests go to `handle` and no further. */
-async function talking(t: Test, handle: Handle, timeoutMs = 10_000) {
+async function talking(t: Test, handle: Handle, timeoutMs = 10_000, credentials: object = CREDENTIALS) {
   const [events, seen, closed] = [[] as string[], [] as number[][], [] as string[]]
   const clock = { saw: (...times: number[]) => void seen.push(times), earliest: () => 0, latest: () => 0 }
   const requestHandler = {
     handle: async (...args: Parameters<Handle>) => ({ response: await handle(...args) }),
     destroy: () => void closed.push('closed'),
   }
-  const credentials = { accessKeyId: 'a', secretAccessKey: 'b' }
   const client = await Client.load({
     table: 'mine',
     where: { region: 'eu-central-1', credentials, requestHandler } as never,
@@ -396,6 +398,33 @@ void t.test('an operation is sent to the table as it is, and its reply tells the
   t.same(events, ['connected: table mine'])
   client.close()
   t.ok(closed.length > 0)
+})
+
+void t.test(
+  'without the SDK nothing can have been applied, and the error says what to install',
+  async (t) => {
+    failNextImport('@aws-sdk/client-dynamodb')
+    const options = { table: 'mine', where: {}, timeoutMs: 1, clock: new ServerClock(), onEvent: () => {} }
+    await t.rejects(Client.load(options), {
+      name: 'StoreUnavailable',
+      maybeApplied: false,
+      message: /@aws-sdk\/client-dynamodb is not installed beside the proxy; npm install/,
+      cause: Error,
+    })
+  },
+)
+
+void t.test('the time that credentials take is not that of the request', async (t) => {
+  let resolved = 0
+  const credentials = async () => {
+    await new Promise((next) => setTimeout(next, 5))
+    resolved = performance.now()
+    return { accessKeyId: 'a', secretAccessKey: 'b' }
+  }
+  const { client, seen } = await talking(t, async () => answering(200, {}), 10_000, credentials)
+  await client.run('GetItem', {})
+  const [[, sent = 0] = []] = seen
+  t.ok(resolved > 0 && sent >= resolved, `${resolved}, then ${sent}`)
 })
 
 void t.test('a table is described, or has nothing to say', async (t) => {
