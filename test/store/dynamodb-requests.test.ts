@@ -511,7 +511,7 @@ void t.test('a swap or removal has ended once the chunks of what it replaced are
     let isOver = false
     const written = write().finally(() => void (isOver = true))
     const asked: Asked[] = []
-    await until(() => asked.push(...server.taken()) === 3)
+    await until(() => isOver || asked.push(...server.taken()) === 3)
     await store.ping()
     t.notOk(isOver)
     resolve()

@@ -3,45 +3,20 @@ import { PHASES, type Phase } from '../../src/core/copies.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { NOBODY } from '../../src/core/settle.ts'
 import { decodeRecord, PREFIX, readStamps } from '../../src/store/codec.ts'
-import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { migrating } from '../../src/store/migrating.ts'
 import { packed } from '../../src/store/packed.ts'
 import { markOf } from '../../src/store/phases.ts'
 import { InGrace, type Page, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { Sealer } from '../../src/store/sealing.ts'
-import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
-
-/** As a server does, it answers later. */
-function memory(clock: () => number): Store {
-  const store = memoryStore({ clock, maxBytes: MEMORY_BYTES })
-  return {
-    ...store,
-    put: async (...args) => store.put(...args),
-    swap: async (...args) => store.swap(...args),
-  }
-}
-
-for (const phase of PHASES)
-  registerContract(t, `two stores in phase ${phase}`, async () => {
-    let now = 1_795_000_000_000
-    const [from, to] = [memory(() => now), memory(() => now)]
-    return {
-      register: migrating(from, to, phase),
-      peer: migrating(from, to, phase),
-      other: null,
-      tellsPeers: true,
-      advance: (ms) => void (now += ms),
-      [Symbol.asyncDispose]: () => from.close(),
-    }
-  })
+import { answeringLater } from './migrating-fixtures.ts'
 
 const NOW = 1_795_000_000_000
 
 /** The new store's clock is an hour behind. */
 function pairOf(over: { readonly from?: Partial<Store>; readonly to?: Partial<Store> } = {}) {
   const clock = { now: NOW }
-  const [from, to] = [memory(() => clock.now), memory(() => clock.now - HOUR)]
+  const [from, to] = [answeringLater(() => clock.now), answeringLater(() => clock.now - HOUR)]
   const on = (phase: Phase): Store => migrating({ ...from, ...over.from }, { ...to, ...over.to }, phase)
   return { clock, from, to, on }
 }
