@@ -194,6 +194,8 @@ export class Link {
     number: number | null,
   ): Promise<unknown> {
     return new Promise((resolve, reject) => {
+      // Its end may have been reported already, so that nothing would settle this.
+      if (!this.isOpen) return reject(closed(false))
       this.#outgoing.add(head, args)
       this.#push({ batch: this.#ofThisTurn(), resolve, reject, read, script, args, number })
     })
@@ -301,7 +303,7 @@ export class Link {
     this.#clearTimer()
     for (let n = this.#expired; n < this.#count; n++) {
       const { batch, reject } = this.#at(n)
-      reject(new StoreUnavailable('no answer from Redis: Connection is closed.', batch.written))
+      reject(closed(batch.written))
     }
     this.#count = 0
     this.#events.onClosed()
@@ -328,6 +330,10 @@ export class Link {
     clearTimeout(this.#timer)
     this.#timer = undefined
   }
+}
+
+function closed(maybeApplied: boolean): StoreUnavailable {
+  return new StoreUnavailable('no answer from Redis: Connection is closed.', maybeApplied)
 }
 
 /** @throws {ProtocolError} if it answers another command. */

@@ -194,8 +194,31 @@ void t.test('a marker that is refused fails only the claims of its shard', async
   t.match(results, [refused, { status: 'fulfilled' }, refused])
   t.equal(asked[2], 'set marker2 1 PX 60000')
   says.wait = '-ERR no\r\n'
+  asked.length = 0
   for (const one of await Promise.allSettled([claim(1), claim(2)]))
     t.match(one, { reason: { ...UNREPLICATED, message: /ERR no/ } })
+  t.equal(asked.length, 2, 'any other refusal fails all claims of a round')
+})
+
+void t.test('a marker that is not answered fails all claims of its round', async (t) => {
+  const { claim, asked } = await barrierOf(t, { timeout: 20 }, { set: null, wait: null }, { timeoutMs: 60 })
+  for (const one of await Promise.allSettled([claim(1), claim(2)]))
+    t.match(one, { reason: { ...UNREPLICATED, message: /timed out/ } })
+  t.strictSame(asked, ['set marker1 1 PX 60000', 'wait 1 20'])
+})
+
+void t.test('a marker whose reply is none fails all claims of its round, for that reason', async (t) => {
+  const { claim } = await barrierOf(t, {}, { set: '+QUEUED\r\n' })
+  const message = 'store.wait is not satisfied: no answer from Redis: replies do not match their commands'
+  for (const one of await Promise.allSettled([claim(1), claim(2)]))
+    t.match(one, { status: 'rejected', reason: { ...UNREPLICATED, message } })
+})
+
+void t.test('how many replicas there are is asked only where all are waited for', async (t) => {
+  const replicasOf = () => Promise.reject(new Error('nobody knows'))
+  const { claim, asked } = await barrierOf(t, { replicas: 1 }, {}, { replicasOf })
+  await claim()
+  t.strictSame(asked, ['set marker0 1 PX 60000', 'wait 1 100'])
 })
 
 void t.test('a reply of another form is no acknowledgement', async (t) => {
@@ -265,6 +288,32 @@ void t.test('a claim whose connection ends meanwhile is not replicated', async (
   t.strictSame(waited, [false, true])
   await until(() => sockets[1]?.readableEnded === true || sockets[1]?.destroyed === true)
   await claim(0, next)
+  t.equal(sockets.length, 4)
+})
+
+void t.test('a claim whose connection ends before the second one is there is not replicated', async (t) => {
+  const { barriers, link, waited, asked, claim, connect } = await barrierOf(t, {})
+  const claiming = barriers.claim(
+    0,
+    bytesOf('in_progress', newToken()),
+    (read) => link.ask('claim', [], read),
+    () => {
+      setImmediate(() => link.destroy())
+      return DONE
+    },
+  )
+  await t.rejects(claiming, { ...UNREPLICATED, message: /Connection is closed/ })
+  t.strictSame([asked, waited], [[], [false]])
+  await claim(0, await connect())
+})
+
+void t.test('connections of claims that are open keep their second ones', async (t) => {
+  const { claim, connect, sockets } = await barrierOf(t, {})
+  const other = await connect()
+  for (let n = 0; n < 2; n++) {
+    await claim(0)
+    await claim(0, other)
+  }
   t.equal(sockets.length, 4)
 })
 
@@ -378,6 +427,8 @@ void t.test('all replicas are those that are connected or may be promoted, one a
   known = -1
   const unknown = await barrierOf(t, { replicas: 'all' }, {}, { replicasOf })
   await t.rejects(unknown.claim(), { ...UNREPLICATED, message: /nobody knows/ })
+  known = 1
+  await unknown.claim()
 })
 
 void t.test('a source that does not answer is waited for no longer than a command', async (t) => {

@@ -99,6 +99,19 @@ void t.test('a script that the server does not know is sent whole, once', async 
   t.equal(await ask(link, 'echo'), 'here')
 })
 
+void t.test('a script that is refused for another reason is not sent again', async (t) => {
+  const seen: string[] = []
+  const { link } = await linked(t, ([name = '']) => {
+    seen.push(name)
+    return '-ERR no NOSCRIPT\r\n'
+  })
+  await t.rejects(link.run(script('get'), [0], same), {
+    ...NOT_APPLIED,
+    message: 'Redis refuses: ERR no NOSCRIPT',
+  })
+  t.strictSame(seen, ['evalsha'])
+})
+
 void t.test('a reply to another script is no reply, and ends the connection', async (t) => {
   for (const reply of ['*2\r\n:7\r\n:2\r\n', '*0\r\n', ':1\r\n', '+OK\r\n']) {
     const { link, errors, closed } = await linked(t, () => reply)
@@ -196,6 +209,22 @@ void t.test('a script whose late reply is that of another ends the connection', 
   t.strictSame(errors, ['replies do not match their commands'])
 })
 
+void t.test('a script that has timed out is not sent whole after all', async (t) => {
+  const seen: string[] = []
+  const { link, sockets } = await linked(
+    t,
+    (command, socket) => {
+      seen.push(command[0] as string)
+      return command[0] === 'echo' ? echo(command, socket) : null
+    },
+    { timeoutMs: FAST },
+  )
+  await t.rejects(link.run(script('get'), [0], same), APPLIED)
+  sockets[0]?.write('-NOSCRIPT none\r\n')
+  for (const text of ['a', 'b']) t.equal(textOf(await ask(link, 'echo', text)), text)
+  t.strictSame(seen, ['evalsha', 'echo', 'echo'])
+})
+
 void t.test('a connection is dead after five commands in a row that time out', async (t) => {
   let isSilent = true
   const { link, closed, closings } = await linked(
@@ -279,6 +308,17 @@ void t.test('end is immediate where the server closes its side, too', async (t) 
   t.strictSame(errors, [])
 })
 
+void t.test('a connection that is there in time is kept', async (t) => {
+  const { url } = await fake(t, echo)
+  const { promise: connected, resolve: onConnected } = Promise.withResolvers<void>()
+  const events = { onConnected, onError() {}, onClosed() {} }
+  const link = new Link(addressOf(url), PATIENT, events, 500)
+  t.teardown(() => link.destroy())
+  await connected
+  await wait(600)
+  t.equal(textOf(await ask(link, 'echo', 'a')), 'a')
+})
+
 void t.test('end of a connection that is not there yet is immediate', async (t) => {
   const { url } = await fake(t, () => null)
   let connections = 0
@@ -293,12 +333,21 @@ void t.test('end of a connection that is not there yet is immediate', async (t) 
   t.equal(connections, 0)
 })
 
-void t.test('a destroyed connection takes no commands', async (t) => {
+void t.test('a connection that has ended takes no commands, whoever has ended it', async (t) => {
+  const refused = { ...NOT_APPLIED, message: 'no answer from Redis: Connection is closed.' }
   const { link, errors, closed } = await linked(t, () => null)
   link.destroy()
   t.equal(link.isOpen, false)
+  await t.rejects(ask(link, 'get', 'a'), refused)
   await closed
   t.strictSame(errors, [])
+  await t.rejects(ask(link, 'get', 'a'), refused)
+  await t.rejects(link.run(script('get'), [0], same), refused)
+  const other = await linked(t, () => null)
+  other.sockets[0]?.destroy()
+  await other.closed
+  t.equal(other.link.isOpen, false)
+  await t.rejects(ask(other.link, 'get', 'a'), refused)
 })
 
 void t.test('a message is not taken for a reply', async (t) => {
