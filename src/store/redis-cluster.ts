@@ -230,7 +230,6 @@ export class Cluster {
     let error = refused
     let node = from
     const { promise: late, reject } = Promise.withResolvers<never>()
-    late.catch(() => {})
     const timedOut = new StoreUnavailable('no answer from Redis: Command timed out', true)
     const timer = setTimeout(reject, expiresAt - performance.now(), timedOut)
     try {

@@ -1,80 +1,30 @@
 import { setTimeout as wait } from 'node:timers/promises'
-import t, { type Test } from 'tap'
+import t from 'tap'
 import type { Millis } from '../../src/core/record.ts'
-import { Cluster, replicasIn } from '../../src/store/redis-cluster.ts'
+import { replicasIn } from '../../src/store/redis-cluster.ts'
 import { script } from '../../src/store/redis-connection.ts'
 import { Refused } from '../../src/store/redis-link.ts'
 import { PartlyUnavailable } from '../../src/store/register.ts'
 import type { Reply } from '../../src/store/resp.ts'
-import { fake, greeting } from '../support/fake-redis.ts'
+import {
+  type Answer,
+  ask,
+  bulk,
+  halves,
+  key,
+  LAST,
+  nodeOf,
+  openCluster as open,
+  same,
+  slots,
+} from '../support/fake-cluster.ts'
+import { fake } from '../support/fake-redis.ts'
 import { until } from './fixtures.ts'
 
 /* What the nodes of a cluster may answer, from some that say what the test wants. Real ones: redis-cluster.test.ts. */
 
-const PATIENT: Millis = 10_000
 const FAST: Millis = 100
 const NOT_APPLIED = { name: 'StoreUnavailable', maybeApplied: false }
-const SERVER = { username: '', password: '', db: 0 }
-const LAST = 16_383
-const same = (reply: Reply) => reply
-
-const bulk = (text: string) => `$${text.length}\r\n${text}\r\n`
-type Shape = readonly [first: number, last: number, ...ports: number[]]
-const slots = (...ranges: Shape[]) =>
-  `*${ranges.length}\r\n${ranges
-    .map(
-      ([first, last, ...ports]) =>
-        `*${2 + ports.length}\r\n:${first}\r\n:${last}\r\n${ports.map((port) => `*2\r\n${bulk('127.0.0.1')}:${port}\r\n`).join('')}`,
-    )
-    .join('')}`
-/** A key of this shard. The slots of the first four: 13254, 9191, 4996 and 933. */
-const key = (shard: number) => `own:{${shard.toString(16).padStart(2, '0')}}:x`
-
-type Answer = (command: string[]) => string | null
-
-async function nodeOf(t: Test, answer: Answer = () => '+OK\r\n') {
-  const node = { map: '' as string | null, answer, asked: [] as string[], maps: 0 }
-  const server = await fake(
-    t,
-    greeting((command) => {
-      if (command[0] === 'cluster') {
-        node.maps++
-        return node.map
-      }
-      node.asked.push(command.join(' '))
-      return node.answer(command)
-    }),
-  )
-  const { port, sockets } = server
-  return Object.assign(node, { port, sockets, name: `127.0.0.1:${port}` })
-}
-
-type Node = Awaited<ReturnType<typeof nodeOf>>
-
-/** Two masters, the first of which has the lower half of the slots: the shards 2 and 3. */
-async function halves(t: Test): Promise<[Node, Node]> {
-  const [a, b] = [await nodeOf(t), await nodeOf(t)]
-  a.map = slots([0, 8191, a.port], [8192, LAST, b.port])
-  b.map = a.map
-  return [a, b]
-}
-
-async function open(t: Test, nodes: readonly { readonly port: number }[], timeoutMs = PATIENT) {
-  const events: string[] = []
-  const counts = { ready: 0, maps: 0 }
-  const hosts = nodes.map(({ port }) => ({ host: '127.0.0.1', port }))
-  const cluster = new Cluster({ kind: 'cluster', hosts, server: SERVER }, timeoutMs, {
-    onEvent: (kind, detail) => void events.push(`${kind}: ${detail}`),
-    onReady: () => void counts.ready++,
-    grace: 0,
-    onMap: () => void counts.maps++,
-  })
-  t.teardown(() => cluster.close())
-  await cluster.open()
-  return { cluster, events, counts }
-}
-
-const ask = (cluster: Cluster, shard: number) => cluster.ask<Reply>('get', [key(shard)], same)
 
 void t.test('each shard belongs to the master of its slot', async (t) => {
   const [a, b] = await halves(t)
@@ -188,7 +138,7 @@ void t.test('a command is redirected three times', async (t) => {
 
 void t.test('a command takes no longer than its time where it is redirected to', async (t) => {
   const [a, b] = await halves(t)
-  const { cluster } = await open(t, [a], FAST)
+  const { cluster } = await open(t, [a], { timeoutMs: FAST })
   a.answer = () => `-MOVED 933 127.0.0.1:${b.port}\r\n`
   b.answer = () => null
   const began = performance.now()
@@ -199,7 +149,7 @@ void t.test('a command takes no longer than its time where it is redirected to',
   const silent = await fake(t, () => null)
   const [c] = await halves(t)
   c.answer = () => `-MOVED 933 127.0.0.1:${silent.port}\r\n`
-  await t.rejects(ask((await open(t, [c], FAST)).cluster, 3), NOT_APPLIED)
+  await t.rejects(ask((await open(t, [c], { timeoutMs: FAST })).cluster, 3), NOT_APPLIED)
 })
 
 void t.test('other errors are as they are, partly unavailable where another master is up', async (t) => {
@@ -320,6 +270,7 @@ void t.test('a malformed map is refused', async (t) => {
     '*1\r\n*3\r\n+0\r\n:1\r\n*2\r\n$1\r\nh\r\n:1\r\n',
     '*1\r\n*3\r\n:0\r\n+1\r\n*2\r\n$1\r\nh\r\n:1\r\n',
     '*1\r\n*3\r\n:0\r\n:1\r\n:1\r\n',
+    `*1\r\n*3\r\n:0\r\n:${LAST}\r\n$2\r\nab\r\n`,
     '*1\r\n*3\r\n:0\r\n:1\r\n*1\r\n$1\r\nh\r\n',
   ]) {
     const node = await nodeOf(t)
@@ -384,6 +335,16 @@ void t.test('what keeps the map from being read is told once, and it is read eve
   await until(() => counts.ready === 1)
   t.equal(counts.maps > 0, true)
   t.strictSame(events.slice(1), [`connected: ${node.name}`])
+  // Soon again, not after a pause as after the failures.
+  const maps = node.maps
+  let isLate = false
+  const timer = setTimeout(() => {
+    isLate = true
+  }, 1500)
+  for (const socket of node.sockets) socket.destroy()
+  await until(() => node.maps > maps)
+  clearTimeout(timer)
+  t.notOk(isLate)
   await cluster.close()
   await t.rejects(ask(cluster, 0), { ...NOT_APPLIED, message: /closed/ })
 })
