@@ -9,7 +9,7 @@ import { until } from './fixtures.ts'
 /* What a link writes arrives as it was asked for, however slowly the server reads it. */
 
 const PATIENT: Millis = 10_000
-const FAST: Millis = 100
+const FAST: Millis = 400
 /** The memory that commands are gathered in. */
 const CHUNK = 64 * 1024
 const echo: Answer = ([, arg = '']) => `$${arg.length}\r\n${arg}\r\n`
@@ -61,8 +61,26 @@ void t.test('a command times out while others are sent', async (t) => {
   const timer = setInterval(() => {
     if (more++ < 20) ask(link, 'get', 'b').catch(ignored)
     else clearInterval(timer)
-  }, FAST / 4)
+  }, FAST / 8)
   t.teardown(() => clearInterval(timer))
   await t.rejects(ask(link, 'get', 'a'), { name: 'StoreUnavailable', message: /timed out/ })
   t.ok(more < 20, `${more} others`)
+})
+
+void t.test('a command that can no longer be written was not applied', async (t) => {
+  let isFirst = true
+  const { link } = await linked(t, (_, socket) => {
+    if (isFirst) socket.end('+first\r\n')
+    isFirst = false
+    return null
+  })
+  t.equal(await ask(link, 'get', 'a'), 'first')
+  const asked: Promise<unknown>[] = []
+  while (link.isOpen) {
+    asked.push(ask(link, 'get', 'b').catch((error: unknown) => error))
+    await sent()
+  }
+  // The server had ended its side before the last two of them, and the connection was not closed yet.
+  for (const late of asked.slice(-2))
+    t.match(await late, { name: 'StoreUnavailable', maybeApplied: false, message: /Connection is closed/ })
 })

@@ -300,6 +300,22 @@ void t.test('end sends what is asked, takes no more and does not wait for ever',
   await link.end()
 })
 
+void t.test('a timeout that is noticed while it ends does not keep it from ending', async (t) => {
+  const { link, sockets, closings } = await linked(t, () => null, { timeoutMs: FAST })
+  // A server that keeps its side open.
+  Object.assign(sockets[0] as object, { allowHalfOpen: true })
+  const asked = t.rejects(ask(link, 'get', 'a'), { ...APPLIED, message: /Connection is closed/ })
+  await sent()
+  await sent()
+  // As long as the command's timer: runs right after it, before what that one has scheduled.
+  const ending = wait(FAST).then(() => link.end())
+  const busyUntil = performance.now() + 2 * FAST
+  while (performance.now() < busyUntil);
+  await ending
+  await asked
+  t.equal(closings.length, 1)
+})
+
 void t.test('end is immediate where the server closes its side, too', async (t) => {
   const { link, errors } = await linked(t, () => null)
   const began = performance.now()
