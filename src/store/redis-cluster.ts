@@ -231,7 +231,7 @@ export class Cluster {
     let node = from
     const { promise: late, reject } = Promise.withResolvers<never>()
     const timedOut = new StoreUnavailable('no answer from Redis: Command timed out', true)
-    const timer = setTimeout(reject, expiresAt - performance.now(), timedOut)
+    const timer = setTimeout(reject, Math.max(0, expiresAt - performance.now()), timedOut)
     try {
       for (let n = 0; n < MAX_REDIRECTS; n++) {
         const redirect = this.#redirect(error, node, shard)
