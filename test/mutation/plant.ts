@@ -6,12 +6,15 @@
 import fs from 'node:fs'
 import { registerHooks, stripTypeScriptTypes, syncBuiltinESMExports } from 'node:module'
 import { fileURLToPath } from 'node:url'
+import workerThreads from 'node:worker_threads'
 import type { Mutant } from './mutants.ts'
 
 export const ROOT = fileURLToPath(new URL('../..', import.meta.url))
 /** The root test of the file that is loaded, as `runner.ts` left it here. */
 export const TAP = Symbol.for('mutation.tap')
 const OURS = new RegExp(`^file://${ROOT}(src|test|scripts|examples|bench)/(?!mutation/)`)
+/** The end of the address of each module that a run loads. */
+const RUN = /[?&](run=\d+&\.ts)$/
 
 const { readFileSync } = fs
 
@@ -41,11 +44,13 @@ function sourceOf(path: string): string {
 
 registerHooks({
   resolve(specifier, context, next) {
-    const run = /\?run=\d+&\.ts/.exec(context.parentURL ?? '')?.[0]
+    const run = RUN.exec(context.parentURL ?? '')?.[1]
     if (run === undefined) return next(specifier, context)
-    if (specifier === 'tap') return { url: `mutation:tap${run}`, shortCircuit: true }
+    if (specifier === 'tap') return { url: `mutation:tap?${run}`, shortCircuit: true }
     const found = next(specifier, context)
-    return OURS.test(found.url) && !found.url.includes('?') ? { ...found, url: found.url + run } : found
+    if (!OURS.test(found.url) || RUN.test(found.url)) return found
+    // A test that needs several instances of a module tells them apart by a query of its own.
+    return { ...found, url: `${found.url}${found.url.includes('?') ? '&' : '?'}${run}` }
   },
   load(url, context, next) {
     if (url.startsWith('mutation:tap'))
@@ -69,4 +74,12 @@ fs.readFileSync = ((from: Parameters<typeof readFileSync>[0], ...rest: [BufferEn
   const mutant = planted(fileURLToPath(from))
   return mutant === null ? text : mutated(text, mutant)
 }) as typeof readFileSync
+
+/** A thread with arguments of its own would not load this file. */
+workerThreads.Worker = class extends workerThreads.Worker {
+  constructor(...[file, options]: ConstructorParameters<typeof workerThreads.Worker>) {
+    const { execArgv } = options ?? {}
+    super(file, execArgv ? { ...options, execArgv: ['--import', import.meta.url, ...execArgv] } : options)
+  }
+}
 syncBuiltinESMExports()

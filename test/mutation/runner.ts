@@ -131,7 +131,7 @@ async function takeCoverage(): Promise<Covered> {
   const covered: Record<string, [number, number][]> = {}
   const source = `${pathToFileURL(ROOT).href}src/`
   for (const { url, functions } of result) {
-    if (!url.startsWith(source) || !url.endsWith(`?run=${runs}&.ts`)) continue
+    if (!url.startsWith(source) || !url.endsWith(`run=${runs}&.ts`)) continue
     const file = `src/${url.slice(source.length, url.indexOf('?'))}`
     // Outer ranges come before those in them, which say otherwise of a part.
     const ranges = functions.flatMap(({ ranges }) => ranges)
@@ -145,7 +145,7 @@ async function takeCoverage(): Promise<Covered> {
       parts.push([at, end < 0 ? painted.length : end])
       at = end < 0 ? -1 : painted.indexOf(1, end)
     }
-    covered[file] = parts
+    covered[file] = [...(covered[file] ?? []), ...parts]
   }
   return covered
 }
