@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { chmodSync, mkdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { chmodSync, mkdirSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { syncBuiltinESMExports } from 'node:module'
 import { join } from 'node:path'
 import { DatabaseSync } from 'node:sqlite'
@@ -164,64 +164,6 @@ function program(body: string, file: string, uid?: number) {
     stderr: () => stderr,
   }
 }
-
-void t.test('a file of a later release is refused, and left as it is', async (t) => {
-  using dir = tempDir()
-  const file = join(dir.path, 'records.db')
-  const db = new DatabaseSync(file)
-  db.exec('PRAGMA user_version = 7')
-  db.close()
-  await t.rejects(open(file), {
-    name: 'StoreUnavailable',
-    message: /records\.db.*schema version 7, of a later release/,
-  })
-  const after = new DatabaseSync(file)
-  t.same({ ...after.prepare('SELECT count(*) AS n FROM sqlite_master').get() }, { n: 0 })
-  after.close()
-})
-
-void t.test('a file from before records belonged to a service is refused, and left as it is', async (t) => {
-  using dir = tempDir()
-  const file = join(dir.path, 'records.db')
-  const db = new DatabaseSync(file)
-  db.exec('CREATE TABLE records (id TEXT PRIMARY KEY); PRAGMA user_version = 1')
-  db.close()
-  await t.rejects(open(file), {
-    name: 'StoreUnavailable',
-    message: /records\.db.*before records belonged to a service.*move the file away/,
-  })
-  const after = new DatabaseSync(file)
-  t.same({ ...after.prepare('SELECT count(*) AS n FROM sqlite_master').get() }, { n: 2 })
-  after.close()
-})
-
-void t.test('a file from before there was a journal is refused, and left as it is', async (t) => {
-  using dir = tempDir()
-  const file = join(dir.path, 'records.db')
-  const db = new DatabaseSync(file)
-  db.exec('CREATE TABLE records (service TEXT, id TEXT, PRIMARY KEY (service, id)); PRAGMA user_version = 2')
-  db.close()
-  await t.rejects(open(file), {
-    name: 'StoreUnavailable',
-    message: /records\.db.*schema version 2, .*this one reads 3: move the file away/,
-  })
-  const after = new DatabaseSync(file)
-  t.same({ ...after.prepare('SELECT count(*) AS n FROM sqlite_master').get() }, { n: 2 })
-  after.close()
-})
-
-void t.test('the database of another program is refused, and left as it is', async (t) => {
-  for (const version of [0, 1, 2, 3]) {
-    using dir = tempDir()
-    const file = join(dir.path, 'other.db')
-    const db = new DatabaseSync(file)
-    db.exec(`CREATE TABLE orders (id); PRAGMA user_version = ${version}`)
-    db.close()
-    const before = readFileSync(file)
-    await t.rejects(open(file), { name: 'StoreUnavailable', message: /other\.db.*of another program/ })
-    t.same(readFileSync(file), before)
-  }
-})
 
 void t.test('a file that cannot be opened gives a clear error', async (t) => {
   using dir = tempDir()
@@ -404,25 +346,6 @@ void t.test('expired rows are pruned and counted', async (t) => {
   reader.close()
   await until(() => pruned >= 1201)
   t.equal(pruned, 1201, 'and their number is reported')
-})
-
-void t.test('a file of the first release gains the missing table and keeps its version', async (t) => {
-  using dir = tempDir()
-  const file = join(dir.path, 'records.db')
-  const id = newId()
-  const first = await open(file)
-  await first.put(id, bytesOf('completed', newToken()), SPANS)
-  await first.close()
-  const db = new DatabaseSync(file)
-  db.exec('DROP TABLE buckets')
-  db.close()
-  const register = await open(file)
-  t.ok((await register.get(id)).bytes)
-  t.equal(await register.limits.take(newId(), { count: 1, per: HOUR }, 1), 0)
-  await register.close()
-  const after = new DatabaseSync(file, { readOnly: true })
-  t.same({ ...after.prepare('PRAGMA user_version').get() }, { user_version: 3 })
-  after.close()
 })
 
 void t.test('buckets that are full again are pruned; taken units survive a restart', async (t) => {

@@ -1,0 +1,173 @@
+import { existsSync, readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { DatabaseSync } from 'node:sqlite'
+import t, { type Test } from 'tap'
+import { codeOf, type FileOptions, openPatiently } from '../../src/store/sqlite-file.ts'
+import { tempDir } from './fixtures.ts'
+
+/** A file of its own, gone when the test ends, after what was opened on it. */
+function fileOf(t: Test) {
+  const dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const opened: DatabaseSync[] = []
+  t.teardown(() => {
+    for (const db of opened) if (db.isOpen) db.close()
+    dir[Symbol.dispose]()
+  })
+  return {
+    file,
+    open: async (over: Partial<FileOptions> = {}) => {
+      const db = await openPatiently({ file, busyMs: 10, maxPages: 0, ...over })
+      opened.push(db)
+      return db
+    },
+    plain: () => {
+      const db = new DatabaseSync(file)
+      opened.push(db)
+      return db
+    },
+  }
+}
+
+function namesIn(db: DatabaseSync): string[] {
+  const rows = db.prepare('SELECT name FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY name').all()
+  return rows.map(({ name }) => name as string)
+}
+
+const NAMES = [
+  'buckets',
+  'buckets_full_at',
+  'journal',
+  'notes',
+  'notes_go_with_the_record',
+  'records',
+  'records_drop_at',
+  'records_key',
+  'records_unresolved',
+]
+
+function pragma(db: DatabaseSync, name: string): unknown {
+  return Object.values(db.prepare(`PRAGMA ${name}`).get() ?? {})[0]
+}
+
+void t.test('a new file becomes a store that keeps what is committed, and can be opened again', async (t) => {
+  const { open } = fileOf(t)
+  const db = await open()
+  t.same(namesIn(db), NAMES)
+  t.equal(pragma(db, 'user_version'), 3)
+  t.equal(pragma(db, 'journal_mode'), 'wal')
+  t.equal(pragma(db, 'synchronous'), 2, 'FULL')
+  t.equal(db.isTransaction, false)
+  const again = await open()
+  t.same(namesIn(again), NAMES)
+  t.equal(pragma(again, 'user_version'), 3)
+})
+
+void t.test('a file of the first release gains what was added under the same version', async (t) => {
+  const { open, plain } = fileOf(t)
+  const first = await open()
+  first.exec('DROP TABLE buckets; DROP TRIGGER notes_go_with_the_record; DROP TABLE notes')
+  first.close()
+  await open()
+  const db = plain()
+  t.same(namesIn(db), NAMES)
+  t.equal(pragma(db, 'user_version'), 3)
+})
+
+void t.test('what is not a store of this release is refused at once, and left as it is', async (t) => {
+  for (const [sql, message] of [
+    ['PRAGMA user_version = 4', 'it has schema version 4, of a later release; this one reads 3'],
+    [
+      'CREATE TABLE a (b); PRAGMA user_version = 7',
+      'it has schema version 7, of a later release; this one reads 3',
+    ],
+    [
+      'CREATE TABLE records (id TEXT PRIMARY KEY); PRAGMA user_version = 1',
+      'its records are from before records belonged to a service and would not be found: move the file away',
+    ],
+    [
+      'CREATE TABLE records (service TEXT, id TEXT, PRIMARY KEY (service, id)); PRAGMA user_version = 2',
+      'it has schema version 2, from before the first release; this one reads 3: move the file away',
+    ],
+  ] as const) {
+    const { file, open, plain } = fileOf(t)
+    const before = plain()
+    before.exec(sql)
+    const [names, version] = [namesIn(before), pragma(before, 'user_version')]
+    before.close()
+    await t.rejects(open(), new Error(message))
+    t.notOk(existsSync(`${file}-wal`), 'it is closed')
+    const after = plain()
+    after.exec('BEGIN IMMEDIATE; ROLLBACK')
+    t.same([namesIn(after), pragma(after, 'user_version')], [names, version])
+  }
+})
+
+void t.test('the database of another program is refused, and not a byte of it changes', async (t) => {
+  for (const version of [0, 1, 2, 3])
+    for (const name of ['orders', 'record']) {
+      const { file, open, plain } = fileOf(t)
+      const other = plain()
+      other.exec(
+        `CREATE TABLE ${name} (id); CREATE INDEX records ON ${name} (id); PRAGMA user_version = ${version}`,
+      )
+      other.close()
+      const before = readFileSync(file)
+      await t.rejects(open(), new Error('it is the database of another program'))
+      t.same(readFileSync(file), before)
+    }
+})
+
+void t.test('a file that is locked is opened when the lock is released', async (t) => {
+  const { open, plain } = fileOf(t)
+  const other = plain()
+  other.exec('BEGIN EXCLUSIVE')
+  setTimeout(() => other.exec('COMMIT'), 60)
+  t.same(namesIn(await open({ busyMs: 0 })), NAMES)
+})
+
+/** Runs `body` while each look at the clock finds it `step` later; returns the number of looks. */
+async function looksAt(step: number, body: () => Promise<unknown>): Promise<number> {
+  const { now } = performance
+  let looks = 0
+  performance.now = () => step * ++looks
+  try {
+    await body()
+  } finally {
+    performance.now = now
+  }
+  return looks
+}
+
+void t.test(
+  'a file that stays locked fails after fifty times an operation’s wait for the lock',
+  async (t) => {
+    const { open, plain } = fileOf(t)
+    const other = plain()
+    other.exec('BEGIN EXCLUSIVE')
+    // 50 × (20 + 5) = 1250: passed by the fourth look after the first one.
+    const looks = await looksAt(400, () => t.rejects(open({ busyMs: 5 }), { message: /locked/ }))
+    t.equal(looks, 5)
+  },
+)
+
+void t.test('any other failure is no reason to wait', async (t) => {
+  const { open, plain } = fileOf(t)
+  plain().exec('CREATE TABLE orders (id)')
+  t.equal(await looksAt(1, () => t.rejects(open(), /another program/)), 1)
+})
+
+void t.test('the file grows up to the given number of pages', async (t) => {
+  const { open } = fileOf(t)
+  t.equal(pragma(await open({ maxPages: 40 }), 'max_page_count'), 40)
+  const unbounded = pragma(await open(), 'max_page_count') as number
+  t.ok(unbounded > 1e9)
+})
+
+void t.test('the primary result code is the last byte of SQLite’s', (t) => {
+  const [BUSY_RECOVERY, IOERR_FSYNC, LOCKED] = [261, 1034, 6] as const
+  const of = (errcode: number) => codeOf(Object.assign(new Error('because'), { errcode }))
+  t.same([of(BUSY_RECOVERY), of(IOERR_FSYNC), of(LOCKED)], [5, 10, 6])
+  t.equal(codeOf(new Error('of another kind')), 0)
+  t.end()
+})
