@@ -138,7 +138,10 @@ function serve(db: DatabaseSync): void {
     if (isThere.get(key) === undefined || update.run(...row).changes === 0) insert.run(...row)
   }
 
-  /** The first places, in order, among those found in the table by `rows` and those in the journal that are in these states and `wanted`. */
+  /**
+   * The first places, in order, among those found in the table by `rows` and those in the journal that are in these states and `wanted`. The
+   * states alone tell unresolved records from completed ones, whose places follow.
+   */
   function placesOf(
     rows: (limit: number) => Iterable<unknown>,
     states: readonly State[] | undefined,
@@ -216,7 +219,7 @@ function serve(db: DatabaseSync): void {
         (most) => overdue.iterate(service, from, to, at, most),
         of === 'bodies' ? ['completed'] : UNRESOLVED,
         indexPlace,
-        ({ due }) => due >= from && due <= to,
+        ({ due }) => due <= to,
         inOrder,
         limit,
       )
@@ -249,7 +252,7 @@ function serve(db: DatabaseSync): void {
         (most) => selectPlaces.iterate(service, after.due, after.id, now(), most),
         UNRESOLVED,
         indexPlace,
-        (place) => place.due < BODIES_FROM && inOrder(place, after) > 0,
+        (place) => inOrder(place, after) > 0,
         inOrder,
         limit,
       ),

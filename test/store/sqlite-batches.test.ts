@@ -1,0 +1,360 @@
+import { existsSync } from 'node:fs'
+import { DatabaseSync } from 'node:sqlite'
+import t, { type Test } from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import type { Message, WorkerOptions } from '../../src/store/sqlite.ts'
+import { packRequests, type Request, unpackResults } from '../../src/store/sqlite-messages.ts'
+import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
+import { fileInProcess, InProcess, NOW } from './sqlite-in-process.ts'
+
+/* How the thread's operations share transactions, and what fails with what. The tests speak with it in messages. */
+
+const BATCH = 256
+const URL_ = new URL('../../src/store/sqlite-worker.ts', import.meta.url)
+
+/** The thread without its owner. */
+async function bare(t: Test, over: Partial<WorkerOptions> = {}) {
+  const { file, rows, db } = fileOf(t)
+  const workerData = { file, service: 'pay', busyMs: 0, maxPages: 0, skew: new Float64Array(1), ...over }
+  const thread = new InProcess(URL_, { workerData })
+  const answers: unknown[][] = []
+  const others: Message[] = []
+  let isGone = false
+  thread.on('message', (message: Message) => {
+    if ('memory' in message) answers.push(unpackResults(message))
+    else others.push(message)
+  })
+  thread.on('exit', () => (isGone = true))
+  t.teardown(() => thread.terminate())
+  const gone = () => until(() => isGone)
+  await until(() => isGone || others.length > 0)
+  return {
+    file,
+    rows,
+    db,
+    thread,
+    answers,
+    others,
+    gone,
+    workerData,
+    send: (...requests: Request[]) => thread.postMessage(...packRequests(requests)),
+    async ask(...requests: Request[]): Promise<unknown[]> {
+      const before = answers.length
+      thread.postMessage(...packRequests(requests))
+      await until(() => answers.length > before)
+      return answers.at(-1) as unknown[]
+    },
+  }
+}
+
+function fileOf(t: Test) {
+  const { file, rows, db } = fileInProcess(t)
+  return { file, rows, db }
+}
+
+function put(id: RecordId = newId(), dropIn = SPANS.dropIn): Request {
+  return ['put', id, bytesOf('in_progress', newToken()), HOUR, dropIn]
+}
+
+const WRITTEN = [NOW, NOW, NOW, NOW]
+const transactions = (rows: (sql: string) => unknown[]) => rows('SELECT row FROM journal').length
+
+void t.test(
+  'up to 256 operations are one transaction, whether they come in one message or in several',
+  async (t) => {
+    const { rows, ask, send, answers } = await bare(t)
+    const puts = (count: number) => Array.from({ length: count }, () => put())
+    t.equal((await ask(...puts(BATCH))).length, BATCH)
+    t.equal(transactions(rows), 1)
+    t.equal((await ask(...puts(BATCH + 1))).length, BATCH + 1)
+    t.equal(transactions(rows), 3)
+    const before = answers.length
+    for (const count of [1, BATCH - 2, 2, 3]) send(...puts(count))
+    await until(() => answers.length === before + 2)
+    t.same(
+      answers.slice(before).map((each) => each.length),
+      [BATCH + 1, 3],
+      'no more messages are taken once there are enough for a batch',
+    )
+    for (const result of answers.flat()) t.same(result, WRITTEN)
+    t.equal(transactions(rows), 6)
+    for (const count of [BATCH, 1]) send(...puts(count))
+    await until(() => answers.length === before + 4)
+    t.same([answers.at(-2)?.length, answers.at(-1)?.length], [BATCH, 1])
+  },
+)
+
+void t.test('results are in the order of the requests, and each is of its own', async (t) => {
+  const { ask } = await bare(t)
+  const id = newId()
+  const token = newToken()
+  const bytes = bytesOf('in_progress', token)
+  const results = await ask(
+    ['ping'],
+    ['put', id, bytes, HOUR, SPANS.dropIn],
+    ['swap', id, bytesOf('unknown', token), HOUR, SPANS.dropIn, true, '', NOW],
+    ['swap', id, bytesOf('unknown', token), HOUR, SPANS.dropIn, false, '', NOW],
+    ['swap', newId(), bytesOf('unknown', token), HOUR, SPANS.dropIn, false, '', NOW],
+    ['swap', id, bytesOf('completed', token), 1, 2, false, token.toString('latin1'), ['unknown']],
+    ['list', '', '', 10],
+    ['unresolved', { due: 0, id: '' }, 10],
+    ['note', newId(), []],
+    ['remove', id, NOW + 2],
+    ['get', id],
+  )
+  t.same(results.with(3, 0), [
+    NOW,
+    WRITTEN,
+    [NOW, NOW + 1, NOW + 1, NOW],
+    0,
+    [NOW, null],
+    [NOW, NOW + 2, NOW + 1, NOW],
+    [id],
+    [],
+    false,
+    true,
+    [NOW, null],
+  ])
+  const [now, existing] = results[3] as [number, Buffer]
+  t.equal(now, NOW)
+  t.ok(existing.length >= bytes.length)
+})
+
+void t.test('records come back in memory of their own, however large', async (t) => {
+  const { ask } = await bare(t)
+  const sent = ['x', 'y'.repeat(5000)].map((lastError) => bytesOf('unknown', newToken(), { lastError }))
+  const ids = [newId(), newId()] as const
+  await ask(...sent.map((bytes, n) => ['put', ids[n], Buffer.from(bytes), 5, SPANS.dropIn] as Request))
+  for (let times = 0; times < 2; times++) {
+    const found = (await ask(['get', ids[0]], ['get', ids[1]])) as [number, Uint8Array][]
+    for (const [n, [, bytes]] of found.entries())
+      t.ok(
+        Buffer.from(bytes)
+          .subarray(56)
+          .equals((sent[n] as Buffer).subarray(56)),
+      )
+    t.equal(found[1]?.[1].buffer.byteLength, found[1]?.[1].length)
+  }
+})
+
+void t.test(
+  'reads are answered while another process keeps the file locked, and no write is applied',
+  async (t) => {
+    const { db, ask, rows } = await bare(t)
+    const id = newId()
+    await ask(put(id), ['note', id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }]])
+    db.exec('BEGIN IMMEDIATE')
+    const locked = { message: 'SQLite: database is locked', full: false, maybeApplied: false }
+    t.equal(((await ask(['get', id]))[0] as unknown[])[0], NOW)
+    t.same(await ask(['due', 10, 'unresolved']), [[]])
+    t.same(await ask(['list', '', '', 10]), [[id]])
+    t.same(await ask(['unresolved', { due: 0, id: '' }, 10]), [[{ due: NOW + HOUR, id }]])
+    t.same(await ask(['notes', id]), [[`a 1 ${NOW} ${NOW} {}`]])
+    t.same(await ask(['ping']), [NOW])
+    for (const write of [
+      put(),
+      ['swap', id, bytesOf('completed', newToken()), 1, 2, false, '', NOW],
+      ['renew', []],
+      ['remove', id, NOW],
+      ['note', id, []],
+      ['throttle', 'x', { count: 1, per: 5 }, 1],
+    ] as Request[])
+      t.same(await ask(write), [locked], write[0])
+    db.exec('ROLLBACK')
+    t.equal(transactions(rows), 1)
+    t.same(await ask(put()), [WRITTEN])
+  },
+)
+
+/** What SQLite does with a statement, as long as the test lasts. */
+function instead(t: Test, sql: string, run: (real: () => unknown) => unknown): void {
+  const { prepare } = DatabaseSync.prototype
+  DatabaseSync.prototype.prepare = function (this: DatabaseSync, ...args) {
+    const statement = prepare.apply(this, args)
+    if (args[0] === sql) {
+      const real = statement.run.bind(statement)
+      statement.run = () => run(real) as ReturnType<typeof real>
+    }
+    return statement
+  }
+  t.teardown(() => {
+    DatabaseSync.prototype.prepare = prepare
+  })
+}
+
+function sqliteError(message: string, errcode: number): Error {
+  return Object.assign(new Error(message), { errcode })
+}
+
+void t.test('a lock is waited for once, however many operations there are', async (t) => {
+  let tries = 0
+  instead(t, 'BEGIN IMMEDIATE', (real) => {
+    tries++
+    return real()
+  })
+  const { db, ask } = await bare(t)
+  db.exec('BEGIN IMMEDIATE')
+  t.equal((await ask(put(), put(), put())).length, 3)
+  t.equal(tries, 1)
+  db.exec('ROLLBACK')
+})
+
+void t.test('what was read stays as it was, whatever another process does before it is sent', async (t) => {
+  let between = () => {}
+  instead(t, 'COMMIT', (real) => {
+    const result = real()
+    between()
+    return result
+  })
+  const { ask, db } = await bare(t)
+  const [id, other] = [newId(), newId()]
+  const bytes = bytesOf('in_progress', newToken())
+  await ask(['put', id, Buffer.from(bytes), HOUR, SPANS.dropIn])
+  const length = Buffer.alloc(4)
+  length.writeUInt32BE(1000)
+  const entry = Buffer.concat([Buffer.of(other.length), Buffer.from(other), length, Buffer.alloc(1000, 'x')])
+  const replace = db.prepare('UPDATE journal SET row = 100, entries = ?')
+  between = () => void replace.run(entry)
+  // The second transaction reads the journal again, into the same memory.
+  const found = (await ask(['get', id], ...Array.from({ length: BATCH }, (): Request => ['ping'])))[0] as [
+    number,
+    Buffer,
+  ]
+  t.ok(found[1].subarray(56).equals(bytes.subarray(56)))
+})
+
+void t.test('an operation that fails fails no other in its transaction', async (t) => {
+  const { ask, rows } = await bare(t)
+  const [good, bad] = [newId(), newId()]
+  const failure = { message: `SQLite: Infinity is no instant`, full: false, maybeApplied: false }
+  t.same(await ask(put(bad, Infinity)), [failure])
+  t.same(await ask(put(good), put(bad, Infinity), ['remove', good, NOW]), [WRITTEN, failure, true])
+  t.equal(transactions(rows), 2, 'each of the others had one of its own')
+  t.same(await ask(put(good), put(bad, Infinity)), [WRITTEN, failure])
+  t.same(await ask(['get', bad]), [[NOW, null]])
+})
+
+void t.test('a COMMIT that fails before it has any effect leaves nothing behind', async (t) => {
+  let failing = 1
+  instead(t, 'COMMIT', (real) => {
+    if (failing-- > 0) throw sqliteError('disk I/O error', 1034)
+    return real()
+  })
+  const { ask, rows } = await bare(t)
+  const failure = { message: 'SQLite: disk I/O error', full: false, maybeApplied: true }
+  const [one, two] = [newId(), newId()]
+  t.same(await ask(put(one), put(two)), [failure, failure], 'none is tried again')
+  t.same(await ask(['get', one], ['get', two]), [
+    [NOW, null],
+    [NOW, null],
+  ])
+  t.equal(transactions(rows), 0)
+  t.same(await ask(put(one)), [WRITTEN])
+})
+
+void t.test('a COMMIT that fails and yet has its effect is seen afterwards', async (t) => {
+  let failing = 1
+  instead(t, 'COMMIT', (real) => {
+    const result = real()
+    if (failing-- > 0) throw sqliteError('disk I/O error', 1034)
+    return result
+  })
+  const { ask } = await bare(t)
+  const id = newId()
+  t.same(await ask(put(id)), [{ message: 'SQLite: disk I/O error', full: false, maybeApplied: true }])
+  t.same(await ask(['list', '', '', 10]), [[id]])
+  t.same(await ask(['remove', id, NOW]), [true])
+})
+
+void t.test('a COMMIT for which there is no room is no reason to give up the others', async (t) => {
+  let failing = 1
+  instead(t, 'COMMIT', (real) => {
+    if (failing-- > 0) throw sqliteError('database or disk is full', 13)
+    return real()
+  })
+  const { ask } = await bare(t)
+  t.same(await ask(put(), put()), [WRITTEN, WRITTEN])
+  failing = 3
+  const full = { message: 'SQLite: database or disk is full', full: true, maybeApplied: false }
+  t.same(await ask(put(), put()), [full, full])
+})
+
+void t.test('an error in a sweep or a move is no end of the thread', async (t) => {
+  let failing = 0
+  instead(t, 'COMMIT', (real) => {
+    if (failing-- > 0) throw sqliteError('disk I/O error', 1034)
+    return real()
+  })
+  const { ask, rows, thread, others, workerData } = await bare(t)
+  const [lasting, short] = [newId(), newId()]
+  await ask(put(lasting), put(short, HOUR))
+  workerData.skew[0] = HOUR
+  for (let n = 0; n < 2; n++) thread.sweep()
+  failing = 1
+  thread.slice()
+  t.equal(thread.immediate, null)
+  t.same(rows('SELECT id FROM records'), [])
+  failing = 1
+  thread.sweep()
+  t.equal(thread.timer?.ms, 1000)
+  while (thread.immediate !== null) thread.slice()
+  t.same(rows('SELECT id FROM records'), [{ id: lasting }])
+  t.same(await ask(['list', '', '', 10]), [[lasting]])
+  t.same(others, [{ opened: true }, { pruned: 1 }])
+})
+
+void t.test('a sweep that fails is not repeated at once, however much it would have removed', async (t) => {
+  let failing = 0
+  instead(t, 'COMMIT', (real) => {
+    if (failing-- > 0) throw sqliteError('disk I/O error', 1034)
+    return real()
+  })
+  const { ask, rows, thread, workerData } = await bare(t)
+  const takes = Array.from({ length: 500 }, (_, n) => ['throttle', String(n), { count: 1, per: HOUR }, 1])
+  await ask(...(takes as unknown as Request[]))
+  workerData.skew[0] = HOUR
+  failing = 1
+  thread.sweep()
+  t.equal(thread.timer?.ms, 1000)
+  t.equal(rows('SELECT id FROM buckets').length, 500)
+  thread.sweep()
+  t.equal(thread.timer?.ms, 0)
+  t.equal(rows('SELECT id FROM buckets').length, 0)
+})
+
+void t.test('close comes after what was asked before it, and ends the thread', async (t) => {
+  const { file, ask, send, rows, db, answers, thread, gone } = await bare(t)
+  await ask(put())
+  for (let n = 0; n < 2; n++) thread.sweep()
+  t.ok(thread.timer !== null && thread.immediate !== null)
+  const before = answers.length
+  send(put(), put())
+  send(put())
+  thread.postMessage('close')
+  await gone()
+  t.same(answers.slice(before), [[WRITTEN, WRITTEN, WRITTEN]])
+  t.equal(rows('SELECT id FROM records').length, 4)
+  t.same(rows('SELECT sum(length(entries)) AS n FROM journal'), [{ n: 0 }])
+  t.equal(thread.timer, null)
+  t.equal(thread.immediate, null)
+  db.close()
+  t.notOk(existsSync(`${file}-wal`), 'nobody has it open')
+  db.open()
+})
+
+void t.test('a thread that was asked nothing writes nothing when it is closed', async (t) => {
+  const { db, answers, rows, thread, gone } = await bare(t)
+  db.exec(
+    'CREATE TABLE writes (n); CREATE TRIGGER AFTER INSERT ON journal BEGIN INSERT INTO writes VALUES (1); END',
+  )
+  thread.postMessage('close')
+  await gone()
+  t.same(answers, [])
+  t.same(rows('SELECT n FROM writes'), [])
+})
+
+void t.test('a file that cannot be opened is reported, and ends the thread', async (t) => {
+  const { others, gone } = await bare(t, { file: '/nowhere/at-all.db' })
+  await gone()
+  t.same(others, [{ failed: 'unable to open database file' }])
+})

@@ -1,0 +1,348 @@
+import t, { type Test } from 'tap'
+import type { RecordId, Spans, State } from '../../src/core/record.ts'
+import { decodeRecord, readStamps } from '../../src/store/codec.ts'
+import type { SqliteStore } from '../../src/store/sqlite.ts'
+import { bytesOf, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
+import { fileInProcess, NOW } from './sqlite-in-process.ts'
+
+/* Where a record is, in the journal or in the table, makes no difference to any operation. The clock stands still at NOW. */
+
+interface Place {
+  readonly register: SqliteStore
+  /** Brings what was written to where the test wants it. */
+  readonly settle: () => Promise<void>
+  readonly rows: (sql: string) => Record<string, unknown>[]
+}
+
+function wherever(title: string, body: (t: Test, place: Place) => Promise<void>): void {
+  for (const where of ['journal', 'table'])
+    void t.test(`${title} (${where})`, async (t) => {
+      const { open, rows } = fileInProcess(t)
+      const { register, move } = await open()
+      await body(t, { register, rows, settle: where === 'table' ? move : async () => {} })
+    })
+}
+
+const NOTE = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
+const id = (text: string): RecordId => text as RecordId
+
+async function put(register: SqliteStore, at: RecordId, state: State, spans: Spans = SPANS): Promise<Buffer> {
+  const token = newToken()
+  const reply = await register.put(at, bytesOf(state, token), spans)
+  if (!reply.done) throw new Error('it exists')
+  return token
+}
+
+wherever('a record exists until the millisecond of its expiry', async (t, { register, settle }) => {
+  const record = newId()
+  const token = newToken()
+  const put = await register.put(record, bytesOf('in_progress', token), { dueIn: MINUTE, dropIn: HOUR })
+  t.same(put, { done: true, now: NOW, stamp: { version: NOW, fence: NOW, createdAt: NOW } })
+  t.equal(await register.history.append(record, [NOTE]), true)
+  await settle()
+  register.skew = HOUR - 1
+  const found = await register.get(record)
+  t.equal(found.now, NOW + HOUR - 1)
+  t.same(readStamps(found.bytes as Buffer), {
+    version: NOW,
+    fence: NOW,
+    createdAt: NOW,
+    updatedAt: NOW,
+    due: NOW + MINUTE,
+    dropAt: NOW + HOUR,
+  })
+  t.equal((await register.history.read(record)).length, 1)
+  t.same(await register.due(10), [record])
+  t.same((await register.list('all', null, 10)).ids, [record])
+  t.same((await register.list('unresolved', null, 10)).ids, [record])
+  const second = await register.put(record, bytesOf('completed', token), SPANS)
+  t.same(second, { done: false, now: NOW + HOUR - 1, bytes: found.bytes })
+
+  register.skew = HOUR
+  t.same(await register.get(record), { now: NOW + HOUR, bytes: null })
+  t.same(await register.history.read(record), [])
+  t.equal(await register.history.append(record, [NOTE]), false)
+  t.same(await register.due(10), [])
+  t.same((await register.list('all', null, 10)).ids, [])
+  t.same((await register.list('unresolved', null, 10)).ids, [])
+  t.equal(await register.remove(record, NOW), false)
+  t.same(await register.renew([{ id: record, token, ...SPANS }]), [false])
+  const own = { token, states: ['in_progress'] } as const
+  t.same(await register.swap(record, own, bytesOf('completed', token), SPANS, false), {
+    done: false,
+    now: NOW + HOUR,
+    bytes: null,
+  })
+  t.same(await register.put(record, bytesOf('completed', token), SPANS), {
+    done: true,
+    now: NOW + HOUR,
+    stamp: { version: NOW + HOUR, fence: NOW + HOUR, createdAt: NOW + HOUR },
+  })
+})
+
+wherever('a swap replaces only the record that its condition names', async (t, { register, settle }) => {
+  const record = newId()
+  const token = await put(register, record, 'in_progress')
+  await settle()
+  const before = (await register.get(record)).bytes
+  const outcome = () => bytesOf('completed', newToken())
+  for (const condition of [
+    { version: NOW + 1 },
+    { token: newToken(), states: ['in_progress'] },
+    { token, states: ['unknown', 'completed'] },
+  ] as const)
+    t.same(await register.swap(record, condition, outcome(), SPANS, false), {
+      done: false,
+      now: NOW,
+      bytes: before,
+    })
+  register.skew = 1
+  t.same(await register.swap(record, { version: NOW }, bytesOf('unknown', token), SPANS, true), {
+    done: true,
+    now: NOW + 1,
+    stamp: { version: NOW + 1, fence: NOW + 1, createdAt: NOW },
+  })
+  await settle()
+  const own = { token, states: ['in_progress', 'unknown'] } as const
+  t.same(await register.swap(record, own, outcome(), { dueIn: 7, dropIn: 9 }, false), {
+    done: true,
+    now: NOW + 1,
+    stamp: { version: NOW + 2, fence: NOW + 1, createdAt: NOW },
+  })
+  const { due, dropAt, updatedAt } = readStamps((await register.get(record)).bytes as Buffer)
+  t.same([due, dropAt, updatedAt], [NOW + 8, NOW + 10, NOW + 1])
+})
+
+wherever('a renewal is of the owner’s record in progress', async (t, { register, settle }) => {
+  const [mine, theirs] = [newId(), newId()]
+  const token = await put(register, mine, 'in_progress', { dueIn: MINUTE, dropIn: 2 * HOUR })
+  await put(register, theirs, 'in_progress', { dueIn: 5 * HOUR, dropIn: 9 * HOUR })
+  await settle()
+  const [own, other] = [(await register.get(mine)).bytes as Buffer, (await register.get(theirs)).bytes]
+  register.skew = MINUTE
+  const items = [theirs, newId(), mine].map((each) => ({ id: each, token, dueIn: HOUR, dropIn: 5 }))
+  t.same(await register.renew(items), [false, false, true])
+  t.same((await register.get(theirs)).bytes, other)
+  t.equal(readStamps(own).due, NOW + MINUTE, 'what was read before stays as it was')
+  const stamps = readStamps((await register.get(mine)).bytes as Buffer)
+  t.same([stamps.version, stamps.due, stamps.dropAt], [NOW + 1, NOW + MINUTE + HOUR, NOW + 2 * HOUR])
+  await settle()
+  register.skew = MINUTE + HOUR - 1
+  t.same(await register.due(10), [])
+  register.skew = MINUTE + HOUR
+  t.same(await register.due(10), [mine])
+})
+
+wherever('a removed record leaves nothing in the file', async (t, { register, settle, rows }) => {
+  const [record, other] = [newId(), newId()]
+  for (const each of [record, other]) {
+    await put(register, each, 'completed')
+    await register.history.append(each, [NOTE])
+  }
+  await settle()
+  t.equal(await register.remove(record, NOW - 1), false)
+  t.equal(await register.remove(record, NOW), true)
+  t.equal(await register.remove(record, NOW), false)
+  t.equal((await register.get(record)).bytes, null)
+  t.same((await register.list('all', null, 10)).ids, [other])
+  t.same(rows('SELECT id FROM notes'), [{ id: other }])
+  t.equal(
+    rows('SELECT id FROM records').length,
+    await settle().then(() => rows('SELECT 1 FROM records').length),
+  )
+})
+
+wherever(
+  'unresolved records are due in order, from their millisecond on',
+  async (t, { register, settle }) => {
+    const at = async (text: string, dueIn: number, state: State = 'in_progress') =>
+      void (await put(register, id(text), state, { dueIn, dropIn: HOUR }))
+    await at('c', 10)
+    await at('later', 31)
+    await at('b', 20, 'unknown')
+    await settle()
+    await at('a', 20)
+    await at('resolved', 5, 'completed')
+    await at('d', 30)
+    register.skew = 30
+    t.same(await register.due(10), ['c', 'a', 'b', 'd'])
+    t.same(await register.due(10, 'bodies'), [])
+    for (const limit of [1, 2, 3]) t.same(await register.due(limit), ['c', 'a', 'b'].slice(0, limit))
+    t.same(await register.list('unresolved', null, 2), { ids: ['c', 'a'], next: `${NOW + 20} a` })
+    t.same(await register.list('unresolved', `${NOW + 20} a`, 2), { ids: ['b', 'd'], next: `${NOW + 30} d` })
+    t.same(await register.list('unresolved', `${NOW + 30} d`, 2), { ids: ['later'], next: null })
+  },
+)
+
+wherever('responses that end before their records are due by themselves', async (t, { register, settle }) => {
+  const lasting = async (text: string, dueIn: number): Promise<void> => {
+    const kept = response(Buffer.from('body'))
+    const result = { ...kept, afterBody: HOUR } as typeof kept
+    await register.put(id(text), bytesOf('completed', newToken(), { result }), { dueIn, dropIn: 2 * HOUR })
+  }
+  await lasting('b', 10)
+  await lasting('later', 21)
+  await put(register, id('unresolved'), 'in_progress', { dueIn: 10, dropIn: HOUR })
+  await settle()
+  await lasting('a', 20)
+  await put(register, id('whole'), 'completed', { dueIn: 10, dropIn: HOUR })
+  register.skew = 20
+  t.same(await register.due(10, 'bodies'), ['b', 'a'])
+  t.same(await register.due(1, 'bodies'), ['b'])
+  t.same(await register.due(10), ['unresolved'])
+  t.same((await register.list('unresolved', null, 10)).ids, ['unresolved'])
+})
+
+wherever('ids are listed in order, by their beginning', async (t, { register, settle }) => {
+  const first = ['a', 'abcde', 'abcdefg', 'abz', 'b-', 'bbbbbb']
+  const rest = ['ab', 'abcdef', 'abcdeg', 'abd', 'b', 'c']
+  for (const each of first) await put(register, id(each), 'completed')
+  await settle()
+  for (const each of rest) await put(register, id(each), 'in_progress')
+  const all = [...first, ...rest].sort()
+  const listed = async (beginning: string, after: string | null, limit = 20) =>
+    (await register.list(beginning === '' ? 'all' : { beginning }, after, limit)).ids
+  for (const beginning of ['', 'a', 'ab', 'abc', 'abcdef', 'abz', 'b', 'x']) {
+    const wanted = all.filter((each) => each.startsWith(beginning))
+    t.same(await listed(beginning, null), wanted, beginning)
+    for (const after of ['a', 'ab', 'abcde', 'abcdef', 'abz', 'b', 'c'])
+      for (const limit of [1, 3, 20]) {
+        const page = wanted.filter((each) => each > after).slice(0, limit)
+        t.same(await listed(beginning, after, limit), page, `${limit} of ${beginning} after ${after}`)
+      }
+  }
+})
+
+void t.test('the newest version of a record is the one that counts', async (t) => {
+  const { open, rows } = fileInProcess(t)
+  const { register, move } = await open()
+  const ids = ['a', 'b', 'c', 'd'].map(id) as [RecordId, RecordId, RecordId, RecordId]
+  const spans = { dueIn: 10, dropIn: HOUR }
+  for (const each of ids) await put(register, each, 'in_progress', spans)
+  await move()
+  const later = { dueIn: 20, dropIn: HOUR }
+  await register.swap(ids[0], { version: NOW }, bytesOf('unknown', newToken()), later, false)
+  await register.swap(ids[1], { version: NOW }, bytesOf('completed', newToken()), later, false)
+  t.equal(await register.remove(ids[2], NOW), true)
+  register.skew = 10
+  t.same(await register.due(1), ['d'])
+  t.same(await register.due(2), ['d'])
+  t.same((await register.list('all', null, 2)).ids, ['a', 'b'])
+  t.same((await register.list('all', null, 10)).ids, ['a', 'b', 'd'])
+  t.same((await register.list('unresolved', null, 10)).ids, ['d', 'a'])
+  register.skew = 20
+  t.same(await register.due(10), ['d', 'a'])
+  await move()
+  t.same(await register.due(10), ['d', 'a'])
+  t.equal(rows('SELECT id FROM records').length, 3, 'one row each')
+})
+
+void t.test('a large record is in the table at once, whatever was in the journal', async (t) => {
+  const { open, rows } = fileInProcess(t)
+  const { register } = await open()
+  const record = newId()
+  const large = () => bytesOf('unknown', newToken(), { lastError: 'x'.repeat(5000) })
+  await put(register, record, 'in_progress')
+  t.same(rows('SELECT 1 FROM records'), [])
+  for (const version of [NOW, NOW + 1]) {
+    t.ok((await register.swap(record, { version }, large(), { dueIn: 5, dropIn: HOUR }, false)).done)
+    t.same(rows('SELECT id, service, unresolved, due, drop_at FROM records'), [
+      { id: record, service: 'pay', unresolved: 1, due: NOW + 5, drop_at: NOW + HOUR },
+    ])
+    t.equal(decodeRecord((await register.get(record)).bytes as Buffer).version, version + 1)
+    t.same((await register.list('all', null, 10)).ids, [record])
+  }
+  const kept = bytesOf('completed', newToken(), { result: response(Buffer.alloc(5000)) })
+  await register.swap(record, { version: NOW + 2 }, kept, { dueIn: 7, dropIn: HOUR }, false)
+  t.same(rows('SELECT unresolved, due FROM records'), [{ unresolved: 0, due: NOW + 7 }])
+})
+
+wherever('each record has its own history', async (t, { register, settle }) => {
+  const record = newId()
+  await put(register, record, 'unknown')
+  await settle()
+  t.same(await register.history.read(record), [])
+  t.equal(await register.history.append(record, [NOTE, { ...NOTE, tag: 'b' }]), true)
+  t.equal(await register.history.append(record, [{ ...NOTE, tag: 'c' }]), true)
+  t.same(
+    (await register.history.read(record)).map(({ tag }) => tag),
+    ['a', 'b', 'c'],
+  )
+  register.skew = SPANS.dropIn
+  await put(register, record, 'unknown')
+  t.same(await register.history.read(record), [], 'that of an earlier record is gone')
+  t.equal(await register.history.append(record, [NOTE]), true)
+  t.equal((await register.history.read(record)).length, 1)
+})
+
+void t.test('bytes that are no record are kept, and have no history', async (t) => {
+  const { open, db } = await begun(t)
+  const { register } = await open()
+  const insert = db.prepare(
+    `INSERT INTO records (key, service, id, unresolved, due, drop_at, bytes)
+     SELECT key, service, id, unresolved, due, drop_at + 1000000000, ? FROM records`,
+  )
+  insert.run(Buffer.alloc(55, 1))
+  db.exec('DELETE FROM records WHERE length(bytes) <> 55')
+  const { bytes } = await register.get(id('short'))
+  t.same(bytes, Buffer.alloc(55, 1))
+  t.equal(await register.history.append(id('short'), [NOTE]), false)
+  t.same(await register.history.read(id('short')), [])
+  db.prepare('UPDATE records SET bytes = ?').run(Buffer.alloc(56, 1))
+  t.equal(await register.history.append(id('short'), [NOTE]), true, 'these may be a later release’s')
+})
+
+/** A file with one record in its table. */
+async function begun(t: Test) {
+  const found = fileInProcess(t)
+  const { register } = await found.open()
+  await put(register, id('short'), 'completed')
+  await register.close()
+  return found
+}
+
+void t.test('a bucket is kept while units are missing from it', async (t) => {
+  const { open, rows } = fileInProcess(t)
+  const { register } = await open()
+  const rate = { count: 2, per: MINUTE }
+  const kept = () => rows('SELECT service, id, at, debt, count, full_at FROM buckets')
+  const row = { service: 'pay', id: 'x', count: 2 }
+  t.equal(await register.limits.take('x', rate, 1), 0)
+  t.same(kept(), [{ ...row, at: NOW, debt: MINUTE, full_at: NOW + MINUTE / 2 }])
+  register.skew = 1
+  t.equal(await register.limits.take('x', rate, 1), 0)
+  t.same(kept(), [{ ...row, at: NOW + 1, debt: 2 * MINUTE - 2, full_at: NOW + MINUTE }])
+  register.skew = 2
+  t.equal(await register.limits.take('x', rate, 1), MINUTE / 2 - 2)
+  t.same(kept(), [{ ...row, at: NOW + 1, debt: 2 * MINUTE - 2, full_at: NOW + MINUTE }])
+  for (let n = 0; n < 2; n++) t.equal(await register.limits.take('x', rate, -1), 0)
+  t.same(kept(), [])
+})
+
+void t.test('the number by which a record is found never changes', async (t) => {
+  const { open, rows } = fileInProcess(t)
+  const { register, move } = await open()
+  for (const each of ['aB-_9xyz', 'abc', 'abcde']) await put(register, id(each), 'completed')
+  await move()
+  t.same(rows('SELECT id, key FROM records ORDER BY id'), [
+    { id: 'aB-_9xyz', key: 81012080734137 },
+    { id: 'abc', key: 81012148715520 },
+    { id: 'abcde', key: 81012148728421 },
+  ])
+})
+
+void t.test('records whose ids begin alike are told apart', async (t) => {
+  const { open } = fileInProcess(t)
+  const { register, move } = await open()
+  await put(register, id('abcde-1'), 'in_progress')
+  await move()
+  t.equal((await register.get(id('abcde-2'))).bytes, null)
+  t.same(await register.renew([{ id: id('abcde-2'), token: newToken(), ...SPANS }]), [false])
+  await put(register, id('abcde-2'), 'completed')
+  await move()
+  for (const [each, state] of [
+    ['abcde-1', 'in_progress'],
+    ['abcde-2', 'completed'],
+  ] as const)
+    t.equal(decodeRecord((await register.get(id(each))).bytes as Buffer).state, state)
+})
