@@ -2,15 +2,14 @@ import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { chmodSync, mkdirSync, rmSync, statSync, writeFileSync } from 'node:fs'
-import { syncBuiltinESMExports } from 'node:module'
 import { join } from 'node:path'
 import { DatabaseSync } from 'node:sqlite'
 import { setImmediate as nextTurn } from 'node:timers/promises'
-import workerThreads, { type Worker } from 'node:worker_threads'
+import type { Worker } from 'node:worker_threads'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
-import { failureOf, openSqliteStore, type SqliteOptions, type SqliteStore } from '../../src/store/sqlite.ts'
+import { openSqliteStore, type SqliteOptions, type SqliteStore } from '../../src/store/sqlite.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, response, SPANS, tempDir, until } from './fixtures.ts'
 
@@ -276,47 +275,6 @@ void t.test('P18 large buffers are transferred to the thread, and small ones cop
   )
 })
 
-void t.test('an operation that fails does not fail the others in its transaction', async (t) => {
-  const { register } = await opened(t)
-  const bytes = bytesOf('in_progress', newToken())
-  const [good, bad] = [newId(), newId()]
-  const replies = await Promise.allSettled([
-    register.put(good, bytes, SPANS),
-    register.put(bad, bytes, { dueIn: 1, dropIn: Number.POSITIVE_INFINITY }),
-    register.put(good, bytes, SPANS),
-  ])
-  t.match(replies, [
-    { status: 'fulfilled', value: { done: true } },
-    { status: 'rejected', reason: { name: 'StoreUnavailable', maybeApplied: false } },
-    { status: 'fulfilled', value: { done: false } },
-  ])
-  t.equal((await register.get(bad)).bytes, null)
-})
-
-void t.test('a failed COMMIT says whether it may have been applied', async (t) => {
-  const error = (errcode: number) => Object.assign(new Error('because'), { errcode })
-  const [BUSY, READONLY, FULL, IOERR_FSYNC] = [5, 8, 13, 1034] as const
-  t.strictSame(failureOf(error(FULL), true), { message: 'SQLite: because', full: true, maybeApplied: false })
-  t.match(failureOf(error(READONLY), false), { full: true, maybeApplied: false })
-  t.match(failureOf(error(BUSY), true), { full: false, maybeApplied: false })
-  t.match(failureOf(error(IOERR_FSYNC), true), { full: false, maybeApplied: true })
-  t.match(failureOf(error(IOERR_FSYNC), false), { full: false, maybeApplied: false })
-})
-
-void t.test('opening a locked file waits up to the timeout', async (t) => {
-  using dir = tempDir()
-  const file = join(dir.path, 'records.db')
-  const other = new DatabaseSync(file, { timeout: 10_000 })
-  other.exec('BEGIN EXCLUSIVE')
-  await t.rejects(open(file, { timeoutMs: 2 }), { name: 'StoreUnavailable', message: /locked/ })
-  const waiting = open(file, { timeoutMs: 200 })
-  setTimeout(() => other.exec('COMMIT'), 150)
-  const register = await waiting
-  await ready(register)
-  await register.close()
-  other.close()
-})
-
 void t.test('expired rows are pruned and counted', async (t) => {
   let pruned = 0
   const onPruned = (records: number): void => void (pruned += records)
@@ -367,23 +325,6 @@ void t.test('buckets that are full again are pruned; taken units survive a resta
   peer.skew = HOUR / 2
   t.not(await peer.limits.take(kept, rate, 1), 0)
   await peer.close()
-})
-
-void t.test('a write to a file that another process keeps locked is not applied', async (t) => {
-  const { file, register } = await opened(t, { timeoutMs: 400 })
-  await ready(register)
-  const other = new DatabaseSync(file, { timeout: 10_000 })
-  other.exec('BEGIN IMMEDIATE')
-  const id = newId()
-  await t.rejects(async () => register.put(id, bytesOf('in_progress', newToken()), SPANS), {
-    name: 'StoreUnavailable',
-    maybeApplied: false,
-    message: /locked/,
-  })
-  t.equal((await register.get(id)).bytes, null, 'reads still work')
-  other.exec('COMMIT')
-  other.close()
-  t.ok((await register.put(id, bytesOf('in_progress', newToken()), SPANS)).done)
 })
 
 void t.test('an operation that is not answered within the timeout may have been applied', async (t) => {
@@ -447,12 +388,13 @@ void t.test('when the worker dies, pending operations fail and it is restarted',
   const { file, register } = await opened(t, { onEvent: (kind) => events.push(kind) })
   const id = newId()
   await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-  const pending = register.put(
-    newId(),
-    bytesOf('completed', newToken(), { result: response(Buffer.alloc(4e6)) }),
-    SPANS,
-  )
-  void workers.at(-1)?.terminate()
+  const worker = workers.at(-1) as Worker
+  const { promise: sent, resolve } = Promise.withResolvers<void>()
+  // The message is lost with the thread.
+  worker.postMessage = () => resolve()
+  const pending = register.put(newId(), bytesOf('completed', newToken()), SPANS)
+  await sent
+  void worker.terminate()
   await t.rejects(async () => pending, { name: 'StoreUnavailable', maybeApplied: true })
   await t.rejects(register.get(id), { name: 'StoreUnavailable', maybeApplied: false })
   await until(() => events.includes('connected'))
@@ -468,34 +410,6 @@ void t.test('when the worker dies, pending operations fail and it is restarted',
   void workers.at(-1)?.terminate()
   await until(() => events.filter((kind) => kind === 'error').length === 2)
   await t.rejects(register.ping(), { name: 'StoreUnavailable', maybeApplied: false })
-})
-
-void t.test('if a thread cannot be created, the store does not open, and a restart is retried', async (t) => {
-  const { Worker: Real } = workerThreads
-  const replaced = (by: typeof Real): void => {
-    workerThreads.Worker = by
-    syncBuiltinESMExports()
-  }
-  t.teardown(() => replaced(Real))
-  let refused = 0
-  class Refused extends Real {
-    constructor(...args: ConstructorParameters<typeof Real>) {
-      if (++refused <= 2) throw new Error('no more threads')
-      super(...args)
-    }
-  }
-  const events: string[] = []
-  const { file, register } = await opened(t, { onEvent: (kind, detail) => events.push(`${kind} ${detail}`) })
-  replaced(Refused)
-  await t.rejects(open(file), {
-    name: 'StoreUnavailable',
-    maybeApplied: false,
-    message: `cannot open the store ${file}: no more threads`,
-  })
-  void workers.at(-1)?.terminate()
-  await until(() => events.length === 3)
-  t.match(events, [/^disconnected/, /^error .*no more threads/, /^connected/])
-  t.ok((await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)).done)
 })
 
 void t.test('close while the worker is being restarted ends the new one, too', async (t) => {
@@ -529,70 +443,6 @@ void t.test('only its owner can access the file and its WAL', async (t) => {
   const { file, register } = await opened(t)
   await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)
   for (const part of [file, `${file}-wal`]) t.equal(statSync(part).mode & 0o077, 0, part)
-})
-
-void t.test('a record that replaces an expired one does not inherit its history', async (t) => {
-  const { register } = await opened(t)
-  const id = newId()
-  const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
-  await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-  await register.history.append(id, [note])
-  register.skew = SPANS.dropIn
-  await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-  t.same(await register.history.read(id), [])
-  await register.history.append(id, [note, note])
-  t.match(await register.history.read(id), [{ count: 2 }])
-})
-
-void t.test('a pruned record takes its history along', async (t) => {
-  const { file, register } = await opened(t)
-  const id = newId()
-  await register.put(id, bytesOf('completed', newToken()), SPANS)
-  await register.history.append(id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }])
-  const reader = new DatabaseSync(file, { readOnly: true })
-  t.teardown(() => reader.close())
-  const count = reader.prepare('SELECT count(*) AS n FROM notes')
-  t.same({ ...count.get() }, { n: 1 })
-  register.skew = SPANS.dropIn
-  await until(() => count.get()?.['n'] === 0)
-})
-
-void t.test('a record whose older version expires in the table keeps its history', async (t) => {
-  const { file, register } = await opened(t)
-  const reader = new DatabaseSync(file, { readOnly: true })
-  t.teardown(() => reader.close())
-  const expiry = reader.prepare('SELECT max(drop_at) AS at FROM records')
-  const id = newId()
-  const put = await register.put(id, bytesOf('unknown', newToken()), SPANS)
-  assert.ok(put.done)
-  await until(() => expiry.get()?.['at'] === put.now + SPANS.dropIn)
-  const later = { dueIn: SPANS.dueIn, dropIn: 2 * SPANS.dropIn }
-  const swap = await register.swap(
-    id,
-    { version: put.stamp.version },
-    bytesOf('completed', newToken()),
-    later,
-    false,
-  )
-  assert.ok(swap.done)
-  await register.history.append(id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }])
-  register.skew = SPANS.dropIn + HOUR
-  await until(() => expiry.get()?.['at'] === swap.now + later.dropIn)
-  t.equal((await register.history.read(id)).length, 1)
-})
-
-void t.test('expired records of another service are pruned if its own processes do not do it', async (t) => {
-  const { file, register } = await opened(t)
-  await register.ping()
-  const other = await open(file, { service: 'pay.eu' })
-  await other.put(newId(), bytesOf('completed', newToken()), SPANS)
-  await other.close()
-  const reader = new DatabaseSync(file, { readOnly: true })
-  t.teardown(() => reader.close())
-  const count = reader.prepare('SELECT count(*) AS n FROM records')
-  t.equal(count.get()?.['n'], 1)
-  register.skew = SPANS.dropIn + HOUR
-  await until(() => count.get()?.['n'] === 0)
 })
 
 /** Resolves when the journal has been moved to the table. */
@@ -746,71 +596,4 @@ void t.test('a flood does not make the journal grow without bound', async (t) =>
   t.teardown(() => db.close())
   const { left } = db.prepare('SELECT sum(length(entries)) AS left FROM journal').get() as { left: number }
   t.ok(left < 40_000 * bytes.length, `${Math.round(left / bytes.length)} records are in the journal`)
-})
-
-void t.test('ids with a common beginning are not mixed up', async (t) => {
-  using dir = tempDir()
-  const file = join(dir.path, 'records.db')
-  const ids = ['a', 'b'].map((end) => `${'x'.repeat(42)}${end}` as RecordId) as [RecordId, RecordId]
-  const first = await open(file)
-  await first.put(ids[0], bytesOf('in_progress', newToken()), SPANS)
-  await first.close()
-  const register = await open(file)
-  t.equal((await register.get(ids[1])).bytes, null)
-  t.ok((await register.put(ids[1], bytesOf('completed', newToken()), SPANS)).done)
-  await register.close()
-  const again = await open(file)
-  for (const [n, state] of ['in_progress', 'completed'].entries())
-    t.equal(decodeRecord((await again.get(ids[n] as RecordId)).bytes as Buffer).state, state)
-  await again.close()
-})
-
-void t.test('a closed file holds every record in its table', async (t) => {
-  using dir = tempDir()
-  const file = join(dir.path, 'records.db')
-  const register = await open(file)
-  for (let n = 0; n < 3; n++) await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)
-  await register.close()
-  const db = new DatabaseSync(file, { readOnly: true })
-  t.same({ ...db.prepare('SELECT count(*) AS n FROM records').get() }, { n: 3 })
-  t.same({ ...db.prepare('SELECT sum(length(entries)) AS n FROM journal').get() }, { n: 0 })
-  db.close()
-})
-
-void t.test('a record that expires in the journal is gone, with its history', async (t) => {
-  let pruned = 0
-  const { file, register } = await opened(t, { onPruned: (records) => void (pruned += records) })
-  const id = newId()
-  await register.put(id, bytesOf('completed', newToken()), SPANS)
-  await register.history.append(id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }])
-  register.skew = SPANS.dropIn
-  t.equal((await register.get(id)).bytes, null)
-  for (const which of ['all', 'unresolved'] as const) t.same((await register.list(which, null, 10)).ids, [])
-  await until(() => pruned === 1)
-  const db = new DatabaseSync(file, { readOnly: true })
-  t.same({ ...db.prepare('SELECT count(*) AS n FROM notes').get() }, { n: 0 })
-  db.close()
-})
-
-void t.test('a record that expires in the table is pruned; a move waits for a locked file', async (t) => {
-  let pruned = 0
-  const onPruned = (records: number): void => void (pruned += records)
-  const { file, register } = await opened(t, { timeoutMs: 600, onPruned })
-  const other = new DatabaseSync(file, { timeout: 10_000 })
-  t.teardown(() => other.close())
-  const count = other.prepare('SELECT count(*) AS n FROM records')
-  const bytes = bytesOf('completed', newToken())
-  await register.put(newId(), bytes, SPANS)
-  await until(() => count.get()?.['n'] === 1)
-  register.skew = SPANS.dropIn
-  await until(() => pruned === 1)
-  const id = newId()
-  await register.put(id, bytes, SPANS)
-  other.exec('BEGIN IMMEDIATE')
-  // Two sweeps: the second finds nothing new in the journal and would move it. Nobody asks for anything meanwhile.
-  await new Promise((sweeping) => setTimeout(sweeping, 3500))
-  t.equal(count.get()?.['n'], 0)
-  other.exec('COMMIT')
-  await until(() => count.get()?.['n'] === 1)
-  t.ok((await register.get(id)).bytes)
 })
