@@ -98,16 +98,13 @@ export class Listener {
   }
 
   async #connect(): Promise<void> {
-    if (this.#isConnecting || this.#isClosed) return
+    if (this.#isConnecting) return
     this.#isConnecting = true
     clearTimeout(this.#retry)
     try {
       const link = await Link.open(this.#options.address, () => this.#lost())
       this.#link = link
-      if (this.#isClosed) {
-        await link.end()
-        return
-      }
+      if (this.#isClosed) return void link.end()
       link.onNotification((message) => this.#hear(message))
       await link.ask(`LISTEN ${this.#channel}`)
       // By then it was sent long ago, or sending failed and ended the connection.

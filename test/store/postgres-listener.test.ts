@@ -53,6 +53,8 @@ async function open(t: Test, timeoutMs = 5000) {
 }
 
 const soon = () => new Promise((next) => setTimeout(next, 40))
+/** The first delay before an attempt is 50 ms. */
+const afterRetry = () => new Promise((next) => setTimeout(next, 200))
 
 void t.test('the first watcher opens one connection, which all share, and is written down', async (t) => {
   const { server, calls, channel, listens, watch, told, listener } = await open(t)
@@ -137,16 +139,24 @@ void t.test('a new connection tells watchers that they may have missed something
 void t.test('without watchers there is no new connection until the next one comes', async (t) => {
   const { server, watch, of } = await open(t)
   const stop = await watch(newId())
+  stop()
   server.open.forEach((one) => one.destroy())
   await until(() => server.open.size === 0)
-  await soon()
-  stop()
-  await new Promise((next) => setTimeout(next, 200))
-  const before = server.opened
-  await new Promise((next) => setTimeout(next, 200))
-  t.equal(server.opened, before)
+  await afterRetry()
+  t.equal(server.opened, 1)
   await watch(newId())
-  t.equal(of('watch').length >= 2, true)
+  t.same([server.opened, of('watch').length], [2, 2])
+})
+
+void t.test('a watcher that comes before the next attempt makes the connection itself', async (t) => {
+  const { server, watch, listener } = await open(t)
+  const stop = await watch(newId())
+  stop()
+  listener.resubscribe()
+  await until(() => server.open.size === 0)
+  await watch(newId())
+  await afterRetry()
+  t.equal(server.opened, 2)
 })
 
 void t.test('a watcher that cannot be written down polls, and is told later', async (t) => {
@@ -162,6 +172,11 @@ void t.test('a watcher that cannot be written down polls, and is told later', as
   await watch(id)
   t.ok(performance.now() - begun < 2000, 'without waiting for the timeout')
   t.same(told(), [])
+  const { length } = opened.of('watch')
+  listener.resubscribe()
+  await until(() => opened.of('watch').length === length + 2)
+  await soon()
+  t.same(told(), [], 'no sooner than it is written down: a write after that would be missed')
   opened.answer = async () => {}
   listener.resubscribe()
   await until(() => told().includes(id))
@@ -184,6 +199,15 @@ void t.test('a connection that fails is tried again', async (t) => {
   t.same(opened.events, [], 'the other connections report it')
 })
 
+void t.test('a server that refuses is asked less and less often', async (t) => {
+  const { server, watch } = await open(t)
+  server.onAsked = (asked) => asked.fail('42501')
+  await watch(newId())
+  await new Promise((next) => setTimeout(next, 700))
+  // After 50, 150, 350 and 750 ms, at the earliest.
+  t.ok(server.opened <= 5, `${server.opened}`)
+})
+
 void t.test('if nothing arrives, watchers poll, and that is reported once', async (t) => {
   const opened = await open(t, 100)
   const { server, watch, events, of } = opened
@@ -195,8 +219,46 @@ void t.test('if nothing arrives, watchers poll, and that is reported once', asyn
   t.match(events[0], /^error: notifications do not arrive: a pooler/)
   await until(() => server.open.size === 0)
   await watch(newId())
-  await soon()
+  await afterRetry()
   t.same([server.opened, events.length, of('watch').length], [1, 1, 0])
+})
+
+void t.test('where messages arrive, a connection is kept', async (t) => {
+  const { server, watch, events } = await open(t, 200)
+  await watch(newId())
+  await new Promise((next) => setTimeout(next, 600))
+  t.same([server.opened, server.open.size, events], [1, 1, []])
+})
+
+void t.test('a connection that ends before its first message says nothing of the next one', async (t) => {
+  const opened = await open(t, 200)
+  const { server, watch, events, of, listens } = opened
+  opened.hears = false
+  const watching = watch(newId())
+  await until(() => of('tell').length > 0)
+  opened.hears = true
+  server.open.forEach((one) => one.destroy())
+  await watching
+  await until(() => listens.length > 1)
+  await new Promise((next) => setTimeout(next, 500))
+  t.same([server.open.size, events], [1, []])
+})
+
+void t.test('where a connection cannot be tried out, the next one is', async (t) => {
+  const opened = await open(t)
+  const { server, watch, of, told } = opened
+  const id = newId()
+  opened.hears = false
+  opened.answer = async ([name]) => {
+    if (name !== 'tell' || opened.hears) return
+    opened.hears = true
+    throw new Error('down')
+  }
+  await watch(id)
+  await until(() => of('watch').length > 0)
+  t.equal(server.opened, 2)
+  await until(() => told().length > 0)
+  t.same(told(), [id])
 })
 
 void t.test('after the end nobody waits, and no connection is left', async (t) => {
@@ -207,22 +269,40 @@ void t.test('after the end nobody waits, and no connection is left', async (t) =
   const begun = performance.now()
   await watch(newId())
   t.ok(performance.now() - begun < 2000)
-  await new Promise((next) => setTimeout(next, 200))
+  await afterRetry()
   t.same([server.opened, told()], [1, []])
 
   for (const act of ['welcomeAll', 'end'] as const) {
-    const { server, watch, listener, listens } = await open(t)
+    // Longer than the test may take.
+    const { server, watch, listener, listens } = await open(t, 120_000)
     server.welcomes = false
     const watching = watch(newId())
     await until(() => server.opened === 1)
     await listener.close()
     await watching
+    await soon()
+    t.equal(server.open.size, 1, 'nobody waited for the connection')
     if (act === 'welcomeAll') server.welcomeAll()
     else server.open.forEach((one) => one.destroy())
     await until(() => server.open.size === 0)
-    await new Promise((next) => setTimeout(next, 200))
+    await afterRetry()
     t.same([server.opened, listens], [1, []])
   }
+})
+
+void t.test('after the end a lost connection is not made again', async (t) => {
+  const { server, watch, listener } = await open(t)
+  await watch(newId())
+  server.welcomes = false
+  listener.resubscribe()
+  await until(() => server.opened === 2)
+  server.open.forEach((one) => one.destroy())
+  await until(() => server.open.size === 0)
+  await soon()
+  await listener.close()
+  const before = server.opened
+  await new Promise((next) => setTimeout(next, 700))
+  t.equal(server.opened, before)
 })
 
 void t.test('watchers that come together share the connection that is being made', async (t) => {
