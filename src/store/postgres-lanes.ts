@@ -57,7 +57,7 @@ interface Call {
   readonly args: readonly Arg[]
   readonly number: string
   readonly kind: Kind
-  readonly expiresAt: Millis
+  readonly since: Millis
   readonly timer: NodeJS.Timeout
   readonly resolve: (row: Row) => void
   readonly reject: (error: Error) => void
@@ -157,7 +157,7 @@ export class Lanes {
         args: [number, ...args],
         number,
         kind,
-        expiresAt: performance.now() + timeoutMs,
+        since: performance.now(),
         // Only after pending input was read: a busy event loop does not mean a silent PostgreSQL.
         timer: setTimeout(() => setImmediate(() => this.#expire(call)), timeoutMs),
         resolve,
@@ -227,7 +227,7 @@ export class Lanes {
     if (ordinary >= LANES - RESERVED) return
     const [first] = local
     const [other] = isRoom ? plain : []
-    return first === undefined || (other !== undefined && other.expiresAt < first.expiresAt) ? other : first
+    return first === undefined || (other !== undefined && other.since < first.since) ? other : first
   }
 
   #send(lane: Lane, call: Call): void {
