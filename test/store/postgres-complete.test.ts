@@ -689,11 +689,29 @@ async function tests(): Promise<void> {
     const record = (await stored(one.id)) as Completed
     t.same(record.result, result())
     const dated = await claim()
+    await server.sql(`UPDATE idempotency.records SET updated_at = 1 WHERE id = '${dated.id}'`)
     await complete(app, dated, 200, [], null)
     const { updatedAt, result: answer } = (await stored(dated.id)) as Completed
+    t.ok(updatedAt >= dated.fence, 'it is written when it ends')
     t.match(answer, {
       response: { headers: ['Date', new Date(Math.floor(updatedAt / 1000) * 1000).toUTCString()] },
     })
+    for (const [status, ttl] of [
+      [299, HOUR],
+      [300, MINUTE],
+    ] as const) {
+      const one = await claim()
+      await complete(app, one, status)
+      const record = (await stored(one.id)) as Completed
+      t.equal(record.expiresAt - record.updatedAt, ttl, `${status}`)
+    }
+    const brief = await claim({ completion: `${TERMS.completion} ${HOUR - 1}` })
+    await complete(app, brief)
+    const { bytes = null } = await register.get(brief.id)
+    t.strictSame(bytes && (decodeRecord(bytes) as Completed).result, { ...result(), afterBody: 1 })
+    t.equal(bytes && indexPlace(bytes, 7), 2 ** 48 + 7)
+    await until(() => Date.now() >= updatedAt + 1000)
+    t.equal(await complete(app, dated, 200, [], null), false, 'a repeat has the Date of the first time')
   })
 
   void t.test('the transaction in docs/postgres.md works', async (t) => {

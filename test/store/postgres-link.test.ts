@@ -216,6 +216,34 @@ function tests(server: PostgresServer): void {
     t.match(await failureOf(guest.link.execute(layoutScript())), {
       message: 'the schema belongs to owner, and guest is no member of that role',
     })
+    await link.execute('DROP SCHEMA idempotency; GRANT CREATE ON DATABASE later TO guest')
+    await guest.link.execute('ROLLBACK')
+    await prepare(guest.link)
+    t.same(await link.ask("SELECT nspowner::regrole FROM pg_namespace WHERE nspname = 'idempotency'"), [
+      ['guest'],
+    ])
+  })
+
+  void t.test('the view of the first release is replaced, and one that is missing is made', async (t) => {
+    const { link } = await open(t, await inDatabase(t, 'views'))
+    await prepare(link)
+    const view = async () =>
+      String((await link.ask("SELECT pg_get_viewdef('idempotency.stored'::regclass)"))[0]?.[0])
+    const own = await view()
+    const other = own.replace('r.payload', 'r.head AS payload')
+    t.not(other, own)
+    for (const [revision, isReplaced] of [
+      [1, true],
+      [2, false],
+    ] as const) {
+      await link.execute(`CREATE OR REPLACE VIEW idempotency.stored AS ${other}`)
+      await link.execute(`UPDATE idempotency.layout SET revision = ${revision}`)
+      await link.execute(layoutScript())
+      t.equal((await view()) === own, isReplaced)
+    }
+    await link.execute('DROP VIEW idempotency.stored CASCADE')
+    await link.execute(layoutScript())
+    t.equal(await view(), own)
   })
 
   void t.test('prepare names each right that is missing', async (t) => {
