@@ -700,7 +700,7 @@ async function tests(): Promise<void> {
       [299, HOUR],
       [300, MINUTE],
     ] as const) {
-      const one = await claim()
+      const one = await claim({ completion: `${HOUR} ${MINUTE} ${2 * MINUTE} 1000` })
       await complete(app, one, status)
       const record = (await stored(one.id)) as Completed
       t.equal(record.expiresAt - record.updatedAt, ttl, `${status}`)
@@ -712,6 +712,15 @@ async function tests(): Promise<void> {
     t.equal(bytes && indexPlace(bytes, 7), 2 ** 48 + 7)
     await until(() => Date.now() >= updatedAt + 1000)
     t.equal(await complete(app, dated, 200, [], null), false, 'a repeat has the Date of the first time')
+  })
+
+  void t.test('one attempt is ended, and no other that was written at the same instant', async (t) => {
+    const app = await upstream(t)
+    const [one, other] = [await claim(), await claim()]
+    await server.sql('UPDATE idempotency.records SET version = 5')
+    await complete(app, one)
+    t.match(await stored(one.id), { state: 'completed' })
+    t.match(await stored(other.id), { state: 'in_progress' })
   })
 
   void t.test('the transaction in docs/postgres.md works', async (t) => {
