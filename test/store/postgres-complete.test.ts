@@ -707,7 +707,7 @@ async function tests(): Promise<void> {
     }
     const brief = await claim({ completion: `${TERMS.completion} ${HOUR - 1}` })
     await complete(app, brief)
-    const { bytes = null } = await register.get(brief.id)
+    const { bytes } = await register.get(brief.id)
     t.strictSame(bytes && (decodeRecord(bytes) as Completed).result, { ...result(), afterBody: 1 })
     t.equal(bytes && indexPlace(bytes, 7), 2 ** 48 + 7)
     await until(() => Date.now() >= updatedAt + 1000)

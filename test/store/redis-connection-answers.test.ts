@@ -342,7 +342,7 @@ void t.test('the first attempt to reconnect is soon, those after failures are ev
   attempts.length = 0
   sockets.at(-1)?.destroy()
   await until(() => attempts.length === 4)
-  t.ok((attempts[3] as Millis) - (attempts[0] as Millis) >= 690, `after ${attempts}`)
+  t.ok((attempts[3] as Millis) - (attempts[0] as Millis) >= 690, `after ${attempts.join()}`)
   says['ping'] = '+PONG\r\n'
   await until(() => connection.isReady)
   // Timers of the attempts before.

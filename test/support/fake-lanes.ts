@@ -42,7 +42,7 @@ export async function fakeLanes(t: Test, { grace = 0, timeoutMs = TIMEOUT, opens
   /** How the statement ends goes to `ends`. */
   const run = (text: string, kind: Kind = 'plain'): Promise<unknown> =>
     lanes.run(text, ['a'], kind).then(
-      (row) => self.ends.push(`${text}: ${row}`),
+      (row) => self.ends.push(`${text}: ${row.join()}`),
       (error: Error) => {
         self.ends.push(`${text} failed`)
         return error
