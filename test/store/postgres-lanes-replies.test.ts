@@ -135,7 +135,7 @@ void t.test('of more than eight idle connections some are closed', async (t) => 
   t.equal(openOf(links).length, 8)
 })
 
-void t.test('an answer on a connection that was left makes nothing of it', async (t) => {
+void t.test('an answer does not bring an abandoned connection back', async (t) => {
   const opened = await open(t)
   const { links, run, fake, lanes, events } = opened
   const left = run('left')

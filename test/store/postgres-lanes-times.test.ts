@@ -421,7 +421,7 @@ void t.test('an answer that makes a statement late gives a connection back that 
   t.equal(links[0]?.sent.at(-1)?.text, 'again')
 })
 
-void t.test('fourteen statements that hang are all; reads go on', async (t) => {
+void t.test('at most fourteen statements may hang; reads go on', async (t) => {
   const { links, pass, run, fake, events, attempts } = await open(t)
   const isHanging = () => events.some((event) => event.includes('does not finish'))
   let claims = 0
@@ -453,7 +453,7 @@ void t.test('fourteen statements that hang are all; reads go on', async (t) => {
   t.equal(events.length, length + 1, 'it is reported whenever it begins')
 })
 
-void t.test('of what hangs there are fourteen at most, and reads do not count', async (t) => {
+void t.test('reads do not count among the fourteen statements that may hang', async (t) => {
   const { links, pass, run, fake } = await open(t)
   const answered = () => answerLooks(links)
   for (let round = 0; round < 2; round++) {
@@ -516,7 +516,7 @@ void t.test('before the first connection there is none', async (t) => {
   void run('it')
 })
 
-void t.test('what only a person can fix ends all, and is what opening says', async (t) => {
+void t.test('an error that only a person can fix ends everything, and is what opening reports', async (t) => {
   const opened = await open(t, { opens: false })
   const { fake, lanes, links, run, pass, attempts } = opened
   opened.failure = new StoreUnavailable('of a later release', false)
@@ -529,7 +529,7 @@ void t.test('what only a person can fix ends all, and is what opening says', asy
   t.equal(attempts.length, 1)
 })
 
-void t.test('an end refuses what waits, and leaves neither connections nor timers', async (t) => {
+void t.test('closing refuses what waits, and leaves neither connections nor timers', async (t) => {
   const { fake, lanes, links, run, pass, attempts, events } = await open(t)
   const slow = run('slow')
   await pass(TIMEOUT)

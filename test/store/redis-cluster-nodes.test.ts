@@ -39,7 +39,7 @@ void t.test('before it has a map, it refuses commands and says why', async (t) =
   await t.rejects(ask(cluster, 0), { ...NOT_APPLIED, message: 'Redis is not connected: closed' })
 })
 
-void t.test('it is closed where only a person can help', async (t) => {
+void t.test('an error that only a person can fix closes the cluster', async (t) => {
   const part = await nodeOf(t)
   part.map = slots([1, LAST, part.port])
   const { cluster } = clusterOf(t, [part])
@@ -89,7 +89,7 @@ void t.test('every node is greeted as the URL says, and its errors have its name
   t.strictSame(events.toSorted(), [`connected: ${a.name}`, `error: ${b.name}: Redis refuses: LOADING data`])
 })
 
-void t.test('anybody is the only master where that is down', async (t) => {
+void t.test('if the only master is down, a command for any node says so', async (t) => {
   const node = await nodeOf(t)
   node.map = slots([0, LAST, node.port])
   const { cluster, events } = await openCluster(t, [node])
