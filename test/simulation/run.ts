@@ -78,6 +78,7 @@ class Simulation {
       new Random(seed ^ 0x27d4eb2f),
       new Random(seed ^ 0x165667b1),
       new Random(seed ^ 0x2545f491),
+      new Random(seed ^ 0x9e3779b1),
     )
     this.#scenario = scenario
     this.#file = scenario.first

@@ -165,8 +165,9 @@ export function scenarioOf(
   bodies: Random,
   outages: Random,
   moves: Random,
+  pressures: Random,
 ): Scenario {
-  return moving(usualScenario(random, more, latest, bodies, outages), moves)
+  return moving(usualScenario(random, more, latest, bodies, outages), moves, pressures.chance(0.3))
 }
 
 function usualScenario(
@@ -406,15 +407,15 @@ const STAGES: readonly Stage[] = ['before', 'mirror', 'both', 'new']
 const ENTERED: Millis = 30_000
 
 /**
- * Some fleets move to another store meanwhile, stage by stage, or too fast; fewer of those with rare settings, which need calm to show what
- * they do. No store of theirs forgets anything without saying so: what the judge knows of a record it knows of one store.
+ * Some fleets move to another store meanwhile, stage by stage, or too fast. `isPressed`: whatever their settings, with clocks that step and
+ * leases that must be renewed. No store of theirs forgets anything without saying so: what the judge knows of a record it knows of one store.
  */
-function moving(scenario: Scenario, random: Random): Scenario {
+function moving(scenario: Scenario, random: Random, isPressed: boolean): Scenario {
   const isPlain = policiesOf(scenario).every(
     ({ mode, onStoreUnavailable, onLeaseExpired, ttlBody }) =>
       mode === 'enforce' && onStoreUnavailable !== 'bypass' && onLeaseExpired !== 'retry' && ttlBody === null,
   )
-  if (!random.chance(0.2) || !(isPlain || random.chance(0.4))) return scenario
+  if (!random.chance(0.2) || !(isPlain || isPressed)) return scenario
   const first = random.whole(STAGES.length - 1)
   const last = first + 1 + random.whole(STAGES.length - 1 - first)
   const pauses = random.pick([1_000, 6_000, 20_000])
@@ -436,7 +437,7 @@ function moving(scenario: Scenario, random: Random): Scenario {
   const later = <T extends { readonly at: Millis }>(one: T): T => ({ ...one, at: one.at * stretch })
   const incidents = scenario.incidents.flatMap((incident): Incident[] => {
     const { kind } = incident
-    if (kind === 'rollback') return []
+    if (kind === 'rollback' || (kind === 'store clock' && !isPressed)) return []
     if (kind === 'failover') {
       const store = random.pick(['from', 'to'] as const)
       const moved = later(incident)
@@ -461,7 +462,7 @@ function moving(scenario: Scenario, random: Random): Scenario {
     incidents,
     move: { first: STAGES[first] as Stage, rollouts, skew: random.pick([0, 0, -3_600_000, 3_600_000]) },
   }
-  return random.chance(0.3) ? pressing(moved) : moved
+  return isPressed ? pressing(moved) : moved
 }
 
 /** Executions outlast their leases, which are renewed. */
