@@ -55,9 +55,9 @@ type Kind = 'urgent' | 'plain' | 'local'
 interface Call {
   readonly text: string
   readonly args: readonly Arg[]
+  /** Counted up. */
   readonly number: string
   readonly kind: Kind
-  readonly since: Millis
   readonly timer: NodeJS.Timeout
   readonly resolve: (row: Row) => void
   readonly reject: (error: Error) => void
@@ -157,7 +157,6 @@ export class Lanes {
         args: [number, ...args],
         number,
         kind,
-        since: performance.now(),
         // Only after pending input was read: a busy event loop does not mean a silent PostgreSQL.
         timer: setTimeout(() => setImmediate(() => this.#expire(call)), timeoutMs),
         resolve,
@@ -227,7 +226,9 @@ export class Lanes {
     if (ordinary >= LANES - RESERVED) return
     const [first] = local
     const [other] = isRoom ? plain : []
-    return first === undefined || (other !== undefined && other.since < first.since) ? other : first
+    return first === undefined || (other !== undefined && Number(other.number) < Number(first.number))
+      ? other
+      : first
   }
 
   #send(lane: Lane, call: Call): void {
