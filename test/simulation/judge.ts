@@ -237,13 +237,13 @@ export class Judge {
     if (name === null) return
     const known = this.of(name)
     const next = decodeRecord(after)
+    const token = next.token.toString('hex')
     if (next.state === 'completed' && next.token.equals(NOBODY) && next.result.kept)
       known.decided.add(bytesOf(next.result.response))
     this.#scheduler.tell(store, `holds ${told(next)}`, name)
     if (next.state === 'completed') this.#isTrue(known, next, name)
     if (next.state === 'in_progress') {
       known.claimedAt = this.#scheduler.now
-      const token = next.token.toString('hex')
       if (!known.claimants.has(token)) known.claimants.set(token, by)
     }
     const latest = Math.max(now, known.latest.get(store) ?? 0)
@@ -255,10 +255,9 @@ export class Judge {
     const isClaimedOver = next.state === 'in_progress' && !next.token.equals(last.token)
     const mayRetry =
       isClaimedOver && isLapsed && this.#some(({ onLeaseExpired }) => onLeaseExpired === 'retry')
-    const retry = next.token.toString('hex')
     // Of two stores both hear of it.
-    if (mayRetry && !known.retries.has(retry)) {
-      known.retries.add(retry)
+    if (mayRetry && !known.retries.has(token)) {
+      known.retries.add(token)
       if (this.livesElsewhere(id, last.token, by, store))
         this.wrong('a claim was taken over that lives in the other store', name)
       this.permit(name, 'onLeaseExpired: retry')
@@ -271,8 +270,7 @@ export class Judge {
     else if (last.state === 'completed') this.wrong(`a completed record became ${told(next)}`, name)
     // A process that meets a run of its own gives it back the record that it has just claimed, or the outcome of that run.
     const claimant = known.claimants.get(last.token.toString('hex'))
-    const mayYield =
-      this.#mayBypass || (by === claimant && by === known.claimants.get(next.token.toString('hex')))
+    const mayYield = this.#mayBypass || (by === claimant && by === known.claimants.get(token))
     if (mayYield || known.permits > 0) return
     if (last.state === 'in_progress' && !isLapsed) this.#isOwners(last, next, name)
     if (!isClaimedOver) return
