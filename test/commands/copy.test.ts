@@ -12,7 +12,7 @@ import type { RecordId } from '../../src/core/record.ts'
 import { sealingKeyOf } from '../../src/store/codec.ts'
 import { openStore } from '../../src/store/open.ts'
 import type { Store } from '../../src/store/register.ts'
-import { bytesOf, HOUR, MINUTE, newId, newToken, SPANS } from '../store/fixtures.ts'
+import { bytesOf, HOUR, MINUTE, newId, newToken, PLAIN_STORE, SPANS } from '../store/fixtures.ts'
 import { command } from '../support/commands.ts'
 import { tempDir, until } from '../support/e2e.ts'
 import { emptyRedis, freePort } from '../support/redis.ts'
@@ -26,8 +26,7 @@ const ERASE = '\x1b[K'
 const OURS = ['--service', 'pay']
 
 async function opened(t: Test, url: string, service = 'pay', keys: SealingKey[] = []): Promise<Store> {
-  const own = { url, timeout: 10_000, secret: null, spool: null, wait: null, acceptRisk: false, grace: 0 }
-  const settings = { ...own, encryption: { keys }, compression: 'off' } as const
+  const settings = { ...PLAIN_STORE, url, timeout: 10_000, encryption: { keys } }
   const store = await openStore({ service, store: settings }, { onEvent() {}, onBreaker() {} })
   t.teardown(() => store.close())
   return store

@@ -5,7 +5,7 @@ import type { FullView, PageView, RecordView } from '../../src/admin/schemas.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { verifyAudit } from '../../src/observe/audit.ts'
 import { openStore } from '../../src/store/open.ts'
-import { bytesOf, newToken, SPANS } from '../store/fixtures.ts'
+import { bytesOf, newToken, PLAIN_STORE, SPANS } from '../store/fixtures.ts'
 import { command, operated } from '../support/commands.ts'
 import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { RedisServer } from '../support/redis.ts'
@@ -46,17 +46,7 @@ for (const kind of ['sqlite', 'redis'] as const)
       t.match(await run('inspect', id.slice(0, 7)), { code: 2, out: '', err: /8 or more characters/ })
 
       const alike = ['-_-_-_-_-_-_', '-_-_-_-_-_-a'].map((start) => start.padEnd(43, 'A') as RecordId)
-      const settings = {
-        url,
-        timeout: 1000,
-        secret: null,
-        encryption: { keys: [] },
-        compression: 'off' as const,
-        wait: null,
-        spool: null,
-        acceptRisk: false,
-        grace: 0,
-      }
+      const settings = { ...PLAIN_STORE, url, timeout: 1000 }
       const hooks = { onEvent() {}, onBreaker() {} }
       const store = await openStore(
         { service: kind === 'redis' ? 'test' : 'default', store: settings },

@@ -5,6 +5,7 @@ import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { sealingKeyOf } from '../../src/store/codec.ts'
 import { openStore } from '../../src/store/open.ts'
+import { PLAIN_STORE } from '../store/fixtures.ts'
 import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { RedisServer } from '../support/redis.ts'
@@ -69,10 +70,8 @@ const PLACES: Readonly<Record<string, (t: Test) => Promise<Place>>> = {
 }
 
 async function raw(t: Test, service: string, url: string) {
-  const keys = { secret: null, encryption: { keys: [] }, compression: 'off' } as const
-  const more = { wait: null, spool: null, acceptRisk: false, grace: 0 }
   const store = await openStore(
-    { service, store: { url, timeout: 5000, ...keys, ...more } },
+    { service, store: { ...PLAIN_STORE, url } },
     { onEvent: () => {}, onBreaker: () => {} },
   )
   t.teardown(() => store.close())

@@ -5,6 +5,7 @@ import { Redis } from 'ioredis'
 import t, { type Test } from 'tap'
 import { PREFIX } from '../../src/store/codec.ts'
 import { openStore } from '../../src/store/open.ts'
+import { PLAIN_STORE } from '../store/fixtures.ts'
 import { type Bank, bank } from '../support/bank.ts'
 import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
@@ -245,20 +246,7 @@ for (const [kind, make] of Object.entries(PLACES)) {
       t.equal(await own.metric('idempotency_seal_errors_total{reason="altered"}'), 0)
 
       const raw = await openStore(
-        {
-          service: 'pay',
-          store: {
-            url: place.url,
-            timeout: 5000,
-            secret: null,
-            encryption: { keys: [] },
-            compression: 'off',
-            wait: null,
-            spool: null,
-            acceptRisk: false,
-            grace: 0,
-          },
-        },
+        { service: 'pay', store: { ...PLAIN_STORE, url: place.url } },
         { onEvent: () => {}, onBreaker: () => {} },
       )
       t.teardown(() => raw.close())

@@ -5,7 +5,7 @@ import type { RecordId } from '../../src/core/record.ts'
 import { outcomeDraft } from '../../src/core/settle.ts'
 import { openStore } from '../../src/store/open.ts'
 import { orThrow, Records } from '../../src/store/records.ts'
-import { draft, HOUR, newToken, response } from '../store/fixtures.ts'
+import { draft, HOUR, newToken, PLAIN_STORE, response } from '../store/fixtures.ts'
 import { type AdminReply, adminYaml, ask, fullOf, linesOf, recordOf } from '../support/admin.ts'
 import { configFile, newKey, send, tempDir, until } from '../support/e2e.ts'
 import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
@@ -247,17 +247,7 @@ async function race(t: Test, kind: SharedKind | 'sqlite'): Promise<void> {
       `store: { url: "${url}" }`,
     ].join('\n'),
   )
-  const store = {
-    url,
-    timeout: 5000,
-    secret: null,
-    encryption: { keys: [] },
-    compression: 'off' as const,
-    wait: null,
-    spool: null,
-    acceptRisk: false,
-    grace: 0,
-  }
+  const store = { ...PLAIN_STORE, url }
   const service = kind === 'sqlite' ? 'default' : SERVICE
   const register = await openStore({ service, store }, { onEvent: () => {}, onBreaker: () => {} })
   t.teardown(() => register.close())

@@ -73,6 +73,18 @@ export function bytesOf(state: State, token: Buffer, over: Partial<RecordDraft> 
   return encodeDraft(draft(state, token, over))
 }
 
+/** The configuration of a store, but for its URL: nothing but the store. */
+export const PLAIN_STORE = {
+  timeout: 5000,
+  secret: null,
+  encryption: { keys: [] },
+  compression: 'off',
+  wait: null,
+  spool: null,
+  acceptRisk: false,
+  grace: 0,
+} as const
+
 /** A folder that is gone when the scope ends. */
 export function tempDir(): { path: string } & Disposable {
   const path = mkdtempSync(join(tmpdir(), 'store-'))

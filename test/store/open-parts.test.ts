@@ -7,7 +7,7 @@ import { readStamps } from '../../src/store/codec.ts'
 import { openStores, type StoreHooks } from '../../src/store/open.ts'
 import { fake, greeting } from '../support/fake-redis.ts'
 import { RedisServer } from '../support/redis.ts'
-import { bytesOf, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
+import { bytesOf, newId, newToken, PLAIN_STORE, SPANS, tempDir, until } from './fixtures.ts'
 
 /* How the parts of a store are connected: its breaker, its grace and its cache. */
 
@@ -15,17 +15,7 @@ const HOOKS: StoreHooks = { onEvent: () => {}, onBreaker: () => {} }
 const bulk = (text: string) => `$${text.length}\r\n${text}\r\n`
 
 async function open(t: Test, own: Partial<StoreConfig> & { readonly url: string }, hooks = HOOKS) {
-  const defaults = {
-    timeout: 5000,
-    secret: null,
-    encryption: { keys: [] },
-    compression: 'off' as const,
-    wait: null,
-    spool: null,
-    acceptRisk: false,
-    grace: 0,
-  }
-  const { to: store } = await openStores({ service: 'pay', store: { ...defaults, ...own } }, hooks)
+  const { to: store } = await openStores({ service: 'pay', store: { ...PLAIN_STORE, ...own } }, hooks)
   t.teardown(() => store.close())
   return store
 }

@@ -16,22 +16,12 @@ import { Records } from '../../src/store/records.ts'
 import { RedisKeys } from '../../src/store/redis.ts'
 import { DynamoDbServer } from '../support/dynamodb.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
-import { bytesOf, draft, newId, newToken, response, SPANS, tempDir, until } from './fixtures.ts'
+import { bytesOf, draft, newId, newToken, PLAIN_STORE, response, SPANS, tempDir, until } from './fixtures.ts'
 
 const hooks: StoreHooks = { onEvent: () => {}, onBreaker: () => {} }
 const config = (url: string) => ({
   service: 'pay',
-  store: {
-    url,
-    timeout: 5000,
-    secret: null,
-    encryption: { keys: [] },
-    compression: 'off' as const,
-    wait: null,
-    spool: null,
-    acceptRisk: false,
-    grace: 0,
-  },
+  store: { ...PLAIN_STORE, url },
 })
 
 void t.test('there is a grace only for stores that fail over, or a migration from one', async (t) => {

@@ -7,6 +7,7 @@ import { memoryStore } from '../../src/store/memory.ts'
 import { enteredBy, isMarked, Lookout, markOf, PhaseConflict, Presence } from '../../src/store/phases.ts'
 import { InGrace, OutOfPhase, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+import { answeringLater } from './migrating-fixtures.ts'
 
 const MARKED_FOR = 15_000
 const SURE_FOR = 10_000
@@ -14,16 +15,8 @@ const SURE_FOR = 10_000
 /** Two stores whose clock is that of the replicas. */
 function world() {
   const clock = { now: 1_795_000_000_000 }
-  const store = (): Store => {
-    const memory = memoryStore({ clock: () => clock.now, maxBytes: 1024 * 1024 })
-    // As a server does, it answers later.
-    return {
-      ...memory,
-      put: async (...args) => memory.put(...args),
-      swap: async (...args) => memory.swap(...args),
-    }
-  }
-  const sides = { from: store(), to: store() }
+  const now = () => clock.now
+  const sides = { from: answeringLater(now), to: answeringLater(now) }
   const said: (string | null)[] = []
   const presence = (
     phase: Phase,

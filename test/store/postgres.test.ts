@@ -5,7 +5,7 @@ import { layoutScript } from '../../src/store/postgres-layout.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { relay } from '../support/relay.ts'
 import { registerContract } from './contract.ts'
-import { bytesOf, HOUR, newId, newToken, response, SPANS, until } from './fixtures.ts'
+import { bytesOf, HOUR, newId, newToken, PLAIN_STORE, response, SPANS, until } from './fixtures.ts'
 
 t.setTimeout(300_000)
 
@@ -405,20 +405,7 @@ async function tests(): Promise<void> {
 
   void t.test('store.url opens a PostgreSQL store', async (t) => {
     const url = server.url.replace('postgres:', 'postgresql:')
-    const config = {
-      service: 'pay',
-      store: {
-        url,
-        timeout: 5000,
-        secret: null,
-        encryption: { keys: [] },
-        compression: 'off' as const,
-        wait: null,
-        spool: null,
-        acceptRisk: false,
-        grace: 0,
-      },
-    }
+    const config = { service: 'pay', store: { ...PLAIN_STORE, url } }
     const pruned: number[] = []
     const onPruned = (records: number) => void pruned.push(records)
     const store = await openStore(config, { onEvent: () => {}, onBreaker: () => {}, onPruned })

@@ -109,3 +109,15 @@ export async function fails(
     },
   })
 }
+
+/** Drops the entry, whose tombstone cannot be written: resolves when the spool has said so. */
+export async function dropsInVain(
+  t: Test,
+  { spool, said }: Pick<Opened, 'spool' | 'said'>,
+  entry: Entry,
+  message = 'EIO',
+): Promise<void> {
+  await fails(t, 'appendFile', message)
+  spool.drop(entry)
+  while (said.length === 0) await new Promise((next) => setImmediate(next))
+}

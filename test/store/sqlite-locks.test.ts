@@ -1,36 +1,10 @@
 import { join } from 'node:path'
 import { DatabaseSync } from 'node:sqlite'
-import t, { type Test } from 'tap'
-import { openSqliteStore, type SqliteOptions, type SqliteStore } from '../../src/store/sqlite.ts'
-import { bytesOf, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
+import t from 'tap'
+import { bytesOf, newId, newToken, SPANS, tempDir } from './fixtures.ts'
+import { open, opened, ready } from './sqlite-fixtures.ts'
 
 /* Threads that wait for the lock of a file, which another process would have. */
-
-function open(path: string, over: Partial<SqliteOptions> = {}): Promise<SqliteStore> {
-  return openSqliteStore({ path, service: 'pay', timeoutMs: 10_000, onEvent: () => {}, ...over })
-}
-
-/** Resolves when the thread has opened the file: before that, an operation may take longer than a short timeout. */
-function ready(register: SqliteStore): Promise<void> {
-  return until(() =>
-    register.ping().then(
-      () => true,
-      () => false,
-    ),
-  )
-}
-
-/** A register on a file of its own, both gone when the test ends. */
-async function opened(t: Test, over: Partial<SqliteOptions> = {}) {
-  const dir = tempDir()
-  const file = join(dir.path, 'records.db')
-  const register = await open(file, over)
-  t.teardown(async () => {
-    await register.close()
-    dir[Symbol.dispose]()
-  })
-  return { file, register }
-}
 
 void t.test('opening a locked file waits up to the timeout', async (t) => {
   using dir = tempDir()

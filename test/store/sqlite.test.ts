@@ -9,45 +9,20 @@ import type { Worker } from 'node:worker_threads'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
-import { openSqliteStore, type SqliteOptions, type SqliteStore } from '../../src/store/sqlite.ts'
+import type { SqliteStore } from '../../src/store/sqlite.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, response, SPANS, tempDir, until } from './fixtures.ts'
+import { open, opened, ready } from './sqlite-fixtures.ts'
 
 t.setTimeout(280_000)
 
 const MODULE = new URL('../../src/store/sqlite.ts', import.meta.url).href
-
-function open(path: string, over: Partial<SqliteOptions> = {}): Promise<SqliteStore> {
-  return openSqliteStore({ path, service: 'pay', timeoutMs: 10_000, onEvent: () => {}, ...over })
-}
 
 const workers: Worker[] = []
 process.on('worker', (worker) => void workers.push(worker))
 
 /** Makes a record of almost 4 KiB: 2,000 of them fill the journal. */
 const LONG = { lastError: 'x'.repeat(3600) }
-
-/** Resolves when the thread has opened the file: before that, an operation may take longer than a short timeout. */
-function ready(register: SqliteStore): Promise<void> {
-  return until(() =>
-    register.ping().then(
-      () => true,
-      () => false,
-    ),
-  )
-}
-
-/** A register on a file of its own, both gone when the test ends. */
-async function opened(t: Test, over: Partial<SqliteOptions> = {}) {
-  const dir = tempDir()
-  const file = join(dir.path, 'records.db')
-  const register = await open(file, over)
-  t.teardown(async () => {
-    await register.close()
-    dir[Symbol.dispose]()
-  })
-  return { file, register }
-}
 
 registerContract(t, 'sqlite', async () => {
   const dir = tempDir()
