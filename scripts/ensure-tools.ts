@@ -106,7 +106,13 @@ function aptInstall(packages: readonly string[]): void {
   try {
     const env = { ...process.env, DEBIAN_FRONTEND: 'noninteractive' }
     const aptGet = (...args: string[]) =>
-      spawnSync('apt-get', args, { env, encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'] })
+      spawnSync('apt-get', ['-o', 'DPkg::Lock::Timeout=120', ...args], {
+        env,
+        encoding: 'utf8',
+        stdio: ['ignore', 'pipe', 'pipe'],
+      })
+    // An installation that was killed stops each later one until this.
+    spawnSync('dpkg', ['--configure', '-a'], { env, stdio: 'ignore' })
     // The update may have been enough even if one of several sources could not be reached.
     aptGet('update', '-qq')
     // Up to Debian 12, promtool was part of the prometheus package.

@@ -55,8 +55,8 @@ export const jwt: Target = {
         throw new Error('the token is quoted')
       if (verified.kind !== 'claims') continue
       const [head, payload] = line
-        .replace(/^bearer[ \t]+/i, '')
         .trim()
+        .replace(/^bearer[ \t]+/i, '')
         .split('.')
       same('the signed text', `${head}.${payload}`, GOOD.split('.', 2).join('.'))
       same('the claims', verified.claims['sub'], 'u1')

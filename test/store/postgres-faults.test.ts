@@ -521,9 +521,7 @@ function tests(): void {
       await using server = await PostgresServer.start()
       const { register } = await open(t, server.url, FAST)
       await register.ping()
-      await server.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-      await server.sql('SELECT pg_reload_conf()')
-      await until(async () => (await server.sql('SHOW synchronous_standby_names'))[0]?.[0] === 'nobody')
+      await server.requireStandby()
       const id = newId()
       const token = newToken()
       await t.rejects(register.put(id, bytesOf('in_progress', token), SPANS), APPLIED)
@@ -547,9 +545,7 @@ function tests(): void {
       await register.put(taken, claim(), SPANS)
       const { version } = decodeRecord((await register.get(taken)).bytes as Buffer)
       await server.sql("ALTER DATABASE records SET client_min_messages = 'error'")
-      await server.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-      await server.sql('SELECT pg_reload_conf()')
-      await until(async () => (await server.sql('SHOW synchronous_standby_names'))[0]?.[0] === 'nobody')
+      await server.requireStandby()
       const mine = claim()
       const put = () => register.put(id, mine, SPANS)
       const takeOver = () => register.swap(taken, { version }, mine, SPANS, true)
@@ -724,9 +720,12 @@ function tests(): void {
       'max_wal_senders=0',
     )
     const { register, events } = await open(t, server.url)
-    const replies = await Promise.all(Array.from({ length: 40 }, () => register.put(newId(), claim(), SPANS)))
-    t.ok(replies.every(({ done }) => done))
-    await until(() => events.some((event) => /too many clients/.test(event)))
+    // A few connections may be fast enough for any one burst.
+    await until(async () => {
+      const burst = Array.from({ length: 40 }, () => register.put(newId(), claim(), SPANS))
+      for (const { done } of await Promise.all(burst)) if (!done) t.fail('a claim was refused')
+      return events.some((event) => /too many clients/.test(event))
+    })
     t.notOk(events.some((event) => event.startsWith('disconnected')))
   })
 

@@ -98,13 +98,11 @@ function tests(server: PostgresServer): void {
   void t.test('a commit that no standby has is an error, of that statement alone', async (t) => {
     const { link } = await open(t)
     await link.execute('CREATE TABLE copied (n int)')
-    await server.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-    await server.sql('SELECT pg_reload_conf()')
+    await server.requireStandby()
     t.teardown(async () => {
       await server.sql('ALTER SYSTEM RESET synchronous_standby_names')
       await server.sql('SELECT pg_reload_conf()')
     })
-    await until(async () => String(await link.ask('SHOW synchronous_standby_names')) === 'nobody')
     const written = failureOf(link.ask('INSERT INTO copied VALUES (1)'))
     const waiting = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     await until(async () => (await server.sql(`SELECT ${waiting}`)).length > 0)

@@ -213,6 +213,25 @@ export class PostgresServer {
     await this.sql('SELECT pg_reload_conf()')
   }
 
+  /** Resolves when commits wait for a synchronous standby; there is none. */
+  async requireStandby(): Promise<void> {
+    await this.sql('CREATE TABLE probe (n int)')
+    await this.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    await this.sql('SELECT pg_reload_conf()')
+    // Sessions may know it before the checkpointer makes commits wait.
+    for (let waits = false; !waits; ) {
+      let isOver = false
+      const write = this.sql('INSERT INTO probe VALUES (1)').finally(() => (isOver = true))
+      while (!isOver) {
+        const cancelled = await this.sql(
+          "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'",
+        )
+        if (cancelled.length > 0) waits = true
+      }
+      await write
+    }
+  }
+
   /** Takes effect at the next start. */
   useTls(key: Buffer, certificate: Buffer): void {
     const { uid, gid } = this.#user
