@@ -1,7 +1,7 @@
 import { readFileSync, writeFileSync } from 'node:fs'
 import { ruleOf } from '../src/config/diff.ts'
 import { POLICY, PROPERTIES, ROUTE } from '../src/config/properties.ts'
-import { helpOf, type Reload, type Row, type Rows } from '../src/config/rows.ts'
+import { type PropertyRow, propertyHelp, type Reload, type Rows } from '../src/config/rows.ts'
 
 /** Writes the generated tables between `<!-- table: NAME -->` and `<!-- end -->`. A test compares them with the rows. */
 const CONFIGURATION = new URL('../docs/configuration.md', import.meta.url)
@@ -31,12 +31,12 @@ function linesOf(rows: Rows, base = ''): string[] {
   })
 }
 
-function line(path: string, row: Row): string {
+function line(path: string, row: PropertyRow): string {
   const { byDefault, scalar } = row
   const isShown = byDefault != null && typeof byDefault !== 'symbol'
   const shown = isShown ? `\`${typeof byDefault === 'string' ? byDefault : JSON.stringify(byDefault)}\`` : ''
   const choices = typeof scalar === 'object' ? ` One of ${scalar.map((one) => `\`${one}\``).join(', ')}.` : ''
-  const meaning = `${helpOf(row)}${choices}`.replaceAll('|', '\\|')
+  const meaning = `${propertyHelp(row)}${choices}`.replaceAll('|', '\\|')
   return `| \`${path}\` | ${shown} | ${effects(ruleOf(row)).join(' or ')} | ${meaning} |`
 }
 
@@ -59,11 +59,11 @@ export function notLive(
   })
 }
 
-function leaves(row: Row): Row[] {
+function leaves(row: PropertyRow): PropertyRow[] {
   return row.group === undefined || row.whole ? [row] : Object.values(row.group).flatMap(leaves)
 }
 
-function effectOf(row: Row): string {
+function effectOf(row: PropertyRow): string {
   const rule = ruleOf(row)
   return typeof rule === 'string' ? rule : rule.effect
 }

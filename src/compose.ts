@@ -2,7 +2,7 @@ import { randomInt } from 'node:crypto'
 import type { Server } from 'node:http'
 import { hostname } from 'node:os'
 import { setTimeout as wait } from 'node:timers/promises'
-import { openAdmin } from './admin/access.ts'
+import { openAdminAccess } from './admin/access.ts'
 import { type Config, namespaceOf } from './config/config.ts'
 import { upstreamTag } from './core/reconcile/identifiers.ts'
 import { policyNamed } from './core/route.ts'
@@ -19,7 +19,7 @@ import { auditLog, type Logger, type LogOutput } from './observe/log.ts'
 import { Metrics } from './observe/metrics.ts'
 import { observer, passObserver, reconcileObserver, StoreHealth, shadowObserver } from './observe/observer.ts'
 import { openTracing } from './observe/tracing.ts'
-import type { Ports } from './protect/ports.ts'
+import type { WalkPorts } from './protect/ports.ts'
 import { KeyChurn, Latency, RecentGrants } from './protect/recent.ts'
 import { Reclaimer } from './protect/reclaimer.ts'
 import type { Execution } from './protect/request.ts'
@@ -33,8 +33,8 @@ import { RecordMap } from './runtime/record-map.ts'
 import { KeyedMutex } from './runtime/scheduling.ts'
 import { Shadow } from './shadow/shadow.ts'
 import { inPhase } from './store/around.ts'
-import { asOne, hasGrace, nameOf, openStores } from './store/open.ts'
-import { type Left, Outbox } from './store/outbox.ts'
+import { asOne, hasGrace, openStores, storeName } from './store/open.ts'
+import { type LeftOutcome, Outbox } from './store/outbox.ts'
 import { Lookout, Presence } from './store/phases.ts'
 import { RecentWrites, Records, tokens } from './store/records.ts'
 import { type NewEpoch, SEAL_ERRORS, type SealError, type Store } from './store/register.ts'
@@ -46,7 +46,7 @@ import { VERSION } from './version.ts'
 const clock = performance.now.bind(performance)
 
 /** The parts of one proxy, made but not yet listening. */
-export type Parts = Awaited<ReturnType<typeof compose>>
+export type ProxyParts = Awaited<ReturnType<typeof compose>>
 
 /**
  * Creates the parts, each from those before it: observers → store → upstream → guard → servers.
@@ -70,7 +70,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     log.warn({ found }, 'the OpenTelemetry SDK brings an @opentelemetry/api that is too old: tracing is off'),
   )
 
-  const storeHealth = new StoreHealth(nameOf(config.store.url), metrics, log)
+  const storeHealth = new StoreHealth(storeName(config.store.url), metrics, log)
   if (config.store.wait !== null) storeHealth.startWaits()
   let reclaimer: Reclaimer | null = null
   // Before it exists there is nothing to rewrite.
@@ -156,7 +156,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   const issuer = await openIssuer(config)
   const callers = await openVerifier(config)
   closing.defer(() => callers?.close())
-  const ports: Ports = {
+  const ports: WalkPorts = {
     records,
     store,
     leases,
@@ -212,7 +212,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     onLoop: (method) => log.warn({ method }, 'loop detected: the upstream leads back to this proxy'),
     onBug,
   })
-  const access = await openAdmin(state, {
+  const access = await openAdminAccess(state, {
     records,
     store,
     waiters,
@@ -283,7 +283,7 @@ async function openInPhase(
     onNewEpoch,
     onSafe: recent?.safeBefore(),
   })
-  const ofOld = migrate && hooks(new StoreHealth(`from_${nameOf(migrate.from)}`, metrics, log))
+  const ofOld = migrate && hooks(new StoreHealth(`from_${storeName(migrate.from)}`, metrics, log))
   const { to, from } = await openStores(config, hooks(health), ofOld ?? undefined)
   const store = asOne({ to, from }, config)
   if (migrate === null || from === null) {
@@ -326,7 +326,7 @@ async function openVerifier({ routes, defaults }: Config): Promise<Verifier | nu
 async function openOutbox(
   { service, store, limits }: Config,
   log: Logger,
-): Promise<{ outbox: Outbox | null; left: readonly Left[] }> {
+): Promise<{ outbox: Outbox | null; left: readonly LeftOutcome[] }> {
   if (store.spool === null) return { outbox: null, left: [] }
   try {
     return await Outbox.open({

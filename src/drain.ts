@@ -1,5 +1,5 @@
 import { setTimeout as wait } from 'node:timers/promises'
-import type { Parts } from './compose.ts'
+import type { ProxyParts } from './compose.ts'
 import type { Millis } from './core/record.ts'
 import { unknownBecause } from './core/settle.ts'
 import { closeServer } from './http/connections.ts'
@@ -12,7 +12,7 @@ const CHECK_EVERY: Millis = 20
  * Announces the shutdown, keeps serving for `drain.delay`, then stops: running requests finish and are stored, up to `drain.timeout`
  * (contract §11).
  */
-export async function drain(parts: Parts): Promise<void> {
+export async function drain(parts: ProxyParts): Promise<void> {
   const { log, state, settler, waiters, running, inFlight, shadow, reconciler, data, closing } = parts
   const { delay, timeout } = state.config.drain
   state.draining = true

@@ -1,5 +1,5 @@
 import { resolve } from 'node:path'
-import { compose, type Parts } from './compose.ts'
+import { compose, type ProxyParts } from './compose.ts'
 import type { Config } from './config/config.ts'
 import type { Loaded } from './config/load.ts'
 import type { Millis } from './core/record.ts'
@@ -50,7 +50,7 @@ export async function start(config: Config, log: Logger, output: LogOutput | nul
 }
 
 /** Runs before anything is claimed or written for an earlier process. */
-async function enterPhase({ presence, closing }: Parts): Promise<void> {
+async function enterPhase({ presence, closing }: ProxyParts): Promise<void> {
   try {
     await presence?.enter()
   } catch (error) {
@@ -60,14 +60,14 @@ async function enterPhase({ presence, closing }: Parts): Promise<void> {
 }
 
 /** Outcomes that the store takes now need not be answered from memory; while it is down, retries are. */
-async function writeSpooled({ log, spooled, settler }: Parts): Promise<void> {
+async function writeSpooled({ log, spooled, settler }: ProxyParts): Promise<void> {
   if (spooled === 0) return
   log.warn({ outcomes: spooled }, 'outcomes of an earlier process are in the spool and will be written')
   await within(WRITE_FIRST, settler.flush())
 }
 
 /** The traffic listener comes last, so that nothing is served unless everything is. */
-async function listenAll(parts: Parts): Promise<Urls> {
+async function listenAll(parts: ProxyParts): Promise<Urls> {
   const { state, data, admin, ops } = parts
   const { config } = state
   try {
@@ -83,7 +83,7 @@ async function listenAll(parts: Parts): Promise<Urls> {
   }
 }
 
-function announce({ log, state: { config }, store }: Parts, { url, adminUrl, opsUrl }: Urls): void {
+function announce({ log, state: { config }, store }: ProxyParts, { url, adminUrl, opsUrl }: Urls): void {
   const isFile = store.name === 'sqlite'
   log.info(
     {

@@ -1,6 +1,6 @@
-import type { Parts } from './compose.ts'
+import type { ProxyParts } from './compose.ts'
 import type { Config } from './config/config.ts'
-import { type Change, changeLine, changesBetween, orphanedBy } from './config/diff.ts'
+import { type ConfigChange, changeLine, changesBetween, orphanedBy } from './config/diff.ts'
 import { formatConfigError, type Loaded } from './config/load.ts'
 
 /** Number of changes logged per reload: a new file may differ in every line. */
@@ -10,7 +10,7 @@ const MOST_LOGGED = 100
  * Applies a configuration that was read while the proxy runs, if it is valid and all its changes can be made without a restart; otherwise
  * nothing changes, and the log says why (contract §10).
  */
-export function reloader(parts: Parts): (loaded: Loaded) => void {
+export function reloader(parts: ProxyParts): (loaded: Loaded) => void {
   const { log, metrics, state } = parts
   const count = (successful: boolean): void =>
     metrics.set('idempotency_config_last_reload_successful', {}, successful ? 1 : 0)
@@ -51,7 +51,7 @@ export function reloader(parts: Parts): (loaded: Loaded) => void {
 }
 
 /** Updates parts that do not read the configuration themselves. */
-function apply({ reconciler, metrics, budgets, inFlight, waiters }: Parts, config: Config): void {
+function apply({ reconciler, metrics, budgets, inFlight, waiters }: ProxyParts, config: Config): void {
   reconciler.check(config)
   metrics.startRoutes(config)
   for (const budget of budgets) budget.resize(config.limits.buffered)
@@ -59,7 +59,7 @@ function apply({ reconciler, metrics, budgets, inFlight, waiters }: Parts, confi
   waiters.resize(config.limits.waiters)
 }
 
-function linesOf(changes: readonly Change[], which: Change['effect']): string[] {
+function linesOf(changes: readonly ConfigChange[], which: ConfigChange['effect']): string[] {
   return changes
     .filter(({ effect }) => effect === which)
     .slice(0, MOST_LOGGED)

@@ -6,7 +6,7 @@
 import { loadConfig } from '../../src/config/load.ts'
 import { parseTarget } from '../../src/core/route.ts'
 import { TrafficServer } from '../../src/http/connections.ts'
-import { countedHeaders, loopMarkOf, requestLines, TrustedProxies } from '../../src/http/headers.ts'
+import { identifyingHeaders, loopMarkOf, requestLines, TrustedProxies } from '../../src/http/headers.ts'
 import { readBody } from '../../src/http/protected.ts'
 import type { TrafficResponse } from '../../src/http/request.ts'
 import { Stalled } from '../../src/http/stalled.ts'
@@ -32,7 +32,7 @@ const forward = forwarder(upstream.client, { ...config.upstream, budget })
 const writer = new ResponseWriter(config.problems.baseUrl, config.upstream.idleTimeout)
 const peers = new TrustedProxies([])
 const limit = config.defaults.limits
-const forwarding = { host: upstream.host, loop: loopMarkOf(config), counted: countedHeaders(config) }
+const forwarding = { host: upstream.host, loop: loopMarkOf(config), counted: identifyingHeaders(config) }
 
 const server = new TrafficServer(
   { holds: true, requestTimeout: 0, keepAliveTimeout: 72_000 },

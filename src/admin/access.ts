@@ -19,7 +19,7 @@ export type AdminOptions = Omit<AdminPorts, 'config' | 'subjects' | 'audit'> & {
  * Null: no token or no listener, so no API.
  * @throws {Error} if the audit log cannot be opened.
  */
-export async function openAdmin(
+export async function openAdminAccess(
   inForce: InForce,
   { onAudit, ...rest }: AdminOptions,
 ): Promise<(AdminAccess & AsyncDisposable) | null> {

@@ -10,7 +10,7 @@ import Fastify, {
 import type { Static, TObject, TSchema } from 'typebox'
 import { Value } from 'typebox/value'
 import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
-import { AdminProblem, invalid, mismatch, type ProblemCode } from './problems.ts'
+import { AdminProblem, invalid, type ProblemCode, schemaMismatch } from './problems.ts'
 
 /** Types of requests and replies follow from the route's schemas. */
 interface TypeBoxProvider extends FastifyTypeProvider {
@@ -160,7 +160,7 @@ const validator: FastifySchemaCompiler<TSchema> = ({ schema, httpPart }) => {
   if (httpPart !== 'body') return (value) => ({ value })
   return (sent) => {
     const value = sent === null && isOptionalBody(schema) ? {} : sent
-    const detail = mismatch(schema, value)
+    const detail = schemaMismatch(schema, value)
     return detail === null ? { value } : { error: invalid(detail) }
   }
 }

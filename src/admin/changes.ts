@@ -16,7 +16,7 @@ import {
   type StoredResponse,
 } from '../core/record.ts'
 import { keptResult, outcomeSpans, type Resolution, resolvedDraft } from '../core/settle.ts'
-import type { Audit, Change } from '../observe/audit.ts'
+import type { Audit, AuditEvent } from '../observe/audit.ts'
 import type { History } from '../observe/history.ts'
 import type { Reclaimer } from '../protect/reclaimer.ts'
 import type { WaitingRoom } from '../protect/waiting-room.ts'
@@ -24,7 +24,7 @@ import { orThrow, type Records } from '../store/records.ts'
 import { type Store, StoreUnavailable } from '../store/register.ts'
 import type { AdminRoutes } from './app.ts'
 import { type RecordLookup, subjectMembers } from './lookup.ts'
-import { AdminProblem, invalid, mismatch } from './problems.ts'
+import { AdminProblem, invalid, schemaMismatch } from './problems.ts'
 import { etag, notFound, ONE, readRecord, recordView, responseView, STORED, time } from './records.ts'
 import {
   deciderMembers,
@@ -69,7 +69,7 @@ const ifMatch = Type.Object({ 'If-Match': Type.String() })
 
 /** Why the API would refuse this resolution; null: it would accept it. */
 export function resolutionFault(resolving: unknown): string | null {
-  const detail = mismatch(resolution, resolving)
+  const detail = schemaMismatch(resolution, resolving)
   if (detail !== null) return detail
   try {
     responseOf(resolving as Resolving)
@@ -213,7 +213,7 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
     async ({ body, ip }) => {
       const { reason = null } = body
       const who = whoOf({ body, ip })
-      const change: Change = {
+      const change: AuditEvent = {
         who,
         what: 'drain',
         record: null,
@@ -227,7 +227,10 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
   )
 }
 
-function whoOf({ ip, body }: Pick<FastifyRequest<{ Body: { by?: string } }>, 'body' | 'ip'>): Change['who'] {
+function whoOf({
+  ip,
+  body,
+}: Pick<FastifyRequest<{ Body: { by?: string } }>, 'body' | 'ip'>): AuditEvent['who'] {
   // Undefined once the client has disconnected.
   const address = (ip as string | undefined) ?? 'unknown'
   return { address, by: body.by ?? null }
@@ -256,7 +259,7 @@ async function settle(
   what: 'resolve' | 'outcome',
   id: RecordId,
   resolving: Resolving,
-  who: Change['who'],
+  who: AuditEvent['who'],
   version: string | null,
 ): Promise<RecordView | null> {
   const { outcome, reason = null } = resolving
@@ -278,7 +281,7 @@ async function settle(
     const spans = outcomeSpans(resolution, policy)
     const after =
       response === null ? { state } : { state, status: response.status, size: response.body.length }
-    const change: Change = { who, what, record: id, before: summary(view), after, reason }
+    const change: AuditEvent = { who, what, record: id, before: summary(view), after, reason }
     const reply = await audited(ports.audit, change, async () =>
       orThrow(await ports.records.replace(id, stored.version, draft, spans)),
     )
@@ -322,13 +325,13 @@ async function remove(
   ports: ChangePorts,
   id: RecordId,
   decided: Static<typeof decision>,
-  who: Change['who'],
+  who: AuditEvent['who'],
   version: string,
 ): Promise<void> {
   const found = await removable(ports, id, version)
   if (found === null) throw notFound(id)
   const { reason = null } = decided
-  const change: Change = { who, what: 'delete', record: id, before: found.before, after: null, reason }
+  const change: AuditEvent = { who, what: 'delete', record: id, before: found.before, after: null, reason }
   if (await audited(ports.audit, change, () => ports.store.remove(id, found.version))) {
     ports.own.decided?.({ id, version: found.version, written: null })
     ports.waiters.tell(id, null)
@@ -414,7 +417,7 @@ async function decidable(
 }
 
 /** Makes the change after its audit line is on disk; without the line, no change. */
-async function audited<T>(audit: Audit, change: Change, make: () => Promise<T>): Promise<T> {
+async function audited<T>(audit: Audit, change: AuditEvent, make: () => Promise<T>): Promise<T> {
   try {
     await audit.write(change)
   } catch (error) {
@@ -435,7 +438,7 @@ async function audited<T>(audit: Audit, change: Change, make: () => Promise<T>):
 const OVERTAKEN = 'somebody else changed the record first'
 
 /** Records that an audited change was not made. If this line fails as well, no change is hidden: none was made. */
-async function withdraw(audit: Audit, change: Change, why: string): Promise<void> {
+async function withdraw(audit: Audit, change: AuditEvent, why: string): Promise<void> {
   await audit.write({ ...change, what: 'withdrawn', reason: why }).catch(() => {})
 }
 

@@ -5,7 +5,7 @@ import type { FullView, HistoryView } from './schemas.ts'
 export type Unexplained = Omit<FullView, 'explanation' | 'history'> & {
   readonly history: readonly Omit<HistoryView, 'text' | 'mood'>[]
 }
-type Entry = Unexplained['history'][number]
+type HistoryEvent = Unexplained['history'][number]
 
 /** The current settings of a route that change the meaning of a record. */
 export type RouteFacts = Pick<RoutePolicy, 'mode' | 'onLeaseExpired'> & { readonly reconciles: boolean }
@@ -222,9 +222,9 @@ function retryExecutes({ leaseUntil, history }: Unexplained, route: RouteFacts |
   return lapsed && route?.onLeaseExpired === 'retry'
 }
 
-type Words = Readonly<Record<string, { readonly says: string; readonly mood?: 'good' | 'bad' }>>
-const EVENTS: Words = { ...REQUEST_OUTCOMES, ...OTHER_EVENTS }
-const RESULTS: Readonly<Record<string, Words>> = {
+type EventTexts = Readonly<Record<string, { readonly says: string; readonly mood?: 'good' | 'bad' }>>
+const EVENTS: EventTexts = { ...REQUEST_OUTCOMES, ...OTHER_EVENTS }
+const RESULTS: Readonly<Record<string, EventTexts>> = {
   settled: COMPLETION_RESULTS,
   reconciled: RECONCILE_RESULTS,
 }
@@ -255,12 +255,12 @@ function wordOf(detail: HistoryView['detail'], name: string): string | null {
   return typeof value === 'string' || typeof value === 'number' ? String(value) : null
 }
 
-function decider({ detail }: Entry): string {
+function decider({ detail }: HistoryEvent): string {
   const by = wordOf(detail, 'by') ?? 'someone'
   return `${detail['what'] === 'outcome' ? 'reported' : 'decided'} by ${by}`
 }
 
-function lastOf({ history }: Unexplained, event: string): Entry | undefined {
+function lastOf({ history }: Unexplained, event: string): HistoryEvent | undefined {
   return history.findLast((entry) => entry.event === event)
 }
 

@@ -106,16 +106,16 @@ function callerOf(
   return { lines, claims: Object.keys(claims).length === 0 ? null : claims }
 }
 
-interface Key {
+interface CandidateKey {
   readonly key: string
   readonly qualifier: KeyQualifier
 }
 
 /** The key as it would be in each place where the route reads it. */
-function keysOf({ key: policy }: RoutePolicy, key: string, caller: RawHeaders): readonly Key[] {
+function keysOf({ key: policy }: RoutePolicy, key: string, caller: RawHeaders): readonly CandidateKey[] {
   // Every syntax accepts an RFC 9651 String, which can hold any key.
   const line = key.startsWith('"') ? key : `"${key.replace(/[\\"]/g, '\\$&')}"`
-  const keys: Key[] = []
+  const keys: CandidateKey[] = []
   let detail = '/key: the route takes no key'
   for (const source of policy.from) {
     if (source.kind !== 'header') {

@@ -62,7 +62,7 @@ export function invalid(detail: string): AdminProblem {
 }
 
 /** What is wrong with `body` by its schema: member names, never values. Null: nothing. */
-export function mismatch(schema: TSchema, body: unknown): string | null {
+export function schemaMismatch(schema: TSchema, body: unknown): string | null {
   if (Value.Check(schema, body)) return null
   const [error] = Value.Errors(schema, body)
   const example =

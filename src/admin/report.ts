@@ -113,7 +113,7 @@ export const UNKNOWN = Object.keys(unknown) as (keyof typeof unknown)[]
 export const ASKED = Object.keys(asked) as (keyof typeof asked)[]
 export const COUNTED = Object.keys(counted) as (keyof typeof counted)[]
 
-export interface Recheck {
+export interface RecheckPort {
   /** How old a record of the route must be to be asked about; null: it cannot be. */
   readonly from: (route: string) => Millis | null
   readonly ask: (id: RecordId, record: Completed) => Promise<Verification>
@@ -131,7 +131,7 @@ export interface ReportPorts {
   /** Absent: the report covers the store alone. */
   readonly counters?: () => Promise<Counters>
   /** Absent: no upstream is known here, so none is asked. */
-  readonly recheck?: Recheck
+  readonly recheck?: RecheckPort
 }
 
 const MAX_SAMPLE = 1000
@@ -168,7 +168,7 @@ export const reportRoutes: AdminRoutes<ReportPorts> = async (app, { ports }) => 
         throw invalid('?since: a duration of more than 0, such as 90m, 24h or 7d')
       if (sample === undefined) return reportOf(ports, span.value, null)
       if (ports.recheck === undefined) throw invalid('?sample: only a running proxy asks the upstream')
-      return reportOf(ports, span.value, new Sample(sample, ports.recheck))
+      return reportOf(ports, span.value, new RecheckSample(sample, ports.recheck))
     },
   )
 }
@@ -177,7 +177,7 @@ const HOUR: Millis = 3_600_000
 const DAY: Millis = 24 * HOUR
 const REPLAYED = new Set(['replayed', 'waited'])
 
-async function reportOf(ports: ReportPorts, span: Millis, sample: Sample | null): Promise<Report> {
+async function reportOf(ports: ReportPorts, span: Millis, sample: RecheckSample | null): Promise<Report> {
   const now = await ports.store.ping()
   const from = now - span
   const period = new RouteTable(() => zeros(PERIOD))
@@ -312,14 +312,14 @@ const FIGURE = {
 } as const satisfies Record<Verification['kind'], (typeof ASKED)[number]>
 
 /** Rechecks a uniform random sample of the completed records that it is shown. */
-class Sample {
+class RecheckSample {
   readonly #size: number
-  readonly #recheck: Recheck
+  readonly #recheck: RecheckPort
   readonly #table = new RouteTable(() => zeros(ASKED))
   readonly #ids: RecordId[] = []
   #shown = 0
 
-  constructor(size: number, recheck: Recheck) {
+  constructor(size: number, recheck: RecheckPort) {
     this.#size = size
     this.#recheck = recheck
   }

@@ -26,7 +26,7 @@ export const shadowRow = object({
   ),
 })
 
-export type ShadowRow = Static<typeof shadowRow>
+export type ShadowTallyRow = Static<typeof shadowRow>
 
 /** Figures by name, in table order. */
 export const SHADOW_FIGURES = Object.keys(figures) as (keyof typeof figures)[]
@@ -96,7 +96,7 @@ export class ShadowTally {
   }
 
   /** Routes with a verdict of shadow mode. */
-  rows(): ShadowRow[] {
+  rows(): ShadowTallyRow[] {
     return this.#table.rows().filter(({ requests }) => requests > 0)
   }
 }

@@ -26,7 +26,7 @@ export interface Option {
   readonly repeated?: true
   readonly short?: string
 }
-export type Options = Readonly<Record<string, Option>>
+export type CommandOptions = Readonly<Record<string, Option>>
 
 /** The flags of `serve`; `check` and `policy` read a file as if it were served with them. */
 export const SERVE_OPTIONS = {
@@ -44,7 +44,7 @@ export const SERVE_OPTIONS = {
     value: 'NAME',
     help: 'name of the protected service, such as payments; services that share a store share no records',
   },
-} satisfies Options
+} satisfies CommandOptions
 export const SERVE_USAGE = Object.entries(SERVE_OPTIONS)
   .map(([name, { value }]) => `[--${name} ${value}]`)
   .join(' ')
@@ -54,7 +54,7 @@ export interface Command {
   /** One line per way to call it, without the name of the program. */
   readonly usage: readonly string[]
   readonly about: readonly string[]
-  readonly options: Options
+  readonly options: CommandOptions
   /** Its one argument, such as `one file`; null: it checks its arguments itself; absent: it takes none. */
   readonly takes?: string | null
   /** It takes abbreviated ids, which may begin with a dash like whole ones. */
@@ -92,7 +92,7 @@ export class Args {
   }
 }
 
-const HELP: Options = { help: { value: null, help: 'prints this', short: 'h' } }
+const HELP: CommandOptions = { help: { value: null, help: 'prints this', short: 'h' } }
 
 /** Ends a command; `dispatch` prints its message. */
 export class Exit extends Error {
@@ -117,7 +117,7 @@ export async function run(command: Command, words: readonly string[], io: Io): P
   const ids = command.takesPrefixes === true ? PREFIX : RECORD_ID
   const parsed = parse({ ...command.options, ...HELP }, idsLast(words, ids))
   if (parsed.has('help')) {
-    io.out(helpOf(command))
+    io.out(commandHelp(command))
     return FINE
   }
   const { name, takes } = command
@@ -145,7 +145,7 @@ function idsLast(words: readonly string[], ids: RegExp): string[] {
   ]
 }
 
-function parse(options: Options, words: readonly string[]): Args {
+function parse(options: CommandOptions, words: readonly string[]): Args {
   try {
     const { positionals, values, tokens } = parseArgs({
       args: [...words],
@@ -181,7 +181,7 @@ function unknownOption(written: string, known: readonly string[]): string {
   return `unknown option ${written}${near === null ? '' : `; did you mean --${near}?`}`
 }
 
-export function helpOf({
+export function commandHelp({
   usage: ways,
   about,
   options,

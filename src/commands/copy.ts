@@ -20,7 +20,7 @@ import { isMark } from '../store/phases.ts'
 import { type Page, type Store, StoreFull, StoreUnavailable } from '../store/register.ts'
 import { type Args, type Command, Exit, FINDING, FINE, finding, type Io, usage } from './command.ts'
 import { validConfig } from './configuration.ts'
-import { Progress } from './progress.ts'
+import { ProgressBar } from './progress.ts'
 import { shownUrl } from './record-source.ts'
 import { missingFile, mustExist } from './target-options.ts'
 import { json, plain, span, table } from './terminal.ts'
@@ -64,15 +64,15 @@ export const copy: Command = {
   run: runCopy,
 }
 
-interface Side {
+interface CopySide {
   /** For people, without secrets. */
   readonly name: string
   readonly config: Config
 }
 
 interface Plan {
-  readonly from: Side
-  readonly to: Side
+  readonly from: CopySide
+  readonly to: CopySide
   readonly mode: CopyMode
   readonly rate: Rate | null
   readonly cursor: string | null
@@ -107,7 +107,7 @@ function planOf(args: Args, io: Io): Plan {
 }
 
 /** Opening a missing file would create it; a dry run compares with an empty store instead. */
-function standIn(to: Side): Side {
+function standIn(to: CopySide): CopySide {
   const { name, config } = to
   if (missingFile(config.store.url) === null) return to
   return { name, config: { ...config, store: { ...config.store, url: 'memory:' } } }
@@ -135,7 +135,7 @@ function sidesOf(args: Args, io: Io): Pick<Plan, 'from' | 'to'> {
     throw usage(
       `the key ${quote(missing.id)} of --from is not in --to (store.encryption.keys); records sealed with it could not be read there`,
     )
-  const side = ({ url, config: ofFile }: ReturnType<typeof named>): Side => {
+  const side = ({ url, config: ofFile }: ReturnType<typeof named>): CopySide => {
     // Nothing is sent upstream.
     const flags = { upstream: 'http://127.0.0.1', store: url, service }
     const config = ofFile ?? validConfig(null, flags, io.env)
@@ -158,13 +158,13 @@ function hasKey(config: Config | null, { id, key }: SealingKey): boolean {
 }
 
 interface Opened {
-  readonly side: Side
+  readonly side: CopySide
   readonly store: Store
   /** Its connection was lost and reopened: the server may have restarted without its data. */
   readonly wasLost: () => boolean
 }
 
-interface Stores extends AsyncDisposable {
+interface CopyStores extends AsyncDisposable {
   readonly from: Opened
   readonly to: Opened
   /** Says in which store it failed. Other errors are bugs and propagate. */
@@ -172,15 +172,15 @@ interface Stores extends AsyncDisposable {
 }
 
 /** @throws {Exit} if a copy must not begin */
-async function openStores(plan: Plan): Promise<Stores> {
+async function openStores(plan: Plan): Promise<CopyStores> {
   await using opened = new AsyncDisposableStack()
-  const sides = new WeakMap<Error, Side>()
-  const trouble: Stores['trouble'] = (error) => {
+  const sides = new WeakMap<Error, CopySide>()
+  const trouble: CopyStores['trouble'] = (error) => {
     if (!(error instanceof StoreUnavailable) && !(error instanceof CopyDiffers)) throw error
     const side = sides.get(error) ?? plan.to
     return { why: `${side.name}: ${error.message}`, isOfTarget: side === plan.to }
   }
-  const open = async (side: Side): Promise<Opened> => {
+  const open = async (side: CopySide): Promise<Opened> => {
     const { service, store: settings } = side.config
     let isOpen = false
     let lost = false
@@ -241,14 +241,14 @@ interface Run {
   readonly next: string | null
 }
 
-async function copyAll(plan: Plan, stores: Stores, io: Io, stop: AbortSignal): Promise<Run> {
+async function copyAll(plan: Plan, stores: CopyStores, io: Io, stop: AbortSignal): Promise<Run> {
   const { from, to, mode } = plan
   const [source, target] = [stores.from.store, stores.to.store]
   const tally = Object.fromEntries(Object.keys(COPIED).map((name) => [name, 0])) as Tally
   const pace = pacer(plan.rate, stop)
   io.err(`${mode.writes ? 'copying' : 'comparing'} from ${plain(from.name)} to ${plain(to.name)}\n`)
   let next = plan.cursor
-  let progress: Progress | null = null
+  let progress: ProgressBar | null = null
   /** What was copied may be lost if the target's connection was. */
   const early = (why: string, mayGoOn = !stores.to.wasLost()): Run => ({
     tally,
@@ -257,7 +257,7 @@ async function copyAll(plan: Plan, stores: Stores, io: Io, stop: AbortSignal): P
   })
   try {
     const beganAt = await source.ping()
-    progress = new Progress(io, io.columns === null ? null : await count(source, next, stop))
+    progress = new ProgressBar(io, io.columns === null ? null : await count(source, next, stop))
     /** Changes in the source since the copy began. */
     let written = 0
     const one = async (id: RecordId): Promise<void> => {

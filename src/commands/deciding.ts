@@ -1,6 +1,6 @@
 import { quote } from '../config/units.ts'
 import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'
-import { type Args, type Io, type Options, usage } from './command.ts'
+import { type Args, type CommandOptions, type Io, usage } from './command.ts'
 import { recordAt } from './inspect.ts'
 import { openSource } from './target-options.ts'
 import { osUser } from './terminal.ts'
@@ -14,7 +14,7 @@ export const DECIDING_OPTIONS = {
     help: 'only if the record is at this version (default: the current one)',
   },
   yes: { value: null, help: 'does not ask for confirmation; required without a terminal' },
-} satisfies Options
+} satisfies CommandOptions
 
 export interface Deciding {
   readonly id: string

@@ -35,14 +35,14 @@ async function runDelete(args: Args, io: Io): Promise<number> {
   return FINE
 }
 
-interface Found {
+interface RecordToDelete {
   readonly version: number
   /** Null: it cannot be read. */
   readonly state: State | null
   readonly lines: readonly string[]
 }
 
-async function foundAt(source: RecordSource, path: string): Promise<Found> {
+async function foundAt(source: RecordSource, path: string): Promise<RecordToDelete> {
   try {
     const { version, state, method, route, createdAt, ...record } = (await source.ask({
       method: 'GET',

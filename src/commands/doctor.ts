@@ -18,7 +18,7 @@ import { isDamagedName, readSpool } from '../store/spool.ts'
 import { VERSION } from '../version.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
 import { type RecordSource, SourceRefusal, shownUrl } from './record-source.ts'
-import { openAdmin, SOURCE_OPTIONS, storeConfig } from './target-options.ts'
+import { adminSource, SOURCE_OPTIONS, storeConfig } from './target-options.ts'
 import { json, span, table } from './terminal.ts'
 
 const PINGS = 20
@@ -75,7 +75,7 @@ async function runDoctor(args: Args, io: Io): Promise<number> {
     checked.push(...(await spoolChecks(config)), ...(await auditChecks(config)))
   }
   if (args.has('admin')) {
-    await using source = openAdmin(args)
+    await using source = adminSource(args)
     checked.push(...(await proxyChecks(source, new URL(args.text('admin') as string).origin)))
   }
   const rows = checked.map(({ check, found, detail }) => [

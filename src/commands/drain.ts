@@ -1,5 +1,5 @@
 import { type Args, type Command, FINE, type Io, usage } from './command.ts'
-import { ADMIN_OPTIONS, openAdmin } from './target-options.ts'
+import { ADMIN_OPTIONS, adminSource } from './target-options.ts'
 import { json, osUser } from './terminal.ts'
 
 export const drain: Command = {
@@ -20,7 +20,7 @@ export const drain: Command = {
 
 async function runDrain(args: Args, io: Io): Promise<number> {
   if (!args.has('admin')) throw usage('drain needs the running proxy: --admin URL --token-file FILE')
-  await using source = openAdmin(args)
+  await using source = adminSource(args)
   const body = { by: osUser(), ...args.given(['by', 'reason']) }
   const reply = await source.ask({ method: 'POST', path: '/v1/drain', body })
   const text = `${source.name} is draining: it fails its readiness and keeps serving\n`

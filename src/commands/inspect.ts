@@ -93,12 +93,12 @@ function callOf(args: Args): SourceRequest | { readonly beginning: string } {
   return { method: 'POST', path: '/v1/records/lookup', body }
 }
 
-type Caller = NonNullable<Lookup['caller']>
+type LookupCaller = NonNullable<Lookup['caller']>
 const LINE = new RegExp(`^(${TOKEN}):[\\t ]*(.*?)[\\t ]*$`)
 
 /** Headers and claims by name. Their values are credentials and appear in no message. */
-function callerOf(given: readonly string[]): Caller {
-  const caller: Record<string, Caller[string]> = {}
+function callerOf(given: readonly string[]): LookupCaller {
+  const caller: Record<string, LookupCaller[string]> = {}
   const lines: string[] = []
   for (const one of given) {
     if (!one.startsWith('@')) lines.push(one)

@@ -6,7 +6,7 @@ const TELL_EVERY: Millis = 10_000
 const BAR = 30
 
 /** Shows the progress of a long command on standard error: a bar on a terminal, otherwise a line now and then. */
-export class Progress {
+export class ProgressBar {
   readonly #io: Io
   /** Null: unknown. */
   readonly #total: number | null

@@ -1,6 +1,6 @@
 import { counted } from '../admin/explain.ts'
 import { ASKED, COUNTED, PERIOD, type Report, UNKNOWN } from '../admin/report.ts'
-import { SHADOW_FIGURES, type ShadowRow } from '../admin/shadow-tally.ts'
+import { SHADOW_FIGURES, type ShadowTallyRow } from '../admin/shadow-tally.ts'
 import { parseDuration, quote } from '../config/units.ts'
 import { type Args, type Command, FINDING, FINE, finding, type Io, usage } from './command.ts'
 import { readLogs, type ShadowReport } from './shadow-log.ts'
@@ -61,7 +61,7 @@ async function runReport(args: Args, io: Io): Promise<number> {
   await using source = await openSource(args, io)
   const query = args.given(['since', 'sample'])
   const found = (await source.ask({ method: 'GET', path: '/v1/report', query })) as Report
-  io.out(format(found, textOf(found)))
+  io.out(format(found, reportText(found)))
   return found.asked?.routes.some(({ disagreed }) => disagreed > 0) === true ? FINDING : FINE
 }
 
@@ -85,14 +85,14 @@ async function reportOfLogs(files: readonly string[], args: Args, io: Io, format
   )
 }
 
-type Row = { readonly route: string } & Readonly<Record<string, string | number>>
+type ReportRow = { readonly route: string } & Readonly<Record<string, string | number>>
 
 /** A table of the report, in every format. */
 interface Section {
   readonly name: 'period' | 'unknown' | 'counted' | 'shadow' | 'verdicts' | 'asked'
   readonly title: string
   readonly figures: readonly string[]
-  readonly rows: readonly Row[]
+  readonly rows: readonly ReportRow[]
 }
 
 /** A report for people, with notes on how to read it. */
@@ -103,7 +103,7 @@ export interface ReportText {
   readonly remarks: readonly string[]
 }
 
-export function textOf(report: Report): ReportText {
+export function reportText(report: Report): ReportText {
   const found = report.asked?.found ?? []
   return {
     sections: sections(report),
@@ -129,7 +129,7 @@ function shadowText({ since, now, first, last, lines, unreadable, shadow }: Shad
 }
 
 /** What shadow mode counted, and the verdicts that occurred at all. `of`: source and period. */
-function shadowSections(rows: readonly ShadowRow[], of: string): Section[] {
+function shadowSections(rows: readonly ShadowTallyRow[], of: string): Section[] {
   const given = Object.keys(rows[0]?.verdicts ?? {}).filter((name) =>
     rows.some(({ verdicts }) => (verdicts[name] ?? 0) > 0),
   )
@@ -186,7 +186,7 @@ function cells({ figures, rows }: Section): string[][] {
   return all.map((row) => [row.route, ...figures.map((name) => String(row[name]))])
 }
 
-function total(figures: readonly string[], rows: readonly Row[]): Row {
+function total(figures: readonly string[], rows: readonly ReportRow[]): ReportRow {
   const sum = (name: string): number => rows.reduce((all, row) => all + Number(row[name]), 0)
   return { ...Object.fromEntries(figures.map((name) => [name, sum(name)])), route: '(all)' }
 }

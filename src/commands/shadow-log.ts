@@ -1,6 +1,6 @@
 import { createReadStream } from 'node:fs'
 import { createInterface } from 'node:readline'
-import { isVerdict, type ShadowRow, ShadowTally } from '../admin/shadow-tally.ts'
+import { isVerdict, ShadowTally, type ShadowTallyRow } from '../admin/shadow-tally.ts'
 import type { Millis } from '../core/record.ts'
 
 /** What `enforce` would have done in a period, according to the logs of shadow mode. */
@@ -14,7 +14,7 @@ export interface ShadowReport {
   readonly lines: number
   /** Unreadable lines of shadow mode: truncated, or from another version. */
   readonly unreadable: number
-  readonly shadow: readonly ShadowRow[]
+  readonly shadow: readonly ShadowTallyRow[]
 }
 
 /**

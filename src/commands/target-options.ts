@@ -5,16 +5,16 @@ import { Findings, formatConfigError } from '../config/errors.ts'
 import { readToken } from '../config/files.ts'
 import { quote } from '../config/units.ts'
 import { isSharedStore } from '../config/urls.ts'
-import { type Args, Exit, finding, type Io, type Options, usage } from './command.ts'
+import { type Args, type CommandOptions, Exit, finding, type Io, usage } from './command.ts'
 import { validConfig } from './configuration.ts'
 import { openDirect, openRemote, type RecordSource } from './record-source.ts'
 
-export const ADMIN_OPTIONS: Options = {
+export const ADMIN_OPTIONS: CommandOptions = {
   admin: { value: 'URL', help: 'admin listener of a running proxy, such as http://127.0.0.1:9464' },
   'token-file': { value: 'FILE', help: 'bearer token of --admin (its admin.tokenFile)' },
 }
 
-export const SOURCE_OPTIONS: Options = {
+export const SOURCE_OPTIONS: CommandOptions = {
   ...ADMIN_OPTIONS,
   config: { value: 'FILE', help: 'configuration of the proxy: reads its store directly' },
   store: {
@@ -37,7 +37,7 @@ export async function openSource(args: Args, io: Io, changes = false): Promise<R
   if (args.has('admin')) {
     if (own.length > 0)
       throw usage(`found --admin and --${own[0]}; allowed: --admin, or --config, --store and --service`)
-    return openAdmin(args)
+    return adminSource(args)
   }
   if (args.has('token-file')) throw usage('found --token-file without --admin URL')
   if (!args.has('config') && !args.has('store'))
@@ -53,7 +53,7 @@ export async function openSource(args: Args, io: Io, changes = false): Promise<R
   }
 }
 
-export function openAdmin(args: Args): RecordSource {
+export function adminSource(args: Args): RecordSource {
   const found = args.text('admin') ?? ''
   const url = /^https?:\/\/[^/]/i.test(found) ? URL.parse(found) : null
   if (

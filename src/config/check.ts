@@ -17,7 +17,7 @@ type Rule = readonly [
   message: string,
   shared?: readonly string[],
 ]
-type Common = Pick<Config, 'upstream' | 'store' | 'limits' | 'issuer'>
+type SharedConfig = Pick<Config, 'upstream' | 'store' | 'limits' | 'issuer'>
 
 /**
  * Conflicting values of a policy, with the properties involved, of the policy and of the file. `base`: `defaults` or
@@ -27,7 +27,7 @@ export function checkPolicy(
   findings: Findings,
   base: string,
   policy: RoutePolicy,
-  { upstream, store, limits, issuer }: Common,
+  { upstream, store, limits, issuer }: SharedConfig,
 ): void {
   const { lease, ttl, ttlBody, unresolvedTtl, respondWithin, key, scope, fingerprint, authorizeReplay } =
     policy

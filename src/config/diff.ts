@@ -12,10 +12,10 @@ import {
 } from '../core/route.ts'
 import type { Config } from './config.ts'
 import { FILE, ROUTE } from './properties.ts'
-import { isMapping, memberOf, type Reload, type ReloadRule, type Row } from './rows.ts'
+import { isMapping, memberOf, type PropertyRow, type Reload, type ReloadRule } from './rows.ts'
 import { fileForm, policyForm, valueText } from './written.ts'
 
-export interface Change {
+export interface ConfigChange {
   /** Such as `upstream.url` or `routes[pay].ttl`. */
   readonly path: string
   /** Raw values, including secrets: print them with {@link changeLine} only. Undefined: absent. */
@@ -29,16 +29,16 @@ export interface Change {
 }
 
 /** A change in one line: path, old value, new value, spelled as in the file. */
-export function changeLine({ path, was, now, about, spelled }: Change): string {
+export function changeLine({ path, was, now, about, spelled }: ConfigChange): string {
   const [before, after] = [valueText(was, path, spelled.was), valueText(now, path, spelled.now)]
   const same = before === after ? ' (another value)' : ''
   return `${path}: ${before} → ${after}${same}${about === null ? '' : ` (${about})`}`
 }
 
-type Found = Omit<Change, 'spelled'>
+type RawChange = Omit<ConfigChange, 'spelled'>
 
 /** The differences between two configurations, each with its reload rule. */
-export function changesBetween(before: Config, after: Config): Change[] {
+export function changesBetween(before: Config, after: Config): ConfigChange[] {
   const spelled = { was: before.spelled, now: after.spelled }
   const isUsed = [before, after].some(({ unmatched }) => unmatched === 'protect')
   return [
@@ -49,7 +49,7 @@ export function changesBetween(before: Config, after: Config): Change[] {
   ].map((found) => ({ ...found, spelled }))
 }
 
-function fileChanges(before: Config, after: Config): Found[] {
+function fileChanges(before: Config, after: Config): RawChange[] {
   const policies = [before, after].flatMap(policiesOf).filter(readsKeys)
   const [was, now] = [before, after].map(fileForm).map(({ routes: _r, defaults: _d, ...own }) => own)
   return differences(was, now, FILE).map(({ rule, ...difference }) => {
@@ -60,10 +60,10 @@ function fileChanges(before: Config, after: Config): Found[] {
 }
 
 /** `used`: some requests fall under the policy. */
-function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, used = true): Found[] {
+function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, used = true): RawChange[] {
   const moot = !used || (!readsKeys(before) && !readsKeys(after))
   const changed = differences(policyForm(before), policyForm(after), { group: ROUTE })
-  const found = changed.map(({ rule, path, was, now }): Found => {
+  const found = changed.map(({ rule, path, was, now }): RawChange => {
     const matters = typeof rule === 'string' || rule.effect === 'restart' || rule.when(before, after)
     // A route's match also decides which requests the others get.
     const idle = !matters || (moot && plainly(rule) === 'identifies' && !path.startsWith('match'))
@@ -74,7 +74,7 @@ function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, us
   return was === now ? found : [...found, live(`${base}.scope.callerIsDefault`, was, now)]
 }
 
-function live(path: string, was: unknown, now: unknown): Found {
+function live(path: string, was: unknown, now: unknown): RawChange {
   return { path, was, now, effect: 'live', about: null }
 }
 
@@ -83,7 +83,7 @@ function plainly(rule: Reload): ReloadRule {
 }
 
 /** Routes are compared by name. For the requests of added and removed ones, see {@link movedChanges}. */
-function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolicy[]): Found[] {
+function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolicy[]): RawChange[] {
   const find = (routes: readonly RoutePolicy[], name: string) => routes.find((route) => route.name === name)
   const gone = before.filter(({ name }) => find(after, name) === undefined)
   const kept = before.filter((route) => !gone.includes(route)).map(({ name }) => name)
@@ -100,7 +100,7 @@ function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolic
 }
 
 /** Requests that fall under another policy than before: they must still find their records, and stay protected. */
-function movedChanges(before: Config, after: Config): Found[] {
+function movedChanges(before: Config, after: Config): RawChange[] {
   return routeDiff(before, after).flatMap(({ from, to, method, path }) => {
     const was = from !== null && readsKeys(from)
     const now = to !== null && readsKeys(to)
@@ -116,7 +116,7 @@ function movedChanges(before: Config, after: Config): Found[] {
     const routing = [`${base}.match.methods`, `${base}.match.path`]
     return policyChanges(base, from, to)
       .filter((change) => change.effect === 'identifies' && !routing.includes(change.path))
-      .map((change): Found => ({ ...change, about }))
+      .map((change): RawChange => ({ ...change, about }))
   })
 }
 
@@ -128,7 +128,7 @@ interface Difference {
 }
 
 /** Down to the single property, or to a group that is compared as one value. */
-function differences(was: unknown, now: unknown, row: Row | undefined, path = ''): Difference[] {
+function differences(was: unknown, now: unknown, row: PropertyRow | undefined, path = ''): Difference[] {
   if (isDeepStrictEqual(was, now)) return []
   const sides = [was, now].map((side) => (isMapping(side) ? side : null))
   const isGroup = sides.every((side, i) => side !== null || [was, now][i] == null)
@@ -146,7 +146,7 @@ function differences(was: unknown, now: unknown, row: Row | undefined, path = ''
 }
 
 /** A group compared as one has the rule of its first property; anything without a row takes a restart. */
-export function ruleOf(row: Row | undefined): Reload {
+export function ruleOf(row: PropertyRow | undefined): Reload {
   return row?.reload ?? (row?.group === undefined ? 'restart' : ruleOf(Object.values(row.group)[0]))
 }
 

@@ -1,11 +1,11 @@
 /** Line and column start at 1; line 0: not from a file (a flag, or nothing is written). */
-export interface Place {
+export interface SourcePosition {
   readonly file: string
   readonly line: number
   readonly column: number
 }
 
-export interface ConfigError extends Place {
+export interface ConfigError extends SourcePosition {
   /** Such as `routes[2].lease`; empty for the document as a whole. */
   readonly path: string
   readonly message: string
@@ -23,15 +23,15 @@ function isWithin(path: string, parent: string): boolean {
 
 /** The errors of a configuration, and where each of its properties was written. */
 export class Findings {
-  readonly #document: Place
+  readonly #document: SourcePosition
   readonly #errors: ConfigError[] = []
-  readonly #written = new Map<string, Place>()
+  readonly #written = new Map<string, SourcePosition>()
 
   constructor(file: string) {
     this.#document = { file, line: 0, column: 0 }
   }
 
-  note(path: string, place: Place): void {
+  note(path: string, place: SourcePosition): void {
     this.#written.set(path, place)
   }
 
@@ -40,13 +40,13 @@ export class Findings {
   }
 
   /** Where it was written, else its nearest parent, else the document. */
-  #placeOf(path: string): Place {
+  #placeOf(path: string): SourcePosition {
     const parent = path.replace(/(\.[^.[]+|\[\d+\])$/, '')
     return this.#written.get(path) ?? (parent === path ? this.#document : this.#placeOf(parent))
   }
 
   /** Returns `undefined`, so that a reader can return it. */
-  add(path: string, message: string, place: Place = this.#placeOf(path)): undefined {
+  add(path: string, message: string, place: SourcePosition = this.#placeOf(path)): undefined {
     this.#errors.push({ ...place, path, message })
     return undefined
   }

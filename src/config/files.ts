@@ -98,7 +98,7 @@ export function checkPem(findings: Findings, path: string, file: string): void {
 }
 
 /** The text of a file of keys that verify tokens. */
-export function readKeyText(findings: Findings, path: string, file: string): string | null {
+export function readKeyFile(findings: Findings, path: string, file: string): string | null {
   const text = readNamed(findings, path, file)?.toString('utf8') ?? null
   const message = text === null ? null : checkKeyText(text)
   if (message === null) return text

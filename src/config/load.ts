@@ -10,7 +10,7 @@ import type { Millis } from '../core/record.ts'
 import { checkFile, checkOwnPaths, checkPolicy, checkRoutes, checkStrictCaller, checkUses } from './check.ts'
 import type { Config, IssuerConfig, SealingKey } from './config.ts'
 import { type ConfigError, Findings, formatConfigError } from './errors.ts'
-import { readKeyText, readSealingKey, readSecret, readToken } from './files.ts'
+import { readKeyFile, readSealingKey, readSecret, readToken } from './files.ts'
 import {
   FILE,
   type FileConfig,
@@ -31,7 +31,7 @@ const MIN_SECRET = 16
 /** Bytes. A signature is as strong as its key, up to the length of the hash (RFC 2104 §3). */
 const MIN_SIGNING_SECRET = 32
 
-export interface Input {
+export interface ConfigInput {
   /** Its name, for the errors. */
   readonly file?: string
   /** Its text; empty where flags say everything. */
@@ -48,7 +48,7 @@ export type Loaded =
 export { type ConfigError, formatConfigError }
 
 /** Reads, resolves and checks a configuration. All errors are reported at once, in the order of the file. */
-export function loadConfig({ file: name = '', text, env, flags }: Input): Loaded {
+export function loadConfig({ file: name = '', text, env, flags }: ConfigInput): Loaded {
   const findings = new Findings(name)
   const spelled = new Map<string, string>()
   const file = readYaml(text, { file: name, env, findings, spelled })
@@ -63,7 +63,7 @@ const MATCH: RouteMatch = { ...(defaultsOf(ROUTE.match.group ?? {}) as unknown a
 
 const FLAGS = { upstream: 'upstream.url', listen: 'listen', store: 'store.url', service: 'service' } as const
 
-function withFlags(file: FileConfig, flags: Input['flags'], findings: Findings): FileConfig {
+function withFlags(file: FileConfig, flags: ConfigInput['flags'], findings: Findings): FileConfig {
   let result: unknown = file
   for (const flag of Object.keys(FLAGS) as (keyof typeof FLAGS)[]) {
     const path = FLAGS[flag]
@@ -171,7 +171,7 @@ function issuerOf({ secretFile, ...rest }: FilledFile['issuer'], findings: Findi
 function withKeyText(base: string, layer: PolicyConfig, findings: Findings): PolicyConfig {
   const file = layer.scope?.jwt?.keyFile ?? null
   if (file === null) return layer
-  const keyFile = readKeyText(findings, `${base}.scope.jwt.keyFile`, file)
+  const keyFile = readKeyFile(findings, `${base}.scope.jwt.keyFile`, file)
   return { ...layer, scope: { ...layer.scope, jwt: { ...layer.scope?.jwt, keyFile } } }
 }
 

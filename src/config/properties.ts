@@ -7,7 +7,7 @@ import {
   group,
   groupOrList,
   list,
-  listOf,
+  listOfGroups,
   map,
   oneOrList,
   orOff,
@@ -276,7 +276,7 @@ export const PROPERTIES = {
       'How long the store grants no claims after it has changed its identity (a failover, a restart, a flush): proxies rewrite their claims, and requests with new keys wait (docs/stores.md). No effect on `memory:`, `sqlite:` and `dynamodb:`.'),
     secretFile: row('filePath', unset, identifies, 'HMAC-SHA-256 key file for record ids and fingerprints, at least 16 bytes.'),
     encryption: group({
-      keys: { ...listOf({
+      keys: { ...listOfGroups({
         id: row('sealingKeyId', required, restart, 'Name of the key, stored with each record that it seals; never reuse it for another key.'),
         file: row('filePath', required, restart, 'Key file: 32 random bytes, raw, in hex or in base64.'),
       }, 'The first key seals records, every key opens them; without `encryption` nothing is sealed (docs/encryption.md).', 1), byDefault: required, reload: restart },
@@ -342,7 +342,7 @@ export const PROPERTIES = {
   unmatched: row(['protect', 'pass', 'reject'], 'protect', identifies,
     'Requests that match no route: `protect` POST and PATCH with a key under `defaults`, `pass` them on, or `reject` them with 404.'),
   defaults: group(POLICY, { help: 'Defaults of all routes, and the policy of requests that match no route.' }),
-  routes: listOf(ROUTE, 'The first match wins. A value comes from the route, else from `defaults`, else from the profile (that of the route, else of `defaults`), else it is the default shown.'),
+  routes: listOfGroups(ROUTE, 'The first match wins. A value comes from the route, else from `defaults`, else from the profile (that of the route, else of `defaults`), else it is the default shown.'),
 }
 
 export const FILE = group(PROPERTIES)

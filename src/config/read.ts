@@ -9,15 +9,15 @@ import {
   parseDocument,
   Scalar as YamlScalar,
 } from 'yaml'
-import type { Findings, Place } from './errors.ts'
+import type { Findings, SourcePosition } from './errors.ts'
 import { FILE, type FileConfig } from './properties.ts'
-import { type Row, requiredIn, scalarOf } from './rows.ts'
+import { type PropertyRow, requiredIn, scalarOf } from './rows.ts'
 
 import { type Parsed, quote, type Scalar } from './units.ts'
 
 export type Environment = Readonly<Record<string, string | undefined>>
 
-interface Input {
+interface ReadContext {
   readonly file: string
   readonly env: Environment
   readonly findings: Findings
@@ -25,13 +25,13 @@ interface Input {
   readonly spelled: Map<string, string>
 }
 
-interface Source extends Input {
+interface Source extends ReadContext {
   readonly document: Document
   readonly lines: LineCounter
 }
 
 /** Null: invalid YAML or not a mapping, as the findings say. */
-export function readYaml(text: string, input: Input): FileConfig | null {
+export function readYaml(text: string, input: ReadContext): FileConfig | null {
   const { file, findings } = input
   const lines = new LineCounter()
   const options = { merge: true, uniqueKeys: false, prettyErrors: false, version: '1.2' } as const
@@ -55,7 +55,7 @@ export function readYaml(text: string, input: Input): FileConfig | null {
 }
 
 /** The value of a node, read by its row; `undefined`: invalid, as the findings say. */
-function readNode(source: Source, row: Row, written: Node, path: string): unknown {
+function readNode(source: Source, row: PropertyRow, written: Node, path: string): unknown {
   const node = isAlias(written) ? written.resolve(source.document) : written
   const isMappingRow = row.group !== undefined || row.map !== undefined
   source.findings.note(path, placeOf(source, written))
@@ -71,14 +71,14 @@ function readNode(source: Source, row: Row, written: Node, path: string): unknow
 }
 
 /** A hint for a scalar in place of a mapping with one obvious property. */
-function mappingHint({ group = {} }: Row, value: unknown, path: string): string {
+function mappingHint({ group = {} }: PropertyRow, value: unknown, path: string): string {
   const fits = ['url', 'path'].find(
     (name) => group[name] !== undefined && scalarOf(group[name])?.parse(String(value)).ok,
   )
   return fits === undefined ? '' : `; write \`${lastName(path)}: { ${fits}: … }\``
 }
 
-function readScalar(source: Source, row: Row, value: unknown, path: string): unknown {
+function readScalar(source: Source, row: PropertyRow, value: unknown, path: string): unknown {
   const { env, findings } = source
   const referring = typeof value === 'string' && value.includes('${')
   const text = referring ? substitute(value, env) : { ok: true as const, value: String(value) }
@@ -126,7 +126,7 @@ function show(value: unknown, text: string, referring: boolean): string {
   return typeof value === 'string' ? `${quote(text)}${referring ? ` (from ${quote(value)})` : ''}` : text
 }
 
-function readMapping(source: Source, row: Row, mapping: Node, path: string): Record<string, unknown> {
+function readMapping(source: Source, row: PropertyRow, mapping: Node, path: string): Record<string, unknown> {
   const { group = {}, map } = row
   const { findings } = source
   const values: Record<string, unknown> = {}
@@ -146,11 +146,11 @@ function readMapping(source: Source, row: Row, mapping: Node, path: string): Rec
   }
   for (const name of requiredIn(group))
     if (!findings.isWritten(within(name)))
-      findings.add(within(name), `found nothing; required: ${allowed(group[name] as Row)}`)
+      findings.add(within(name), `found nothing; required: ${allowed(group[name] as PropertyRow)}`)
   return values
 }
 
-function unknownProperty(row: Row, name: string, path: string): string {
+function unknownProperty(row: PropertyRow, name: string, path: string): string {
   if (row.group === undefined) return `found \`${name}\`; allowed: ${allowedMapping(row)}`
   const near = (path === '' ? deeper(row.group, name) : null) ?? didYouMean(name, Object.keys(row.group))
   const hint = near === null ? '' : `, did you mean \`${near}\`?`
@@ -158,12 +158,12 @@ function unknownProperty(row: Row, name: string, path: string): string {
 }
 
 /** Where a route's property at the top level belongs: `ttl` → `defaults.ttl`. */
-function deeper({ defaults, routes }: Readonly<Record<string, Row>>, name: string): string | null {
+function deeper({ defaults, routes }: Readonly<Record<string, PropertyRow>>, name: string): string | null {
   if (Object.hasOwn(defaults?.group ?? {}, name)) return `defaults.${name}`
   return Object.hasOwn(routes?.list?.items.group ?? {}, name) ? `routes[].${name}` : null
 }
 
-interface Entry {
+interface YamlEntry {
   readonly name: string
   readonly key: Node
   readonly value: Node
@@ -175,12 +175,12 @@ function entriesOf(
   mapping: Node,
   path: string,
   merging: ReadonlySet<Node> = new Set(),
-): Entry[] {
+): YamlEntry[] {
   if (!isMap(mapping) || merging.has(mapping)) return []
   const resolve = (node: Node | undefined): Node | undefined =>
     isAlias(node) ? node.resolve(source.document) : node
-  const own = new Map<string, Entry>()
-  const merged: Entry[] = []
+  const own = new Map<string, YamlEntry>()
+  const merged: YamlEntry[] = []
   for (const pair of mapping.items) {
     const key = pair.key as Node
     const value = (pair.value ?? nothingAt(key)) as Node
@@ -218,7 +218,7 @@ function nothingAt(key: Node): Node {
 
 function readList(
   source: Source,
-  { items: row, min, unique }: NonNullable<Row['list']>,
+  { items: row, min, unique }: NonNullable<PropertyRow['list']>,
   items: readonly Node[],
   path: string,
 ): unknown[] {
@@ -242,7 +242,7 @@ function readList(
   return values
 }
 
-function allowed(row: Row): string {
+function allowed(row: PropertyRow): string {
   const texts = [
     row.scalar === undefined ? null : allowedScalar(row),
     row.list === undefined ? null : `a list of: ${allowed(row.list.items)}`,
@@ -251,11 +251,11 @@ function allowed(row: Row): string {
   return texts.filter((text) => text !== null).join('; or ')
 }
 
-function allowedScalar(row: Row): string {
+function allowedScalar(row: PropertyRow): string {
   return scalarOf(row)?.allowed ?? (row.scalar as readonly unknown[]).join(', ')
 }
 
-function allowedMapping({ group = {}, map }: Row): string {
+function allowedMapping({ group = {}, map }: PropertyRow): string {
   return map?.what ?? `a mapping of ${Object.keys(group).join(', ')}`
 }
 
@@ -266,7 +266,7 @@ function describe(node: Node | undefined): string {
   return 'an alias without its anchor'
 }
 
-function placeOf({ file, lines }: Source, node: Node): Place {
+function placeOf({ file, lines }: Source, node: Node): SourcePosition {
   const { line, col } = lines.linePos(node.range?.[0] ?? 0)
   return { file, line, column: col }
 }

@@ -41,16 +41,16 @@ export function reconcilePolicy(written: ReconcileConfig | null, timeout: Millis
 }
 
 type Filled = FilledIn<typeof RECONCILE>
-type Form = Exclude<NonNullable<ReconcileConfig['completed']>, readonly unknown[]>
+type CompletedForm = Exclude<NonNullable<ReconcileConfig['completed']>, readonly unknown[]>
 
-function completedForms({ completed }: ReconcileConfig): readonly Form[] {
+function completedForms({ completed }: ReconcileConfig): readonly CompletedForm[] {
   return completed === undefined ? [] : [completed].flat()
 }
 
 function patternOf({
   status,
   when,
-}: Pick<Form | NonNullable<Filled['notFound']>, 'status' | 'when'>): AnswerPattern {
+}: Pick<CompletedForm | NonNullable<Filled['notFound']>, 'status' | 'when'>): AnswerPattern {
   return { status: status ?? 0, when: expected(when) }
 }
 
@@ -60,7 +60,7 @@ function expected(entries: Readonly<Record<string, string>> | null | undefined):
 
 /** Headers of the connection: the upstream's client refuses a request that has them. */
 const FRAMING = /^(?:connection|content-length|expect|keep-alive|te|trailer|transfer-encoding|upgrade)$/i
-type Rule = readonly [property: string, broken: boolean, message: string, also?: string]
+type ReconcileRule = readonly [property: string, broken: boolean, message: string, also?: string]
 
 /** Headers that are set on each response, or only by this proxy: a stored one would be a duplicate. */
 function isMadeAnew(name: string): boolean {
@@ -92,7 +92,7 @@ export function checkReconcile(
   const noProof = notFound === null || written.notFound?.status === undefined ? null : whyNoProof(notFound)
   const untold = notFound === null ? null : whyUntold(policy, key)
   // biome-ignore format: a table
-  const rules: readonly Rule[] = [
+  const rules: readonly ReconcileRule[] = [
     ['request', written.request?.path === undefined,
       'found no path for the status query; allowed: `request.path`, or `reconcile: none`'],
     ['identity', written.identity === undefined,

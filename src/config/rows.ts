@@ -18,7 +18,7 @@ export type Reload =
   /** For a property outside of routes that is part of some routes' record ids. */
   | { readonly effect: 'restart'; readonly identifiesFor: (policy: RoutePolicy) => boolean }
 
-type Value = string | number | boolean | readonly string[]
+type PropertyValue = string | number | boolean | readonly string[]
 
 /** No default: the value is `null`, or derived from another one. */
 export const unset = null
@@ -26,7 +26,7 @@ export const unset = null
 export const required = Symbol('required')
 
 interface ByProfile {
-  readonly byDefault: Value
+  readonly byDefault: PropertyValue
   readonly profiles: Readonly<Partial<Record<Profile, string | number>>>
 }
 
@@ -39,15 +39,15 @@ export function byProfile(standard: string | number, profiles: ByProfile['profil
  * One property: the forms that its value may have (scalar, list, mapping; several if there is a short form), its default, and so
  * on. `Written`: the type of the value as read; `Filled`: with its default.
  */
-export interface Row<Written = unknown, Filled = unknown> {
+export interface PropertyRow<Written = unknown, Filled = unknown> {
   /** One of {@link SCALARS}, or a choice of values. */
   readonly scalar?: ScalarName | readonly (string | number)[]
-  readonly list?: { readonly items: Row; readonly min: number; readonly unique: boolean }
+  readonly list?: { readonly items: PropertyRow; readonly min: number; readonly unique: boolean }
   /** A mapping of these properties. */
   readonly group?: Rows
   /** A mapping whose names the file chooses. */
-  readonly map?: { readonly names: string; readonly what: string; readonly values: Row }
-  readonly byDefault?: Value | typeof unset | typeof required
+  readonly map?: { readonly names: string; readonly what: string; readonly values: PropertyRow }
+  readonly byDefault?: PropertyValue | typeof unset | typeof required
   /** Profiles with another default. */
   readonly profiles?: ByProfile['profiles']
   readonly help?: string
@@ -59,58 +59,61 @@ export interface Row<Written = unknown, Filled = unknown> {
   readonly filled?: Filled
 }
 
-export type Rows = Readonly<Record<string, Row>>
+export type Rows = Readonly<Record<string, PropertyRow>>
 
 export type WrittenIn<R extends Rows> = {
-  readonly [K in keyof R]?: R[K] extends Row<infer W> ? W : never
+  readonly [K in keyof R]?: R[K] extends PropertyRow<infer W> ? W : never
 }
 export type FilledIn<R extends Rows> = {
-  readonly [K in keyof R]: R[K] extends Row<unknown, infer F> ? F : never
+  readonly [K in keyof R]: R[K] extends PropertyRow<unknown, infer F> ? F : never
 }
 
-type Form = ScalarName | readonly (string | number)[] | Row
-type ValueOf<F extends Form> = F extends ScalarName
+type ValueForm = ScalarName | readonly (string | number)[] | PropertyRow
+type ValueOf<F extends ValueForm> = F extends ScalarName
   ? ScalarValue<F>
   : F extends readonly (infer W)[]
     ? W
-    : F extends Row<infer W>
+    : F extends PropertyRow<infer W>
       ? W
       : never
 
 /** `form`: the name of a scalar, a choice of values, or the result of {@link list} or {@link map}. */
-export function row<const F extends Form, const D extends Value | ByProfile | typeof unset | typeof required>(
+export function row<
+  const F extends ValueForm,
+  const D extends PropertyValue | ByProfile | typeof unset | typeof required,
+>(
   form: F,
   byDefault: D,
   reload: Reload,
   help: string,
-): Row<ValueOf<F>, D extends null ? ValueOf<F> | null : ValueOf<F>> {
+): PropertyRow<ValueOf<F>, D extends null ? ValueOf<F> | null : ValueOf<F>> {
   const what =
-    typeof form === 'string' || Array.isArray(form) ? { scalar: form as ScalarName } : (form as Row)
+    typeof form === 'string' || Array.isArray(form) ? { scalar: form as ScalarName } : (form as PropertyRow)
   const isByProfile = typeof byDefault === 'object' && byDefault !== null && 'profiles' in byDefault
-  const defaults = (isByProfile ? byDefault : { byDefault }) as Pick<Row, 'byDefault' | 'profiles'>
-  return { ...what, ...defaults, reload, help } as Row<ValueOf<F>, ValueOf<F>>
+  const defaults = (isByProfile ? byDefault : { byDefault }) as Pick<PropertyRow, 'byDefault' | 'profiles'>
+  return { ...what, ...defaults, reload, help } as PropertyRow<ValueOf<F>, ValueOf<F>>
 }
 
-export function list<N extends ScalarName>(of: N, min = 0): Row<readonly ScalarValue<N>[]> {
+export function list<N extends ScalarName>(of: N, min = 0): PropertyRow<readonly ScalarValue<N>[]> {
   return { list: { items: { scalar: of }, min, unique: true } }
 }
 
 /** `one`: the scalar that reads a single item as a list. */
-export function oneOrList<N extends ScalarName>(one: N, of: ScalarName): Row<ScalarValue<N>> {
-  return { ...list(of, 1), scalar: one } as Row<ScalarValue<N>>
+export function oneOrList<N extends ScalarName>(one: N, of: ScalarName): PropertyRow<ScalarValue<N>> {
+  return { ...list(of, 1), scalar: one } as PropertyRow<ScalarValue<N>>
 }
 
 /** `names`: a pattern; `what`: the same in words. */
-export function map<const F extends Form>(
+export function map<const F extends ValueForm>(
   names: string,
   what: string,
   values: F,
-): Row<Readonly<Record<string, ValueOf<F>>>> {
+): PropertyRow<Readonly<Record<string, ValueOf<F>>>> {
   return { map: { names, what, values: { scalar: values as ScalarName } } }
 }
 
 /** Or a word, which reads as null. */
-export function orWord<W>(word: 'off' | 'none', what: Row<W>): Row<W | null> {
+export function orWord<W>(word: 'off' | 'none', what: PropertyRow<W>): PropertyRow<W | null> {
   return { ...what, scalar: word }
 }
 
@@ -125,8 +128,8 @@ interface GroupOptions {
 export function group<R extends Rows>(
   rows: R,
   { short, ...options }: GroupOptions = {},
-): Row<WrittenIn<R>, FilledIn<R>> {
-  const first = Object.values(rows)[0] as Row
+): PropertyRow<WrittenIn<R>, FilledIn<R>> {
+  const first = Object.values(rows)[0] as PropertyRow
   return { group: rows, ...(short && first.scalar !== undefined ? { scalar: first.scalar } : {}), ...options }
 }
 
@@ -135,34 +138,38 @@ export function orOff<R extends Rows>(
   word: 'off' | 'none',
   rows: R,
   help: string,
-): Row<WrittenIn<R> | null, FilledIn<R> | null> {
+): PropertyRow<WrittenIn<R> | null, FilledIn<R> | null> {
   return { ...group(rows, { help, whole: true }), scalar: word, byDefault: word }
 }
 
 export function groupOrList<R extends Rows>(
   rows: R,
   help: string,
-): Row<WrittenIn<R> | readonly WrittenIn<R>[]> {
+): PropertyRow<WrittenIn<R> | readonly WrittenIn<R>[]> {
   return { group: rows, list: { items: { group: rows }, min: 1, unique: false }, help }
 }
 
-export function listOf<R extends Rows>(rows: R, help: string, min = 0): Row<readonly WrittenIn<R>[]> {
+export function listOfGroups<R extends Rows>(
+  rows: R,
+  help: string,
+  min = 0,
+): PropertyRow<readonly WrittenIn<R>[]> {
   return { list: { items: group(rows), min, unique: false }, help }
 }
 
 /** The kind of scalar; null: a choice of values. */
-export function scalarOf({ scalar }: Row): Scalar<unknown> | null {
+export function scalarOf({ scalar }: PropertyRow): Scalar<unknown> | null {
   return typeof scalar === 'string' ? SCALARS[scalar] : null
 }
 
 /** The row of a member of a mapping, or, whatever its name, of a list. */
-export function memberOf(row: Row | undefined, name: string): Row | undefined {
+export function memberOf(row: PropertyRow | undefined, name: string): PropertyRow | undefined {
   if (row?.group !== undefined && Object.hasOwn(row.group, name)) return row.group[name]
   return row?.map?.values ?? row?.list?.items
 }
 
 /** The value of a property that is not written, as the reader would return it. */
-export function defaultOf(row: Row, profile: Profile = 'standard'): unknown {
+export function defaultOf(row: PropertyRow, profile: Profile = 'standard'): unknown {
   const { byDefault, group: rows, list: of, scalar } = row
   if (byDefault === undefined && rows !== undefined) return defaultsOf(rows, profile)
   const written = row.profiles?.[profile] ?? byDefault
@@ -185,7 +192,7 @@ export function isMapping(value: unknown): value is Record<string, unknown> {
  * `above` over `below`: mappings are merged, anything else is replaced. With its `row`, a mapping over one that was turned off
  * starts from the defaults of its members.
  */
-export function overlay(below: unknown, above: unknown, row?: Row): unknown {
+export function overlay(below: unknown, above: unknown, row?: PropertyRow): unknown {
   const known = row?.group
   if (!isMapping(above) || !(isMapping(below) || known !== undefined)) return above
   const base = isMapping(below) ? below : defaultsOf(known ?? {})
@@ -199,7 +206,7 @@ export function overlay(below: unknown, above: unknown, row?: Row): unknown {
 const ENVIRONMENT = { $ref: '#/definitions/environment' }
 
 /** The text of `schema/idempotency-proxy.schema.json` and of `idempotency-proxy schema`. */
-export function jsonSchema(file: Row): string {
+export function jsonSchema(file: PropertyRow): string {
   const definitions = Object.entries(SCALARS).map(([name, { schema, allowed }]) => [
     name,
     { anyOf: [schema, ENVIRONMENT], description: allowed },
@@ -220,7 +227,7 @@ export function jsonSchema(file: Row): string {
   return `${JSON.stringify(document, null, 2)}\n`
 }
 
-function schemaOf(row: Row): object {
+function schemaOf(row: PropertyRow): object {
   const { scalar, list: of, group: rows, map: made, byDefault, help } = row
   const forms: object[] = []
   if (scalar !== undefined)
@@ -255,18 +262,18 @@ function schemaOf(row: Row): object {
     })
   return {
     ...(forms.length === 1 ? forms[0] : { anyOf: forms }),
-    ...(help === undefined ? {} : { description: helpOf(row) }),
+    ...(help === undefined ? {} : { description: propertyHelp(row) }),
     ...(byDefault == null || byDefault === required ? {} : { default: byDefault }),
   }
 }
 
 /** What a property is for, with the defaults of profiles. */
-export function helpOf({ help = '', profiles = {} }: Row): string {
+export function propertyHelp({ help = '', profiles = {} }: PropertyRow): string {
   const others = Object.entries(profiles).map(([profile, value]) => ` Profile \`${profile}\`: ${value}.`)
   return `${help}${others.join('')}`
 }
 
 /** Names that must be written. */
 export function requiredIn(rows: Rows): string[] {
-  return Object.keys(rows).filter((name) => (rows[name] as Row).byDefault === required)
+  return Object.keys(rows).filter((name) => (rows[name] as PropertyRow).byDefault === required)
 }

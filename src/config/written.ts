@@ -2,7 +2,7 @@ import type { Action, Expected, OutcomeTable, RoutePolicy } from '../core/policy
 import type { Config } from './config.ts'
 import { FILE } from './properties.ts'
 import { spellingKey } from './read.ts'
-import { jsonSchema, memberOf, type Row, scalarOf } from './rows.ts'
+import { jsonSchema, memberOf, type PropertyRow, scalarOf } from './rows.ts'
 
 const MASK = '***'
 /** Members whose values are secrets, or may hold some. */
@@ -51,15 +51,15 @@ export function policyForm(policy: RoutePolicy): object {
 }
 
 /** The row of a property, such as `routes[pay].ttl`; undefined: there is none. */
-export function rowAt(path: string): Row | undefined {
+export function rowAt(path: string): PropertyRow | undefined {
   const names = path.replaceAll(/\[[^\]]*\]/g, '.[]').split('.')
-  return names.reduce<Row | undefined>(memberOf, FILE)
+  return names.reduce<PropertyRow | undefined>(memberOf, FILE)
 }
 
 function shown(
   value: unknown,
   path: readonly string[],
-  row: Row | undefined,
+  row: PropertyRow | undefined,
   spelled: Config['spelled'],
 ): unknown {
   const name = path.at(-1) ?? ''
@@ -95,7 +95,12 @@ let usual: ReturnType<typeof usualTexts> | null = null
  * A value as a file would write it: a duration as the file spells it, else as the row's default does, else in its largest unit.
  * Undefined: not a scalar.
  */
-function printed(value: unknown, row: Row | undefined, name: string, spelled: Config['spelled']): unknown {
+function printed(
+  value: unknown,
+  row: PropertyRow | undefined,
+  name: string,
+  spelled: Config['spelled'],
+): unknown {
   const scalar = row && scalarOf(row)
   if (row === undefined || scalar == null) return undefined
   const isMembers = typeof value === 'object' && value !== null
@@ -116,7 +121,7 @@ function printed(value: unknown, row: Row | undefined, name: string, spelled: Co
 }
 
 /** Values that the configuration holds in another form than the file: outcomes, and what responses must contain. */
-function unfolded(value: unknown, row: Row | undefined): unknown {
+function unfolded(value: unknown, row: PropertyRow | undefined): unknown {
   if (isOutcomes(value)) return Object.fromEntries(entriesOf(value))
   if (!Array.isArray(value) || row?.map === undefined || !value.every(isExpected)) return value
   // Nothing is expected: `identity: none`.

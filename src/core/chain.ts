@@ -14,7 +14,7 @@ const OWN_STATUSES: ReadonlySet<number> = new Set([202, 408, 409, 423, 425, 429,
 const MAY_FOLLOW_EXECUTION: ReadonlySet<number> = new Set([502, 504])
 const LOOP_DETECTED = 508
 
-interface Answer {
+interface ObservedResponse {
   readonly status: number
   readonly headers: RawHeaders
   /** Null: streamed, or too large to read. */
@@ -29,7 +29,7 @@ type Scoped = Pick<RoutePolicy, 'name' | 'match' | 'key' | 'scope'>
  * the upstream's, and its status decides.
  */
 export function deferralOf(
-  { status, headers, body }: Answer,
+  { status, headers, body }: ObservedResponse,
   route: Scoped,
   sent: RawHeaders,
 ): Deferral | null {

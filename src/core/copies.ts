@@ -6,7 +6,7 @@ import { ACCEPTING, NOBODY } from './settle.ts'
 /**
  * The fields that decide between two records with the same id. `createdAt` identifies the record's life: no write and no copy changes it.
  */
-export interface Kept {
+export interface ComparedRecord {
   readonly state: State
   readonly fence: number
   readonly token: Buffer
@@ -30,7 +30,7 @@ const STANDING = {
  * If `there` does not let a retry execute, a copy never changes that: a completed record is final, and a held one is replaced only by an
  * answer to the same attempt, or to a later one of the same life.
  */
-export function judgeCopy(ours: Kept, there: Kept): 'replace' | 'newer' | 'different' {
+export function judgeCopy(ours: ComparedRecord, there: ComparedRecord): 'replace' | 'newer' | 'different' {
   const sameLife = ours.createdAt === there.createdAt
   const sameAttempt = sameLife && ours.token.equals(there.token)
   const standing = STANDING[ours.state]
@@ -65,7 +65,7 @@ const ORDER: Readonly<Partial<Record<State, number>>> = { in_progress: 0, failed
  *
  * In doubt, the record that lets nobody execute wins; completed records are final.
  */
-export function isAhead(ours: Kept, there: Kept): boolean {
+export function isAhead(ours: ComparedRecord, there: ComparedRecord): boolean {
   const [standing, theirs] = [STANDING[ours.state], STANDING[there.state]]
   if (theirs === 'done') return false
   if (ours.token.equals(there.token))
@@ -76,7 +76,7 @@ export function isAhead(ours: Kept, there: Kept): boolean {
 }
 
 /** Whether `ours` is a later attempt than `there` in a mirror, where nobody claims: within one life, the one with the higher fence. */
-export function isAheadOfMirror(ours: Kept, there: Kept): boolean {
+export function isAheadOfMirror(ours: ComparedRecord, there: ComparedRecord): boolean {
   return STANDING[there.state] !== 'done' && ours.createdAt === there.createdAt && ours.fence > there.fence
 }
 

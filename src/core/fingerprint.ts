@@ -2,7 +2,7 @@ import { isUtf8 } from 'node:buffer'
 import { createHash, hash } from 'node:crypto'
 import { formContent, MULTIPART, multipartContent, URLENCODED } from './body/form.ts'
 import { JsonReading } from './body/json.ts'
-import { type Place, placeOf, placesOf } from './body/json-pointer.ts'
+import { nodeAt, type PointerNode, placesOf } from './body/json-pointer.ts'
 import { SHORT_BODY } from './body/json-text.ts'
 import { MODULE } from './body/json-usual-wasm.ts'
 import type { RequestDigests } from './decide.ts'
@@ -366,12 +366,12 @@ function readingOf(body: Buffer, policy: FingerprintPolicy): JsonReading {
 function jsonContent(reading: JsonReading, policy: FingerprintPolicy): Content | null {
   if (policy.only.length === 0) return reading.text
   const { values } = reading
-  const root = placesIn(policy) as Place
-  return values && frame(policy.only.map((pointer) => values.get(placeOf(root, pointer))?.toString() ?? null))
+  const root = placesIn(policy) as PointerNode
+  return values && frame(policy.only.map((pointer) => values.get(nodeAt(root, pointer))?.toString() ?? null))
 }
 
 /** Null: the whole body counts. */
-function placesIn(policy: FingerprintPolicy): Place | null {
+function placesIn(policy: FingerprintPolicy): PointerNode | null {
   const { only, ignore } = policy
   if (only.length === 0 && ignore.length === 0) return null
   let places = placesByPolicy.get(policy)
@@ -382,7 +382,7 @@ function placesIn(policy: FingerprintPolicy): Place | null {
   return places
 }
 
-const placesByPolicy = new WeakMap<FingerprintPolicy, Place>()
+const placesByPolicy = new WeakMap<FingerprintPolicy, PointerNode>()
 
 /** Headers that differ between any two responses: clock, timing, the name of the exchange, framing (docs/shadow.md). */
 export const ALWAYS_DIFFERENT: ReadonlySet<string> = new Set([

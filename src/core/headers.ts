@@ -163,7 +163,7 @@ export function filterLines(headers: RawHeaders, keep: (name: string) => boolean
   return kept
 }
 
-interface Range {
+interface MediaRange {
   readonly type: string
   /** 0 to 1. */
   readonly quality: number
@@ -185,13 +185,13 @@ export function prefersHtml(headers: RawHeaders): boolean {
 }
 
 /** Null: not named. */
-function best(ranges: readonly Range[], type: string): number | null {
+function best(ranges: readonly MediaRange[], type: string): number | null {
   const named = ranges.filter((range) => range.type === type)
   return named.length === 0 ? null : Math.max(...named.map(({ quality }) => quality))
 }
 
 /** Empty: an invalid quality (RFC 9110 §12.4.2). */
-function rangeOf(text: string): Range[] {
+function rangeOf(text: string): MediaRange[] {
   const [type = '', ...parameters] = text.split(';').map((part) => part.trim().toLowerCase())
   const weight = parameters.find((parameter) => parameter.startsWith('q='))
   if (weight === undefined) return [{ type, quality: 1 }]

@@ -148,7 +148,7 @@ function setOf(atom: string): Tree {
   return { kind: 'set', set }
 }
 
-type State =
+type NfaState =
   | { readonly kind: 'set'; readonly set: Uint8Array; readonly next: number }
   | { readonly kind: 'start' | 'end'; readonly next: number }
   | { readonly kind: 'split'; readonly to: number[] }
@@ -162,7 +162,7 @@ const ACCEPT = 0
 /** A nondeterministic automaton (Thompson 1968), run in all its states at once. */
 class LinearPattern implements KeyPattern {
   readonly source: string
-  readonly #states: State[] = [{ kind: 'accept' }]
+  readonly #states: NfaState[] = [{ kind: 'accept' }]
   readonly #first: number
   /** The step at which each state was last entered. */
   readonly #entered: Uint32Array
@@ -181,7 +181,7 @@ class LinearPattern implements KeyPattern {
       const code = key.charCodeAt(at)
       const next: number[] = []
       for (const n of now) {
-        const state = this.#states[n] as State
+        const state = this.#states[n] as NfaState
         if (state.kind === 'set' && state.set[code] === 1) next.push(state.next)
       }
       now = this.#enter(next, at + 1, key.length)
@@ -196,7 +196,7 @@ class LinearPattern implements KeyPattern {
     for (let n = open.pop(); n !== undefined; n = open.pop()) {
       if (this.#entered[n] === step) continue
       this.#entered[n] = step
-      const state = this.#states[n] as State
+      const state = this.#states[n] as NfaState
       switch (state.kind) {
         case 'set':
         case 'accept':
@@ -251,7 +251,7 @@ class LinearPattern implements KeyPattern {
     return first
   }
 
-  #add(state: State): number {
+  #add(state: NfaState): number {
     return this.#states.push(state) - 1
   }
 }

@@ -9,7 +9,7 @@ import type { DerivePolicy, KeyPolicy, KeySource } from './policy.ts'
 import type { Millis } from './record.ts'
 import type { Steps } from './steps.ts'
 
-interface Found {
+interface FoundKey {
   readonly kind: 'key'
   readonly key: string
   readonly qualifier: KeyQualifier
@@ -18,20 +18,20 @@ interface Invalid {
   readonly kind: 'invalid'
   readonly detail: string
 }
-export type KeyReading = Found | Invalid | { readonly kind: 'missing' }
+export type KeyReading = FoundKey | Invalid | { readonly kind: 'missing' }
 
 /** One source's value, or why there is none. */
-type Value = { readonly kind: 'value'; readonly value: string } | Invalid | { readonly kind: 'missing' }
+type SourceValue = { readonly kind: 'value'; readonly value: string } | Invalid | { readonly kind: 'missing' }
 
 /** The part of a request that is read before its body. */
-export interface Head {
+export interface HeadersAndQuery {
   readonly headers: RawHeaders
   /** As sent, without the `?`. */
   readonly query: string
 }
 
 /** Whether the head carries a key, valid or not. */
-export function carriesKey({ headers, query }: Head, from: readonly KeySource[]): boolean {
+export function carriesKey({ headers, query }: HeadersAndQuery, from: readonly KeySource[]): boolean {
   return from.some(
     (source) =>
       (source.kind === 'header' && linesOf(headers, source.name).length > 0) ||
@@ -89,7 +89,7 @@ export function keyNeedsBody({ from, derive }: KeyPolicy): boolean {
  * Reads and validates the key (contract §4). Without a body (null) the head alone is read, and the result is preliminary
  * where {@link keyNeedsBody}. Details name source and length, never the key itself.
  */
-export function readKey(head: Head, policy: KeyPolicy, body: KeyBody | null): KeyReading {
+export function readKey(head: HeadersAndQuery, policy: KeyPolicy, body: KeyBody | null): KeyReading {
   const { headers } = head
   const json = body === null ? null : body.json
   const event = eventMode(headers, policy.from)
@@ -112,11 +112,11 @@ export function readKey(head: Head, policy: KeyPolicy, body: KeyBody | null): Ke
 }
 
 function valueOf(
-  { headers, query }: Head,
+  { headers, query }: HeadersAndQuery,
   body: KeyBody | null,
   source: KeySource,
   syntax: KeyPolicy['syntax'],
-): Value {
+): SourceValue {
   switch (source.kind) {
     case 'header': {
       const lines = linesOf(headers, source.name)
@@ -134,7 +134,7 @@ function valueOf(
 
 const MISSING = { kind: 'missing' } as const
 
-function fieldKey(field: Field): Value {
+function fieldKey(field: Field): SourceValue {
   switch (field.kind) {
     case 'absent':
       return MISSING
@@ -145,7 +145,7 @@ function fieldKey(field: Field): Value {
   }
 }
 
-function pointedKey(json: LookedUp, pointer: string): Value {
+function pointedKey(json: LookedUp, pointer: string): SourceValue {
   const found = json.at(pointer)
   if (found.kind === 'absent') return MISSING
   if (found.kind === 'ambiguous') return invalid('a member is named twice')
@@ -156,7 +156,7 @@ function pointedKey(json: LookedUp, pointer: string): Value {
 }
 
 /** A key in a body or a query: the quotes of RFC 9651 are for headers alone. */
-function verbatim(value: string): Value {
+function verbatim(value: string): SourceValue {
   if (/[^\x20-\x7e]/.test(value)) return invalid('a character outside printable ASCII')
   return value.trim() === '' ? invalid('the value is empty') : { kind: 'value', value }
 }
@@ -236,7 +236,7 @@ function invalid(detail: string): Invalid {
   return { kind: 'invalid', detail }
 }
 
-function parseKey(line: string, syntax: KeyPolicy['syntax']): Value {
+function parseKey(line: string, syntax: KeyPolicy['syntax']): SourceValue {
   // Before trimming: `trim` also takes NBSP and others that are not whitespace in HTTP.
   if (/[^\t\x20-\x7e]/.test(line)) return invalid('a byte outside printable ASCII')
   const value = line.trim()
@@ -249,7 +249,7 @@ function parseKey(line: string, syntax: KeyPolicy['syntax']): Value {
 }
 
 /** An RFC 9651 Item whose bare item is a String. */
-function parseString(value: string, syntax: KeyPolicy['syntax']): Value {
+function parseString(value: string, syntax: KeyPolicy['syntax']): SourceValue {
   let item: ReturnType<typeof parseItem>
   try {
     item = parseItem(value)

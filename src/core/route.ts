@@ -47,7 +47,7 @@ export class Router {
     }))
   }
 
-  match(method: string, target: Target): RoutePolicy | null {
+  match(method: string, target: RequestTarget): RoutePolicy | null {
     for (const { policy, methods, pattern } of this.#routes)
       if (methods.has(method) && matches(pattern, policy.match.exact ? target.rawPath : target.path))
         return policy
@@ -139,7 +139,7 @@ export function pathParameters(match: Pick<RouteMatch, 'path' | 'exact'>, path: 
 }
 
 /** A request target (RFC 9112 §3.2) taken apart. */
-export interface Target {
+export interface RequestTarget {
   /** What is sent upstream: the target as received, in origin form. */
   readonly origin: string
   /** Path as sent, without the query. */
@@ -154,7 +154,7 @@ export interface Target {
 export const WELL_KNOWN = '/.well-known/idempotency'
 
 /** Null: neither origin form nor an absolute http(s) URI; or it has a fragment, on whose end servers disagree. */
-export function parseTarget(target: string): Target | null {
+export function parseTarget(target: string): RequestTarget | null {
   if (target.includes('#')) return null
   let origin = target
   if (!origin.startsWith('/')) {

@@ -207,7 +207,7 @@ export interface PendingOutcome {
   readonly usefulFor: Millis
 }
 
-interface Attempted {
+interface AttemptedRequest {
   readonly id: RecordId
   readonly route: Retention & Pick<PendingOutcome, 'onLeaseExpired'>
   readonly operation: Operation
@@ -217,7 +217,7 @@ interface Attempted {
 
 /** The outcome of an attempt, to be written later. */
 export function pendingOutcome(
-  { id, route, operation, attempt, createdAt }: Attempted,
+  { id, route, operation, attempt, createdAt }: AttemptedRequest,
   outcome: Outcome,
   {
     claimed = false,
@@ -330,7 +330,7 @@ export function runningRecord({
   createdAt,
   route,
   ended,
-}: Attempted & { readonly ended: Outcome | null }): IdempotencyRecord {
+}: AttemptedRequest & { readonly ended: Outcome | null }): IdempotencyRecord {
   return ended === null
     ? asRecord(claimDraft(operation, attempt), route.lease)
     : heldRecord(outcomeDraft(operation, attempt, ended, createdAt))
@@ -339,7 +339,7 @@ export function runningRecord({
 /* What an answer of the upstream means. */
 
 /** The head of an answer, and its body if it was kept whole. */
-interface Answered {
+interface AnsweredHead {
   readonly status: number
   readonly headers: RawHeaders
   readonly body?: Buffer
@@ -352,7 +352,7 @@ interface Answered {
 export function outcomeOf(
   route: RoutePolicy,
   sent: RawHeaders,
-  { status, headers, body }: Answered,
+  { status, headers, body }: AnsweredHead,
   declaredOutcome: string | null,
   result: CompletedResponse,
 ): Outcome {

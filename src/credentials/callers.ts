@@ -16,7 +16,7 @@ import { linesOf, type RawHeaders } from '../core/headers.ts'
 import type { VerifiedToken } from '../core/identity.ts'
 import type { JwtPolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
-import { readKeyText } from './key-text.ts'
+import { parseKeyText } from './key-text.ts'
 
 export interface Verifier {
   /** The caller that the bearer token proves. `policy` must be one that the verifier was created with. */
@@ -66,7 +66,7 @@ function ringName({ jwks, keyFile }: JwtPolicy): string {
 
 function openRing({ jwks, keyFile }: JwtPolicy, options: JwksOptions): KeyRing {
   if (jwks !== null) return new RemoteKeys(jwks, options)
-  const reading = readKeyText(keyFile ?? '')
+  const reading = parseKeyText(keyFile ?? '')
   if (!reading.ok) throw new Error(`scope.jwt.keyFile: ${reading.message}`)
   return fixedKeys(reading.keys.shared, reading.keys.secret)
 }
@@ -148,9 +148,9 @@ function whyClaim({ claim, reason }: errors.JWTClaimValidationFailed): string {
 interface Keys {
   readonly algorithms: readonly string[]
   /** The keys that may have signed a token with this header. */
-  candidates(header: ProtectedHeaderParameters): Promise<readonly Key[]>
+  candidates(header: ProtectedHeaderParameters): Promise<readonly VerificationKey[]>
 }
-type Key = CryptoKey | Uint8Array
+type VerificationKey = CryptoKey | Uint8Array
 
 type CachedKeys =
   | { readonly kind: 'keys'; readonly keys: Keys }
@@ -190,11 +190,11 @@ function publicKeys(set: JSONWebKeySet): Keys {
 async function fitting(
   set: ReturnType<typeof createLocalJWKSet>,
   header: ProtectedHeaderParameters,
-): Promise<Key[]> {
+): Promise<VerificationKey[]> {
   try {
     return [await set(header)]
   } catch (error) {
-    const keys: Key[] = []
+    const keys: VerificationKey[] = []
     // No key matches, or the one that does is malformed or private.
     if (!(error instanceof errors.JWKSMultipleMatchingKeys)) return keys
     for await (const key of error) if (keys.push(key) === MAX_CANDIDATES) break

@@ -24,12 +24,12 @@ const ALLOWED =
 
 /** What is wrong with a key file, or null. */
 export function checkKeyText(text: string): string | null {
-  const reading = readKeyText(text)
+  const reading = parseKeyText(text)
   return reading.ok ? null : reading.message
 }
 
 /** Reads a key file: PEM (SPKI, or a certificate, whose dates and issuer are ignored), a JWK or a JWK Set. */
-export function readKeyText(text: string): KeyText {
+export function parseKeyText(text: string): KeyText {
   return text.trim().startsWith('{') ? readJson(text) : readPem(text)
 }
 

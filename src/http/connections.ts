@@ -21,7 +21,7 @@ const MOST_READ_AHEAD = 10_000
 const SWEEP: Millis = 5000
 
 /** A request that waits for its turn on its connection. */
-interface Waiting {
+interface QueuedRequest {
   readonly event: string
   readonly request: StreamRequest
   readonly response: TrafficResponse
@@ -29,14 +29,14 @@ interface Waiting {
 
 const kState = Symbol('state')
 /** Stored on the connection: a set of all answers would keep dead ones alive (docs/adr/0017). */
-interface Connection extends Socket {
+interface TrackedSocket extends Socket {
   [kState]?: ConnectionState
 }
 
 interface ConnectionState {
   /** Open answers in the order of their requests; the first is being served. */
   readonly answers: TrafficResponse[]
-  readonly waiting: Waiting[]
+  readonly waiting: QueuedRequest[]
   /** Set while reading is paused because the client is too far ahead. */
   held: NodeJS.Timeout | null
   isTunnel: boolean
@@ -44,7 +44,7 @@ interface ConnectionState {
 
 /** The open answers on a connection of a {@link TrafficServer}, in the order of their requests. */
 export function answersOn(socket: object): readonly TrafficResponse[] {
-  return (socket as Connection)[kState]?.answers ?? []
+  return (socket as TrackedSocket)[kState]?.answers ?? []
 }
 
 /**
@@ -52,7 +52,7 @@ export function answersOn(socket: object): readonly TrafficResponse[] {
  * answer of a connection that closes: after an upgrade or `CONNECT`, Node forgets those that waited.
  */
 export class TrafficServer extends Server<typeof StreamRequest> implements PlainHost {
-  readonly #connections = new Set<Connection>()
+  readonly #connections = new Set<TrackedSocket>()
   #unanswered = 0
   #waiting = 0
   readonly #sweepEvery: Millis
@@ -82,7 +82,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
         const sweep = setInterval(() => this.#sweep(), this.#sweepEvery).unref()
         this.once('close', () => clearInterval(sweep))
       })
-    this.prependListener('upgrade', (_request, connection: Connection) => {
+    this.prependListener('upgrade', (_request, connection: TrackedSocket) => {
       stateOf(connection).isTunnel = true
     })
   }
@@ -93,12 +93,12 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   }
 
   override emit(event: string, ...args: unknown[]): boolean {
-    if (event === 'connection') return this.#accept(args[0] as Connection)
+    if (event === 'connection') return this.#accept(args[0] as TrackedSocket)
     const isTaken = event === 'upgrade' || event === 'connect'
     if (!isTaken && event !== 'request' && event !== 'checkContinue' && event !== 'checkExpectation')
       return super.emit(event, ...args)
     const [request, response] = args as [StreamRequest, TrafficResponse]
-    const connection = request.socket as Connection
+    const connection = request.socket as TrackedSocket
     if (isTaken) return this.#tell(event, connection, args)
     const state = stateOf(connection)
     // Emitted again after `checkContinue`.
@@ -144,7 +144,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     for (const connection of this.#connections) connection.destroy()
   }
 
-  #accept(connection: Connection): boolean {
+  #accept(connection: TrackedSocket): boolean {
     this.#watch(connection)
     if (this.#plain === null) return this.#giveToNode(connection)
     const plain = new PlainConnection(connection, this)
@@ -172,7 +172,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     this.#giveToNode(connection.socket)
   }
 
-  #giveToNode(connection: Connection): boolean {
+  #giveToNode(connection: TrackedSocket): boolean {
     super.emit('connection', connection)
     // Node resumes it by itself, for example after a body. Behind Node's own listener, which starts reading.
     connection.on('resume', () => {
@@ -195,7 +195,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     }
   }
 
-  #watch(connection: Connection): void {
+  #watch(connection: TrackedSocket): void {
     const state: ConnectionState = { answers: [], waiting: [], held: null, isTunnel: false }
     connection[kState] = state
     this.#connections.add(connection)
@@ -206,7 +206,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     })
   }
 
-  #answered(connection: Connection, state: ConnectionState, response: TrafficResponse): void {
+  #answered(connection: TrackedSocket, state: ConnectionState, response: TrafficResponse): void {
     const { answers, waiting } = state
     this.#unanswered--
     if (answers[0] === response) answers.shift()
@@ -241,7 +241,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   }
 
   #cutFurthest(): void {
-    let furthest: Connection | null = null
+    let furthest: TrackedSocket | null = null
     let most = 0
     for (const connection of this.#connections) {
       const { length } = stateOf(connection).waiting
@@ -256,7 +256,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     furthest.destroy()
   }
 
-  #leave(waiting: Waiting[], place: number): void {
+  #leave(waiting: QueuedRequest[], place: number): void {
     waiting.splice(place, 1)
     this.#waiting--
   }
@@ -267,14 +267,14 @@ class HeadTimeout extends Error {
   readonly code = 'ERR_HTTP_REQUEST_TIMEOUT'
 }
 
-function hold(connection: Connection, state: ConnectionState): void {
+function hold(connection: TrackedSocket, state: ConnectionState): void {
   state.held ??= setInterval(() => {
     if (state.waiting.length < FAR_AHEAD) readOn(connection, state)
   }, HOLD)
   connection.pause()
 }
 
-function readOn(connection: Connection, state: ConnectionState): void {
+function readOn(connection: TrackedSocket, state: ConnectionState): void {
   if (state.held === null) return
   clearInterval(state.held)
   state.held = null
@@ -282,7 +282,7 @@ function readOn(connection: Connection, state: ConnectionState): void {
 }
 
 function stateOf(connection: Socket): ConnectionState {
-  return (connection as Connection)[kState] as ConnectionState
+  return (connection as TrackedSocket)[kState] as ConnectionState
 }
 
 /**

@@ -1,14 +1,14 @@
 import { RESPONSE_HEADER } from '../core/headers.ts'
 import { queryStatus } from '../protect/existing.ts'
 import { issueKey, type KeyIssuer } from '../protect/identify.ts'
-import type { Ports } from '../protect/ports.ts'
+import type { WalkPorts } from '../protect/ports.ts'
 import type { ProtectedRequest } from '../protect/request.ts'
 import type { TrafficResponse } from './request.ts'
 import type { ResponseWriter } from './write.ts'
 
 /** `GET <status.path>`: the state of a record, for a client that asks instead of retrying (contract §6). */
 export async function answerStatus(
-  ports: Ports,
+  ports: WalkPorts,
   writer: ResponseWriter,
   asked: ProtectedRequest,
   response: TrafficResponse,
@@ -39,7 +39,7 @@ export async function answerStatus(
 
 /** `POST <issuer.path>`: a signed key that expires. */
 export async function answerIssue(
-  ports: Pick<Ports, 'store'>,
+  ports: Pick<WalkPorts, 'store'>,
   writer: ResponseWriter,
   issuer: KeyIssuer,
   response: TrafficResponse,

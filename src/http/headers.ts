@@ -145,11 +145,11 @@ export interface Forwarding {
   /** `Host` for the upstream; null keeps the client's. */
   readonly host: string | null
   readonly loop: LoopMark
-  readonly counted: Counted
+  readonly counted: IdentifyingHeaders
 }
 
 /** Headers that identify a record on some route; the upstream must get them unchanged (docs/adr/0038). */
-export interface Counted {
+export interface IdentifyingHeaders {
   readonly names: ReadonlySet<string>
   /** The same names, folded by {@link foldedName}. */
   readonly folded: ReadonlySet<string>
@@ -158,7 +158,10 @@ export interface Counted {
 }
 
 /** Includes the headers in which a route forwards the key. */
-export function countedHeaders({ routes, defaults }: Pick<Config, 'routes' | 'defaults'>): Counted {
+export function identifyingHeaders({
+  routes,
+  defaults,
+}: Pick<Config, 'routes' | 'defaults'>): IdentifyingHeaders {
   const names = new Set<string>()
   for (const { key, scope, fingerprint } of [...routes, defaults]) {
     for (const source of [...key.from, ...scope.caller]) if (source.kind === 'header') names.add(source.name)
@@ -187,7 +190,7 @@ type Fate = 'kept' | 'dropped' | 'trusted' | 'orders'
 const MOST_FATES = 500
 const LONGEST_NAME = 64
 
-function fateOf(name: string, counted: Counted): Fate {
+function fateOf(name: string, counted: IdentifyingHeaders): Fate {
   const { fates } = counted
   const known = fates.get(name)
   if (known !== undefined) return known
@@ -197,7 +200,7 @@ function fateOf(name: string, counted: Counted): Fate {
   return fate
 }
 
-function fateOfName(name: string, counted: Counted): Fate {
+function fateOfName(name: string, counted: IdentifyingHeaders): Fate {
   if (HOP_BY_HOP.has(name) || NOT_FORWARDED.has(name) || EXTENDED.has(name) || impersonates(name, counted))
     return 'dropped'
   if (name.startsWith('x-forwarded-') || name === 'forwarded') return 'trusted'
@@ -251,7 +254,7 @@ const READ_HERE: ReadonlySet<string> = new Set([
  * Whether an application may mistake the line for one that this proxy reads, sets or removes: behind CGI, WSGI or PHP,
  * `Idempotency_Key` is `HTTP_IDEMPOTENCY_KEY` too.
  */
-function impersonates(name: string, { names, folded }: Counted): boolean {
+function impersonates(name: string, { names, folded }: IdentifyingHeaders): boolean {
   if (names.has(name)) return false
   const other = foldedName(name)
   if (folded.has(other)) return true

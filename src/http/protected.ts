@@ -3,9 +3,9 @@ import { firstOf, type RawHeaders } from '../core/headers.ts'
 import { carriesKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
-import type { Target } from '../core/route.ts'
+import type { RequestTarget } from '../core/route.ts'
 import { guard, newProgress } from '../protect/guard.ts'
-import type { Ports } from '../protect/ports.ts'
+import type { WalkPorts } from '../protect/ports.ts'
 import type { BodyReading, ProtectedRequest, SentAttempt } from '../protect/request.ts'
 import { BodyBuffer, type Budget, free, type Shares, shareOf } from '../runtime/limits.ts'
 import type { Shadow } from '../shadow/shadow.ts'
@@ -26,7 +26,7 @@ import { breakOff, type ResponseWriter } from './write.ts'
 export interface Incoming {
   /** Its `req` is the request. */
   readonly response: TrafficResponse
-  readonly target: Target
+  readonly target: RequestTarget
   readonly peer: Peer
 }
 
@@ -39,7 +39,7 @@ export interface RequestSpans {
 }
 
 export interface ProtectOptions {
-  readonly ports: Ports
+  readonly ports: WalkPorts
   readonly writer: ResponseWriter
   /** `limits.upload` in force. */
   readonly upload: Millis
@@ -64,7 +64,7 @@ export function serveProtected(options: ProtectOptions, route: RoutePolicy, inco
 async function protect(options: ProtectOptions, route: RoutePolicy, incoming: Incoming): Promise<void> {
   const { response } = incoming
   try {
-    options.writer.write(response, await guard(options.ports, new Asked(options, route, incoming)))
+    options.writer.write(response, await guard(options.ports, new ReceivedRequest(options, route, incoming)))
   } catch (error) {
     options.onBug(error)
     breakOff(response)
@@ -72,7 +72,7 @@ async function protect(options: ProtectOptions, route: RoutePolicy, incoming: In
 }
 
 /** The request as the guard sees it. */
-export class Asked implements ProtectedRequest {
+export class ReceivedRequest implements ProtectedRequest {
   readonly route: RoutePolicy
   readonly method: string
   readonly target: string
@@ -147,7 +147,7 @@ export class Asked implements ProtectedRequest {
 }
 
 /** Shadow mode's view of a forwarded request. */
-class ObservedRequest extends Asked {
+class ObservedRequest extends ReceivedRequest {
   body: BodyReading | Promise<BodyReading> = { kind: 'aborted' }
 
   override readBody(): BodyReading | Promise<BodyReading> {

@@ -2,7 +2,7 @@ import { hash } from 'node:crypto'
 import type { Refusal, RefusalCode } from '../core/refusal.ts'
 
 /** Refusals in words for people using a browser. The problem and the log have the details for developers and operators. */
-interface Words {
+interface PageText {
   readonly title: string
   readonly text: string
 }
@@ -13,7 +13,7 @@ const UNSURE =
 const UNSENDABLE =
   'Nothing was done. The page with the form may need JavaScript: where your browser blocks it, allow it for this site first. Then open that page again, fill in the form and send it. If this message comes back, please tell us.'
 
-const PAGES: Readonly<Record<RefusalCode, Words>> = {
+const PAGES: Readonly<Record<RefusalCode, PageText>> = {
   idempotency_key_missing: {
     title: 'This form cannot be sent',
     text: UNSENDABLE,
@@ -87,7 +87,7 @@ const UNCERTAIN: ReadonlySet<RefusalCode> = new Set([
 ])
 
 /** For outcomes that only a person can find out. */
-const UNDECIDED: Words = {
+const UNDECIDED: PageText = {
   title: 'We do not know what became of your request',
   text: `${UNSURE} Please contact us and give the reference below: we will find out.`,
 }

@@ -11,22 +11,22 @@ import {
   normalisePath,
   parseTarget,
   policiesOf,
+  type RequestTarget,
   Router,
   readsKeys,
-  type Target,
   WELL_KNOWN,
 } from '../core/route.ts'
 import { policyDocument } from '../describe/published.ts'
 import type { KeyIssuer } from '../protect/identify.ts'
-import type { Ports } from '../protect/ports.ts'
+import type { WalkPorts } from '../protect/ports.ts'
 import { Shares } from '../runtime/limits.ts'
 import type { ExchangeTap } from '../upstream/exchange-tap.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import { answersOn, TrafficServer } from './connections.ts'
 import { answerIssue, answerPolicy, answerStatus } from './endpoints.ts'
 import {
-  countedHeaders,
   type Forwarding,
+  identifyingHeaders,
   isLoop,
   type LoopMark,
   type Peer,
@@ -35,9 +35,9 @@ import {
 } from './headers.ts'
 import { passthrough } from './passthrough.ts'
 import {
-  Asked,
   type Incoming,
   type ProtectOptions,
+  ReceivedRequest,
   type RequestSpans,
   type ShadowOptions,
   serveProtected,
@@ -59,14 +59,14 @@ const HEAD_TIMEOUT = 30_000
 const KEEP_ALIVE = 72_000
 
 const kPeer = Symbol('peer')
-interface Connection extends Socket {
+interface PeerSocket extends Socket {
   [kPeer]?: Peer
 }
 
 export interface TrafficOptions {
   /** While draining, connections are not kept alive, so that clients move on to other replicas. */
   readonly inForce: InForce & { readonly draining: boolean }
-  readonly ports: Ports
+  readonly ports: WalkPorts
   readonly upstream: Upstream
   readonly loop: LoopMark
   readonly issuer: KeyIssuer | null
@@ -86,7 +86,7 @@ export function trafficServer(options: TrafficOptions): TrafficServer {
   const { config } = inForce
   const routing = routingOf(inForce, { host: upstream.host, loop })
   const proxies = new TrustedProxies(config.trustProxy)
-  const peerOf = (connection: Connection): Peer =>
+  const peerOf = (connection: PeerSocket): Peer =>
     (connection[kPeer] ??= proxies.peerOf(connection.remoteAddress))
   const writer = new ResponseWriter(config.problems.baseUrl, config.upstream.idleTimeout, options.stalled)
   const tunnel = tunnels(upstream, writer, config.upstream)
@@ -113,7 +113,7 @@ export function trafficServer(options: TrafficOptions): TrafficServer {
     spans: options.spans,
   }
 
-  const readHead = (request: TrafficRequest): Target | Refusal => {
+  const readHead = (request: TrafficRequest): RequestTarget | Refusal => {
     const refused = refuseHead(request)
     if (refused !== null) return refused
     if (isLoop(request.rawHeaders, loop)) {
@@ -150,7 +150,7 @@ export function trafficServer(options: TrafficOptions): TrafficServer {
       writer.problem(response, refusal('route_not_found', detail))
       return
     }
-    const asked = new Asked(protecting, route, { ...incoming, target }, method)
+    const asked = new ReceivedRequest(protecting, route, { ...incoming, target }, method)
     await answerStatus(ports, writer, asked, response)
   }
 
@@ -273,7 +273,7 @@ function malformed(status: 400 | 417 | 501 | 505, detail: string): Refusal {
   return refusal('request_malformed', detail, { status })
 }
 
-function noRoute({ method }: TrafficRequest, { path }: Target): Refusal {
+function noRoute({ method }: TrafficRequest, { path }: RequestTarget): Refusal {
   return refusal('route_not_found', `no route matches ${method} ${path}`)
 }
 
@@ -322,7 +322,7 @@ export class Routing {
   constructor(config: Config, upstream: Pick<Forwarding, 'host' | 'loop'>) {
     this.config = config
     this.router = new Router(policiesOf(config))
-    this.forwarding = { ...upstream, counted: countedHeaders(config) }
+    this.forwarding = { ...upstream, counted: identifyingHeaders(config) }
     const { issuer, status } = config
     this.#issuerPath = issuer === null ? null : normalisePath(issuer.path)
     this.#statusPath = status.path === null ? null : normalisePath(status.path)
@@ -333,7 +333,7 @@ export class Routing {
     return (this.#policy ??= `${JSON.stringify(policyDocument(this.config))}\n`)
   }
 
-  wayOf(request: TrafficRequest, target: Target): Way {
+  wayOf(request: TrafficRequest, target: RequestTarget): Way {
     const { config } = this
     const method = request.method as string
     const own = this.#ownEndpoint(method, target)
@@ -348,7 +348,7 @@ export class Routing {
     return { kind: 'pass', route, ignored: isMatched && route.statusHeader }
   }
 
-  #ownEndpoint(method: string, { path }: Target): 'issue' | 'status' | 'policy' | null {
+  #ownEndpoint(method: string, { path }: RequestTarget): 'issue' | 'status' | 'policy' | null {
     if (method === 'POST') return path === this.#issuerPath ? 'issue' : null
     if (method === 'GET' && path === this.#statusPath) return 'status'
     const isAsked = path === WELL_KNOWN && (method === 'GET' || method === 'HEAD')
@@ -369,6 +369,6 @@ export function routingOf(
 }
 
 /** A key that is not in the head may be in the body, or be derived from it. */
-function mayHaveKey({ rawHeaders }: TrafficRequest, { query }: Target, { key }: RoutePolicy): boolean {
+function mayHaveKey({ rawHeaders }: TrafficRequest, { query }: RequestTarget, { key }: RoutePolicy): boolean {
   return carriesKey({ headers: rawHeaders, query }, key.from) || keyNeedsBody(key) || key.derive !== null
 }

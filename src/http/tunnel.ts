@@ -36,7 +36,7 @@ export interface Handshake {
   readonly head: Buffer
 }
 
-type Limits = Pick<UpstreamConfig, 'connections' | 'connectTimeout' | 'timeout'>
+type TunnelLimits = Pick<UpstreamConfig, 'connections' | 'connectTimeout' | 'timeout'>
 
 /**
  * Tunnels WebSockets. Each holds an upstream connection for as long as both sides like, so there are `connections` places, and no `holder`
@@ -45,7 +45,7 @@ type Limits = Pick<UpstreamConfig, 'connections' | 'connectTimeout' | 'timeout'>
 export function tunnels(
   upstream: Upstream,
   writer: ResponseWriter,
-  limits: Limits,
+  limits: TunnelLimits,
 ): (holder: string, handshake: Handshake) => void {
   const { connections } = limits
   const shares = new Shares(randomInt(2 ** 32))
@@ -75,7 +75,7 @@ export function tunnels(
 function tunnel(
   upstream: Upstream,
   writer: ResponseWriter,
-  { connectTimeout, timeout }: Limits,
+  { connectTimeout, timeout }: TunnelLimits,
   { request, target, lines, socket: client, head }: Handshake,
 ): void {
   const { origin, socketPath, tls } = upstream

@@ -14,7 +14,7 @@ const LOCK_POLL: Millis = 2
 const LOCK_AT_MOST: Millis = 10_000
 
 /** A decision about a record or the process. Nothing in it is secret. */
-export interface Change {
+export interface AuditEvent {
   readonly who: { readonly address: string; readonly by: string | null }
   readonly what: 'resolve' | 'delete' | 'outcome' | 'drain' | 'withdrawn'
   /** Record id; null: the change concerns no record. */
@@ -24,7 +24,7 @@ export interface Change {
   readonly reason: string | null
 }
 
-export interface AuditLine extends Change {
+export interface AuditLine extends AuditEvent {
   readonly time: string
   /** Who wrote it: several services may share a file. Lines of earlier versions have none. */
   readonly service: string
@@ -79,7 +79,7 @@ export class Audit {
    * Resolves when the line is on disk. One at a time.
    * @throws if it cannot be written: the change must not be made.
    */
-  write(change: Change): Promise<AuditLine> {
+  write(change: AuditEvent): Promise<AuditLine> {
     const file = this.#file
     const written = this.#last.then(() =>
       file === null
@@ -101,7 +101,7 @@ export class Audit {
     await this.#file?.handle.close()
   }
 
-  async #append(change: Change): Promise<AuditLine> {
+  async #append(change: AuditEvent): Promise<AuditLine> {
     const { who, what, record, before, after, reason } = change
     if (this.#prev === null) throw new Error('the last line of the audit file was edited: move the file away')
     if (this.#file !== null) this.#prev = await catchUp(this.#file, this.#prev)

@@ -17,7 +17,7 @@ const REPORT_EVERY: Millis = 60_000
 /** Characters kept of a text from outside, such as a reason. */
 const MAX_TEXT = 200
 
-interface Entry {
+interface HistoryEntry {
   readonly event: string
   /** Consecutive entries with the same event and the same `of` are one. */
   readonly of: string | number
@@ -48,7 +48,7 @@ export interface HistoryOptions {
  */
 export class History {
   readonly #options: HistoryOptions
-  #waiting = new Map<RecordId, Entry[]>()
+  #waiting = new Map<RecordId, HistoryEntry[]>()
   readonly #begun = new RecordMap<Begun>()
   #timer: NodeJS.Timeout | null = null
   #flushing: Promise<void> | null = null
@@ -94,7 +94,7 @@ export class History {
     id: RecordId,
     event: string,
     of: string | number,
-    detail: Entry['detail'],
+    detail: HistoryEntry['detail'],
     first = performance.now(),
     last = performance.now(),
   ): void {
@@ -182,7 +182,7 @@ export class History {
     this.#dropped = 0
   }
 
-  #notes(entries: readonly Entry[], now: Millis): Note[] {
+  #notes(entries: readonly HistoryEntry[], now: Millis): Note[] {
     const { replica } = this.#options
     return entries.map(({ event, of, count, first, last, detail }) => ({
       tag: `${event}:${of}`,
@@ -195,7 +195,7 @@ export class History {
 }
 
 /** Drops unknown values and cuts long texts. */
-function short(detail: Entry['detail']): Record<string, unknown> {
+function short(detail: HistoryEntry['detail']): Record<string, unknown> {
   const cut = (value: unknown): unknown =>
     typeof value === 'string' && value.length > MAX_TEXT ? `${value.slice(0, MAX_TEXT - 1)}…` : value
   return Object.fromEntries(

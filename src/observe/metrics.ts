@@ -27,7 +27,7 @@ const RATIOS = [0.1, 0.25, 0.5, 0.75, 1, 1.5]
  * the first orphan would not fire an alert.
  */
 type Start = (policy: RoutePolicy) => readonly Labels[]
-type Names = readonly string[]
+type LabelNames = readonly string[]
 
 const none = (): Labels[] => []
 /** Earlier settings of the route may have left records, and one such event fires an alert. */
@@ -35,10 +35,10 @@ const always = (): Labels[] => [{}]
 const results = (table: Readonly<Record<string, unknown>>): Labels[] =>
   namesOf(table).map((result) => ({ result }))
 
-const counter = (labels: Names, help: string, start: Start = none) =>
+const counter = (labels: LabelNames, help: string, start: Start = none) =>
   ({ kind: 'counter', labels, help, start }) as const
-const gauge = (labels: Names, help: string) => ({ kind: 'gauge', labels, help }) as const
-const histogram = (labels: Names, help: string, buckets: readonly number[]) =>
+const gauge = (labels: LabelNames, help: string) => ({ kind: 'gauge', labels, help }) as const
+const histogram = (labels: LabelNames, help: string, buckets: readonly number[]) =>
   ({ kind: 'histogram', labels, help, buckets }) as const
 
 /** All metrics (contract §13). Documentation is tested against this table. */
@@ -130,7 +130,7 @@ export class Metrics {
   }
 
   /** The series of a counter or gauge, to be kept by callers that count often. It is exported from now on. */
-  value(name: MetricName, labels: Labels): Value {
+  value(name: MetricName, labels: Labels): SeriesValue {
     return (this.#values.get(name) as Values).of(labels)
   }
   /** The same of a histogram. */
@@ -226,7 +226,7 @@ interface Sample {
   readonly value: number
 }
 
-interface Description {
+interface MetricDescription {
   readonly name: string
   readonly kind: 'counter' | 'gauge' | 'histogram'
   readonly help: string
@@ -237,11 +237,11 @@ interface Description {
 abstract class Series<V> {
   readonly name: string
   readonly kind: string
-  readonly #about: Description
+  readonly #about: MetricDescription
   readonly #make: () => V
   readonly #values = new Map<string, { readonly labels: Labels; readonly value: V }>()
 
-  constructor(about: Description, make: () => V) {
+  constructor(about: MetricDescription, make: () => V) {
     this.name = about.name
     this.kind = about.kind
     this.#about = about
@@ -271,15 +271,15 @@ abstract class Series<V> {
 }
 
 /** One series of a counter or a gauge. */
-export interface Value {
+export interface SeriesValue {
   current: number
 }
 
 /** A counter or a gauge. */
-export class Values extends Series<Value> {
+export class Values extends Series<SeriesValue> {
   #source: (() => number) | null = null
 
-  constructor(about: Description) {
+  constructor(about: MetricDescription) {
     super(about, () => ({ current: 0 }))
   }
 
@@ -288,7 +288,7 @@ export class Values extends Series<Value> {
     this.#source = source
   }
 
-  protected override samples(labels: Labels, { current }: Value): Sample[] {
+  protected override samples(labels: Labels, { current }: SeriesValue): Sample[] {
     return [{ metricName: this.name, labels, value: this.#source?.() ?? current }]
   }
 }
@@ -318,7 +318,7 @@ export class Distributions extends Series<Distribution> {
   readonly #bounds: readonly number[]
 
   /** `bounds`: upper ends of the buckets, ascending. */
-  constructor(about: Description, bounds: readonly number[]) {
+  constructor(about: MetricDescription, bounds: readonly number[]) {
     super(about, () => new Distribution(bounds))
     this.#bounds = bounds
   }

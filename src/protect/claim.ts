@@ -15,8 +15,8 @@ import { claimDraft, claimSpans, outcomeDraft, outcomeSpans, runningRecord } fro
 import { after, inSteps, type Soon } from '../runtime/scheduling.ts'
 import {
   type ClaimReply,
-  type GetReply,
   nullIfUnavailable,
+  type ReadReply,
   type Records,
   type TakeOverReply,
 } from '../store/records.ts'
@@ -30,7 +30,7 @@ import {
 } from '../store/register.ts'
 import { nobody, refuse, storeUnavailable } from './answers.ts'
 import type { Identified } from './identify.ts'
-import type { Ports } from './ports.ts'
+import type { WalkPorts } from './ports.ts'
 import type { Answer, Execution, Existing, Progress, ProtectedRequest, Unclaimed } from './request.ts'
 import { finish, NOTHING_HELD } from './settler.ts'
 
@@ -53,10 +53,10 @@ interface Granted {
 }
 
 /** The contents of a claim. */
-type Attempted = Pick<Execution, 'attempt' | 'operation' | 'before'>
+type ClaimContents = Pick<Execution, 'attempt' | 'operation' | 'before'>
 
 /** The store's reply to a claim. */
-type ClaimResult =
+type ClaimDecision =
   | Granted
   | { readonly kind: 'existing'; readonly existing: Existing }
   | Unclaimed
@@ -73,7 +73,7 @@ type Claiming = Pick<ProtectedRequest, 'route' | 'progress' | 'clientGone'> & {
 }
 
 /** Claims the record, unless an existing one answers the request. */
-export function claim(ports: Ports, request: Claiming, identified: Identified): Claim | Promise<Claim> {
+export function claim(ports: WalkPorts, request: Claiming, identified: Identified): Claim | Promise<Claim> {
   const { id } = identified
   const askedAt = performance.now()
   const known = knownHere(ports, request.route, identified, askedAt, false)
@@ -91,7 +91,7 @@ interface Began {
 }
 
 function ask(
-  ports: Ports,
+  ports: WalkPorts,
   request: Claiming,
   identified: Identified,
   began: Began,
@@ -112,11 +112,11 @@ function ask(
 
 /** Acts on the store's answer to a claim. */
 function answered(
-  ports: Ports,
+  ports: WalkPorts,
   request: Claiming,
   identified: Identified,
   { askedAt, earlier }: Began,
-  result: ClaimResult,
+  result: ClaimDecision,
 ): Claim | Promise<Claim> {
   const { route, progress } = request
   const { id, asked } = identified
@@ -200,14 +200,14 @@ function answered(
 }
 
 /** Facts that only this replica knows are disclosed once they are on disk, just as for its own client. */
-function answeredHere({ settler }: Ports, id: RecordId, existing: Existing): Soon<Claim> {
+function answeredHere({ settler }: WalkPorts, id: RecordId, existing: Existing): Soon<Claim> {
   return after(settler.onDisk(id), () => ({ kind: 'existing', existing }))
 }
 
 function newExecution(
   id: RecordId,
   route: RoutePolicy,
-  { operation, attempt, before }: Attempted,
+  { operation, attempt, before }: ClaimContents,
   createdAt: Millis,
   askedAt: Millis,
   unclaimed: Unclaimed | null,
@@ -227,7 +227,7 @@ function newExecution(
   }
 }
 
-function begin({ running, observer }: Ports, progress: Progress, execution: Execution): Execution {
+function begin({ running, observer }: WalkPorts, progress: Progress, execution: Execution): Execution {
   running.set(execution.id, execution)
   progress.execution = execution
   progress.state = 'in_progress'
@@ -240,15 +240,15 @@ function begin({ running, observer }: Ports, progress: Progress, execution: Exec
  * permission to create one only if there is none. Likewise for a long body: a retry with the same bytes needs no fingerprint.
  */
 function lookAndClaim(
-  ports: Ports,
+  ports: WalkPorts,
   request: Claiming,
   identified: Identified,
   token: Buffer,
-): Promise<ClaimResult> {
+): Promise<ClaimDecision> {
   const { store, namespace } = ports
   const { route } = request
   const { id, asked, caller, mayClaim } = identified
-  const find = async (): Promise<ClaimResult | Exclude<Decision, Existing>> => {
+  const find = async (): Promise<ClaimDecision | Exclude<Decision, Existing>> => {
     const reply = await look(ports, id)
     if (reply.kind === 'corrupt') return reply
     if (reply.kind === 'unavailable') return notAsked(token)
@@ -258,7 +258,7 @@ function lookAndClaim(
     const decision = decide(record, asked, route, now)
     return isExisting(decision) ? { kind: 'existing', existing: decision } : decision
   }
-  const claimIt = async (): Promise<ClaimResult> => {
+  const claimIt = async (): Promise<ClaimDecision> => {
     if (asked.isLong) await inSteps(asked.finish())
     return claimRecord(ports, request, identified, token)
   }
@@ -308,7 +308,7 @@ class Losses {
 }
 
 /** Reads the record, retrying as a claim does. */
-async function look(ports: Ports, id: RecordId, losses = new Losses()): Promise<GetReply> {
+async function look(ports: WalkPorts, id: RecordId, losses = new Losses()): Promise<ReadReply> {
   const reply = await ports.records.get(id)
   const wait = reply.kind === 'unavailable' ? losses.pauseAfter(reply.error) : null
   if (wait === null) return reply
@@ -324,18 +324,18 @@ function notAsked(token: Buffer): Unclaimed {
 
 /** Claims the record, or reports the existing one. One round trip if the key is new or finished. */
 function claimRecord(
-  ports: Ports,
+  ports: WalkPorts,
   request: Claiming,
   identified: Identified,
   token: Buffer,
-): Soon<ClaimResult> {
+): Soon<ClaimDecision> {
   const { id, asked } = identified
   const { route } = request
   const askedAt = performance.now()
   const attempt: Attempt = { fence: 0, token, attempts: 1 }
-  const fresh: Attempted = { attempt, operation: identified.operation(), before: 'absent' }
+  const fresh: ClaimContents = { attempt, operation: identified.operation(), before: 'absent' }
   const claiming = ports.records.claim(id, claimDraft(fresh.operation, attempt), claimSpans(route))
-  return after<ClaimReply, ClaimResult>(claiming, (reply) => {
+  return after<ClaimReply, ClaimDecision>(claiming, (reply) => {
     if (reply.kind === 'claimed' && !reply.recognised)
       return granted(id, route, fresh, reply.stamp, askedAt, null)
     const decision = reply.kind === 'exists' ? decide(reply.record, asked, route, reply.now) : null
@@ -348,7 +348,7 @@ function claimRecord(
 function granted(
   id: RecordId,
   route: RoutePolicy,
-  { attempt: { token, attempts }, operation, before }: Attempted,
+  { attempt: { token, attempts }, operation, before }: ClaimContents,
   { version, fence, createdAt }: Stamp,
   askedAt: Millis,
   over: IdempotencyRecord | null,
@@ -368,13 +368,13 @@ function granted(
  * attempt goes on (contract §3.4).
  */
 async function contest(
-  { records, pause, waiters }: Ports,
+  { records, pause, waiters }: WalkPorts,
   request: Claiming,
   { id, asked, key, bornAt }: Identified,
-  fresh: Attempted,
+  fresh: ClaimContents,
   firstAskedAt: Millis,
   first: ClaimReply,
-): Promise<ClaimResult> {
+): Promise<ClaimDecision> {
   const { route } = request
   const spans = claimSpans(route)
   let askedAt = firstAskedAt
@@ -424,14 +424,14 @@ async function contest(
 }
 
 /** False: it may not wait, or the client has left. */
-async function outlast(waiters: Ports['waiters'], request: Claiming, time: Millis): Promise<boolean> {
+async function outlast(waiters: WalkPorts['waiters'], request: Claiming, time: Millis): Promise<boolean> {
   const { onGone } = request
   if (onGone === null || request.clientGone()) return false
   return waiters.outlast(time, (left) => onGone.call(request, left))
 }
 
 /** A claim succeeded while this replica was executing the record: gives the record back to that execution. */
-async function yieldTo(ports: Ports, other: Execution, { execution, version }: Granted): Promise<void> {
+async function yieldTo(ports: WalkPorts, other: Execution, { execution, version }: Granted): Promise<void> {
   const given = await giveBack(ports.records, version, other)
   ports.observer.trouble(
     'the store lost a claim of this replica; the retry that claimed the record executes nothing',
@@ -468,7 +468,7 @@ async function giveBack(records: Records, version: number, execution: Execution)
  * is unreachable (`alone`), any execution.
  */
 function knownHere(
-  ports: Ports,
+  ports: WalkPorts,
   route: RoutePolicy,
   { id, asked }: Identified,
   since: Millis,
@@ -481,7 +481,7 @@ function knownHere(
 }
 
 /** The execution of this record on this replica. From now on its outcome may be needed here. */
-function meet({ running }: Ports, id: RecordId): Execution | undefined {
+function meet({ running }: WalkPorts, id: RecordId): Execution | undefined {
   const execution = running.get(id)
   if (execution !== undefined) execution.isMet = true
   return execution

@@ -8,7 +8,7 @@ import type { Forward } from '../upstream/port.ts'
 import { answerFromRecord, nobody, overloaded, refuse, storeUnavailable } from './answers.ts'
 import { type Claim, claim } from './claim.ts'
 import { type Identified, readHead, refuseCaller } from './identify.ts'
-import type { Ports } from './ports.ts'
+import type { WalkPorts } from './ports.ts'
 import type { Answer, Execution, Existing, ProtectedRequest } from './request.ts'
 import type { Seat } from './waiting-room.ts'
 
@@ -16,7 +16,7 @@ type Running = Extract<Existing, { kind: 'in_progress' }>
 
 /** Answers a request whose record exists, first holding it if the route says so (contract §6). */
 export function duplicate(
-  ports: Ports,
+  ports: WalkPorts,
   request: ProtectedRequest,
   identified: Identified,
   found: Existing,
@@ -30,7 +30,7 @@ export function duplicate(
 }
 
 async function hold(
-  ports: Ports,
+  ports: WalkPorts,
   request: ProtectedRequest,
   identified: Identified,
   found: Running,
@@ -58,7 +58,7 @@ async function hold(
  * claims once more; the others wait for it (contract §6).
  */
 async function wait(
-  ports: Ports,
+  ports: WalkPorts,
   request: ProtectedRequest,
   identified: Identified,
   found: Running,
@@ -101,7 +101,7 @@ async function wait(
  * answer from a record: a revoked credential reads nothing, not even a state.
  */
 async function authorizeReplay(
-  { forward, grants }: Pick<Ports, 'forward' | 'grants'>,
+  { forward, grants }: Pick<WalkPorts, 'forward' | 'grants'>,
   request: ProtectedRequest,
 ): Promise<Answer | null> {
   const { authorizeReplay: policy } = request.route
@@ -185,7 +185,7 @@ export type StatusReply =
   | Answer
 
 /** Looks up the record that a request with this key and these credentials would find. Changes nothing. */
-export async function queryStatus(ports: Ports, request: ProtectedRequest): Promise<StatusReply> {
+export async function queryStatus(ports: WalkPorts, request: ProtectedRequest): Promise<StatusReply> {
   // It may query the upstream, so it takes a place like any other request.
   const leave = ports.inFlight.enter(request.client, null)
   if (leave === null) return overloaded(ports)
@@ -198,7 +198,7 @@ export async function queryStatus(ports: Ports, request: ProtectedRequest): Prom
   }
 }
 
-async function look(ports: Ports, request: ProtectedRequest): Promise<StatusReply> {
+async function look(ports: WalkPorts, request: ProtectedRequest): Promise<StatusReply> {
   const { route, method, path, host } = request
   const head = await readHead(ports, request)
   if (head.kind !== 'head') return head
@@ -236,7 +236,7 @@ async function look(ports: Ports, request: ProtectedRequest): Promise<StatusRepl
 
 /** `now` is 0 for this replica's own record, which has no store time. */
 function found(
-  ports: Pick<Ports, 'latency'>,
+  ports: Pick<WalkPorts, 'latency'>,
   route: RoutePolicy,
   id: RecordId,
   read: IdempotencyRecord,
@@ -249,7 +249,7 @@ function found(
 }
 
 function retryAfterOf(
-  { latency }: Pick<Ports, 'latency'>,
+  { latency }: Pick<WalkPorts, 'latency'>,
   route: RoutePolicy,
   read: IdempotencyRecord,
   now: Millis,

@@ -12,7 +12,7 @@ import { discard, overloaded, refuse, refuseBody, responseUnavailable, sentUnans
 import { claim } from './claim.ts'
 import { duplicate } from './existing.ts'
 import { callerName, DERIVED_HEADER, type Identified, identify, readHead } from './identify.ts'
-import type { Ports } from './ports.ts'
+import type { WalkPorts } from './ports.ts'
 import type {
   Answer,
   Execution,
@@ -26,7 +26,7 @@ import type {
 import { finish, NOTHING_HELD } from './settler.ts'
 
 /** Handles a protected request: claim → forward → settle (contract §3). */
-export function guard(ports: Ports, request: ProtectedRequest): Promise<Answer> {
+export function guard(ports: WalkPorts, request: ProtectedRequest): Promise<Answer> {
   const { inFlight, observer } = ports
   inFlight.count++
   const over = (facts: Facts, status: number | null): void => {
@@ -61,7 +61,7 @@ function inProfile({ profile }: RoutePolicy, answer: Answer): Answer {
 }
 
 /** THE WALK. Each step either answers or returns what the next one needs. Only promises are awaited. */
-async function walk(ports: Ports, request: ProtectedRequest): Promise<Answer> {
+async function walk(ports: WalkPorts, request: ProtectedRequest): Promise<Answer> {
   const { route } = request
   const reading = readHead(ports, request)
   const head = reading instanceof Promise ? await reading : reading
@@ -181,7 +181,7 @@ export function summarize(
 
 /** Sends the request once and writes its outcome before the first byte of the answer leaves. */
 export async function execute(
-  ports: Ports,
+  ports: WalkPorts,
   request: ProtectedRequest,
   execution: Execution,
   key: string,
@@ -272,7 +272,7 @@ export async function execute(
 
 /** Answers with the recorded response, like every later answer (contract §7). `cause`: why there is no other. */
 function recordedAnswer(
-  { budget }: Pick<Ports, 'budget'>,
+  { budget }: Pick<WalkPorts, 'budget'>,
   { id, route, attempt: { fence }, before }: Execution,
   recorded: CompletedResponse,
   expiresAt: Millis | null,
@@ -293,7 +293,7 @@ function recordedAnswer(
 
 /** Answers within `respondWithin` at the latest; the execution continues, and its outcome is stored (contract §3). */
 export async function answerInTime(
-  ports: Ports,
+  ports: WalkPorts,
   execution: Execution,
   work: Promise<Answer>,
 ): Promise<Answer> {
@@ -317,7 +317,7 @@ export async function answerInTime(
 
 /** Forwards, unprotected, a request whose body holds no key (contract §3.1). */
 export async function passOn(
-  { forward }: Pick<Ports, 'forward'>,
+  { forward }: Pick<WalkPorts, 'forward'>,
   request: ProtectedRequest,
   body: Buffer,
 ): Promise<Answer> {

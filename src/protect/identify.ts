@@ -24,7 +24,7 @@ import { atOnce } from '../core/steps.ts'
 import { inSteps } from '../runtime/scheduling.ts'
 import { nullIfUnavailable } from '../store/records.ts'
 import { refuse, storeUnavailable } from './answers.ts'
-import type { Ports } from './ports.ts'
+import type { WalkPorts } from './ports.ts'
 import type { Answer, Problem, ProtectedRequest } from './request.ts'
 
 /** The caller, or why it cannot be identified (contract §5). */
@@ -66,13 +66,13 @@ export interface Identified {
 }
 
 type IdentifyPorts = Pick<
-  Ports,
+  WalkPorts,
   'store' | 'namespace' | 'upstream' | 'verifyToken' | 'checkIssued' | 'observer'
 >
 
 /** Reads the head, before the body is read or the store asked. */
 export function readHead(
-  ports: Pick<Ports, 'verifyToken'>,
+  ports: Pick<WalkPorts, 'verifyToken'>,
   request: ProtectedRequest,
 ): RequestHead | Answer | Promise<RequestHead | Answer> {
   const { route, headers } = request
@@ -92,7 +92,7 @@ export function readHead(
 }
 
 async function verifyCaller(
-  { verifyToken }: Pick<Ports, 'verifyToken'>,
+  { verifyToken }: Pick<WalkPorts, 'verifyToken'>,
   { route: { scope }, headers }: ProtectedRequest,
   policy: JwtPolicy,
 ): Promise<Caller> {
@@ -255,7 +255,7 @@ function identified(
  * (contract §1). An event's id means nothing without its source.
  */
 function identifiersOf(
-  { upstream }: Pick<Ports, 'upstream'>,
+  { upstream }: Pick<WalkPorts, 'upstream'>,
   request: ProtectedRequest,
   id: RecordId,
   key: string,
@@ -307,7 +307,7 @@ export interface IssuedKey {
 
 /** Issues a signed key that expires by the store's clock, so that all replicas agree when. */
 export async function issueKey(
-  { store }: Pick<Ports, 'store'>,
+  { store }: Pick<WalkPorts, 'store'>,
   issuer: KeyIssuer,
 ): Promise<(IssuedKey & { readonly kind: 'issued' }) | Problem> {
   const now = await store.ping().catch(nullIfUnavailable)

@@ -6,14 +6,14 @@ import { isProtected } from '../core/route.ts'
  * names and wording from these tables.
  */
 
-interface Row {
+interface OutcomeRow {
   /** For a record's history, and documentation. */
   readonly says: string
   /** How the page shows it. */
   readonly mood?: 'good' | 'bad'
 }
 
-interface RequestRow extends Row {
+interface RequestRow extends OutcomeRow {
   /** `served`: answered by the upstream, now or earlier. `client`, `error`: the side that has to fix something. */
   readonly group: 'served' | 'duplicate' | 'client' | 'error'
   /** How such a retry was answered; absent if the request was executed or refused. */
@@ -31,7 +31,7 @@ interface ShadowRow {
 /** Keeps a table's names as a type, and gives its rows the declared type. */
 type Table<Row> = <Name extends string>(rows: Readonly<Record<Name, Row>>) => Readonly<Record<Name, Row>>
 const requests: Table<RequestRow> = (rows) => rows
-const results: Table<Row> = (rows) => rows
+const results: Table<OutcomeRow> = (rows) => rows
 const verdicts: Table<ShadowRow> = (rows) => rows
 
 /** `outcome` of `idempotency_requests_total`: how a request was answered. */

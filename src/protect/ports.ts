@@ -15,7 +15,7 @@ import type { Leases, Settler } from './settler.ts'
 import type { WaitingRoom } from './waiting-room.ts'
 
 /** The ports of the walk. */
-export interface Ports extends AnswerPorts {
+export interface WalkPorts extends AnswerPorts {
   readonly records: Records
   readonly store: Pick<Store, 'ping' | 'limits'>
   readonly forward: Forward

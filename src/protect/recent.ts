@@ -51,7 +51,7 @@ const WINDOW: Millis = 60_000
 /** Entries per generation, about 250 bytes each. */
 const MOST_OPERATIONS = 5_000
 
-interface Seen {
+interface SeenOperation {
   readonly id: RecordId
   readonly at: Millis
 }
@@ -62,8 +62,8 @@ interface Seen {
  */
 export class KeyChurn {
   /** Two generations; the older one is dropped as a whole, since deleting single entries costs more than all the rest. */
-  #seen = new Map<number, Seen>()
-  #before = new Map<number, Seen>()
+  #seen = new Map<number, SeenOperation>()
+  #before = new Map<number, SeenOperation>()
   readonly #clock: () => Millis
 
   constructor(clock: () => Millis) {

@@ -20,7 +20,7 @@ import {
 } from '../core/settle.ts'
 import { RecordMap } from '../runtime/record-map.ts'
 import { after, type Soon, within } from '../runtime/scheduling.ts'
-import type { Kept, Left, Outbox } from '../store/outbox.ts'
+import type { KeptOutcome, LeftOutcome, Outbox } from '../store/outbox.ts'
 import type { Records, SettleReply, StoreTrouble, Unavailable } from '../store/records.ts'
 import { Declined, type Renewal, Unreplicated } from '../store/register.ts'
 import type { CompletionResult } from './outcomes.ts'
@@ -72,7 +72,7 @@ interface HeldOutcome {
   /** By this process's monotonic clock. */
   readonly giveUpAt: Millis
   /** Its entry on disk; null: held in memory only. */
-  readonly kept: Kept | null
+  readonly kept: KeptOutcome | null
   /** Resolves once it is on disk; null: it already is, or was given up. */
   keeping: Promise<unknown> | null
   /** The write in progress: one at a time. */
@@ -141,7 +141,7 @@ export class Settler {
   }
 
   /** Takes over an earlier process's outcomes from the spool. `hold` reserves a body's bytes and returns a function that releases them. */
-  restore(left: readonly Left[], hold: (bytes: number) => () => void): void {
+  restore(left: readonly LeftOutcome[], hold: (bytes: number) => () => void): void {
     for (const { unsettled, kept } of left) this.#add(unsettled, kept, null, hold(bodyBytes(unsettled.draft)))
   }
 
@@ -350,7 +350,7 @@ export class Settler {
 
   #add(
     pending: PendingOutcome,
-    kept: Kept | null,
+    kept: KeptOutcome | null,
     keeping: HeldOutcome['keeping'],
     release: () => void,
   ): HeldOutcome {

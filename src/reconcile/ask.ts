@@ -35,7 +35,7 @@ import type { Forwarded } from '../upstream/port.ts'
 import type { ReconcilePorts } from './ports.ts'
 
 /** An unknown record that is due. */
-interface Due {
+interface DueRecord {
   readonly id: RecordId
   readonly record: Unknown
   readonly reconciliation: Reconciliation
@@ -45,7 +45,7 @@ interface Due {
 }
 
 /** A due record for a status query. */
-interface Askable extends Due {
+interface Askable extends DueRecord {
   readonly route: RoutePolicy
   readonly policy: ReconcilePolicy
 }
@@ -70,7 +70,7 @@ export async function inspectDue(ports: ReconcilePorts, id: RecordId): Promise<A
   const route = ports.policyOf(record.route)
   const policy = reconcileOf(route)
   const reconciliation = record.reconciliation ?? newReconciliation(record.updatedAt)
-  const due: Due = { id, record, reconciliation, route, now }
+  const due: DueRecord = { id, record, reconciliation, route, now }
   if (route !== null && policy !== null && !reconciliation.deadLettered) return { ...due, route, policy }
   await write(ports, due, reconciliation, pauseWithoutQuery(now - reconciliation.since))
   return null
@@ -105,7 +105,7 @@ async function writeLapsed(
 /** Random extra share of each pause: spreads the checks of records that became unknown together. */
 const JITTER = 0.2
 
-interface Written {
+interface Rescheduled {
   readonly version: number
   readonly now: Millis
   readonly reconciliation: Reconciliation
@@ -117,11 +117,11 @@ interface Written {
  */
 async function write(
   ports: ReconcilePorts,
-  { id, record, route, now }: Due,
+  { id, record, route, now }: DueRecord,
   reconciliation: Reconciliation,
   pause: Millis,
   undisturbed: Millis = 0,
-): Promise<Written | null> {
+): Promise<Rescheduled | null> {
   const reportDue = reportAt(record.dropAt, route?.unresolvedTtl ?? Number.POSITIVE_INFINITY)
   const report = !reconciliation.reported && (now >= reportDue || now + undisturbed >= record.dropAt)
   const next = { ...reconciliation, reported: reconciliation.reported || report }
@@ -243,7 +243,7 @@ async function resolve(
   ports.wake(id)
 }
 
-function named({ id, record }: Due): Readonly<Record<string, unknown>> {
+function named({ id, record }: DueRecord): Readonly<Record<string, unknown>> {
   return { route: record.route, record: shortId(id) }
 }
 

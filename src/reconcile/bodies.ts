@@ -15,19 +15,19 @@ const AT_ONCE = 8
 /** Skips up to this many records that cannot be changed, such as those sealed with a removed key. */
 const MOST_LEFT = 10_000
 
-type Ports = Pick<ReconcilePorts, 'records' | 'store' | 'observer' | 'random'>
+type BodyRemoverPorts = Pick<ReconcilePorts, 'records' | 'store' | 'observer' | 'random'>
 
 /**
  * Removes responses from records that outlive them (`ttl.body`, docs/adr/0111). Every replica runs one; they share the work by
  * compare-and-set. It only frees room: readers of such a record already see no response.
  */
 export class BodyRemover {
-  readonly #ports: Ports
+  readonly #ports: BodyRemoverPorts
   /** How many ids the last round left due: the next one reads that many more, to find others. */
   #left = 0
   readonly #rounds: Rounds
 
-  constructor(ports: Ports) {
+  constructor(ports: BodyRemoverPorts) {
     this.#ports = ports
     this.#rounds = new Rounds({
       round: () => this.look(),

@@ -38,10 +38,10 @@ export interface ControlPorts extends Pick<ReconcilePorts, 'forward' | 'policyOf
   /** Monotonic. */
   readonly clock: () => Millis
   readonly pause: (time: Millis) => Promise<unknown>
-  readonly say: Say
+  readonly say: ReconcileLog
 }
 
-export type Say = (
+export type ReconcileLog = (
   level: 'info' | 'warn' | 'error',
   message: string,
   detail: Readonly<Record<string, unknown>>,

@@ -4,7 +4,7 @@ import { StoreClock } from '../core/store-clock.ts'
 import { orThrow, type Records } from '../store/records.ts'
 import { type Register, StoreUnavailable } from '../store/register.ts'
 import { BodyRemover } from './bodies.ts'
-import type { Control, Say } from './control.ts'
+import type { Control, ReconcileLog } from './control.ts'
 import type { ReconcileObserver, ReconcilePorts } from './ports.ts'
 import { each } from './rounds.ts'
 import { Sweeper } from './sweeper.ts'
@@ -14,7 +14,10 @@ export interface ReconcilerPorts
   readonly store: Pick<Register, 'due' | 'list' | 'ping' | 'pingOther'>
   /** Tests the status queries before their answers count. */
   readonly control: Control
-  readonly observer: ReconcileObserver & { counted(counted: Counted): void; readonly tried: Say }
+  readonly observer: ReconcileObserver & {
+    counted(counted: UnresolvedCounts): void
+    readonly tried: ReconcileLog
+  }
 }
 
 /** A process's background work on records. */
@@ -68,7 +71,7 @@ const AT_ONCE = 16
 /** Beyond this, the count means "at least". */
 const MOST_COUNTED = 5_000
 
-export interface Counted {
+export interface UnresolvedCounts {
   readonly unknown: number
   readonly dead_lettered: number
 }
@@ -108,7 +111,7 @@ export class UnresolvedCount {
   }
 
   /** @throws {StoreUnavailable} */
-  async count(): Promise<Counted> {
+  async count(): Promise<UnresolvedCounts> {
     const counted = { unknown: 0, dead_lettered: 0 }
     const seen = new Set<RecordId>()
     let cursor: string | null = null
@@ -131,7 +134,7 @@ export class UnresolvedCount {
   }
 
   /** Null: not unknown, or unreadable. */
-  async #stateOf(id: RecordId): Promise<keyof Counted | null> {
+  async #stateOf(id: RecordId): Promise<keyof UnresolvedCounts | null> {
     const found = await this.#ports.records.get(id)
     if (found.kind === 'corrupt') return null
     const { record, now } = orThrow(found)

@@ -5,10 +5,10 @@ const SLOTS = 2048
 /** Copying it is faster than building another one. */
 const EMPTY: readonly null[] = Array.from({ length: SLOTS }, () => null)
 
-interface Entry<V> {
+interface MapEntry<V> {
   readonly id: RecordId
   value: V
-  next: Entry<V> | null
+  next: MapEntry<V> | null
 }
 
 /**
@@ -17,7 +17,7 @@ interface Entry<V> {
  * (docs/adr/0017). This table is never reallocated.
  */
 export class RecordMap<V> {
-  readonly #slots: (Entry<V> | null)[] = [...EMPTY]
+  readonly #slots: (MapEntry<V> | null)[] = [...EMPTY]
   #size = 0
 
   get size(): number {
@@ -39,14 +39,14 @@ export class RecordMap<V> {
       return
     }
     const slot = slotOf(id)
-    this.#slots[slot] = { id, value, next: this.#slots[slot] as Entry<V> | null }
+    this.#slots[slot] = { id, value, next: this.#slots[slot] as MapEntry<V> | null }
     this.#size++
   }
 
   delete(id: RecordId): void {
     const slot = slotOf(id)
-    let before: Entry<V> | null = null
-    for (let entry = this.#slots[slot] as Entry<V> | null; entry !== null; entry = entry.next) {
+    let before: MapEntry<V> | null = null
+    for (let entry = this.#slots[slot] as MapEntry<V> | null; entry !== null; entry = entry.next) {
       if (entry.id === id) {
         if (before === null) this.#slots[slot] = entry.next
         else before.next = entry.next
@@ -69,14 +69,14 @@ export class RecordMap<V> {
     if (this.#size === 0) return
     for (const slot of this.#slots)
       for (let entry = slot; entry !== null; ) {
-        const { id, value, next }: Entry<V> = entry
+        const { id, value, next }: MapEntry<V> = entry
         yield [id, value]
         entry = next
       }
   }
 
-  #find(id: RecordId): Entry<V> | null {
-    let entry = this.#slots[slotOf(id)] as Entry<V> | null
+  #find(id: RecordId): MapEntry<V> | null {
+    let entry = this.#slots[slotOf(id)] as MapEntry<V> | null
     while (entry !== null && entry.id !== id) entry = entry.next
     return entry
   }

@@ -3,7 +3,7 @@ import { digestsAfter } from '../core/fingerprint.ts'
 import { type Millis, type Outcome, withoutBody } from '../core/record.ts'
 import { outcomeDraft, outcomeSpans } from '../core/settle.ts'
 import { isExisting } from '../protect/claim.ts'
-import type { Ports } from '../protect/ports.ts'
+import type { WalkPorts } from '../protect/ports.ts'
 import type { Execution } from '../protect/request.ts'
 import type { StoreTrouble } from '../store/records.ts'
 
@@ -14,7 +14,7 @@ const LOOK_MOST: Millis = 1000
 const TRIES = 12
 const RETRY_MOST: Millis = 5000
 
-type MergePorts = Pick<Ports, 'records' | 'settler' | 'waiters' | 'pause'>
+type MergePorts = Pick<WalkPorts, 'records' | 'settler' | 'waiters' | 'pause'>
 /** An outcome that prevents a later execution. */
 export type ObservedOutcome = Extract<Outcome, { kind: 'completed' | 'unknown' }>
 /** An execution that ran beside the record's owner. */

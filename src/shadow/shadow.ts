@@ -8,7 +8,7 @@ import { claim } from '../protect/claim.ts'
 import { summarize } from '../protect/guard.ts'
 import { callerName, type Identified, identify, readHead } from '../protect/identify.ts'
 import { SHADOW_VERDICTS, type ShadowVerdict } from '../protect/outcomes.ts'
-import type { Ports } from '../protect/ports.ts'
+import type { WalkPorts } from '../protect/ports.ts'
 import {
   type Answer,
   type BodyReading,
@@ -32,7 +32,7 @@ const HELD_MOST = 1000
 type ShadowFacts = Omit<Facts, 'outcome'> & Partial<Pick<ShadowSummary, 'retryAge' | 'regenerated'>>
 
 /** A request under observation, and its exchange. */
-interface Followed {
+interface WatchedRequest {
   readonly request: ProtectedRequest
   readonly upstream: TappedExchange
   /** The upstream's response. */
@@ -42,7 +42,7 @@ interface Followed {
 }
 
 /** The requests of one record on this replica, decided in the order in which their bodies completed. */
-interface Lane {
+interface RecordQueue {
   users: number
   turn: Promise<void>
   /** The latest request that holds the claim. */
@@ -71,16 +71,16 @@ type Next =
  * that switches to `enforce` honours them.
  */
 export class Shadow {
-  readonly #ports: Ports
+  readonly #ports: WalkPorts
   readonly #onVerdict: (summary: ShadowSummary, verdict: ShadowVerdict) => void
-  readonly #lanes = new Map<RecordId, Lane>()
+  readonly #lanes = new Map<RecordId, RecordQueue>()
   #size = 0
   #merging = 0
   #givingUp = false
   #closed = false
 
   /** `onVerdict` is called once per request; it must not throw. */
-  constructor(ports: Ports, onVerdict: (summary: ShadowSummary, verdict: ShadowVerdict) => void) {
+  constructor(ports: WalkPorts, onVerdict: (summary: ShadowSummary, verdict: ShadowVerdict) => void) {
     // Not counted as claims: the verdicts count them.
     this.#ports = { ...ports, observer: { ...ports.observer, claimed() {}, leaseExpired() {} } }
     this.#onVerdict = onVerdict
@@ -107,7 +107,7 @@ export class Shadow {
     const body = Promise.resolve(request.readBody())
     let isReported = false
     let observed: Promise<Observed> | null = null
-    const followed: Followed = {
+    const followed: WatchedRequest = {
       request,
       upstream,
       hear: () => (observed ??= observeExchange(request, upstream)),
@@ -145,7 +145,7 @@ export class Shadow {
   }
 
   async #identify(
-    { request, hear }: Followed,
+    { request, hear }: WatchedRequest,
     body: Promise<BodyReading>,
   ): Promise<Identified | Extract<Next, { kind: 'decided' }>> {
     const head = await readHead(this.#ports, request)
@@ -173,7 +173,7 @@ export class Shadow {
     }
   }
 
-  async #follow(followed: Followed, identified: Identified): Promise<void> {
+  async #follow(followed: WatchedRequest, identified: Identified): Promise<void> {
     const { request, upstream, hear, tell } = followed
     const { id } = identified
     const lane = this.#lanes.get(id) ?? { users: 0, turn: Promise.resolve(), owner: null }
@@ -232,7 +232,7 @@ export class Shadow {
 
   /** It owns the record: settled as in the walk, except that nobody waits. */
   async #own(
-    { request: { progress }, hear, tell }: Followed,
+    { request: { progress }, hear, tell }: WatchedRequest,
     { execution, facts, settled }: Owned,
   ): Promise<void> {
     const { id, route, attempt, askedAt, before, unclaimed } = execution
@@ -257,9 +257,9 @@ export class Shadow {
 
   /** Executed beside the record's own attempt: merging its outcome keeps later retries safe. */
   async #beside(
-    { request, hear }: Followed,
+    { request, hear }: WatchedRequest,
     { id, operation, asked }: Identified,
-    lane: Lane,
+    lane: RecordQueue,
   ): Promise<void> {
     const { route } = request
     const { outcome, release } = await hear()
@@ -297,7 +297,7 @@ export class Shadow {
  * A retry must find the response that its client already got, although no response waits for the store: its turn comes when
  * the claims before it are decided and finished exchanges are settled.
  */
-async function inTurn<T>(lane: Lane, step: () => Promise<T>): Promise<T> {
+async function inTurn<T>(lane: RecordQueue, step: () => Promise<T>): Promise<T> {
   const before = lane.turn
   const { promise, resolve } = Promise.withResolvers<void>()
   lane.turn = promise

@@ -16,7 +16,7 @@ import {
 } from '../core/record.ts'
 import { unfreed } from '../runtime/limits.ts'
 import { decoded } from './compression.ts'
-import { type Condition, CorruptRecord, type Due, SealedRecord } from './register.ts'
+import { type Condition, CorruptRecord, type DueKind, SealedRecord } from './register.ts'
 
 /** 48 bits: enough for milliseconds until the year 10889, exact in a double and in Lua. */
 export const U48 = 6
@@ -412,7 +412,7 @@ export function indexPlace(bytes: Buffer, due: Millis): number | null {
 }
 
 /** The places of what is due, from the first to the last. */
-export function placesDue(of: Due, now: Millis): { readonly from: number; readonly to: number } {
+export function placesDue(of: DueKind, now: Millis): { readonly from: number; readonly to: number } {
   const from = of === 'bodies' ? BODIES_FROM : 0
   return { from, to: from + now }
 }

@@ -102,9 +102,9 @@ export function decodedSoon(bytes: Buffer, coding: number): Soon<Buffer> {
   )
 }
 
-type Options = { readonly info: true; readonly maxOutputLength: number }
-const gunzipLater = promisify<Buffer, Options, Buffer>(gunzip)
-const unzstdLater = promisify<Buffer, Options, Buffer>(zstdDecompress)
+type UnzipOptions = { readonly info: true; readonly maxOutputLength: number }
+const gunzipLater = promisify<Buffer, UnzipOptions, Buffer>(gunzip)
+const unzstdLater = promisify<Buffer, UnzipOptions, Buffer>(zstdDecompress)
 
 /** Length of the payload, according to the record. */
 function lengthOf(bytes: Buffer, coding: number): number {

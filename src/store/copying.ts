@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto'
-import { judgeCopy, type Kept } from '../core/copies.ts'
+import { type ComparedRecord, judgeCopy } from '../core/copies.ts'
 import { type Millis, type RecordId, STATES, type State } from '../core/record.ts'
 import { PREFIX, readStamps, SCHEMA } from './codec.ts'
 import { CorruptRecord, type PutReply, type Register, type Stamp, type Store, StoreFull } from './register.ts'
@@ -101,7 +101,7 @@ export const PAGE = 500
 
 interface Ours {
   readonly bytes: Buffer
-  readonly ours: Kept
+  readonly ours: ComparedRecord
   readonly spans: { readonly dueIn: Millis; readonly dropIn: Millis }
 }
 
@@ -196,7 +196,7 @@ async function read(
 }
 
 /** Null: no record that this version reads. */
-export function keptOf(bytes: Buffer): Kept | null {
+export function keptOf(bytes: Buffer): ComparedRecord | null {
   const isOurs = bytes.length > PREFIX.end && bytes.toString('latin1', 0, 2) === 'IP'
   if (!isOurs || bytes[PREFIX.schema] !== SCHEMA) return null
   const state: State | undefined = STATES[bytes.readUInt8(PREFIX.state) - 1]

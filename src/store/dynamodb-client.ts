@@ -21,12 +21,12 @@ const BUSY = [
   'ReplicatedWriteConflictException',
 ]
 
-export type Value = { readonly S: string } | { readonly N: string } | { readonly B: Uint8Array }
-export type Item = Readonly<Record<string, Value>>
-export type Input = Readonly<Record<string, unknown>>
+export type AttributeValue = { readonly S: string } | { readonly N: string } | { readonly B: Uint8Array }
+export type Item = Readonly<Record<string, AttributeValue>>
+export type OperationInput = Readonly<Record<string, unknown>>
 
 /** The fields read from all answers. */
-export interface Answer {
+export interface OperationOutput {
   readonly Item?: Item
   /** The item before the write. */
   readonly Attributes?: Item
@@ -47,7 +47,7 @@ export interface TableDescription {
   readonly Replicas?: readonly { readonly RegionName?: string }[]
   readonly MultiRegionConsistency?: string
 }
-export type Operation =
+export type DynamoDbOperation =
   | 'GetItem'
   | 'PutItem'
   | 'UpdateItem'
@@ -59,10 +59,10 @@ export type Operation =
 
 interface Sdk {
   readonly DynamoDBClient: new (options: object) => SdkClient
-  readonly [command: `${string}Command`]: new (input: Input) => object
+  readonly [command: `${string}Command`]: new (input: OperationInput) => object
 }
 interface SdkClient {
-  send(command: object, options: { readonly abortSignal: AbortSignal }): Promise<Answer>
+  send(command: object, options: { readonly abortSignal: AbortSignal }): Promise<OperationOutput>
   destroy(): void
   readonly middlewareStack: { add(middleware: Middleware, options: object): void }
 }
@@ -77,7 +77,7 @@ interface SdkError extends Error {
 }
 
 /** The condition of a write did not hold. */
-export class Refused extends Error {
+export class ConditionFailed extends Error {
   /** The existing item, if the server returned it. */
   readonly item: Item | null
   constructor(item: Item | null) {
@@ -199,10 +199,14 @@ export class Client {
   }
 
   /**
-   * @throws {Refused} if the condition does not hold.
+   * @throws {ConditionFailed} if the condition does not hold.
    * @throws {StoreUnavailable}
    */
-  async run(operation: Operation, input: Input, timeoutMs = this.#options.timeoutMs): Promise<Answer> {
+  async run(
+    operation: DynamoDbOperation,
+    input: OperationInput,
+    timeoutMs = this.#options.timeoutMs,
+  ): Promise<OperationOutput> {
     const Command = this.#sdk[`${operation}Command`] as Sdk[`${string}Command`]
     const abort = new AbortController()
     try {
@@ -236,14 +240,14 @@ export class Client {
     this.#isUp = true
   }
 
-  #failed(operation: Operation, error: SdkError): Error {
+  #failed(operation: DynamoDbOperation, error: SdkError): Error {
     const status = error.$metadata?.httpStatusCode
     if (status === undefined || status >= 500) {
       if (this.#isUp) this.#options.onEvent('disconnected', error.message)
       this.#isUp = false
     } else this.#heard()
     if (error instanceof StoreUnavailable) return error
-    if (error.name === 'ConditionalCheckFailedException') return new Refused(error.Item ?? null)
+    if (error.name === 'ConditionalCheckFailedException') return new ConditionFailed(error.Item ?? null)
     const message = `DynamoDB, ${operation}: ${error.name}: ${error.message}`
     const cause = { cause: error }
     if (BUSY.includes(error.name)) return new PartlyUnavailable(message, false, cause)
@@ -256,9 +260,9 @@ export class Client {
 }
 
 /** What a table promises, and what it lacks. */
-export function traitsOf(
+export function tableTraits(
   { Replicas = [], MultiRegionConsistency }: TableDescription,
-  { TimeToLiveStatus, AttributeName }: NonNullable<Answer['TimeToLiveDescription']>,
+  { TimeToLiveStatus, AttributeName }: NonNullable<OperationOutput['TimeToLiveDescription']>,
 ): StoreTraits {
   const findings: string[] = []
   const isUnfit = Replicas.length > 0 && MultiRegionConsistency !== 'STRONG'

@@ -1,7 +1,7 @@
 import type { Millis } from '../core/record.ts'
 import { HEAD_AT, MAX_U48, PREFIX, SCHEMA, type Stamps, stamp, stateCode } from './codec.ts'
-import type { Input, Item, TableDescription, Value } from './dynamodb-client.ts'
-import { type Condition, CorruptRecord, type Place, type Stamp } from './register.ts'
+import type { AttributeValue, Item, OperationInput, TableDescription } from './dynamodb-client.ts'
+import { type Condition, CorruptRecord, type DuePosition, type Stamp } from './register.ts'
 import { type Bucket, fullAt } from './side-ports.ts'
 
 /*
@@ -23,7 +23,7 @@ export const INDEX_PARTS = 16
 const KEPT_LONGER: Millis = 3_600_000
 
 /** The table's definition, as `CreateTable` takes it. */
-export function tableDefinition(table: string): Input {
+export function tableDefinition(table: string): OperationInput {
   const key = (hash: string, range: string) => [
     { AttributeName: hash, KeyType: 'HASH' },
     { AttributeName: range, KeyType: 'RANGE' },
@@ -58,10 +58,10 @@ export const OPTIONAL = ['b', 'p', 'q', 'k', 'u', 'w']
 /** Everything except the key and the numbers that a later record must exceed. */
 export const REMOVED = [...OPTIONAL, 'c', 'm', 'd', 'n', 's', 'o', 'h']
 
-export const text = (S: string): Value => ({ S })
-export const number = (value: number): Value => ({ N: String(value) })
-export const binary = (B: Buffer): Value => ({ B })
-export const valued = (values: Item): Input => ({ ExpressionAttributeValues: values })
+export const text = (S: string): AttributeValue => ({ S })
+export const number = (value: number): AttributeValue => ({ N: String(value) })
+export const binary = (B: Buffer): AttributeValue => ({ B })
+export const valued = (values: Item): OperationInput => ({ ExpressionAttributeValues: values })
 
 /** An `UpdateItem` that sets these attributes, computes others, and removes those of `optional` that are not set. */
 export function update(
@@ -70,14 +70,17 @@ export function update(
   optional: readonly string[],
   condition: string,
   values: Item,
-): Input {
+): OperationInput {
   const names = Object.keys(set)
   const gone = optional.filter((name) => !names.includes(name))
   const setting = [...computed, ...names.map((name) => `${name} = :${name}`)].join(', ')
   return {
     UpdateExpression: gone.length === 0 ? `SET ${setting}` : `SET ${setting} REMOVE ${gone.join(', ')}`,
     ConditionExpression: condition,
-    ...valued({ ...values, ...Object.fromEntries(names.map((name) => [`:${name}`, set[name] as Value])) }),
+    ...valued({
+      ...values,
+      ...Object.fromEntries(names.map((name) => [`:${name}`, set[name] as AttributeValue])),
+    }),
     ReturnValues: 'ALL_OLD',
   }
 }
@@ -133,40 +136,40 @@ export function stampOf({ version, fence, createdAt }: Stamps): Stamp {
 }
 
 /** In seconds, as TTL takes it. */
-export function expiry(dropAt: Millis): Value {
+export function expiry(dropAt: Millis): AttributeValue {
   return number(Math.ceil((dropAt + KEPT_LONGER) / 1000))
 }
 
 /** The record without its payload. */
-export function headOf(item: Item): Buffer {
+export function recordPrefix(item: Item): Buffer {
   const token = bytesIn(item, 'o')
   if (token.length !== PREFIX.createdAt - PREFIX.token)
     throw new CorruptRecord('the token of the stored record has another length')
   const prefix = Buffer.alloc(PREFIX.end)
   prefix.write('IP', 'latin1')
-  prefix[PREFIX.schema] = numberIn(item, 'n', 0xff)
-  prefix[PREFIX.state] = numberIn(item, 's', 0xff)
+  prefix[PREFIX.schema] = numberAttribute(item, 'n', 0xff)
+  prefix[PREFIX.state] = numberAttribute(item, 's', 0xff)
   prefix.set(token, PREFIX.token)
   stamp(prefix, {
-    version: numberIn(item, 'v'),
-    fence: numberIn(item, 'f'),
-    createdAt: numberIn(item, 'c'),
-    updatedAt: numberIn(item, 'm'),
-    due: numberIn(item, 'd'),
-    dropAt: numberIn(item, 'x'),
+    version: numberAttribute(item, 'v'),
+    fence: numberAttribute(item, 'f'),
+    createdAt: numberAttribute(item, 'c'),
+    updatedAt: numberAttribute(item, 'm'),
+    due: numberAttribute(item, 'd'),
+    dropAt: numberAttribute(item, 'x'),
   })
   return Buffer.concat([prefix, bytesIn(item, 'b')])
 }
 
 export function isThere(item: Item | null, now: Millis): item is Item {
-  return item !== null && numberIn(item, 'x') > now
+  return item !== null && numberAttribute(item, 'x') > now
 }
 
 /** As DynamoDB writes a number; JavaScript reads more, and nothing as 0. */
 const NUMBER = /^\d+(?:\.\d+)?(?:E\+?\d+)?$/i
 
 /** @throws {CorruptRecord} */
-export function numberIn(item: Item, name: string, most = MAX_U48): number {
+export function numberAttribute(item: Item, name: string, most = MAX_U48): number {
   const value = item[name]
   const read = value !== undefined && 'N' in value && NUMBER.test(value.N) ? Number(value.N) : Number.NaN
   if (!Number.isInteger(read) || read > most) throw isAnother(name, 'number')
@@ -193,12 +196,14 @@ function isAnother(name: string, what: string): CorruptRecord {
   return new CorruptRecord(`the attribute ${name} of the item is not the ${what} that it was`)
 }
 
-export function linesOf(item: Item): string[] {
+export function historyLines(item: Item): string[] {
   return item['h'] === undefined ? [] : textIn(item, 'h').split('\n')
 }
 
 export function bucketOf(item: Item): Bucket {
-  const [at, debt, count] = ['a', 't', 'r'].map((name) => numberIn(item, name, Number.MAX_SAFE_INTEGER))
+  const [at, debt, count] = ['a', 't', 'r'].map((name) =>
+    numberAttribute(item, name, Number.MAX_SAFE_INTEGER),
+  )
   if (!count) throw isAnother('r', 'number')
   return { at: at as Millis, debt: debt as number, count }
 }
@@ -217,12 +222,12 @@ export function instantKey(at: Millis): string {
   return String(at).padStart(16, '0')
 }
 
-export function placeKey({ due, id }: Place): string {
+export function placeKey({ due, id }: DuePosition): string {
   return `${instantKey(due)} ${id}`
 }
 
 /** @throws {CorruptRecord} */
-export function placeIn(key: string): Place {
+export function placeIn(key: string): DuePosition {
   const [, due, id] = /^(\d{16}) ([\w-]{1,64})$/.exec(key) ?? []
   if (due === undefined || id === undefined) throw isAnother('w', 'place')
   return { due: Number(due), id }

@@ -14,17 +14,17 @@ import {
   readStamps,
 } from './codec.ts'
 import {
-  type Answer,
+  type AttributeValue,
   Client,
   type ClientOptions,
   type Clock,
-  type Input,
+  ConditionFailed,
   type Item,
   NoTable,
-  Refused,
+  type OperationInput,
+  type OperationOutput,
   ServerClock,
-  traitsOf,
-  type Value,
+  tableTraits,
 } from './dynamodb-client.ts'
 import {
   binary,
@@ -36,22 +36,22 @@ import {
   expected,
   expectedValues,
   expiry,
-  headOf,
+  historyLines,
   INDEX,
   INDEX_PARTS,
   instantKey,
   isThere,
   keyOf,
-  linesOf,
   number,
+  numberAttribute,
   numbered,
-  numberIn,
   OPTIONAL,
   partOf,
   partsOf,
   placeIn,
   placeKey,
   REMOVED,
+  recordPrefix,
   stamped,
   stampOf,
   text,
@@ -62,11 +62,11 @@ import {
 } from './dynamodb-layout.ts'
 import {
   CorruptRecord,
+  type DuePosition,
   inOrder,
-  type Place,
   type PutReply,
   pageOf,
-  placeOf,
+  parseCursor,
   type Renewal,
   responsesOfEach,
   type Store,
@@ -137,14 +137,14 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
   const write = async (
     operation: 'PutItem' | 'UpdateItem' | 'DeleteItem',
     key: Item,
-    input: Input,
-  ): Promise<{ readonly answer: Answer } | { readonly found: Item | null }> => {
+    input: OperationInput,
+  ): Promise<{ readonly answer: OperationOutput } | { readonly found: Item | null }> => {
     try {
       const wanted = operation === 'PutItem' ? {} : { Key: key }
       const fast = { ReturnValuesOnConditionCheckFailure: 'ALL_OLD' }
       return { answer: await client.run(operation, { ...wanted, ...fast, ...input }) }
     } catch (error) {
-      if (!(error instanceof Refused)) throw error
+      if (!(error instanceof ConditionFailed)) throw error
       return { found: error.item ?? (await read(key)) }
     }
   }
@@ -172,7 +172,9 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
   const chunkKeys = (id: RecordId, item: Item): Item[] =>
     item['q'] === undefined
       ? []
-      : Array.from({ length: numberIn(item, 'k', MOST_CHUNKS) }, (_, n) => chunkKey(id, textIn(item, 'q'), n))
+      : Array.from({ length: numberAttribute(item, 'k', MOST_CHUNKS) }, (_, n) =>
+          chunkKey(id, textIn(item, 'q'), n),
+        )
 
   /**
    * Attributes of a payload. Long payloads are first written as chunks, under a new name, so that no other record can point to them.
@@ -221,7 +223,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     again(item, async (found) => {
       if (!isThere(found, clock.earliest())) return { done: null }
       const payload = await payloadOf(id, found)
-      if (payload !== null) return { done: Buffer.concat([headOf(found), ...payload]) }
+      if (payload !== null) return { done: Buffer.concat([recordPrefix(found), ...payload]) }
       const next = await read(recordKey(id))
       if (next !== null && textIn(next, 'q') === textIn(found, 'q'))
         throw new CorruptRecord('DynamoDB has lost a part of the stored response')
@@ -236,7 +238,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
   const renewed = async ({ id, token, dueIn, dropIn }: Renewal): Promise<boolean> =>
     again(await read(recordKey(id)), async (found) => {
       if (!isThere(found, clock.earliest())) return { done: false }
-      const bytes = headOf(found)
+      const bytes = recordPrefix(found)
       const values = { ':was': number(readStamps(bytes).version) }
       if (!mayRenew(bytes, token)) return { done: false }
       const stamps = prolongLease(bytes, clock.latest(), { dueIn, dropIn })
@@ -247,11 +249,11 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     })
 
   /** From one partition of the index, in order: keys from `first` to `last`. */
-  const placesIn = async (u: string, first: string, last: string, limit: number): Promise<Place[]> => {
-    const found: Place[] = []
+  const placesIn = async (u: string, first: string, last: string, limit: number): Promise<DuePosition[]> => {
+    const found: DuePosition[] = []
     let from: Item | undefined
     do {
-      const { Items = [], LastEvaluatedKey }: Answer = await client.run('Query', {
+      const { Items = [], LastEvaluatedKey }: OperationOutput = await client.run('Query', {
         IndexName: INDEX,
         KeyConditionExpression: 'u = :u AND w BETWEEN :first AND :last',
         // DynamoDB takes days to remove them.
@@ -270,7 +272,12 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     } while (from !== undefined && found.length < limit)
     return found
   }
-  const indexed = async (first: string, last: string, limit: number, ofEach = limit): Promise<Place[]> => {
+  const indexed = async (
+    first: string,
+    last: string,
+    limit: number,
+    ofEach = limit,
+  ): Promise<DuePosition[]> => {
     const parts = Array.from({ length: INDEX_PARTS }, (_, n) =>
       placesIn(`${prefix}${n}`, first, last, ofEach),
     )
@@ -286,7 +293,8 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       const reply = await again<PutReply>(null, async (dead) => {
         // Remains of an expired or removed record may exist: regardless of the clocks, this record comes after it.
         const most = MAX_U48 - spans.dropIn - 1
-        const least = dead === null ? 0 : Math.max(numberIn(dead, 'v', most), numberIn(dead, 'f', most)) + 1
+        const least =
+          dead === null ? 0 : Math.max(numberAttribute(dead, 'v', most), numberAttribute(dead, 'f', most)) + 1
         const now = Math.max(clock.latest(), least)
         const stamps = nextStamps(bytes, null, now, spans, false)
         const Item = {
@@ -324,7 +332,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
         const now = clock.latest()
         const time = { ':now': number(clock.earliest()) }
         // Found: it meets the condition, but its fence is below the given one.
-        const old = found === null ? null : readStamps(headOf(found))
+        const old = found === null ? null : readStamps(recordPrefix(found))
         const next = nextStamps(bytes, old, now, spans, nextFence)
         const set = { ...fields, ...kept, ...stamped(next), ...indexOf(id, bytes, next.due) }
         const written = await write(
@@ -347,7 +355,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
           const { Attributes } = written.answer
           if (Attributes === undefined)
             throw new StoreUnavailable('DynamoDB does not say what it has replaced', true)
-          const before = readStamps(headOf(Attributes))
+          const before = readStamps(recordPrefix(Attributes))
           const stamp = stampOf(nextStamps(bytes, before, now, spans, nextFence))
           await forget(id, Attributes)
           return { done: { done: true, now, stamp } }
@@ -368,7 +376,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     async stored(id) {
       const item = await read(recordKey(id))
       const now = clock.earliest()
-      return { now, bytes: isThere(item, now) ? headOf(item) : null }
+      return { now, bytes: isThere(item, now) ? recordPrefix(item) : null }
     },
 
     // A busy item must not keep the others from being renewed.
@@ -398,7 +406,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     async list(which, cursor, limit) {
       if (which === 'unresolved') {
         // A blank: after this place, and before any other.
-        const after = `${placeKey(placeOf(cursor))} `
+        const after = `${placeKey(parseCursor(cursor))} `
         return pageOf(await indexed(after, instantKey(BODIES_FROM), limit), limit)
       }
       const values = { ':now': number(clock.earliest()) }
@@ -440,8 +448,8 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
         return again(await read(recordKey(id)), async (found) => {
           if (!isThere(found, clock.earliest())) return { done: false }
           const { h, c } = found
-          const lines = noted(linesOf(found), notes, clock.earliest()).join('\n')
-          const values = { ':was': c as Value, ...(h === undefined ? {} : { ':before': h }) }
+          const lines = noted(historyLines(found), notes, clock.earliest()).join('\n')
+          const values = { ':was': c as AttributeValue, ...(h === undefined ? {} : { ':before': h }) }
           const before = h === undefined ? 'attribute_not_exists(h)' : 'h = :before'
           const written = await write(
             'UpdateItem',
@@ -453,7 +461,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
       },
       async read(id) {
         const found = await read(recordKey(id))
-        return isThere(found, clock.earliest()) ? linesOf(found).map(readNote) : []
+        return isThere(found, clock.earliest()) ? historyLines(found).map(readNote) : []
       },
     },
 
@@ -486,7 +494,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
     async traits() {
       const table = await client.describe()
       const ttl = await client.run('DescribeTimeToLive', {})
-      return traitsOf(table, ttl.TimeToLiveDescription ?? {})
+      return tableTraits(table, ttl.TimeToLiveDescription ?? {})
     },
 
     async close() {

@@ -13,7 +13,7 @@ import {
   stamp,
 } from './codec.ts'
 import { versionOf } from './prefix.ts'
-import { inOrder, pageOf, placeOf, type Store, StoreFull } from './register.ts'
+import { inOrder, pageOf, parseCursor, type Store, StoreFull } from './register.ts'
 import { Schedule } from './schedule.ts'
 import { type Bucket, drawFromBucket, fullAt, noted, readNote, Watchers } from './side-ports.ts'
 import { Slab } from './slab.ts'
@@ -186,7 +186,7 @@ export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store
     async list(which, cursor, limit) {
       expire()
       if (which === 'unresolved') {
-        const from = placeOf(cursor)
+        const from = parseCursor(cursor)
         const places = Array.from(byDue.slots, (slot) => ({ due: byDue.timeOf(slot), id: idOf(slot) }))
         const after = places.filter((place) => inOrder(place, from) > 0).sort(inOrder)
         return pageOf(after.slice(0, limit), limit)

@@ -1,5 +1,5 @@
 import { randomFillSync } from 'node:crypto'
-import { isAhead, isAheadOfMirror, type Kept } from '../core/copies.ts'
+import { type ComparedRecord, isAhead, isAheadOfMirror } from '../core/copies.ts'
 import type { Millis, Spans } from '../core/record.ts'
 import { isClaim, mayRenew, meets, PREFIX, prolongLease, readStamps, stateCode, writeU48 } from './codec.ts'
 import type { GetReply } from './register.ts'
@@ -13,15 +13,15 @@ export interface Given {
 }
 
 /** Like {@link isAhead}, but for the same attempt the lead wins. */
-export function follows(ours: Kept, theirs: Kept): boolean {
+export function follows(ours: ComparedRecord, theirs: ComparedRecord): boolean {
   return isAhead(ours, theirs) || (ours.token.equals(theirs.token) && !isDone(theirs))
 }
 
-export function followsInMirror(ours: Kept, theirs: Kept): boolean {
+export function followsInMirror(ours: ComparedRecord, theirs: ComparedRecord): boolean {
   return isAheadOfMirror(ours, theirs) || follows(ours, theirs)
 }
 
-export function isDone({ state }: Kept): boolean {
+export function isDone({ state }: ComparedRecord): boolean {
   return state === 'completed' || state === 'expired'
 }
 

@@ -1,4 +1,4 @@
-import { isAhead, type Kept, type Phase } from '../core/copies.ts'
+import { type ComparedRecord, isAhead, type Phase } from '../core/copies.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 import { isClaim, isUnresolved, meets, PREFIX, readStamps, stateCode, writeU48 } from './codec.ts'
 import { copyHistory, keptOf } from './copying.ts'
@@ -19,11 +19,11 @@ import { versionOf } from './prefix.ts'
 import {
   type Condition,
   CorruptRecord,
-  type Due,
-  type Entry,
+  type DueKind,
   type GetReply,
   type Listing,
   type Page,
+  type PutKind,
   type PutReply,
   RecordLocked,
   type Renewal,
@@ -120,7 +120,7 @@ class Pair {
   }
 
   /** In a grace of either store nothing is `fresh`: one store knows nothing of the other's failover. */
-  async put(id: RecordId, bytes: Buffer, spans: Spans, asked?: Entry): Promise<PutReply> {
+  async put(id: RecordId, bytes: Buffer, spans: Spans, asked?: PutKind): Promise<PutReply> {
     const { asks, writes } = this.#terms
     const entry = asked === 'again' ? asked : 'claim'
     if (asks && writes === 'never') {
@@ -182,7 +182,7 @@ class Pair {
   }
 
   /** Records due only in the other store are due as well: both stores get the same state. The other's responses end with the move. */
-  async due(limit: number, of?: Due): Promise<RecordId[]> {
+  async due(limit: number, of?: DueKind): Promise<RecordId[]> {
     if (this.#terms.writes !== 'must' || of === 'bodies') return this.#lead.due(limit, of)
     const [own, theirs] = await Promise.all([this.#lead.due(limit), this.#other.due(limit)])
     const known = new Set(own)
@@ -310,7 +310,7 @@ class Pair {
     id: RecordId,
     { bytes, spans }: Given,
     seen: Buffer | null,
-    entry: Entry,
+    entry: PutKind,
   ): Promise<Given | null> {
     let reply: SwapReply
     if (seen !== null && readStamps(seen).createdAt === readStamps(bytes).createdAt) {
@@ -331,12 +331,12 @@ class Pair {
    * Whether the lead's record is this same claim, repeated. If the other store lacks it, it is claimed there, too.
    * @throws {StoreUnavailable} if the other store does not accept it: it must be withdrawn under its token.
    */
-  async #isOwnClaim(id: RecordId, found: Buffer, { bytes, spans }: Given, entry: Entry): Promise<boolean> {
+  async #isOwnClaim(id: RecordId, found: Buffer, { bytes, spans }: Given, entry: PutKind): Promise<boolean> {
     if (this.#terms.writes !== 'must' || !isClaim(bytes) || !isSame(found, bytes)) return false
     const { bytes: seen } = await this.#other.get(id)
     if (seen !== null && isSame(seen, bytes)) return true
     const before = seen === null ? null : keptOf(seen)
-    const mayClaim = seen === null || (before !== null && isAhead(keptOf(found) as Kept, before))
+    const mayClaim = seen === null || (before !== null && isAhead(keptOf(found) as ComparedRecord, before))
     /* c8 ignore next: only generated interleavings meet both answers (test/protect/migrating.test.ts) */
     if (mayClaim && (await this.#claimTheirs(id, { bytes: found, spans }, seen, entry)) === null) return true
     throw new StoreUnavailable(HALF, true)
@@ -406,9 +406,9 @@ class Pair {
     store: Store,
     id: RecordId,
     { bytes, spans }: Given,
-    succeeds: (ours: Kept, theirs: Kept) => boolean,
+    succeeds: (ours: ComparedRecord, theirs: ComparedRecord) => boolean,
   ): Promise<void> {
-    const ours = keptOf(bytes) as Kept
+    const ours = keptOf(bytes) as ComparedRecord
     for (let round = 0; round < ROUNDS; round++) {
       const reply = await store.put(id, Buffer.from(bytes), spans, 'again')
       if (reply.done) return

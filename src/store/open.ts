@@ -39,7 +39,7 @@ interface StoreOf extends Pick<Config, 'service'> {
 }
 type Opener = (config: StoreOf, hooks: StoreHooks) => Promise<Store>
 
-interface Row {
+interface StoreRow {
   readonly name: string
   readonly open: Opener
   /** It removes expired records itself, and reports how many. */
@@ -71,11 +71,11 @@ function serverOf({ service, store: { url, timeout, grace } }: StoreOf) {
   return { url, service, timeoutMs: timeout, grace: grace === 0 ? 0 : Math.max(grace, 2 * timeout) }
 }
 
-const REDIS: Row = { name: 'redis', open: openRedis, prunes: false, hasGrace: true }
-const POSTGRES: Row = { name: 'postgres', open: openPostgres, prunes: true, hasGrace: true }
+const REDIS: StoreRow = { name: 'redis', open: openRedis, prunes: false, hasGrace: true }
+const POSTGRES: StoreRow = { name: 'postgres', open: openPostgres, prunes: true, hasGrace: true }
 
 /** By the scheme of `store.url`. */
-const STORES: Readonly<Record<string, Row>> = {
+const STORES: Readonly<Record<string, StoreRow>> = {
   'memory:': {
     name: 'memory',
     open: async (_config, { onPruned }) => memoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES, onPruned }),
@@ -198,7 +198,7 @@ export function hasGrace({ grace, url, migrate }: Config['store']): boolean {
 }
 
 /** Its name, before it is opened. */
-export function nameOf(storeUrl: string): string {
+export function storeName(storeUrl: string): string {
   const scheme = schemeOf(storeUrl)
   return STORES[scheme]?.name ?? scheme.slice(0, -1)
 }

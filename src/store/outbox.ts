@@ -3,7 +3,7 @@ import { outcomeDraftOf, type PendingOutcome } from '../core/settle.ts'
 import { BinaryReader, BinaryWriter, decodeRecord, encodeDraft } from './codec.ts'
 import { CorruptRecord } from './register.ts'
 import type { Sealer } from './sealing.ts'
-import { type Entry, frameBytes, Spool, type SpoolOptions } from './spool.ts'
+import { frameBytes, Spool, type SpoolEntry, type SpoolOptions } from './spool.ts'
 
 export interface OutboxOptions extends SpoolOptions {
   /** Only this service's outcomes are written to its keys in the store. */
@@ -13,14 +13,14 @@ export interface OutboxOptions extends SpoolOptions {
 }
 
 /** An outcome in the spool, or on its way there. */
-export interface Kept extends Entry {
+export interface KeptOutcome extends SpoolEntry {
   /** The store has it, or it was given up. */
   drop(): void
 }
 
-export interface Left {
+export interface LeftOutcome {
   readonly unsettled: PendingOutcome
-  readonly kept: Kept
+  readonly kept: KeptOutcome
 }
 
 /** The guard's view of the spool: outcomes instead of bytes. */
@@ -41,11 +41,11 @@ export class Outbox {
    *
    * @throws like {@link Spool.open}.
    */
-  static async open(options: OutboxOptions): Promise<{ outbox: Outbox; left: readonly Left[] }> {
+  static async open(options: OutboxOptions): Promise<{ outbox: Outbox; left: readonly LeftOutcome[] }> {
     const { service, sealer, say } = options
     const { spool, found } = await Spool.open(options)
     const outbox = new Outbox(spool, options)
-    const left: Left[] = []
+    const left: LeftOutcome[] = []
     const foreign = { services: new Map<string, number>(), withoutService: 0, bytes: 0 }
     let lapsed = 0
     for (const { entry, payload } of found) {
@@ -87,7 +87,7 @@ export class Outbox {
     return { outbox, left }
   }
 
-  keep(unsettled: PendingOutcome): Kept {
+  keep(unsettled: PendingOutcome): KeptOutcome {
     return this.#kept(this.#spool.append(encodeEntry(unsettled, this.#service, this.#sealer)))
   }
 
@@ -95,7 +95,7 @@ export class Outbox {
     return this.#spool.close()
   }
 
-  #kept(entry: Entry): Kept {
+  #kept(entry: SpoolEntry): KeptOutcome {
     return { done: entry.done, drop: () => this.#spool.drop(entry) }
   }
 }

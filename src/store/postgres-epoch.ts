@@ -1,5 +1,5 @@
 import type { Millis } from '../core/record.ts'
-import { numberIn, type Row } from './postgres-link.ts'
+import { type SqlRow, sqlNumber } from './postgres-link.ts'
 import type { NewEpoch, StoreUnavailable } from './register.ts'
 import type { Safety } from './safety.ts'
 
@@ -8,10 +8,10 @@ const ALL = [0]
 /** Checks per grace period: a proxy must notice a failover and rewrite its claims before others may claim. */
 const CHECKS = 4
 
-export interface EpochOptions {
+export interface PostgresEpochOptions {
   readonly grace: Millis
   /** Asks the server how long new claims are still held back, and since when it has its present identity. */
-  readonly look: (seen: Millis) => Promise<Row>
+  readonly look: (seen: Millis) => Promise<SqlRow>
   /** A check got no answer: the server may have been replaced without its connections closing. */
   readonly onSilence: () => void
   readonly onNew: (epoch: NewEpoch) => void
@@ -25,14 +25,14 @@ export interface EpochOptions {
  * claims (docs/adr/0108).
  */
 export class Epoch {
-  readonly #options: EpochOptions
+  readonly #options: PostgresEpochOptions
   readonly #timer: NodeJS.Timeout
   #seen: Millis = 0
   /** Checks in progress: one may still be asking the previous server. */
   #looks = 0
   #last: Promise<void> = Promise.resolve()
 
-  constructor(options: EpochOptions) {
+  constructor(options: PostgresEpochOptions) {
     this.#options = options
     this.#timer = setInterval(() => this.#looks === 0 && void this.look(), options.grace / CHECKS).unref()
   }
@@ -59,8 +59,8 @@ export class Epoch {
     let left = 0
     try {
       const [remaining, sinceThen] = await look(this.#seen)
-      const since = numberIn(sinceThen)
-      left = numberIn(remaining)
+      const since = sqlNumber(sinceThen)
+      left = sqlNumber(remaining)
       safety.checked(ALL, asked, () => since === this.#seen)
       if (since !== this.#seen) {
         this.#seen = since

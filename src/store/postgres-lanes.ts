@@ -2,16 +2,16 @@ import { randomBytes } from 'node:crypto'
 import type { Millis } from '../core/record.ts'
 import type { Identity } from './postgres-layout.ts'
 import {
-  type Arg,
   CONNECT_TIMEOUT,
-  codeOf,
   ignore,
   isWorthAnother,
-  Link,
-  type Row,
+  PostgresLink,
+  postgresFailure,
   reasonOf,
-  refusal,
+  type SqlArg,
+  type SqlRow,
   STANDBY,
+  sqlState,
 } from './postgres-link.ts'
 import type { PostgresAddress } from './postgres-url.ts'
 import { reconnectDelay } from './reconnect.ts'
@@ -52,14 +52,14 @@ export interface LanesOptions {
 /** `urgent`: outcomes and leases, which go first. `local`: reads, and whatever commits without waiting for a standby. */
 type Kind = 'urgent' | 'plain' | 'local'
 
-interface Call {
+interface StatementCall {
   readonly text: string
-  readonly args: readonly Arg[]
+  readonly args: readonly SqlArg[]
   /** Counted up. */
   readonly number: string
   readonly kind: Kind
   readonly timer: NodeJS.Timeout
-  readonly resolve: (row: Row) => void
+  readonly resolve: (row: SqlRow) => void
   readonly reject: (error: Error) => void
   tries: number
   /** Null: nothing has been sent. */
@@ -67,9 +67,9 @@ interface Call {
 }
 
 interface Lane {
-  readonly link: Link
+  readonly link: PostgresLink
   readonly number: string
-  call: Call | null
+  call: StatementCall | null
   /** When its answer became late. */
   lateAt: Millis | null
 }
@@ -97,12 +97,12 @@ export function lockWait(timeoutMs: Millis): Millis {
  */
 export class Lanes {
   readonly #options: LanesOptions
-  readonly #prepare: (link: Link) => Promise<Identity | null>
+  readonly #prepare: (link: PostgresLink) => Promise<Identity | null>
   readonly #onUp: () => void
   readonly #lanes = new Set<Lane>()
   /** Numbers of lost connections whose statements may still run. */
   readonly #abandoned = new Set<string>()
-  readonly #waiting: Record<Kind, Call[]> = { urgent: [], plain: [], local: [] }
+  readonly #waiting: Record<Kind, StatementCall[]> = { urgent: [], plain: [], local: [] }
   /** Prefix of every statement; the number of the connection follows. */
   readonly #comment = `/* idempotency-proxy ${randomBytes(6).toString('hex')} `
   #connections = 0
@@ -123,7 +123,11 @@ export class Lanes {
   #look: NodeJS.Timeout | undefined
   #isClosed = false
 
-  constructor(options: LanesOptions, prepare: (link: Link) => Promise<Identity | null>, onUp: () => void) {
+  constructor(
+    options: LanesOptions,
+    prepare: (link: PostgresLink) => Promise<Identity | null>,
+    onUp: () => void,
+  ) {
     this.#options = options
     this.#connectTimeoutMost = options.grace ? options.grace / 2 : CONNECT_TIMEOUT_MOST
     this.#connectTimeout = Math.min(CONNECT_TIMEOUT, this.#connectTimeoutMost)
@@ -146,13 +150,13 @@ export class Lanes {
    * `text` gets a number before `args` and returns it in the first column of its only row; the other columns are returned.
    * @throws {PartlyUnavailable} only `local` statements are possible now.
    */
-  run(text: string, args: readonly Arg[], kind: Kind = 'plain'): Promise<Row> {
+  run(text: string, args: readonly SqlArg[], kind: Kind = 'plain'): Promise<SqlRow> {
     if (!this.#isUp) return Promise.reject(this.#notConnected())
     if (this.#isHanging && kind !== 'local') return Promise.reject(new PartlyUnavailable(HANGING, false))
     return new Promise((resolve, reject) => {
       const { timeoutMs } = this.#options
       const number = String(++this.#numbers)
-      const call: Call = {
+      const call: StatementCall = {
         text,
         args: [number, ...args],
         number,
@@ -211,7 +215,7 @@ export class Lanes {
     }
   }
 
-  #next(): Call | undefined {
+  #next(): StatementCall | undefined {
     const { urgent, plain, local } = this.#waiting
     if (urgent.length + plain.length + local.length === 0) return
     let mayHang = this.#late()
@@ -231,14 +235,14 @@ export class Lanes {
       : first
   }
 
-  #send(lane: Lane, call: Call): void {
+  #send(lane: Lane, call: StatementCall): void {
     lane.call = call
     call.lane = lane
     call.tries++
     lane.link.query(call.text, call.args, (error, rows) => this.#settle(lane, call, error, rows))
   }
 
-  #settle(lane: Lane, call: Call, error: Error | null, rows: readonly Row[]): void {
+  #settle(lane: Lane, call: StatementCall, error: Error | null, rows: readonly SqlRow[]): void {
     const isLate = lane.lateAt !== null
     if (error !== null && !isLate && isWorthAnother(error) && call.tries < TRIES)
       return this.#send(lane, call)
@@ -247,13 +251,13 @@ export class Lanes {
     lane.lateAt = null
     const [first, ...columns] = rows[0] ?? []
     if (error !== null) {
-      const refused = refusal(error)
+      const refused = postgresFailure(error)
       call.reject(refused)
       // Nothing more is sent on a connection whose last statement has an uncertain outcome.
       if (refused.maybeApplied) {
         if (this.#lanes.has(lane)) this.#abandon(lane.number)
         this.#drop(lane, error.message)
-      } else if (codeOf(error) === STANDBY) this.#leave(error.message)
+      } else if (sqlState(error) === STANDBY) this.#leave(error.message)
     } else if (first === call.number) call.resolve(columns)
     else {
       call.reject(
@@ -266,7 +270,7 @@ export class Lanes {
     if (this.#lanes.has(lane) && !this.#isClosed) this.#up()
   }
 
-  #expire(call: Call): void {
+  #expire(call: StatementCall): void {
     const { lane } = call
     if (lane !== null && lane.call !== call) return
     if (lane === null) {
@@ -315,7 +319,7 @@ export class Lanes {
   }
 
   /** Drops connections whose answers were lost on the way, and forgets abandoned statements that have ended. */
-  async #lookBy(ask: (args: readonly string[]) => Promise<Row>): Promise<void> {
+  async #lookBy(ask: (args: readonly string[]) => Promise<SqlRow>): Promise<void> {
     const abandoned = [...this.#abandoned]
     const late = [...this.#lanes].filter(({ lateAt }) => lateAt !== null)
     const calls = late.map(({ call }) => call)
@@ -345,9 +349,9 @@ export class Lanes {
     const begun = performance.now()
     const number = String(++this.#connections)
     let lane: Lane | null = null
-    let link: Link | null = null
+    let link: PostgresLink | null = null
     try {
-      link = await Link.open(this.#options.address, (why) => lane !== null && this.#lost(lane, why), {
+      link = await PostgresLink.open(this.#options.address, (why) => lane !== null && this.#lost(lane, why), {
         comment: `${this.#comment}${number} */ `,
         timeoutMs: this.#connectTimeout,
       })
@@ -373,7 +377,7 @@ export class Lanes {
     this.#dispatch()
   }
 
-  async #examine(link: Link, number: string): Promise<void> {
+  async #examine(link: PostgresLink, number: string): Promise<void> {
     const timer = setTimeout(() => {
       this.#abandon(number)
       link.destroy()

@@ -1,5 +1,5 @@
 import { readFileSync } from 'node:fs'
-import { codeOf, type Link, type Row } from './postgres-link.ts'
+import { type PostgresLink, type SqlRow, sqlState } from './postgres-link.ts'
 import { StoreUnavailable } from './register.ts'
 
 /** Version of the tables. A database with a later one is left alone. */
@@ -29,7 +29,7 @@ export function layoutScript(): string {
  * Creates the schema if there is none, and identifies the server. Writes nothing to a database of another program or of a later release.
  * @throws {Unusable}, or an error that may pass: the server is a standby, the role lacks a right.
  */
-export async function prepare(link: Link): Promise<Identity | null> {
+export async function prepare(link: PostgresLink): Promise<Identity | null> {
   if (!(await isReady(link))) {
     await make(link)
     if (!(await isReady(link))) throw new Error('the schema idempotency was being changed at the same time')
@@ -45,15 +45,15 @@ export interface Identity {
 }
 
 /** Null: unknown. */
-async function identityOf(link: Link): Promise<Identity | null> {
+async function identityOf(link: PostgresLink): Promise<Identity | null> {
   const [[system, file] = []] = await link
     .ask('SELECT system_identifier, pg_walfile_name(pg_current_wal_lsn()) FROM pg_control_system()')
-    .catch((): Row[] => [])
+    .catch((): SqlRow[] => [])
   return system == null || file == null ? null : { system, timeline: Number.parseInt(file.slice(0, 8), 16) }
 }
 
 /** The functions run with the rights of their caller: missing ones are reported at startup, not by the first request that needs them. */
-async function checkRights(link: Link): Promise<void> {
+async function checkRights(link: PostgresLink): Promise<void> {
   const [[tables, functions] = []] = await link.ask(
     `SELECT (
       SELECT string_agg(n.needed || ' on ' || n.relation, ', ')
@@ -72,7 +72,7 @@ async function checkRights(link: Link): Promise<void> {
     )
 }
 
-async function isReady(link: Link): Promise<boolean> {
+async function isReady(link: PostgresLink): Promise<boolean> {
   const [row = []] = await link.ask(
     `SELECT pg_is_in_recovery(), current_setting('server_version_num')::int / 10000,
      (SELECT count(*) FROM pg_class c WHERE c.relnamespace = n.oid),
@@ -89,11 +89,11 @@ async function isReady(link: Link): Promise<boolean> {
   return Number(layouts) > 0 && isCurrent(link)
 }
 
-async function isCurrent(link: Link): Promise<boolean> {
+async function isCurrent(link: PostgresLink): Promise<boolean> {
   const [[version, revision] = []] = await link
     .ask('SELECT version, revision FROM idempotency.layout')
     .catch((error: Error) => {
-      throw codeOf(error) === NOT_ALLOWED
+      throw sqlState(error) === NOT_ALLOWED
         ? new Error(
             'the role of store.url may not use the schema idempotency; `idempotency-proxy migrate --print` says what to grant',
           )
@@ -106,9 +106,9 @@ async function isCurrent(link: Link): Promise<boolean> {
   return Number(revision) >= REVISION
 }
 
-async function make(link: Link): Promise<void> {
+async function make(link: PostgresLink): Promise<void> {
   await link.execute(layoutScript()).catch((error: Error) => {
-    throw codeOf(error) === NOT_ALLOWED
+    throw sqlState(error) === NOT_ALLOWED
       ? new Error(
           `the schema idempotency is missing or outdated, and the role of store.url may not change it (${error.message}); \`idempotency-proxy migrate --print\` prints the SQL for its owner to run`,
         )

@@ -11,16 +11,16 @@ const KEEP_ALIVE: Millis = 10_000
 const DISCONNECT_TIMEOUT: Millis = 250
 const APPLICATION = 'idempotency-proxy'
 
-export type Arg = string | number | boolean | Buffer | null | readonly (string | number | Buffer)[]
+export type SqlArg = string | number | boolean | Buffer | null | readonly (string | number | Buffer)[]
 /** Columns are text, whatever their type; null is NULL. */
-export type Row = readonly (string | null)[]
+export type SqlRow = readonly (string | null)[]
 
 export function isNumber(text: string | null | undefined, most: number): text is string {
   return text != null && /^\d{1,15}$/.test(text) && Number(text) <= most
 }
 
 /** @throws {StoreUnavailable} */
-export function numberIn(text: string | null | undefined): number {
+export function sqlNumber(text: string | null | undefined): number {
   if (isNumber(text, MAX_U48)) return Number(text)
   throw nonsense(`${JSON.stringify(text)} for a number`)
 }
@@ -51,7 +51,7 @@ export interface LinkOptions {
 }
 
 /** One connection with one statement at a time: replies cannot be mixed up, and a failure affects one statement. */
-export class Link {
+export class PostgresLink {
   readonly #client: Client
   readonly #comment: string
   readonly #ended: Promise<void>
@@ -66,7 +66,7 @@ export class Link {
     address: PostgresAddress,
     onEnd: (why: string) => void,
     { comment, timeoutMs }: LinkOptions = { comment: '', timeoutMs: CONNECT_TIMEOUT },
-  ): Promise<Link> {
+  ): Promise<PostgresLink> {
     // Loaded on first use.
     const { default: pg } = await import('pg')
     const { tls, password, ...where } = address
@@ -86,7 +86,7 @@ export class Link {
     const { connectionParameters } = client as unknown as Inner
     delete connectionParameters.options
     delete connectionParameters.replication
-    const link = new Link(client, onEnd, comment)
+    const link = new PostgresLink(client, onEnd, comment)
     try {
       await client.connect()
     } catch (error) {
@@ -123,7 +123,11 @@ export class Link {
   }
 
   /** @param done gets the rows, or the error. Must not throw. */
-  query(text: string, args: readonly Arg[], done: (error: Error | null, rows: readonly Row[]) => void): void {
+  query(
+    text: string,
+    args: readonly SqlArg[],
+    done: (error: Error | null, rows: readonly SqlRow[]) => void,
+  ): void {
     this.#unreplicated = null
     const statement = {
       text: this.#comment + text,
@@ -137,7 +141,7 @@ export class Link {
     )
   }
 
-  ask(text: string, args: readonly Arg[] = []): Promise<readonly Row[]> {
+  ask(text: string, args: readonly SqlArg[] = []): Promise<readonly SqlRow[]> {
     return new Promise((resolve, reject) =>
       this.query(text, args, (error, rows) => (error === null ? resolve(rows) : reject(error))),
     )
@@ -206,20 +210,20 @@ export const STANDBY = 'IP001'
 
 /** Nothing was applied, and a retry may succeed at once. */
 export function isWorthAnother(error: Error): boolean {
-  return /^40(?:001|P01)$/.test(codeOf(error))
+  return /^40(?:001|P01)$/.test(sqlState(error))
 }
 
 /** An AggregateError for several addresses has a code and no message. */
 export function reasonOf(error: Error): string {
-  return error.message || codeOf(error)
+  return error.message || sqlState(error)
 }
 
-export function codeOf(error: Error): string {
+export function sqlState(error: Error): string {
   return (error as Partial<PostgresError>).code ?? ''
 }
 
-export function refusal(error: Error): StoreUnavailable {
-  const code = codeOf(error)
+export function postgresFailure(error: Error): StoreUnavailable {
+  const code = sqlState(error)
   // In Node's own errors, `code` is a name.
   if (!/^[0-9A-Z]{5}$/.test(code))
     return new StoreUnavailable(`no answer from PostgreSQL: ${error.message}`, true)

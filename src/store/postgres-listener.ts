@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import type { Millis, RecordId } from '../core/record.ts'
 import { type Lanes, type LanesOptions, lockWait } from './postgres-lanes.ts'
-import { ignore, Link } from './postgres-link.ts'
+import { ignore, PostgresLink } from './postgres-link.ts'
 import { reconnectDelay } from './reconnect.ts'
 import { type Subscription, Subscriptions } from './subscriptions.ts'
 
@@ -23,7 +23,7 @@ export class Listener {
   readonly #subscriptions: Subscriptions
   /** Rows not yet written. */
   readonly #leaving = new Map<RecordId, Promise<unknown>>()
-  #link: Link | null = null
+  #link: PostgresLink | null = null
   #isHeard = false
   #isConnecting = false
   #attempts = 0
@@ -102,7 +102,7 @@ export class Listener {
     this.#isConnecting = true
     clearTimeout(this.#retry)
     try {
-      const link = await Link.open(this.#options.address, () => this.#lost())
+      const link = await PostgresLink.open(this.#options.address, () => this.#lost())
       this.#link = link
       if (this.#isClosed) return void link.end()
       link.onNotification((message) => this.#hear(message))
@@ -119,7 +119,7 @@ export class Listener {
   }
 
   /** The connection is up, but nothing arrives. */
-  #giveUp(link: Link): void {
+  #giveUp(link: PostgresLink): void {
     this.#isDeaf = true
     void link.end()
     this.#options.onEvent(

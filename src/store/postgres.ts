@@ -4,22 +4,22 @@ import { MAX_U48, PREFIX, stamp, stateCode } from './codec.ts'
 import { Epoch } from './postgres-epoch.ts'
 import { Lanes, type LanesOptions, lockWait } from './postgres-lanes.ts'
 import { prepare } from './postgres-layout.ts'
-import { type Arg, isNumber, nonsense, numberIn, type Row } from './postgres-link.ts'
+import { isNumber, nonsense, type SqlArg, type SqlRow, sqlNumber } from './postgres-link.ts'
 import { Listener } from './postgres-listener.ts'
 import { postgresAddress } from './postgres-url.ts'
 import {
   type Condition,
   CorruptRecord,
-  type Entry,
+  type DuePosition,
   type GetReply,
   InGrace,
   idOfCursor,
   type NewEpoch,
   PartlyUnavailable,
-  type Place,
+  type PutKind,
   type PutReply,
   pageOf,
-  placeOf,
+  parseCursor,
   type Store,
   type StoreTraits,
   type SwapReply,
@@ -146,7 +146,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
   }
   const get = async (id: RecordId): Promise<GetReply> => {
     const [now, ...stored] = await lanes.run(GET, [service, id, skew(), wait], 'local')
-    return { now: numberIn(now), bytes: bytesOf(stored) }
+    return { now: sqlNumber(now), bytes: bytesOf(stored) }
   }
   let isClosed = false
   await lanes.open()
@@ -160,7 +160,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
       const record = [schema, state, fence, token, createdAt, head, payload, dueIn, dropIn]
       const held = [ENTRIES[entry], grace, epoch?.seen ?? 0]
       const args = [service, id, skew(), wait, ...record, ...held]
-      let row: Row
+      let row: SqlRow
       try {
         row = await lanes.run(PUT, args)
       } catch (error) {
@@ -231,7 +231,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
 
     async list(which, cursor, limit) {
       if (which === 'unresolved') {
-        const after = placeOf(cursor)
+        const after = parseCursor(cursor)
         const [found] = await lanes.run(PLACES, [service, skew(), wait, after.due, after.id, limit], 'local')
         return pageOf(placesOf(found), limit)
       }
@@ -247,7 +247,7 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
 
     async ping() {
       const [now] = await lanes.run(PING, [skew(), wait], 'local')
-      return numberIn(now)
+      return sqlNumber(now)
     },
 
     history: {
@@ -271,13 +271,13 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
     limits: {
       async take(bucket, { count, per }, units) {
         const [free] = await lanes.run(THROTTLE, [service, bucket, skew(), wait, count, per, units], 'local')
-        return numberIn(free)
+        return sqlNumber(free)
       },
     },
 
     watch: (id, changed) => listener.watch(id, changed),
 
-    traits: async () => traitsOf(await lanes.run(TRAITS, [], 'local')),
+    traits: async () => postgresTraits(await lanes.run(TRAITS, [], 'local')),
 
     async close() {
       isClosed = true
@@ -297,18 +297,18 @@ const IN_PROGRESS = stateCode('in_progress')
 const FOUND = 8
 const WAITING = 5
 
-const ENTRIES: Readonly<Record<Entry, number>> = { claim: 0, fresh: 1, again: 2 }
+const ENTRIES: Readonly<Record<PutKind, number>> = { claim: 0, fresh: 1, again: 2 }
 
 /** @throws {InGrace}, or {@link StoreUnavailable} if it is not such a reply: what was claimed by it would have no fence. */
-function writeReply(row: Row) {
+function writeReply(row: SqlRow) {
   const [at, done, version, fence, createdAt, , remaining, since] = row
-  const now = numberIn(at)
+  const now = sqlNumber(at)
   if (done === 'f') {
-    const left = numberIn(remaining ?? '0')
-    if (left > 0) throw new InGrace(now, numberIn(since), left)
+    const left = sqlNumber(remaining ?? '0')
+    if (left > 0) throw new InGrace(now, sqlNumber(since), left)
     return { done: false, now, bytes: bytesOf(row.slice(FOUND)) } as const
   }
-  const stamp = { version: numberIn(version), fence: numberIn(fence), createdAt: numberIn(createdAt) }
+  const stamp = { version: sqlNumber(version), fence: sqlNumber(fence), createdAt: sqlNumber(createdAt) }
   if (done !== 't' || stamp.version === 0 || stamp.fence === 0) throw nonsense('neither written nor refused')
   return { done: true, now, stamp } as const
 }
@@ -338,7 +338,7 @@ function partsOf(bytes: Buffer) {
 const TOKEN_LENGTH = 34
 
 /** The record assembled from these columns. */
-function bytesOf(stored: Row): Buffer | null {
+function bytesOf(stored: SqlRow): Buffer | null {
   const [version, fence, createdAt, updatedAt, due, dropAt, schema, state, token, head, payload] = stored
   if (stored.length === COLUMNS.length && stored.every((column) => column === null)) return null
   if (token?.length !== TOKEN_LENGTH)
@@ -368,7 +368,7 @@ function bytesOf(stored: Row): Buffer | null {
   return bytes
 }
 
-function expected(condition: Condition): readonly Arg[] {
+function expected(condition: Condition): readonly SqlArg[] {
   return 'version' in condition
     ? [condition.version, null, null]
     : [null, condition.token, condition.states.map(stateCode)]
@@ -379,7 +379,7 @@ function wordsOf(text: string | null | undefined): string[] {
 }
 
 /** Parses `due id,due id`. */
-function placesOf(text: string | null | undefined): Place[] {
+function placesOf(text: string | null | undefined): DuePosition[] {
   if (text === '') return []
   if (text == null || !/^\d{1,16} [\w-]{1,64}(?:,\d{1,16} [\w-]{1,64})*$/.test(text))
     throw nonsense('no list of places')
@@ -407,7 +407,7 @@ const BLOATED = 100_000
 const LONG_OPEN = 3600
 
 /** `row`: what {@link TRAITS} reads. */
-export function traitsOf(row: Row): StoreTraits {
+export function postgresTraits(row: SqlRow): StoreTraits {
   const [commit, fsync, pages, isolation, standbys, activities, connected, live, dead, size, open] = row
   const findings: string[] = []
   if (commit === 'off')

@@ -38,14 +38,14 @@ import {
 /** Others may change a record meanwhile. */
 const MAX_RECLAIMS = 5
 
-type Kept = Extract<RecordDraft, { state: 'completed' }> & {
+type CompletedWithResponse = Extract<RecordDraft, { state: 'completed' }> & {
   readonly result: Extract<CompletedResponse, { kept: true }>
 }
 
 /** The record is the attempt's own, in one of these states. */
 type OwnIn = Extract<Condition, { readonly token: Buffer }>
 
-interface Found {
+interface FoundRecord {
   readonly kind: 'found'
   readonly now: Millis
   readonly record: IdempotencyRecord
@@ -85,7 +85,7 @@ export type ReclaimReply =
   | { readonly kind: 'written' | 'kept' }
   | { readonly kind: 'split'; readonly own: RecordDraft; readonly found: IdempotencyRecord }
   | StoreTrouble
-export type GetReply =
+export type ReadReply =
   | { readonly kind: 'read'; readonly now: Millis; readonly record: IdempotencyRecord | null }
   | StoreTrouble
 export type PrefixReply =
@@ -226,7 +226,7 @@ export class Records {
   ): Promise<ReclaimReply | null> {
     const put = await this.#answered(
       this.#register.put(id, encodeDraft(own), storedSpans(own, spans), 'again'),
-      (reply): ReclaimReply | Found =>
+      (reply): ReclaimReply | FoundRecord =>
         reply.done
           ? { kind: 'written' }
           : { kind: 'found', record: decodeRecord(reply.bytes), now: reply.now },
@@ -288,7 +288,7 @@ export class Records {
     return this.#swap(id, { version }, encodeDraft(draft), storedSpans(draft, spans))
   }
 
-  async get(id: RecordId): Promise<GetReply> {
+  async get(id: RecordId): Promise<ReadReply> {
     return this.#answered(this.#register.get(id), ({ now, bytes }) => ({
       kind: 'read',
       now,
@@ -347,7 +347,7 @@ export function nullIfUnavailable(error: unknown): null {
   throw error
 }
 
-function hasBody(draft: RecordDraft): draft is Kept {
+function hasBody(draft: RecordDraft): draft is CompletedWithResponse {
   return draft.state === 'completed' && draft.result.kept
 }
 

@@ -3,12 +3,12 @@ import type { StoreConfig } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
 import { within } from '../runtime/scheduling.ts'
 import { meets, PREFIX } from './codec.ts'
-import type { Part } from './redis-cluster.ts'
-import { Connection, exactly, runIdOf } from './redis-connection.ts'
-import { type Link, mismatch, nameOf, type Reader, Refused } from './redis-link.ts'
+import type { MasterShards } from './redis-cluster.ts'
+import { exactly, RedisConnection, runIdOf } from './redis-connection.ts'
+import { hostPortText, type Reader, type RedisLink, Refused, repliesMismatch } from './redis-link.ts'
 import { Misconfigured } from './redis-url.ts'
 import { Unreplicated, type WriteReply } from './register.ts'
-import type { Reply } from './resp.ts'
+import type { RespReply } from './resp.ts'
 
 /** How long the known number of replicas is trusted. */
 const KNOWN_FOR: Millis = 1000
@@ -23,7 +23,7 @@ export interface BarrierOptions {
   /** A key in the shard; its value does not matter. */
   readonly markerOf: (shard: number) => string
   /** Number of replicas that may be promoted, including those that are down. */
-  readonly replicasOf: (master: Connection) => Promise<number>
+  readonly replicasOf: (master: RedisConnection) => Promise<number>
   /** Called when a claim has satisfied `store.wait`, or has not and is withdrawn. */
   readonly onWaited?: ((satisfied: boolean) => void) | undefined
 }
@@ -35,14 +35,14 @@ export interface BarrierOptions {
  */
 export class Barriers {
   readonly #options: BarrierOptions
-  readonly #byLink = new Map<Link, Barrier>()
+  readonly #byLink = new Map<RedisLink, Barrier>()
 
   constructor(options: BarrierOptions) {
     this.#options = options
   }
 
   /** @throws {Misconfigured} if a server cannot do it. */
-  async open(parts: readonly Part[]): Promise<void> {
+  async open(parts: readonly MasterShards[]): Promise<void> {
     const { disk } = this.#options.wait
     if (disk === 'none') return
     for (const { server } of parts) {
@@ -70,18 +70,18 @@ export class Barriers {
   ): Promise<WriteReply<Found>> {
     // The store takes ownership of the bytes.
     const own = { token: Buffer.from(bytes.subarray(PREFIX.token, PREFIX.createdAt)), states: OPEN }
-    let link: Link | null = null
+    let link: RedisLink | null = null
     const reply = await write((answer, by) => {
       link = by
       return read(answer)
     })
     if (reply.done || (reply.bytes !== null && meets(reply.bytes, own)))
-      await this.#wait(link as unknown as Link, shard)
+      await this.#wait(link as unknown as RedisLink, shard)
     return reply
   }
 
   /** Why this master refuses claims, for people; null: it accepts them. */
-  async check({ server, shards }: Part): Promise<string | null> {
+  async check({ server, shards }: MasterShards): Promise<string | null> {
     try {
       const link = await server.ask('time', [], (_time, by) => by)
       await this.#of(link).wait(shards[0] as number)
@@ -95,7 +95,7 @@ export class Barriers {
     await Promise.all([...this.#byLink.values()].map((barrier) => barrier.close()))
   }
 
-  async #wait(link: Link, shard: number): Promise<void> {
+  async #wait(link: RedisLink, shard: number): Promise<void> {
     const { onWaited } = this.#options
     try {
       await this.#of(link).wait(shard)
@@ -109,7 +109,7 @@ export class Barriers {
     onWaited?.(true)
   }
 
-  #of(link: Link): Barrier {
+  #of(link: RedisLink): Barrier {
     const known = this.#byLink.get(link)
     if (known !== undefined) return known
     for (const [old, barrier] of this.#byLink) if (!old.isOpen) void barrier.close()
@@ -120,7 +120,7 @@ export class Barriers {
 }
 
 /** A claim that waits. */
-interface Waiting {
+interface WaitingClaim {
   readonly shard: number
   readonly resolve: () => void
   readonly reject: (error: Unreplicated) => void
@@ -137,24 +137,24 @@ interface Reached {
 
 /** The claims that wait for the replicas of one process. */
 class Barrier {
-  readonly #link: Link
+  readonly #link: RedisLink
   readonly #options: BarrierOptions
-  readonly #server: Connection
+  readonly #server: RedisConnection
   #opened: Promise<void> | null = null
-  #waiting: Waiting[] = []
+  #waiting: WaitingClaim[] = []
   #isRunning = false
   /** How many replicas `WAIT` waits for. */
   #replicas: number
   #known: { readonly count: number; readonly until: Millis } | null = null
 
   /** `onLost`: called when this barrier can no longer be used. */
-  constructor(link: Link, options: BarrierOptions, onLost: () => void) {
+  constructor(link: RedisLink, options: BarrierOptions, onLost: () => void) {
     const { wait, timeoutMs } = options
     this.#link = link
     this.#options = options
     this.#replicas = wait.replicas === 'none' ? 0 : wait.replicas === 'all' ? 1 : wait.replicas
     // Two commands may wait in sequence.
-    this.#server = new Connection({ find: () => link.address }, timeoutMs + 2 * wait.timeout, {
+    this.#server = new RedisConnection({ find: () => link.address }, timeoutMs + 2 * wait.timeout, {
       onEvent() {},
       onReady() {},
       // The next connection may lead to another process.
@@ -190,9 +190,9 @@ class Barrier {
   }
 
   /** Returns the claims that need another round. */
-  async #round(claims: readonly Waiting[]): Promise<readonly Waiting[]> {
+  async #round(claims: readonly WaitingClaim[]): Promise<readonly WaitingClaim[]> {
     const { timeout } = this.#options.wait
-    const shard = (claims[0] as Waiting).shard
+    const shard = (claims[0] as WaitingClaim).shard
     try {
       await (this.#opened ??= this.#open())
       const before = this.#replicas
@@ -233,7 +233,7 @@ class Barrier {
     const ids = await Promise.all([this.#server, link].map((one) => one.ask('info', ['server'], runIdOf)))
     if (ids[0] === '' || ids[0] !== ids[1])
       throw new Error(
-        `a second connection to ${nameOf(link.address)} reaches a different process from the one that takes the claims`,
+        `a second connection to ${hostPortText(link.address)} reaches a different process from the one that takes the claims`,
       )
   }
 
@@ -287,22 +287,22 @@ function refusalOf(error: unknown): string | null {
   return error instanceof Refused ? error.reply : null
 }
 
-function countIn(reply: Reply): number {
-  if (typeof reply !== 'number') throw mismatch()
+function countIn(reply: RespReply): number {
+  if (typeof reply !== 'number') throw repliesMismatch()
   return reply
 }
 
 /** Reply of `WAITAOF`: whether the server has it on disk, and how many replicas do. */
-function countsIn(reply: Reply): readonly [number, number] {
+function countsIn(reply: RespReply): readonly [number, number] {
   const [local, replicas] = Array.isArray(reply) ? reply : []
-  if (typeof local !== 'number' || typeof replicas !== 'number') throw mismatch()
+  if (typeof local !== 'number' || typeof replicas !== 'number') throw repliesMismatch()
   return [local, replicas]
 }
 
 /** Reads the connected replicas from a master's `ROLE`. */
-function connectedIn(reply: Reply): number {
+function connectedIn(reply: RespReply): number {
   const [role, , replicas] = Array.isArray(reply) ? reply : []
-  if (!Buffer.isBuffer(role) || String(role) !== 'master' || !Array.isArray(replicas)) throw mismatch()
+  if (!Buffer.isBuffer(role) || String(role) !== 'master' || !Array.isArray(replicas)) throw repliesMismatch()
   return replicas.length
 }
 

@@ -1,7 +1,7 @@
 import type { Millis, RecordId } from '../core/record.ts'
-import { Connection, type OnEvent, type Target } from './redis-connection.ts'
-import { mismatch, Refused, wordsOf } from './redis-link.ts'
-import type { Reply } from './resp.ts'
+import { type OnEvent, RedisConnection, type RedisTarget } from './redis-connection.ts'
+import { Refused, repliesMismatch, wordsOf } from './redis-link.ts'
+import type { RespReply } from './resp.ts'
 import { type Subscription, Subscriptions } from './subscriptions.ts'
 
 export interface ChannelOptions {
@@ -9,7 +9,7 @@ export interface ChannelOptions {
   readonly onEvent: OnEvent
   readonly channelOf: (id: RecordId) => string
   /** The server that publishes writes to the record, as far as known. */
-  readonly targetOf: (id: RecordId) => Target | null
+  readonly targetOf: (id: RecordId) => RedisTarget | null
   /** Whether another server publishes them now. If so, {@link Channels.moved} will be called. */
   readonly isMoved: (error: Refused, id: RecordId) => boolean
 }
@@ -22,8 +22,8 @@ export class Channels {
   readonly #options: ChannelOptions
   readonly #subscriptions: Subscriptions
   readonly #byChannel = new Map<string, RecordId>()
-  readonly #targets = new Map<RecordId, Target | null>()
-  readonly #connections = new Map<Target, Connection>()
+  readonly #targets = new Map<RecordId, RedisTarget | null>()
+  readonly #connections = new Map<RedisTarget, RedisConnection>()
   #refused = false
   #closed = false
 
@@ -83,13 +83,13 @@ export class Channels {
 
   #end(id: RecordId): void {
     const channel = this.#options.channelOf(id)
-    const connection = this.#connections.get(this.#targets.get(id) as Target)
+    const connection = this.#connections.get(this.#targets.get(id) as RedisTarget)
     this.#byChannel.delete(channel)
     this.#targets.delete(id)
     connection?.ask('sunsubscribe', [channel], ended).catch(() => {})
   }
 
-  async #subscribe(connection: Connection, subscription: Subscription): Promise<void> {
+  async #subscribe(connection: RedisConnection, subscription: Subscription): Promise<void> {
     const { id } = subscription
     try {
       // One channel per command: a cluster requires all channels of a command to be in one slot.
@@ -109,9 +109,9 @@ export class Channels {
     }
   }
 
-  #connect(target: Target): Connection {
+  #connect(target: RedisTarget): RedisConnection {
     const ofTarget = () => this.#subscriptions.all.filter(({ id }) => this.#targets.get(id) === target)
-    const connection = new Connection(target, this.#options.timeoutMs, {
+    const connection = new RedisConnection(target, this.#options.timeoutMs, {
       onReady: () => {
         for (const subscription of ofTarget()) void this.#subscribe(connection, subscription)
       },
@@ -127,7 +127,7 @@ export class Channels {
     return connection
   }
 
-  #take(message: Reply, awaited: unknown): boolean {
+  #take(message: RespReply, awaited: unknown): boolean {
     const [kind = '', channel = ''] = wordsOf(message)
     if (kind !== 'smessage' && (kind !== 'sunsubscribe' || awaited === ended)) return false
     const id = this.#byChannel.get(channel)
@@ -142,10 +142,10 @@ export class Channels {
 
 /* Redis confirms a subscription by `[kind, channel, number of subscriptions]`. */
 
-function begun(reply: Reply): void {
-  if (wordsOf(reply)[0] !== 'ssubscribe') throw mismatch()
+function begun(reply: RespReply): void {
+  if (wordsOf(reply)[0] !== 'ssubscribe') throw repliesMismatch()
 }
 
-function ended(reply: Reply): void {
-  if (wordsOf(reply)[0] !== 'sunsubscribe') throw mismatch()
+function ended(reply: RespReply): void {
+  if (wordsOf(reply)[0] !== 'sunsubscribe') throw repliesMismatch()
 }

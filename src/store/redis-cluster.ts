@@ -2,16 +2,24 @@ import { createHash } from 'node:crypto'
 import type { Millis } from '../core/record.ts'
 import {
   askAll,
-  Connection,
   exactly,
   type OnEvent,
-  type Target,
+  RedisConnection,
+  type RedisTarget,
   type Unanswered,
 } from './redis-connection.ts'
-import { mismatch, nameOf, type Place, type Reader, Refused, type Script, wordsOf } from './redis-link.ts'
+import {
+  type HostPort,
+  hostPortText,
+  type Reader,
+  Refused,
+  repliesMismatch,
+  type Script,
+  wordsOf,
+} from './redis-link.ts'
 import { type ClusterUrl, Misconfigured } from './redis-url.ts'
 import { Declined, PartlyUnavailable, StoreFull, StoreUnavailable } from './register.ts'
-import { type Arg, headOf, type Reply } from './resp.ts'
+import { commandHead, type RespArg, type RespReply } from './resp.ts'
 
 const SLOTS = 16_384
 /** Per command. */
@@ -22,25 +30,25 @@ const MAX_REREAD: Millis = 2000
 
 /** A master, now or a moment ago. */
 interface Node {
-  readonly place: Place
-  readonly target: Target
-  readonly connection: Connection
+  readonly place: HostPort
+  readonly target: RedisTarget
+  readonly connection: RedisConnection
   /** Settles after the first attempt to connect. */
   readonly opened: Promise<void>
 }
 
-interface Range {
+interface SlotRange {
   readonly first: number
   readonly last: number
   /** The master, then its replicas. */
-  readonly nodes: readonly Place[]
+  readonly nodes: readonly HostPort[]
 }
 
 /** A master and its shards. */
-export interface Part {
+export interface MasterShards {
   /** Host and port; '' if it is the only one. */
   readonly name: string
-  readonly server: Connection
+  readonly server: RedisConnection
   readonly shards: readonly number[]
 }
 
@@ -49,14 +57,14 @@ export interface View {
   /** Changes when slots move. */
   readonly id: string
   /** In a fixed order. */
-  readonly servers: readonly Connection[]
+  readonly servers: readonly RedisConnection[]
 }
 
 export interface ClusterEvents {
   readonly onEvent: OnEvent
   /** A node is ready for commands. */
   readonly onReady: () => void
-  /** See {@link Connection}. */
+  /** See {@link RedisConnection}. */
   readonly grace: Millis
   /** Shards may have new masters. */
   readonly onMap: () => void
@@ -74,7 +82,7 @@ export class Cluster {
   /** By shard; empty if still unknown. */
   #map: Node[] = []
   /** Addresses to ask for the map if no master answers. */
-  #known: readonly Place[]
+  #known: readonly HostPort[]
   #turn = 0
   #reading: Promise<void> | null = null
   #rereading: NodeJS.Timeout | undefined
@@ -117,7 +125,7 @@ export class Cluster {
   }
 
   /** Routes by the first key. */
-  run<T>(what: Script, args: Arg[], read: Reader<T>): Promise<T> {
+  run<T>(what: Script, args: RespArg[], read: Reader<T>): Promise<T> {
     const shard = shardOf(args[1] as string)
     const node = this.#map[shard]
     if (node === undefined) return this.#refuse()
@@ -134,7 +142,7 @@ export class Cluster {
   }
 
   /** By the first argument, a key. */
-  ask<T>(name: string, args: readonly Arg[], read: Reader<T>): Promise<T> {
+  ask<T>(name: string, args: readonly RespArg[], read: Reader<T>): Promise<T> {
     const shard = shardOf(args[0] as string)
     const node = this.#map[shard]
     if (node === undefined) return this.#refuse()
@@ -147,24 +155,24 @@ export class Cluster {
   }
 
   /** A connection that is ready, if any is: the cluster is up even if one of its masters is not. */
-  askAnyone<T>(name: string, args: readonly Arg[], read: Reader<T>): Promise<T> {
+  askAnyone<T>(name: string, args: readonly RespArg[], read: Reader<T>): Promise<T> {
     const nodes = [...this.#nodes.values()]
     const node = nodes.find(({ connection }) => connection.isReady) ?? nodes[0]
     return node === undefined ? this.#refuse() : node.connection.ask(name, args, read)
   }
 
   /** The current masters, freshly read. */
-  async parts(): Promise<readonly Part[]> {
+  async parts(): Promise<readonly MasterShards[]> {
     await this.#read().catch(() => {})
     const parts = this.known()
     return parts.length === 0 ? this.#refuse() : parts
   }
 
   /** The masters as last read. */
-  known(): readonly Part[] {
+  known(): readonly MasterShards[] {
     const byNode = Map.groupBy(this.#map.keys(), (shard) => this.#map[shard] as Node)
     return [...byNode].map(([node, shards]) => ({
-      name: nameOf(node.place),
+      name: hostPortText(node.place),
       server: node.connection,
       shards,
     }))
@@ -180,16 +188,16 @@ export class Cluster {
       ),
     )
     const slot = shard === null ? null : (SLOT_OF_SHARD[shard] as number)
-    const masters = new Map<string, Place>()
+    const masters = new Map<string, HostPort>()
     const views = maps.map((ranges) =>
       ranges.map(({ first, last, nodes: [master] }) => {
-        const name = nameOf(master as Place)
-        if (slot === null || (first <= slot && slot <= last)) masters.set(name, master as Place)
+        const name = hostPortText(master as HostPort)
+        if (slot === null || (first <= slot && slot <= last)) masters.set(name, master as HostPort)
         return [first, last, name]
       }),
     )
     if (masters.size === 0) return this.#refuse()
-    const nodes = [...masters.keys()].sort().map((name) => this.#nodeAt(masters.get(name) as Place))
+    const nodes = [...masters.keys()].sort().map((name) => this.#nodeAt(masters.get(name) as HostPort))
     await Promise.all(nodes.map(({ opened }) => opened))
     const id = createHash('sha1').update(JSON.stringify(views)).digest('hex').slice(0, 8)
     return { id, servers: nodes.map(({ connection }) => connection) }
@@ -197,10 +205,12 @@ export class Cluster {
 
   /** How the shards are distributed, for people. */
   topology(): string {
-    const shares = [...Map.groupBy(this.#map, ({ place }) => nameOf(place))].map(([name, { length }]) => ({
-      name,
-      length,
-    }))
+    const shares = [...Map.groupBy(this.#map, ({ place }) => hostPortText(place))].map(
+      ([name, { length }]) => ({
+        name,
+        length,
+      }),
+    )
     const largest = Math.max(...shares.map(({ length }) => length))
     const each = shares.map(({ name, length }) => `${name} has ${length}`).join(', ')
     const times = ((largest * shares.length) / this.#map.length).toFixed(2)
@@ -208,7 +218,7 @@ export class Cluster {
   }
 
   /** The server that publishes writes to the shard. Null: unknown. */
-  targetOf(shard: number): Target | null {
+  targetOf(shard: number): RedisTarget | null {
     return this.#map[shard]?.target ?? null
   }
 
@@ -287,13 +297,13 @@ export class Cluster {
     return Promise.reject(new StoreUnavailable(`Redis is not connected: ${this.#trouble}`, false))
   }
 
-  #nodeAt(place: Place): Node {
-    const name = nameOf(place)
+  #nodeAt(place: HostPort): Node {
+    const name = hostPortText(place)
     const known = this.#nodes.get(name)
     if (known !== undefined) return known
     const address = { ...place, ...this.#url.server }
-    const target: Target = { find: () => address }
-    const connection = new Connection(target, this.#timeoutMs, {
+    const target: RedisTarget = { find: () => address }
+    const connection = new RedisConnection(target, this.#timeoutMs, {
       onEvent: (kind, detail) => this.#events.onEvent(kind, kind === 'error' ? `${name}: ${detail}` : detail),
       grace: this.#events.grace,
       onReady: this.#events.onReady,
@@ -315,12 +325,13 @@ export class Cluster {
     // In turn: a node cut off from the others has a stale map.
     const ready = [...this.#nodes.values()].filter(({ connection }) => connection.isReady)
     const node = ready[this.#turn++ % ready.length]
-    const ask = (server: Connection, { host }: Place) => server.ask('cluster', ['slots'], rangesOf(host))
+    const ask = (server: RedisConnection, { host }: HostPort) =>
+      server.ask('cluster', ['slots'], rangesOf(host))
     if (node !== undefined) return this.#take(await ask(node.connection, node.place))
     const known = this.#known.map((place) => ({ ...place, ...this.#url.server }))
-    const askWhole = async (server: Connection, place: Place) => wholeOf(await ask(server, place))
+    const askWhole = async (server: RedisConnection, place: HostPort) => wholeOf(await ask(server, place))
     try {
-      const [ranges] = (await askAll(known, this.#timeoutMs, 0, askWhole)) as [Range[]]
+      const [ranges] = (await askAll(known, this.#timeoutMs, 0, askWhole)) as [SlotRange[]]
       this.#take(ranges)
     } catch (error) {
       const { errors, message } = error as Unanswered
@@ -330,7 +341,7 @@ export class Cluster {
     }
   }
 
-  #take(ranges: readonly Range[]): void {
+  #take(ranges: readonly SlotRange[]): void {
     if (this.#isClosed) return
     const map = SLOT_OF_SHARD.map((slot, shard) => {
       const master = ranges.find(({ first, last }) => first <= slot && slot <= last)?.nodes[0]
@@ -341,7 +352,7 @@ export class Cluster {
     this.#map = map
     this.#failures = 0
     const places = [...this.#url.hosts, ...ranges.flatMap(({ nodes }) => nodes)]
-    this.#known = [...new Map(places.map((place) => [nameOf(place), place])).values()]
+    this.#known = [...new Map(places.map((place) => [hostPortText(place), place])).values()]
     for (const [name, node] of this.#nodes)
       if (!map.includes(node)) {
         this.#nodes.delete(name)
@@ -395,7 +406,7 @@ function slotOf(tag: string): number {
 /** A node's map does not cover all slots. */
 class Uncovered extends Error {}
 
-function wholeOf(ranges: readonly Range[]): readonly Range[] {
+function wholeOf(ranges: readonly SlotRange[]): readonly SlotRange[] {
   const uncovered = ranges.reduce((left, { first, last }) => left - (last - first + 1), SLOTS)
   if (uncovered > 0) throw new Uncovered(`${uncovered} of ${SLOTS} slots belong to no node`)
   return ranges
@@ -403,36 +414,36 @@ function wholeOf(ranges: readonly Range[]): readonly Range[] {
 
 /** The same script, sent in full. */
 function inFull({ source, admits }: Script): Script {
-  return { source, admits, head: headOf('eval', source) }
+  return { source, admits, head: commandHead('eval', source) }
 }
 
 /** @param host of the queried server, which omits its own name if it does not know it. */
 function rangesOf(host: string) {
-  return (reply: Reply): Range[] => {
-    if (!Array.isArray(reply)) throw mismatch()
+  return (reply: RespReply): SlotRange[] => {
+    if (!Array.isArray(reply)) throw repliesMismatch()
     return reply.map((range) => {
       const [first, last, ...nodes] = Array.isArray(range) ? range : []
-      if (typeof first !== 'number' || typeof last !== 'number' || nodes.length === 0) throw mismatch()
+      if (typeof first !== 'number' || typeof last !== 'number' || nodes.length === 0) throw repliesMismatch()
       return { first, last, nodes: nodes.map((node) => placeOf(node, host)) }
     })
   }
 }
 
 /** Number of replicas of the node that sent this reply to `CLUSTER NODES`, including those that are down. */
-export function replicasIn(reply: Reply): number {
-  if (!Buffer.isBuffer(reply)) throw mismatch()
+export function replicasIn(reply: RespReply): number {
+  if (!Buffer.isBuffer(reply)) throw repliesMismatch()
   const nodes = String(reply)
     .split('\n')
     .map((line) => line.split(' '))
   const own = nodes.find(([, , flags = '']) => flags.split(',').includes('myself'))
-  if (own === undefined) throw mismatch()
+  if (own === undefined) throw repliesMismatch()
   return nodes.filter(([, , , master]) => master === own[0]).length
 }
 
-function placeOf(node: Reply, queried: string): Place {
+function placeOf(node: RespReply, queried: string): HostPort {
   const [host = ''] = wordsOf(node)
   const port = Array.isArray(node) ? node[1] : undefined
-  if (typeof port !== 'number') throw mismatch()
+  if (typeof port !== 'number') throw repliesMismatch()
   return { host: isHost(host) ? host : queried, port }
 }
 

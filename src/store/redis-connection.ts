@@ -5,18 +5,18 @@ import type { Millis } from '../core/record.ts'
 import { within } from '../runtime/scheduling.ts'
 import { reconnectDelay } from './reconnect.ts'
 import {
-  type Address,
   CONNECT_TIMEOUT,
-  Link,
+  hostPortText,
   type LinkEvents,
-  mismatch,
-  nameOf,
   type Reader,
+  type RedisAddress,
+  RedisLink,
+  repliesMismatch,
   type Script,
   wordsOf,
 } from './redis-link.ts'
 import { StoreUnavailable } from './register.ts'
-import { type Arg, headOf, type Reply } from './resp.ts'
+import { commandHead, type RespArg, type RespReply } from './resp.ts'
 
 export const CONNECTION_NAME = 'idempotency-proxy'
 /** The server needs no password; sending one does no harm. */
@@ -25,9 +25,9 @@ const NEEDLESS_PASSWORD = /no password is set|without any password configured fo
 export type OnEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
 
 /** Where a connection leads. */
-export interface Target {
+export interface RedisTarget {
   /** Called before each attempt. */
-  find(): Address | Promise<Address>
+  find(): RedisAddress | Promise<RedisAddress>
   /** Rejects replicas, which may miss records. */
   readonly isMaster?: boolean
 }
@@ -60,17 +60,17 @@ function sourceOf(name: string): string {
 }
 
 function scriptOf(source: string, admits: boolean): Script {
-  return { source, admits, head: headOf('evalsha', createHash('sha1').update(source).digest('hex')) }
+  return { source, admits, head: commandHead('evalsha', createHash('sha1').update(source).digest('hex')) }
 }
 
 /** Keeps a link open for commands and scripts. A command is never sent again on another link. */
-export class Connection {
-  readonly #target: Target
+export class RedisConnection {
+  readonly #target: RedisTarget
   readonly #timeoutMs: Millis
   readonly #events: ConnectionEvents
-  #link: Link | null = null
+  #link: RedisLink | null = null
   /** The link once greeted: only then may commands use it. */
-  #ready: Link | null = null
+  #ready: RedisLink | null = null
   /** Why the last link failed; until the next one is ready. */
   #trouble: string | null = null
   #attempts = 0
@@ -80,7 +80,7 @@ export class Connection {
   #reconnecting: NodeJS.Timeout | undefined
   #isClosed = false
 
-  constructor(target: Target, timeoutMs: Millis, events: ConnectionEvents) {
+  constructor(target: RedisTarget, timeoutMs: Millis, events: ConnectionEvents) {
     this.#target = target
     this.#timeoutMs = timeoutMs
     this.#events = events
@@ -111,11 +111,11 @@ export class Connection {
     return this.#isTrying
   }
 
-  run<T>(what: Script, args: Arg[], read: Reader<T>): Promise<T> {
+  run<T>(what: Script, args: RespArg[], read: Reader<T>): Promise<T> {
     return this.#ready?.isOpen ? this.#ready.run(what, args, read) : this.#refuse()
   }
 
-  ask<T>(name: string, args: readonly Arg[], read: Reader<T>): Promise<T> {
+  ask<T>(name: string, args: readonly RespArg[], read: Reader<T>): Promise<T> {
     return this.#ready?.isOpen ? this.#ready.ask(name, args, read) : this.#refuse()
   }
 
@@ -127,7 +127,7 @@ export class Connection {
   /** Resolves when it is ready or lost. */
   async #connect(): Promise<void> {
     this.#isTrying = true
-    let address: Address
+    let address: RedisAddress
     try {
       address = await this.#target.find()
     } catch (error) {
@@ -137,8 +137,8 @@ export class Connection {
     if (!this.#isClosed) await new Promise<void>((attempted) => this.#begin(address, attempted))
   }
 
-  #begin(address: Address, attempted: () => void): void {
-    const name = nameOf(address)
+  #begin(address: RedisAddress, attempted: () => void): void {
+    const name = hostPortText(address)
     this.leadsTo = name
     const { grace, onMessage } = this.#events
     const events: LinkEvents = {
@@ -163,11 +163,11 @@ export class Connection {
       onMessage,
     }
     const connectWithin = grace ? Math.min(grace / 2, CONNECT_TIMEOUT) : CONNECT_TIMEOUT
-    const link = new Link(address, this.#timeoutMs, events, connectWithin)
+    const link = new RedisLink(address, this.#timeoutMs, events, connectWithin)
     this.#link = link
   }
 
-  #succeed(link: Link, name: string): void {
+  #succeed(link: RedisLink, name: string): void {
     this.#isTrying = false
     this.#ready = link
     this.#trouble = null
@@ -192,7 +192,7 @@ export class Connection {
   }
 
   /** Rejects if the link is useless: wrong user, wrong database, or the server is still loading its data. */
-  async #greet(link: Link, address: Address): Promise<void> {
+  async #greet(link: RedisLink, address: RedisAddress): Promise<void> {
     const { username, password, db } = address
     const steps: Promise<unknown>[] = []
     if (username || password) {
@@ -200,7 +200,7 @@ export class Connection {
       steps.push(link.ask('auth', credentials, exactly('OK')).catch(unless(NEEDLESS_PASSWORD)))
     }
     if (db !== 0) steps.push(link.ask('select', [db], exactly('OK')))
-    if (this.#target.isMaster) steps.push(link.ask('role', [], ofMaster(nameOf(address))))
+    if (this.#target.isMaster) steps.push(link.ask('role', [], ofMaster(hostPortText(address))))
     steps.push(link.ask('ping', [], exactly('PONG')).catch(unless(/NOPERM/)))
     if (this.#events.grace)
       steps.push(
@@ -221,8 +221,10 @@ export class Connection {
 export class Unanswered extends Error {
   readonly errors: readonly Error[]
 
-  constructor(addresses: readonly Address[], errors: readonly Error[]) {
-    super(errors.map(({ message }, n) => `${nameOf(addresses[n] as Address)}: ${message}`).join('; '))
+  constructor(addresses: readonly RedisAddress[], errors: readonly Error[]) {
+    super(
+      errors.map(({ message }, n) => `${hostPortText(addresses[n] as RedisAddress)}: ${message}`).join('; '),
+    )
     this.errors = errors
   }
 }
@@ -232,16 +234,16 @@ export class Unanswered extends Error {
  * @throws {Unanswered} if there was none.
  */
 export async function askAll<T>(
-  addresses: readonly Address[],
+  addresses: readonly RedisAddress[],
   timeoutMs: Millis,
   others: Millis,
-  ask: (server: Connection, address: Address) => Promise<T>,
+  ask: (server: RedisConnection, address: RedisAddress) => Promise<T>,
 ): Promise<T[]> {
-  const connections: Connection[] = []
+  const connections: RedisConnection[] = []
   const answers: T[] = []
   const attempts = addresses.map(async (address) => {
     const events = { onEvent() {}, onReady() {} }
-    const connection = new Connection({ find: () => address }, timeoutMs, events)
+    const connection = new RedisConnection({ find: () => address }, timeoutMs, events)
     connections.push(connection)
     await connection.open()
     answers.push(await ask(connection, address))
@@ -264,19 +266,19 @@ export async function askAll<T>(
 
 /** Expects this reply. */
 export function exactly(expected: string) {
-  return (reply: Reply): void => {
-    if (reply !== expected) throw mismatch()
+  return (reply: RespReply): void => {
+    if (reply !== expected) throw repliesMismatch()
   }
 }
 
 /** Identifies the process: new after each start. '': the server does not report it. */
-export function runIdOf(reply: Reply): string {
-  if (!Buffer.isBuffer(reply)) throw mismatch()
+export function runIdOf(reply: RespReply): string {
+  if (!Buffer.isBuffer(reply)) throw repliesMismatch()
   return /^run_id:([0-9a-f]+)\r?$/m.exec(String(reply))?.[1] ?? ''
 }
 
 function ofMaster(name: string) {
-  return (reply: Reply): void => {
+  return (reply: RespReply): void => {
     const [role] = wordsOf(reply)
     if (role !== 'master') throw new Error(`${name} is a replica, not a master (its ROLE is ${role})`)
   }

@@ -1,26 +1,26 @@
 import type { Millis, RecordId } from '../core/record.ts'
-import type { Part } from './redis-cluster.ts'
-import { admittingScript, type Connection } from './redis-connection.ts'
+import type { MasterShards } from './redis-cluster.ts'
+import { admittingScript, type RedisConnection } from './redis-connection.ts'
 import { Refused } from './redis-link.ts'
 import type { NewEpoch } from './register.ts'
-import type { Arg } from './resp.ts'
+import type { RespArg } from './resp.ts'
 import type { Safety } from './safety.ts'
 
 const ADMIT = admittingScript('admit')
 /** Checks per grace period: a proxy must notice a failover and rewrite its claims before others may claim. */
 const CHECKS = 4
 
-export interface EpochOptions {
+export interface RedisEpochOptions {
   readonly grace: Millis
   readonly skew: () => Millis
   /** Keys by shard. */
   readonly keys: readonly string[]
   readonly shardOf: (id: RecordId) => number
   readonly servers: {
-    readonly commands: Pick<Connection, 'run'>
+    readonly commands: Pick<RedisConnection, 'run'>
     /** The keys of a command have to be in one shard. */
     readonly isCluster: boolean
-    known(): readonly Part[]
+    known(): readonly MasterShards[]
   }
   readonly onNew: (epoch: NewEpoch) => void
   readonly safety: Safety
@@ -33,17 +33,17 @@ export interface EpochOptions {
  * rewrite its claims. Checks each server several times per grace period, since a failover need not break a connection.
  */
 export class Epochs {
-  readonly #options: EpochOptions
+  readonly #options: RedisEpochOptions
   /** By shard: since when its server has been the same process, as far as known; absent: not checked yet. */
   readonly seen: Millis[] = []
   /** The connection that reported it. */
-  readonly #seenOn: (Connection | undefined)[] = []
+  readonly #seenOn: (RedisConnection | undefined)[] = []
   /** When the oldest unanswered check was sent. */
-  readonly #unanswered = new Map<Connection, Millis>()
+  readonly #unanswered = new Map<RedisConnection, Millis>()
   #graceEnds: Millis = 0
   readonly #timer: NodeJS.Timeout
 
-  constructor(options: EpochOptions) {
+  constructor(options: RedisEpochOptions) {
     this.#options = options
     this.#timer = setInterval(() => void this.look(), options.grace / CHECKS).unref()
   }
@@ -66,7 +66,7 @@ export class Epochs {
   }
 
   /** Returns how much longer the server's claims are held back. */
-  async #lookAt({ server, shards }: Part): Promise<Millis> {
+  async #lookAt({ server, shards }: MasterShards): Promise<Millis> {
     const [first] = shards
     const unseen = shards.filter((shard) => this.#seenOn[shard] !== server)
     const asked = performance.now()
@@ -94,7 +94,7 @@ export class Epochs {
     }
   }
 
-  async #ask(server: Connection, shards: readonly number[]): Promise<Admitted[]> {
+  async #ask(server: RedisConnection, shards: readonly number[]): Promise<Admitted[]> {
     this.#hurry(server)
     const { servers } = this.#options
     const each = shards.map((shard) => [shard])
@@ -116,7 +116,7 @@ export class Epochs {
   #run(shards: readonly number[]): Promise<Admitted[]> {
     const { grace, skew, keys, servers } = this.#options
     const named = shards.map((shard) => keys[shard] as string)
-    const args: Arg[] = [
+    const args: RespArg[] = [
       shards.length,
       ...named,
       grace,
@@ -129,7 +129,7 @@ export class Epochs {
   }
 
   /** Reconnects to a silent server: it may have been replaced without closing the connection. */
-  #hurry(server: Connection): void {
+  #hurry(server: RedisConnection): void {
     const now = performance.now()
     const since = this.#unanswered.get(server)
     if (since === undefined) this.#unanswered.set(server, now)

@@ -2,14 +2,14 @@ import { connect, type Socket } from 'node:net'
 import type { Millis } from '../core/record.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from './register.ts'
 import {
-  type Arg,
   CommandBuffer,
-  type Head,
-  headOf,
+  type CommandHead,
+  commandHead,
   ProtocolError,
   Replies,
-  type Reply,
   ReplyError,
+  type RespArg,
+  type RespReply,
 } from './resp.ts'
 
 export const CONNECT_TIMEOUT: Millis = 2000
@@ -20,7 +20,7 @@ const KEEP_ALIVE: Millis = 30_000
 const SILENT_COMMANDS = 5
 const READ_BYTES = 64 * 1024
 
-export interface Address {
+export interface RedisAddress {
   readonly host: string
   readonly port: number
   readonly username: string
@@ -29,9 +29,9 @@ export interface Address {
   readonly tls?: object
 }
 
-export type Place = Pick<Address, 'host' | 'port'>
+export type HostPort = Pick<RedisAddress, 'host' | 'port'>
 
-export function nameOf({ host, port }: Place): string {
+export function hostPortText({ host, port }: HostPort): string {
   return `${host.includes(':') ? `[${host}]` : host}:${port}`
 }
 
@@ -40,11 +40,11 @@ export interface LinkEvents {
   readonly onError: (message: string) => void
   readonly onClosed: () => void
   /** On a subscribing link, messages arrive between replies. True: it was a message. `awaited` reads the next expected reply, if any. */
-  readonly onMessage?: ((message: Reply, awaited: Read | undefined) => boolean) | undefined
+  readonly onMessage?: ((message: RespReply, awaited: Read | undefined) => boolean) | undefined
 }
 
 /** Converts a reply into a result; throws a {@link ProtocolError} if it cannot belong to its command. `link`: the link it arrived on. */
-export type Reader<T> = (reply: never, link: Link) => T
+export type Reader<T> = (reply: never, link: RedisLink) => T
 export type Read = Reader<unknown>
 
 export interface Script {
@@ -52,11 +52,11 @@ export interface Script {
   /** It grants claims, so it is sent the identity of the process it reaches. */
   readonly admits: boolean
   /** The start of its `EVALSHA` command. */
-  readonly head: Head
+  readonly head: CommandHead
 }
 
 /** The commands of one turn of the event loop, which leave in one write. */
-interface Batch {
+interface CommandBatch {
   /** Until it is written, only this process has seen its commands. */
   written: boolean
   expiresAt: Millis
@@ -66,13 +66,13 @@ interface Batch {
 
 /** A command whose reply has not come. */
 interface Pending {
-  readonly batch: Batch
+  readonly batch: CommandBatch
   readonly resolve: (value: unknown) => void
   readonly reject: (error: unknown) => void
   readonly read: Read
   /** Needed to send it as `EVAL` if Redis does not know the script. */
   readonly script: Script | null
-  readonly args: readonly Arg[]
+  readonly args: readonly RespArg[]
   /** For a script: the number that its reply ends with. Null: a plain command. */
   readonly number: number | null
 }
@@ -82,7 +82,7 @@ interface Pending {
  * is lost, no claim takes the next one as its own. This is the hot path, hence one promise per command, and one write, one clock reading
  * and one timer for all commands of a turn (ADR 70).
  */
-export class Link {
+export class RedisLink {
   readonly #socket: Socket
   readonly #timeout: Millis
   readonly #events: LinkEvents
@@ -96,18 +96,18 @@ export class Link {
   /** How many of the first have timed out. Their replies are still awaited, or the rest would be mismatched. */
   #expired = 0
   /** The batch of this turn, if any. */
-  #batch: Batch | null = null
+  #batch: CommandBatch | null = null
   #reads = 0
   #silentCommands = 0
   #scripts = 0
   #timer: NodeJS.Timeout | undefined
-  readonly address: Address
+  readonly address: RedisAddress
   /** Takes commands. */
   isOpen = false
   /** The process at its other end; '': unknown, or not needed. */
   identity = ''
 
-  constructor(address: Address, timeoutMs: Millis, events: LinkEvents, connectWithin = CONNECT_TIMEOUT) {
+  constructor(address: RedisAddress, timeoutMs: Millis, events: LinkEvents, connectWithin = CONNECT_TIMEOUT) {
     const { host, port, tls } = address
     this.address = address
     this.#timeout = timeoutMs
@@ -151,8 +151,8 @@ export class Link {
    *
    * @param read converts the reply; throws a {@link ProtocolError} if it cannot belong to this command.
    */
-  ask<T>(name: string, args: readonly Arg[], read: Reader<T>): Promise<T> {
-    return this.#send(headOf(name), args, read, null, null) as Promise<T>
+  ask<T>(name: string, args: readonly RespArg[], read: Reader<T>): Promise<T> {
+    return this.#send(commandHead(name), args, read, null, null) as Promise<T>
   }
 
   /**
@@ -161,7 +161,7 @@ export class Link {
    * @param args the number of keys, the keys, the arguments. Appended for the script: the {@link identity} if it `admits`, and a number
    * with which its reply ends; `read` converts the rest of the reply.
    */
-  run<T>(script: Script, args: Arg[], read: Reader<T>): Promise<T> {
+  run<T>(script: Script, args: RespArg[], read: Reader<T>): Promise<T> {
     const number = ++this.#scripts
     if (script.admits) args.push(this.identity)
     args.push(number)
@@ -187,8 +187,8 @@ export class Link {
   }
 
   #send(
-    head: Head,
-    args: readonly Arg[],
+    head: CommandHead,
+    args: readonly RespArg[],
     read: Read,
     script: Script | null,
     number: number | null,
@@ -201,7 +201,7 @@ export class Link {
     })
   }
 
-  #ofThisTurn(): Batch {
+  #ofThisTurn(): CommandBatch {
     if (this.#batch !== null) return this.#batch
     setImmediate(() => this.#flush())
     this.#batch = { written: false, expiresAt: performance.now() + this.#timeout, reads: 0 }
@@ -267,7 +267,7 @@ export class Link {
     return true
   }
 
-  #settle(reply: Reply): void {
+  #settle(reply: RespReply): void {
     if (this.#count === 0) throw new ProtocolError('an unexpected reply')
     const pending = this.#shift()
     const isExpired = this.#expired > 0
@@ -289,13 +289,13 @@ export class Link {
   #refuse(pending: Pending, message: string): void {
     const { script, args } = pending
     if (script !== null && message.startsWith('NOSCRIPT') && this.isOpen) {
-      this.#outgoing.add(headOf('eval', script.source), args)
+      this.#outgoing.add(commandHead('eval', script.source), args)
       this.#push({ ...pending, batch: this.#ofThisTurn(), script: null })
       return
     }
     // After a failover this may be the old primary; reconnecting by name may reach the new one.
     if (message.startsWith('READONLY')) void this.end()
-    pending.reject(refusal(message))
+    pending.reject(redisFailure(message))
   }
 
   #close(): void {
@@ -337,18 +337,18 @@ function closed(maybeApplied: boolean): StoreUnavailable {
 }
 
 /** @throws {ProtocolError} if it answers another command. */
-function ownReply(number: number | null, reply: Reply): Reply {
-  if (number !== null && !(Array.isArray(reply) && reply.pop() === number)) throw mismatch()
+function ownReply(number: number | null, reply: RespReply): RespReply {
+  if (number !== null && !(Array.isArray(reply) && reply.pop() === number)) throw repliesMismatch()
   return reply
 }
 
 /** An earlier reply was lost or spurious. */
-export function mismatch(): ProtocolError {
+export function repliesMismatch(): ProtocolError {
   return new ProtocolError('replies do not match their commands')
 }
 
 /** The bulk strings of an array, '' for other elements; empty if the reply is not an array. */
-export function wordsOf(reply: Reply): string[] {
+export function wordsOf(reply: RespReply): string[] {
   return Array.isArray(reply) ? reply.map((part) => (Buffer.isBuffer(part) ? part.toString() : '')) : []
 }
 
@@ -362,7 +362,7 @@ export class Refused extends StoreUnavailable {
   }
 }
 
-export function refusal(message: string): StoreUnavailable | CorruptRecord {
+export function redisFailure(message: string): StoreUnavailable | CorruptRecord {
   if (message.startsWith('WRONGTYPE'))
     return new CorruptRecord('the key of the record holds a value of another type')
   if (message.startsWith('OOM')) return new StoreFull(`Redis is full: ${message}`)

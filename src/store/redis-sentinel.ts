@@ -1,31 +1,38 @@
 import type { Millis } from '../core/record.ts'
-import { askAll, Connection, type Target, type Unanswered } from './redis-connection.ts'
-import { type Address, mismatch, nameOf, type Place, Refused, wordsOf } from './redis-link.ts'
+import { askAll, RedisConnection, type RedisTarget, type Unanswered } from './redis-connection.ts'
+import {
+  type HostPort,
+  hostPortText,
+  type RedisAddress,
+  Refused,
+  repliesMismatch,
+  wordsOf,
+} from './redis-link.ts'
 import { Misconfigured, type SentinelUrl } from './redis-url.ts'
 import { StoreUnavailable } from './register.ts'
-import type { Reply } from './resp.ts'
+import type { RespReply } from './resp.ts'
 
 const SWITCH = '+switch-master'
 /** How long to wait for the others once one Sentinel has answered: the first may have slept through a failover. */
 const OTHERS: Millis = 250
 
-type Followed = Pick<Connection, 'leadsTo' | 'reconnect'>
+type FollowedConnection = Pick<RedisConnection, 'leadsTo' | 'reconnect'>
 
 /** What a Sentinel reports about the master. */
-interface Answer {
-  readonly place: Place
+interface MasterReport {
+  readonly place: HostPort
   /** Its configuration epoch: each failover increases it. */
   readonly epoch: number
 }
 
 /** The master that the Sentinels monitor, wherever it is. */
-export class Sentinels implements Target {
+export class Sentinels implements RedisTarget {
   readonly isMaster = true
   readonly #url: SentinelUrl
   readonly #timeoutMs: Millis
-  readonly #watching: Connection[] = []
+  readonly #watching: RedisConnection[] = []
   /** Their latest answer, and how many gave it. */
-  #latest: Answer | null = null
+  #latest: MasterReport | null = null
   #answers = 0
   /** The highest epoch reported by any of them. */
   #epoch = 0
@@ -40,7 +47,7 @@ export class Sentinels implements Target {
   }
 
   /** Asks all at once, since any may be down or silent. The latest configuration counts. */
-  async find(): Promise<Address> {
+  async find(): Promise<RedisAddress> {
     const { sentinels, master, server } = this.#url
     const news = this.#news
     try {
@@ -53,7 +60,7 @@ export class Sentinels implements Target {
     } catch (error) {
       const { errors, message } = error as Unanswered
       const named = `the master ${JSON.stringify(master)}`
-      const hosts = sentinels.map(nameOf).join(', ')
+      const hosts = sentinels.map(hostPortText).join(', ')
       const why = errors.every(isNoSentinel)
         ? `no Sentinel at ${hosts}, but a Redis; allowed: the addresses of Sentinels, or redis:// for one server`
         : errors.every((one) => one instanceof UnknownMaster)
@@ -77,17 +84,17 @@ export class Sentinels implements Target {
   /** For people, once a master is found. */
   topology(): string {
     const { sentinels, master } = this.#url
-    const { place, epoch } = this.#latest as Answer
-    return `of ${sentinels.length} Sentinels ${this.#answers} answered; the latest configuration (epoch ${epoch}) names ${nameOf(place)} as the master ${JSON.stringify(master)}`
+    const { place, epoch } = this.#latest as MasterReport
+    return `of ${sentinels.length} Sentinels ${this.#answers} answered; the latest configuration (epoch ${epoch}) names ${hostPortText(place)} as the master ${JSON.stringify(master)}`
   }
 
   /**
    * Reconnects `server` when a Sentinel names another master, since the old one may still answer. Announcements are lost while the proxy
    * is not subscribed, so it asks each Sentinel after subscribing.
    */
-  watch(server: Followed): void {
+  watch(server: FollowedConnection): void {
     for (const address of this.#url.sentinels) {
-      const connection: Connection = new Connection({ find: () => address }, this.#timeoutMs, {
+      const connection: RedisConnection = new RedisConnection({ find: () => address }, this.#timeoutMs, {
         onEvent() {},
         onReady: () => void this.#listen(connection, address, server).catch(() => {}),
         onMessage: (message) => this.#take(message, server),
@@ -102,13 +109,13 @@ export class Sentinels implements Target {
   }
 
   /** Rejects if the Sentinel refuses or disconnects. */
-  async #listen(sentinel: Connection, address: Address, server: Followed): Promise<void> {
+  async #listen(sentinel: RedisConnection, address: RedisAddress, server: FollowedConnection): Promise<void> {
     await sentinel.ask('subscribe', [SWITCH], subscribed)
-    const [answer] = (await this.#ask([address])) as [Answer]
+    const [answer] = (await this.#ask([address])) as [MasterReport]
     if (answer.epoch >= this.#epoch) this.#follow(answer.place, server)
   }
 
-  async #ask(sentinels: readonly Address[]): Promise<Answer[]> {
+  async #ask(sentinels: readonly RedisAddress[]): Promise<MasterReport[]> {
     const { master } = this.#url
     const all = await askAll(sentinels, this.#timeoutMs, OTHERS, async (sentinel) => {
       // During a failover the epoch changes before the address: asked in this order, an address never gets a later epoch.
@@ -123,7 +130,7 @@ export class Sentinels implements Target {
     return all
   }
 
-  #take(message: Reply, server: Followed): boolean {
+  #take(message: RespReply, server: FollowedConnection): boolean {
     const [kind, , text = ''] = wordsOf(message)
     if (kind !== 'message') return false
     const [master, , , host = '', port] = text.split(' ')
@@ -131,9 +138,9 @@ export class Sentinels implements Target {
     return true
   }
 
-  #follow(place: Place, server: Followed): void {
+  #follow(place: HostPort, server: FollowedConnection): void {
     this.#news++
-    if (nameOf(place) !== server.leadsTo) server.reconnect()
+    if (hostPortText(place) !== server.leadsTo) server.reconnect()
   }
 }
 
@@ -149,25 +156,25 @@ function unknown(error: Error): null {
 }
 
 /** The reply alternates fields and values. */
-function epochIn(reply: Reply): number {
+function epochIn(reply: RespReply): number {
   const words = wordsOf(reply)
   const epoch = Number(words[words.indexOf('config-epoch') + 1])
-  if (words.length % 2 !== 0 || !Number.isSafeInteger(epoch)) throw mismatch()
+  if (words.length % 2 !== 0 || !Number.isSafeInteger(epoch)) throw repliesMismatch()
   return epoch
 }
 
-function placeIn(reply: Reply): Place | null {
+function placeIn(reply: RespReply): HostPort | null {
   if (reply === null) return null
   const [host = '', port] = wordsOf(reply)
-  if (host === '' || port === undefined) throw mismatch()
+  if (host === '' || port === undefined) throw repliesMismatch()
   return { host, port: Number(port) }
 }
 
-function subscribed(reply: Reply): void {
-  if (wordsOf(reply)[0] !== 'subscribe') throw mismatch()
+function subscribed(reply: RespReply): void {
+  if (wordsOf(reply)[0] !== 'subscribe') throw repliesMismatch()
 }
 
-export function lengthOf(reply: Reply): number {
-  if (!Array.isArray(reply)) throw mismatch()
+export function lengthOf(reply: RespReply): number {
+  if (!Array.isArray(reply)) throw repliesMismatch()
   return reply.length
 }

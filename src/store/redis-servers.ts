@@ -1,8 +1,8 @@
 import type { Millis, RecordId } from '../core/record.ts'
 import type { Soon } from '../runtime/scheduling.ts'
 import { Channels } from './redis-channels.ts'
-import { Cluster, type Part, replicasIn, type View } from './redis-cluster.ts'
-import { Connection, type OnEvent, type Target } from './redis-connection.ts'
+import { Cluster, type MasterShards, replicasIn, type View } from './redis-cluster.ts'
+import { type OnEvent, RedisConnection, type RedisTarget } from './redis-connection.ts'
 import { Sentinels } from './redis-sentinel.ts'
 import { redisUrl } from './redis-url.ts'
 
@@ -26,18 +26,18 @@ interface Layout {
 /** The servers that `store.url` leads to. */
 export interface Servers {
   /** The first key of a script, or first argument of a plain command, selects the server. */
-  readonly commands: Pick<Connection, 'run' | 'ask'>
+  readonly commands: Pick<RedisConnection, 'run' | 'ask'>
   /** All keys of a command must be in one shard. */
   readonly isCluster: boolean
   /** Each with its shards. */
-  parts(): Soon<readonly Part[]>
+  parts(): Soon<readonly MasterShards[]>
   /** The same as last read. */
-  known(): readonly Part[]
+  known(): readonly MasterShards[]
   /** The servers that have the shard, or all (null). */
   view(shard: number | null): Soon<View>
   askAnyone<T>(name: string, read: (reply: never) => T): Promise<T>
   /** Number of a master's replicas that may be promoted, including those that are down; 0 if nothing promotes them. */
-  replicasOf(master: Connection): Promise<number>
+  replicasOf(master: RedisConnection): Promise<number>
   watch(id: RecordId, changed: () => void): Promise<() => void>
   /** For people; null: a single server. */
   topology(): string | null
@@ -84,7 +84,7 @@ export function serversOf(options: ServersOptions, layout: Layout): Servers {
     }
   }
   const sentinels = url.kind === 'sentinel' ? new Sentinels(url, timeoutMs) : null
-  const target: Target = url.kind === 'server' ? { find: () => url.server } : (sentinels as Sentinels)
+  const target: RedisTarget = url.kind === 'server' ? { find: () => url.server } : (sentinels as Sentinels)
   const channels = new Channels({
     timeoutMs,
     onEvent,
@@ -92,7 +92,7 @@ export function serversOf(options: ServersOptions, layout: Layout): Servers {
     targetOf: () => target,
     isMoved: () => false,
   })
-  const server = new Connection(target, timeoutMs, {
+  const server = new RedisConnection(target, timeoutMs, {
     onEvent,
     grace,
     onReady: () => {
@@ -100,7 +100,7 @@ export function serversOf(options: ServersOptions, layout: Layout): Servers {
       layout.onServers()
     },
   })
-  const all: readonly Part[] = [{ name: '', server, shards: layout.shards }]
+  const all: readonly MasterShards[] = [{ name: '', server, shards: layout.shards }]
   return {
     commands: server,
     isCluster: false,

@@ -54,7 +54,7 @@ function joined(
 }
 
 /** `info`: the reply to `INFO`; null if it was denied. */
-export function traitsOf(info: string | null, isCluster: boolean, wait: Wait | null): StoreTraits {
+export function redisTraits(info: string | null, isCluster: boolean, wait: Wait | null): StoreTraits {
   if (info === null)
     return {
       durable: null,

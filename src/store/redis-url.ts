@@ -1,13 +1,13 @@
-import type { Address, Place } from './redis-link.ts'
+import type { HostPort, RedisAddress } from './redis-link.ts'
 import { StoreUnavailable } from './register.ts'
 import { tlsFiles } from './tls-files.ts'
 
 /** A valid `store.url`, parsed (`config/urls.ts`). */
-export type RedisUrl = { readonly kind: 'server'; readonly server: Address } | SentinelUrl | ClusterUrl
+export type RedisUrl = { readonly kind: 'server'; readonly server: RedisAddress } | SentinelUrl | ClusterUrl
 
 export interface SentinelUrl {
   readonly kind: 'sentinel'
-  readonly sentinels: readonly Address[]
+  readonly sentinels: readonly RedisAddress[]
   /** Its name in the Sentinels' configuration. */
   readonly master: string
   /** How to greet the master, wherever it is. */
@@ -17,11 +17,11 @@ export interface SentinelUrl {
 export interface ClusterUrl {
   readonly kind: 'cluster'
   /** Some of its nodes. */
-  readonly hosts: readonly Place[]
+  readonly hosts: readonly HostPort[]
   readonly server: Greeting
 }
 
-type Greeting = Omit<Address, keyof Place>
+type Greeting = Omit<RedisAddress, keyof HostPort>
 
 /** The URL does not match the servers that it leads to: only a person can fix that. */
 export class Misconfigured extends StoreUnavailable {
@@ -61,7 +61,7 @@ export function redisUrl(url: string): RedisUrl {
 }
 
 /** Of one server. */
-export function addressOf(url: string): Address {
+export function addressOf(url: string): RedisAddress {
   const { protocol, hostname, port, username, password, pathname, searchParams } = new URL(url)
   return {
     host: hostname.replace(/^\[|\]$/g, ''),
@@ -73,11 +73,11 @@ export function addressOf(url: string): Address {
   }
 }
 
-function tlsOf(isOn: boolean, options: URLSearchParams): Pick<Address, 'tls'> {
+function tlsOf(isOn: boolean, options: URLSearchParams): Pick<RedisAddress, 'tls'> {
   return isOn ? { tls: tlsFiles(options, { ca: 'cacert', cert: 'cert', key: 'key' }) } : {}
 }
 
-function placeOf(text: string, defaultPort: number): Place {
+function placeOf(text: string, defaultPort: number): HostPort {
   const colonAndPort = /:\d+$/.exec(text)?.[0] ?? ''
   const host = text.slice(0, text.length - colonAndPort.length)
   return { host: host.replace(/^\[|\]$/g, ''), port: Number(colonAndPort.slice(1)) || defaultPort }

@@ -3,29 +3,29 @@ import { type Millis, RECORD_ID, type RecordId, type Spans, type State } from '.
 import { settled } from '../runtime/scheduling.ts'
 import { BODIES_FROM, isClaim, placesDue, SMALL_RECORD, stateCode } from './codec.ts'
 import { Barriers, type Wait } from './redis-barrier.ts'
-import type { Part, View } from './redis-cluster.ts'
-import { admittingScript, type Connection, script } from './redis-connection.ts'
+import type { MasterShards, View } from './redis-cluster.ts'
+import { admittingScript, type RedisConnection, script } from './redis-connection.ts'
 import { Epochs } from './redis-epochs.ts'
-import { mismatch, type Reader } from './redis-link.ts'
+import { type Reader, repliesMismatch } from './redis-link.ts'
 import { type ServersOptions, serversOf } from './redis-servers.ts'
-import { together, traitsOf } from './redis-traits.ts'
+import { redisTraits, together } from './redis-traits.ts'
 import { Misconfigured } from './redis-url.ts'
 import {
-  type Due,
-  type Entry,
+  type DueKind,
+  type DuePosition,
   type GetReply,
   InGrace,
   inOrder,
   type NewEpoch,
-  type Place,
+  type PutKind,
   type PutReply,
   pageOf,
-  placeOf,
+  parseCursor,
   responsesOfEach,
   type Store,
   type WriteReply,
 } from './register.ts'
-import type { Arg, Reply } from './resp.ts'
+import type { RespArg, RespReply } from './resp.ts'
 import { Safety } from './safety.ts'
 import { readNote } from './side-ports.ts'
 
@@ -59,12 +59,12 @@ export interface RedisOptions extends ServersOptions {
 type Written = [1, now: Millis, version: number, fence: number, createdAt: Millis]
 type Held = [2, now: Millis, since: Millis, left: Millis]
 
-const ENTRIES: Readonly<Record<Entry, number>> = { claim: 0, fresh: 1, again: 2 }
+const ENTRIES: Readonly<Record<PutKind, number>> = { claim: 0, fresh: 1, again: 2 }
 
 /** History entries sent together. */
 interface Noting {
   readonly keys: string[]
-  readonly args: Arg[]
+  readonly args: RespArg[]
   /** 1 or 0 for each record. */
   readonly done: Promise<readonly number[]>
 }
@@ -114,7 +114,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
   /** One command for all history entries of a turn of the event loop: every executed request has one. */
   const noteTogether = (group: number): Noting => {
     const noteKeys: string[] = []
-    const args: Arg[] = [skew()]
+    const args: RespArg[] = [skew()]
     const done = immediately().then(() => {
       noting[group] = undefined
       return redis.run(NOTE, [noteKeys.length, ...noteKeys, ...args], (done: number[]) => done)
@@ -125,7 +125,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     return (await servers.askAnyone('time', timeOf)) + skew()
   }
   /** What is due by the server's own clock. */
-  const dueAt = async ({ server, shards }: Part, limit: number, of: Due) => {
+  const dueAt = async ({ server, shards }: MasterShards, limit: number, of: DueKind) => {
     const now = (await server.ask('time', [], timeOf)) + skew()
     const { from, to } = placesDue(of, now)
     const most = of === 'bodies' ? responsesOfEach(limit, shards.length) : limit
@@ -137,7 +137,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
   }
 
   /** The first arguments of every script that writes a record. */
-  const writing = (id: RecordId, bytes: Buffer, { dueIn, dropIn }: Spans): Arg[] => [
+  const writing = (id: RecordId, bytes: Buffer, { dueIn, dropIn }: Spans): RespArg[] => [
     3,
     keys.record(id),
     keys.index(id),
@@ -225,7 +225,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     async list(which, cursor, limit) {
       if (which === 'unresolved') {
         // The first entries after the cursor from every shard's index, and of these the first.
-        const from = placeOf(cursor)
+        const from = parseCursor(cursor)
         const found = await Promise.all(keys.indexes.map((index) => placesAfter(redis, index, from, limit)))
         return pageOf(found.flat().sort(inOrder).slice(0, limit), limit)
       }
@@ -236,7 +236,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       const place = scanPlaceOf(cursor, before)
       // The port's guarantee is SCAN's own: what exists throughout comes at least once.
       const args = [place.cursor, 'MATCH', glob, 'COUNT', limit]
-      const [next, found] = await (before.servers[place.server] as Connection).ask('scan', args, scanned)
+      const [next, found] = await (before.servers[place.server] as RedisConnection).ask('scan', args, scanned)
       const ids = found.map((key) => keys.idOf(key)).filter((id) => id !== null)
       return {
         // The reply to another SCAN must not lead an operator to another record.
@@ -283,7 +283,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       )
       // A server that is down promises nothing: its keys are refused.
       const up = replies.flatMap((one, n) =>
-        one.status === 'fulfilled' ? [{ part: parts[n] as Part, info: one.value }] : [],
+        one.status === 'fulfilled' ? [{ part: parts[n] as MasterShards, info: one.value }] : [],
       )
       const [first] = replies
       if (up.length === 0 && first?.status === 'rejected') throw first.reason
@@ -292,7 +292,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       return {
         ...together(
           up.map(({ part, info }, n) => {
-            const { refusals, ...traits } = traitsOf(info, servers.isCluster, wait)
+            const { refusals, ...traits } = redisTraits(info, servers.isCluster, wait)
             const why = unable[n] ?? null
             return { name: part.name, ...traits, refusals: why === null ? refusals : [...refusals, why] }
           }),
@@ -369,12 +369,12 @@ function cursorOf({ view, server, cursor }: ScanPlace, now: View): string | null
 }
 
 async function placesAfter(
-  redis: Pick<Connection, 'ask'>,
+  redis: Pick<RedisConnection, 'ask'>,
   index: string,
-  from: Place,
+  from: DuePosition,
   limit: number,
-): Promise<Place[]> {
-  const places: Place[] = []
+): Promise<DuePosition[]> {
+  const places: DuePosition[] = []
   // More than once only if more than `limit` entries share the cursor's instant.
   for (let offset = 0; ; offset += limit) {
     const range = [index, from.due, `(${BODIES_FROM}`, 'WITHSCORES', 'LIMIT', offset, limit]
@@ -389,35 +389,35 @@ async function placesAfter(
  * a script checks index entries, any time is current, and keys are parsed.
  */
 
-function textOf(reply: Reply): string {
-  if (!Buffer.isBuffer(reply)) throw mismatch()
+function textOf(reply: RespReply): string {
+  if (!Buffer.isBuffer(reply)) throw repliesMismatch()
   return String(reply)
 }
 
-function textsOf(reply: Reply): string[] {
-  if (!Array.isArray(reply)) throw mismatch()
+function textsOf(reply: RespReply): string[] {
+  if (!Array.isArray(reply)) throw repliesMismatch()
   return reply.map(textOf)
 }
 
-function timeOf(reply: Reply): Millis {
+function timeOf(reply: RespReply): Millis {
   const [seconds = '', micros = '', ...more] = textsOf(reply)
-  if (more.length > 0 || !/^\d+ \d+$/.test(`${seconds} ${micros}`)) throw mismatch()
+  if (more.length > 0 || !/^\d+ \d+$/.test(`${seconds} ${micros}`)) throw repliesMismatch()
   return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000)
 }
 
 /** Reads a reply WITHSCORES. */
-function scored(reply: Reply): (Place & { readonly id: RecordId })[] {
+function scored(reply: RespReply): (DuePosition & { readonly id: RecordId })[] {
   const texts = textsOf(reply)
-  if (texts.length % 2 !== 0) throw mismatch()
+  if (texts.length % 2 !== 0) throw repliesMismatch()
   const pairs = []
   for (let n = 0; n < texts.length; n += 2)
     pairs.push({ id: texts[n] as RecordId, due: Number(texts[n + 1]) })
   return pairs
 }
 
-function scanned(reply: Reply): [next: string, keys: string[]] {
-  if (!Array.isArray(reply) || reply.length !== 2) throw mismatch()
-  return [textOf(reply[0] as Reply), textsOf(reply[1] as Reply)]
+function scanned(reply: RespReply): [next: string, keys: string[]] {
+  if (!Array.isArray(reply) || reply.length !== 2) throw repliesMismatch()
+  return [textOf(reply[0] as RespReply), textsOf(reply[1] as RespReply)]
 }
 
 /*

@@ -23,7 +23,7 @@ export interface Register {
    * and createdAt = now if they are 0, due = now + dueIn, dropAt = now + dropIn. In a grace `entry` decides;
    * left out, it is a `claim`.
    */
-  put(id: RecordId, bytes: Buffer, spans: Spans, entry?: Entry): Soon<PutReply>
+  put(id: RecordId, bytes: Buffer, spans: Spans, entry?: PutKind): Soon<PutReply>
   /**
    * Replaces the record if `condition` holds. Stamps: version + 1, updatedAt = now, createdAt kept, fence kept or + 1
    * (`nextFence`) and never below that of `bytes`, due and dropAt as in {@link put}. `nextFence` hands the record out for
@@ -43,7 +43,7 @@ export interface Register {
    * Ids of records whose `due` has come, oldest first within one step of the index: unresolved ones or, as `bodies`, completed ones
    * whose response ends before they do (`indexPlace` of {@link file://./codec.ts}).
    */
-  due(limit: number, of?: Due): Promise<RecordId[]>
+  due(limit: number, of?: DueKind): Promise<RecordId[]>
   /**
    * Removes the record at exactly this version ({@link file://./prefix.ts}), with its history, although this release may be
    * unable to read it. False: another version, or none.
@@ -98,7 +98,7 @@ export interface Store extends Register, Watching {
  * The kind of a put, for the grace after a failover (contract §9). `claim`: the key may have been claimed and lost, so it is refused;
  * `fresh`: the key was created after the failover; `again`: the record existed before, or may have.
  */
-export type Entry = 'claim' | 'fresh' | 'again'
+export type PutKind = 'claim' | 'fresh' | 'again'
 
 export type Condition =
   | { readonly version: number }
@@ -125,7 +125,7 @@ export interface Renewal {
   readonly dueIn: Millis
   readonly dropIn: Millis
 }
-export type Due = 'unresolved' | 'bodies'
+export type DueKind = 'unresolved' | 'bodies'
 /** `beginning`: of the id, at least two characters. */
 export type Listing = 'all' | 'unresolved' | { readonly beginning: string }
 export interface Page {
@@ -275,7 +275,7 @@ export function idOfCursor(cursor: string | null): string {
 }
 
 /** A record's position among the unresolved ones, ordered by `due`, then by id. */
-export interface Place {
+export interface DuePosition {
   readonly due: Millis
   readonly id: string
 }
@@ -292,19 +292,19 @@ export function responsesOfEach(limit: number, parts: number): number {
 }
 
 /** @throws {RangeError} for a cursor that {@link pageOf} did not make. */
-export function placeOf(cursor: string | null): Place {
+export function parseCursor(cursor: string | null): DuePosition {
   if (cursor === null) return { due: 0, id: '' }
   const found = /^(\d{1,16}) ([\w-]{1,64})$/.exec(cursor)
   if (found === null) throw new RangeError('not a cursor of this store')
   return { due: Number(found[1]), id: found[2] as string }
 }
 
-export function inOrder(a: Place, b: Place): number {
+export function inOrder(a: DuePosition, b: DuePosition): number {
   return a.due - b.due || Number(a.id > b.id) - Number(a.id < b.id)
 }
 
 /** The page of `found`: the first `limit` places, in order. */
-export function pageOf(found: readonly Place[], limit: number): Page {
+export function pageOf(found: readonly DuePosition[], limit: number): Page {
   const last = found[limit - 1]
   return {
     ids: found.map(({ id }) => id as RecordId),

@@ -4,10 +4,10 @@
  */
 
 /** Strings must be ASCII: names, ids, numbers. Send other text as bytes. */
-export type Arg = string | number | Buffer
+export type RespArg = string | number | Buffer
 
 /** Integers as numbers, bulk strings as separate buffers, simple strings as text. */
-export type Reply = number | string | Buffer | null | ReplyError | Reply[]
+export type RespReply = number | string | Buffer | null | ReplyError | RespReply[]
 
 /** An error reply. Not thrown: the awaiting caller interprets it. */
 export class ReplyError {
@@ -39,12 +39,12 @@ const STAR = 0x2a
 const DOLLAR = 0x24
 
 /** The constant first parts of a command, encoded. */
-export interface Head {
+export interface CommandHead {
   readonly parts: number
   readonly bytes: Buffer
 }
 
-export function headOf(...parts: readonly string[]): Head {
+export function commandHead(...parts: readonly string[]): CommandHead {
   const text = parts.map((part) => `$${part.length}\r\n${part}\r\n`).join('')
   return { parts: parts.length, bytes: Buffer.from(text, 'latin1') }
 }
@@ -57,7 +57,7 @@ export class CommandBuffer {
   #at = 0
   #parts: Buffer[] = []
 
-  add({ parts, bytes }: Head, args: readonly Arg[]): void {
+  add({ parts, bytes }: CommandHead, args: readonly RespArg[]): void {
     this.#length(STAR, parts + args.length)
     this.#bytes(bytes)
     for (const arg of args) {
@@ -145,18 +145,18 @@ const DEEPEST_ARRAY = 8
 
 /** Parses replies from a byte stream. Each byte of a bulk string is copied once. */
 export class Replies {
-  readonly #take: (reply: Reply) => void
+  readonly #take: (reply: RespReply) => void
   /** The beginning of an incomplete line. */
   #line: Buffer | null = null
   /** An incomplete bulk string; `#filled` counts the line end as well. */
   #bulk: Buffer | null = null
   #filled = 0
   /** Incomplete arrays, the outermost first, and how many elements each of them lacks. */
-  readonly #arrays: Reply[][] = []
+  readonly #arrays: RespReply[][] = []
   readonly #lacks: number[] = []
 
   /** `take` is called with each reply, in order. */
-  constructor(take: (reply: Reply) => void) {
+  constructor(take: (reply: RespReply) => void) {
     this.#take = take
   }
 
@@ -260,10 +260,10 @@ export class Replies {
     return at
   }
 
-  #value(whole: Reply): void {
+  #value(whole: RespReply): void {
     let value = whole
     for (let depth = this.#arrays.length - 1; depth >= 0; depth--) {
-      const array = this.#arrays[depth] as Reply[]
+      const array = this.#arrays[depth] as RespReply[]
       array.push(value)
       this.#lacks[depth] = (this.#lacks[depth] as number) - 1
       if (this.#lacks[depth] !== 0) return

@@ -33,7 +33,7 @@ const SEALED_NOTE = /^sealed:([A-Za-z0-9]+):([\w-]+)$/
 const IN_PROGRESS = stateCode('in_progress')
 const UNKNOWN = stateCode('unknown')
 
-interface Key {
+interface DerivedKeys {
   readonly name: string
   readonly forRecord: Subkeys
   readonly forNote: Subkeys
@@ -46,8 +46,8 @@ export function sealerOf({ encryption: { keys } }: Pick<StoreConfig, 'encryption
 
 /** Seals records and their histories with the first key, and opens them with any. See docs/adr/0084. */
 export class Sealer {
-  readonly #first: Key
-  readonly #keys = new Map<string, Key>()
+  readonly #first: DerivedKeys
+  readonly #keys = new Map<string, DerivedKeys>()
 
   /** `keys`: at least one, each with a distinct name. */
   constructor(keys: readonly SealingKey[]) {
@@ -57,7 +57,7 @@ export class Sealer {
         forRecord: new Subkeys(key, FOR_RECORD),
         forNote: new Subkeys(key, FOR_NOTE),
       })
-    this.#first = this.#keys.values().next().value as Key
+    this.#first = this.#keys.values().next().value as DerivedKeys
   }
 
   /**

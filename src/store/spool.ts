@@ -11,19 +11,19 @@ const FILE_MODE = 0o600
 const LOCK = 'spool.lock'
 
 /** Reports to the operator; must not throw. */
-export type Say = (message: string, detail: Readonly<Record<string, unknown>>) => void
+export type SpoolLog = (message: string, detail: Readonly<Record<string, unknown>>) => void
 
 /** `kept`: on disk, safe from a crash of process or machine, or no longer needed. Otherwise the reason why not. */
-export type Kept = 'kept' | Error
+export type KeepResult = 'kept' | Error
 
 /** A payload in the spool, or on its way there. */
-export interface Entry {
-  readonly done: Promise<Kept>
+export interface SpoolEntry {
+  readonly done: Promise<KeepResult>
 }
 
 /** Left by an earlier process. */
-export interface Found {
-  readonly entry: Entry
+export interface RecoveredEntry {
+  readonly entry: SpoolEntry
   readonly payload: Buffer
 }
 
@@ -31,7 +31,7 @@ export interface SpoolOptions {
   readonly directory: string
   /** Total bytes of all segments. */
   readonly maxBytes: number
-  readonly say: Say
+  readonly say: SpoolLog
 }
 
 interface Segment extends SegmentName {
@@ -44,7 +44,7 @@ interface Segment extends SegmentName {
   damaged: boolean
 }
 
-interface Item extends Entry {
+interface TrackedEntry extends SpoolEntry {
   readonly number: number
   /** Null: in none, or not yet. */
   segment: Segment | null
@@ -52,9 +52,9 @@ interface Item extends Entry {
 }
 
 interface Append {
-  readonly item: Item
+  readonly item: TrackedEntry
   readonly payload: Buffer
-  readonly settle: (end: Kept) => void
+  readonly settle: (end: KeepResult) => void
 }
 
 interface Open {
@@ -75,7 +75,7 @@ interface Drop {
 export class Spool {
   readonly #directory: string
   readonly #maxBytes: number
-  readonly #say: Say
+  readonly #say: SpoolLog
   readonly #unlock: () => void
   /** Oldest first. */
   #segments: Segment[] = []
@@ -85,7 +85,7 @@ export class Spool {
   /** Bytes of segments and of waiting writes. */
   #bytes = 0
   #appends: Append[] = []
-  #drops: Item[] = []
+  #drops: TrackedEntry[] = []
   /** Tombstones that could not be written: the next write, or closing, retries them. */
   #owed: readonly Drop[] = []
   #writing: Promise<void> | null = null
@@ -102,7 +102,7 @@ export class Spool {
    * Opens the directory, creating it if necessary, and returns what earlier processes left in it.
    * @throws if it cannot be created, read or written, or another process uses it.
    */
-  static async open(options: SpoolOptions): Promise<{ spool: Spool; found: readonly Found[] }> {
+  static async open(options: SpoolOptions): Promise<{ spool: Spool; found: readonly RecoveredEntry[] }> {
     const { directory, say } = options
     let unlock: (() => void) | null = null
     try {
@@ -128,21 +128,21 @@ export class Spool {
     return Math.max(0, this.#maxBytes - this.#bytes)
   }
 
-  append(payload: Buffer): Entry {
+  append(payload: Buffer): SpoolEntry {
     const bytes = frameBytes(payload.length)
     if (this.#closing !== null) return refused('the spool is closed')
     if (bytes > this.room) return refused(`the spool is full: it may take ${this.#maxBytes} bytes`)
     this.#bytes += bytes
-    const { promise, resolve } = Promise.withResolvers<Kept>()
-    const item: Item = { number: ++this.#number, done: promise, segment: null, dropped: false }
+    const { promise, resolve } = Promise.withResolvers<KeepResult>()
+    const item: TrackedEntry = { number: ++this.#number, done: promise, segment: null, dropped: false }
     this.#appends.push({ item, payload, settle: resolve })
     this.#writing ??= this.#work()
     return item
   }
 
   /** Drops an entry that is no longer needed. If a crash brings it back, it must do no harm. */
-  drop(entry: Entry): void {
-    const item = entry as Item
+  drop(entry: SpoolEntry): void {
+    const item = entry as TrackedEntry
     if (this.#closing !== null || item.dropped) return
     item.dropped = true
     this.#drops.push(item)
@@ -192,7 +192,7 @@ export class Spool {
     const appended = appends.reduce((sum, { payload }) => sum + frameBytes(payload.length), 0)
     let bytes = appended
     let open: Open | null = null
-    let end: Kept = 'kept'
+    let end: KeepResult = 'kept'
     try {
       open = await this.#newest()
       const { handle, segment } = open
@@ -293,17 +293,20 @@ export class Spool {
 }
 
 /** An entry in no segment. */
-function refused(why: string): Item {
+function refused(why: string): TrackedEntry {
   return { number: 0, done: Promise.resolve(new Error(why)), segment: null, dropped: true }
 }
 
 /** What earlier processes left, oldest first. `number`: the highest of any entry. */
 export async function readSpool(
   directory: string,
-  say: Say,
-): Promise<{ segments: Segment[]; number: number; found: Found[] }> {
+  say: SpoolLog,
+): Promise<{ segments: Segment[]; number: number; found: RecoveredEntry[] }> {
   const segments: Segment[] = []
-  const entries = new Map<string, { readonly entry: Item & { segment: Segment }; readonly payload: Buffer }>()
+  const entries = new Map<
+    string,
+    { readonly entry: TrackedEntry & { segment: Segment }; readonly payload: Buffer }
+  >()
   const graves: { readonly place: string; readonly by: Segment }[] = []
   let highest = 0
   for (const name of await segmentsIn(directory, say)) {
@@ -340,7 +343,7 @@ function newSegment(name: SegmentName): Segment {
   return { ...name, bytes: 0, live: new Set(), buries: new Set(), damaged: false }
 }
 
-async function segmentsIn(directory: string, say: Say): Promise<SegmentName[]> {
+async function segmentsIn(directory: string, say: SpoolLog): Promise<SegmentName[]> {
   const names: SegmentName[] = []
   const others: string[] = []
   let aside = 0

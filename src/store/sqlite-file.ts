@@ -70,7 +70,7 @@ export async function openPatiently(options: FileOptions): Promise<DatabaseSync>
     try {
       return openFile(options)
     } catch (error) {
-      if (codeOf(error) !== BUSY || performance.now() > until) throw error
+      if (resultCode(error) !== BUSY || performance.now() > until) throw error
     }
     await wait(OPEN_PAUSE)
   }
@@ -116,6 +116,6 @@ function refuseForeign(db: DatabaseSync): void {
 }
 
 /** SQLite's primary result code. */
-export function codeOf(error: unknown): number {
+export function resultCode(error: unknown): number {
   return ((error as { errcode?: number }).errcode ?? 0) & 0xff
 }

@@ -1,6 +1,6 @@
 import { type Millis, type RecordId, STATES, type State } from '../core/record.ts'
 import { HEAD_ROOM, SMALL_RECORD } from './codec.ts'
-import type { Due, Note, Place, RateLimits, Register, Renewal } from './register.ts'
+import type { DueKind, DuePosition, Note, RateLimits, Register, Renewal } from './register.ts'
 
 /*
  * Messages between the event loop and SQLite's thread. Objects make a message expensive, so puts and swaps, which every request needs, and
@@ -11,13 +11,13 @@ type Sync<T> = {
   [K in keyof T]: T[K] extends (...args: infer A) => Promise<infer R> ? (...args: A) => R : never
 }
 
-export type Written = readonly [now: Millis, version: number, fence: number, createdAt: Millis]
-export type Found<Bytes extends Uint8Array | null> = readonly [now: Millis, bytes: Bytes]
+export type WriteResult = readonly [now: Millis, version: number, fence: number, createdAt: Millis]
+export type ReadResult<Bytes extends Uint8Array | null> = readonly [now: Millis, bytes: Bytes]
 
 /** Operations for the thread. Tokens are text: a character for each byte. */
-export interface Operations extends Sync<Pick<Register, 'remove' | 'ping'>> {
-  due(limit: number, of: Due): RecordId[]
-  put(id: RecordId, bytes: Buffer, dueIn: Millis, dropIn: Millis): Written | Found<Buffer>
+export interface ThreadOperations extends Sync<Pick<Register, 'remove' | 'ping'>> {
+  due(limit: number, of: DueKind): RecordId[]
+  put(id: RecordId, bytes: Buffer, dueIn: Millis, dropIn: Millis): WriteResult | ReadResult<Buffer>
   /** `of`: the states in which the token's record is replaced; or, whatever the token, the version that is. */
   swap(
     id: RecordId,
@@ -27,22 +27,22 @@ export interface Operations extends Sync<Pick<Register, 'remove' | 'ping'>> {
     nextFence: boolean,
     token: string,
     of: readonly State[] | number,
-  ): Written | Found<Buffer | null>
-  get(id: RecordId): Found<Uint8Array | null>
+  ): WriteResult | ReadResult<Buffer | null>
+  get(id: RecordId): ReadResult<Uint8Array | null>
   renew(items: readonly (Omit<Renewal, 'token'> & { readonly token: string })[]): boolean[]
   list(beginning: string, after: string, limit: number): RecordId[]
-  unresolved(after: Place, limit: number): Place[]
+  unresolved(after: DuePosition, limit: number): DuePosition[]
   note(id: RecordId, notes: readonly Note[]): boolean
   notes(id: RecordId): string[]
   throttle: Sync<RateLimits>['take']
 }
 
-type RequestOf<K extends keyof Operations> = readonly [op: K, ...args: Parameters<Operations[K]>]
+type RequestOf<K extends keyof ThreadOperations> = readonly [op: K, ...args: Parameters<ThreadOperations[K]>]
 type Write = RequestOf<'put'> | RequestOf<'swap'>
-export type Request = { [K in keyof Operations]: RequestOf<K> }[keyof Operations]
+export type Request = { [K in keyof ThreadOperations]: RequestOf<K> }[keyof ThreadOperations]
 
 /** Message to the thread for one turn of the event loop. */
-export interface Asked {
+export interface RequestBatch {
   readonly count: number
   /** Ids and tokens, one after the other. */
   readonly text: string
@@ -52,7 +52,7 @@ export interface Asked {
   readonly others: readonly Request[]
 }
 /** Results of the oldest requests, in order. */
-export interface Answered {
+export interface ResultBatch {
   readonly count: number
   readonly memory: ArrayBuffer
   readonly others: readonly unknown[]
@@ -74,7 +74,7 @@ const FOUND = 0
 const ELSEWHERE = -1
 
 /** The arguments of `postMessage`. Copies small records; transfers the memory of large ones, which must hold nothing else in use. */
-export function packRequests(requests: readonly Request[]): [message: Asked, transfer: ArrayBuffer[]] {
+export function packRequests(requests: readonly Request[]): [message: RequestBatch, transfer: ArrayBuffer[]] {
   const count = requests.length
   let at = count * REQUEST_WORDS * WORD
   let size = at
@@ -120,7 +120,7 @@ export function packRequests(requests: readonly Request[]): [message: Asked, tra
 }
 
 /** The bytes lie in the message's memory. */
-export function unpackRequests({ count, text, memory, large, others }: Asked): Request[] {
+export function unpackRequests({ count, text, memory, large, others }: RequestBatch): Request[] {
   const words = new Float64Array(memory, 0, count * REQUEST_WORDS)
   const wordAt = (place: number): number => words[place] as number
   const requests: Request[] = []
@@ -153,7 +153,7 @@ export function unpackRequests({ count, text, memory, large, others }: Asked): R
 }
 
 /** The arguments of `postMessage`. Copies small records; transfers the memory of large ones, which must hold nothing else. */
-export function packResults(results: readonly unknown[]): [message: Answered, transfer: ArrayBuffer[]] {
+export function packResults(results: readonly unknown[]): [message: ResultBatch, transfer: ArrayBuffer[]] {
   const count = results.length
   let at = count * RESULT_WORDS * WORD
   let size = at
@@ -184,7 +184,7 @@ export function packResults(results: readonly unknown[]): [message: Answered, tr
 }
 
 /** Small records lie in the message's memory. */
-export function unpackResults({ count, memory, others }: Answered): unknown[] {
+export function unpackResults({ count, memory, others }: ResultBatch): unknown[] {
   const words = new Float64Array(memory, 0, count * RESULT_WORDS)
   const results: unknown[] = []
   let at = words.byteLength
@@ -208,15 +208,15 @@ function isWrite(request: Request): request is Write {
   return request[0] === 'put' || request[0] === 'swap'
 }
 
-function isWritten(result: unknown): result is Written {
+function isWritten(result: unknown): result is WriteResult {
   return Array.isArray(result) && result.length === RESULT_WORDS && typeof result[0] === 'number'
 }
 
-function isFound(result: unknown): result is Found<Uint8Array> {
+function isFound(result: unknown): result is ReadResult<Uint8Array> {
   return Array.isArray(result) && result.length === 2 && result[1] instanceof Uint8Array
 }
 
-function isSmall([, found]: Found<Uint8Array>): boolean {
+function isSmall([, found]: ReadResult<Uint8Array>): boolean {
   return found.length <= SMALL_RECORD
 }
 

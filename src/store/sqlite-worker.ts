@@ -17,18 +17,18 @@ import {
   stamp,
 } from './codec.ts'
 import { versionOf } from './prefix.ts'
-import { type Condition, inOrder, type Place } from './register.ts'
+import { type Condition, type DuePosition, inOrder } from './register.ts'
 import { type Bucket, drawFromBucket, fullAt, noted } from './side-ports.ts'
 import { failureOf, type Message, type WorkerOptions } from './sqlite.ts'
 import { openPatiently } from './sqlite-file.ts'
 import { Journal } from './sqlite-journal.ts'
 import {
-  type Asked,
-  type Operations,
   packResults,
   type Request,
+  type RequestBatch,
+  type ThreadOperations,
   unpackRequests,
-  type Written,
+  type WriteResult,
 } from './sqlite-messages.ts'
 
 /* Runs SQLite off the event loop. Operations that arrive together are one transaction with one fsync, and are answered after it. */
@@ -55,7 +55,7 @@ const port = parentPort as NonNullable<typeof parentPort>
 const options = workerData as WorkerOptions
 
 /** Operations that need no write lock. */
-const READS: readonly (keyof Operations)[] = ['get', 'due', 'list', 'unresolved', 'notes', 'ping']
+const READS: readonly (keyof ThreadOperations)[] = ['get', 'due', 'list', 'unresolved', 'notes', 'ping']
 
 function now(): Millis {
   return Date.now() + (options.skew[0] as number)
@@ -146,13 +146,13 @@ function serve(db: DatabaseSync): void {
     rows: (limit: number) => Iterable<unknown>,
     states: readonly State[] | undefined,
     placeOf: (bytes: Buffer, due: Millis) => number | null,
-    wanted: (place: Place) => boolean,
-    order: (a: Place, b: Place) => number,
+    wanted: (place: DuePosition) => boolean,
+    order: (a: DuePosition, b: DuePosition) => number,
     limit: number,
-  ): Place[] {
+  ): DuePosition[] {
     const at = now()
-    const places: Place[] = []
-    for (const place of rows(limit + journal.size) as Iterable<Place>) {
+    const places: DuePosition[] = []
+    for (const place of rows(limit + journal.size) as Iterable<DuePosition>) {
       if (!journal.has(place.id)) places.push(place)
       if (places.length === limit) break
     }
@@ -175,7 +175,7 @@ function serve(db: DatabaseSync): void {
     return { createdAt, kept: row === undefined ? [] : row.lines.split('\n') }
   }
 
-  const operations: Operations = {
+  const operations: ThreadOperations = {
     put(id, given, dueIn, dropIn) {
       const at = now()
       const existing = read(id, at)
@@ -416,10 +416,10 @@ function serve(db: DatabaseSync): void {
   /** The journal's contents at the last sweep. If unchanged now, waiting for more records to share a page is pointless. */
   let swept = 0
   let timer = setTimeout(sweep, PRUNE_EVERY).unref()
-  port.on('message', (first: Asked | 'close') => {
+  port.on('message', (first: RequestBatch | 'close') => {
     const requests: Request[] = []
     const memory: ArrayBuffer[] = []
-    let next: { message: Asked | 'close' } | undefined = { message: first }
+    let next: { message: RequestBatch | 'close' } | undefined = { message: first }
     for (; next !== undefined && next.message !== 'close'; next = receiveMessageOnPort(port)) {
       requests.push(...unpackRequests(next.message))
       memory.push(next.message.memory, ...next.message.large)
@@ -460,7 +460,7 @@ function keysOf(service: string): (id: string, rest?: string) => number {
   }
 }
 
-function written(now: Millis, { version, fence, createdAt }: Stamps): Written {
+function written(now: Millis, { version, fence, createdAt }: Stamps): WriteResult {
   return [now, version, fence, createdAt]
 }
 

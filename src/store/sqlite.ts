@@ -9,21 +9,21 @@ import {
   idOfCursor,
   type PutReply,
   pageOf,
-  placeOf,
+  parseCursor,
   type Store,
   StoreFull,
   StoreUnavailable,
   type SwapReply,
 } from './register.ts'
 import { readNote, Watchers } from './side-ports.ts'
-import { BUSY, codeOf, type FileOptions } from './sqlite-file.ts'
+import { BUSY, type FileOptions, resultCode } from './sqlite-file.ts'
 import {
-  type Answered,
-  type Operations,
   packRequests,
   type Request,
+  type ResultBatch,
+  type ThreadOperations,
   unpackResults,
-  type Written,
+  type WriteResult,
 } from './sqlite-messages.ts'
 
 const RESPAWN_FROM: Millis = 100
@@ -75,7 +75,7 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
       // Immediately, since the bytes are gone once sent.
       const ends = endsAttempt(bytes)
       return thread.ask(['put', id, unfreed(bytes), dueIn, dropIn], (result): PutReply => {
-        const reply = result as ReturnType<Operations['put']>
+        const reply = result as ReturnType<ThreadOperations['put']>
         if (reply.length === 2) return { done: false, now: reply[0], bytes: bufferOf(reply[1]) }
         if (ends) watchers.tell(id)
         return writtenAs(reply)
@@ -91,7 +91,7 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
       return thread.ask(
         ['swap', id, unfreed(bytes), dueIn, dropIn, nextFence, token, of],
         (result): SwapReply => {
-          const reply = result as ReturnType<Operations['swap']>
+          const reply = result as ReturnType<ThreadOperations['swap']>
           if (reply.length === 2) return { done: false, now: reply[0], bytes: reply[1] && bufferOf(reply[1]) }
           if (ends) watchers.tell(id)
           return writtenAs(reply)
@@ -119,7 +119,8 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
     },
 
     async list(which, cursor, limit) {
-      if (which === 'unresolved') return pageOf(await thread.run('unresolved', placeOf(cursor), limit), limit)
+      if (which === 'unresolved')
+        return pageOf(await thread.run('unresolved', parseCursor(cursor), limit), limit)
       const ids = await thread.run('list', which === 'all' ? '' : which.beginning, idOfCursor(cursor), limit)
       return { ids, next: ids[limit - 1] ?? null }
     },
@@ -157,7 +158,7 @@ function bufferOf({ buffer, byteOffset, byteLength }: Uint8Array): Buffer {
   return Buffer.from(buffer, byteOffset, byteLength)
 }
 
-function writtenAs([now, version, fence, createdAt]: Written) {
+function writtenAs([now, version, fence, createdAt]: WriteResult) {
   return { done: true, now, stamp: { version, fence, createdAt } } as const
 }
 
@@ -172,7 +173,7 @@ export interface Failure {
 export type Message =
   | { readonly opened: true }
   | { readonly failed: string }
-  | Answered
+  | ResultBatch
   | { readonly pruned: number }
 
 export interface WorkerOptions extends FileOptions {
@@ -181,7 +182,7 @@ export interface WorkerOptions extends FileOptions {
   readonly skew: Float64Array
 }
 
-interface Call {
+interface ThreadCall {
   /** Null once sent, so that its bytes are not kept until the answer. */
   request: Request | null
   readonly answer: (result: unknown) => void
@@ -189,7 +190,7 @@ interface Call {
 }
 /** The requests of one turn of the event loop. */
 interface Turn {
-  readonly calls: readonly Call[]
+  readonly calls: readonly ThreadCall[]
   readonly timer: NodeJS.Timeout
   isSent: boolean
 }
@@ -199,7 +200,7 @@ class Thread {
   readonly skew = new Float64Array(new SharedArrayBuffer(Float64Array.BYTES_PER_ELEMENT))
   readonly #options: SqliteOptions
   /** Requests of this turn. */
-  #asked: Call[] = []
+  #asked: ThreadCall[] = []
   /** Earlier turns, held until the worker is idle. */
   #waiting: Turn[] = []
   /** Unanswered requests, oldest first; the worker answers in order, and whatever it posts arrives before its exit. */
@@ -213,11 +214,14 @@ class Thread {
     this.#options = options
   }
 
-  run<K extends keyof Operations>(
+  run<K extends keyof ThreadOperations>(
     op: K,
-    ...args: Parameters<Operations[K]>
-  ): Promise<ReturnType<Operations[K]>> {
-    return this.ask([op, ...args] as unknown as Request, (result) => result as ReturnType<Operations[K]>)
+    ...args: Parameters<ThreadOperations[K]>
+  ): Promise<ReturnType<ThreadOperations[K]>> {
+    return this.ask(
+      [op, ...args] as unknown as Request,
+      (result) => result as ReturnType<ThreadOperations[K]>,
+    )
   }
 
   /** `read` converts the result into the reply; it must not throw. */
@@ -225,7 +229,7 @@ class Thread {
     return new Promise((resolve, reject) => {
       if (this.#worker === null || this.#closing)
         return reject(new StoreUnavailable(`the store ${this.#options.path} is not open`, false))
-      const call: Call = { request, answer: (result) => resolve(read(result)), reject }
+      const call: ThreadCall = { request, answer: (result) => resolve(read(result)), reject }
       if (this.#asked.push(call) === 1) setImmediate(() => this.#send())
     })
   }
@@ -396,7 +400,7 @@ const FULL = 13
 
 /** The reply to the operations of a failed transaction. */
 export function failureOf(error: unknown, committing: boolean): Failure {
-  const code = codeOf(error)
+  const code = resultCode(error)
   const full = code === FULL || code === READONLY
   return {
     message: `SQLite: ${(error as Error).message}`,

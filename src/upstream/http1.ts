@@ -30,10 +30,10 @@ export class Http1Client implements Transport, Sharer {
   readonly options: Http1Options
   readonly #queue: Exchanging[] = []
   /** The connection used last comes first, so that unneeded ones expire. */
-  readonly #idle: Connection[] = []
+  readonly #idle: UpstreamConnection[] = []
   /** Connections whose answers have ended in this turn of the event loop. */
-  readonly #resting: Connection[] = []
-  readonly #open: Connection[] = []
+  readonly #resting: UpstreamConnection[] = []
+  readonly #open: UpstreamConnection[] = []
   #flushing = false
   #timer: NodeJS.Timeout | null = null
   #timerAt = Number.POSITIVE_INFINITY
@@ -81,21 +81,21 @@ export class Http1Client implements Transport, Sharer {
   }
 
   /** The connection can carry another exchange. */
-  idle(connection: Connection): void {
+  idle(connection: UpstreamConnection): void {
     if (this.options.places.isWanted(this)) return connection.destroy(null)
     this.#resting.push(connection)
     this.#flushSoon()
   }
 
   /** It can carry no more. */
-  lost(connection: Connection): void {
+  lost(connection: UpstreamConnection): void {
     for (const list of [this.#idle, this.#resting]) {
       const at = list.indexOf(connection)
       if (at >= 0) list.splice(at, 1)
     }
   }
 
-  gone(connection: Connection): void {
+  gone(connection: UpstreamConnection): void {
     this.#open.splice(this.#open.indexOf(connection), 1)
     this.options.places.give()
     if (this.#queue.length > 0) this.#flushSoon()
@@ -141,7 +141,7 @@ export class Http1Client implements Transport, Sharer {
   /** Opens a connection for the next exchange if one is needed and allowed. */
   #connects(): boolean {
     if (this.#queue.length <= this.#resting.length || !this.options.places.take(this)) return false
-    this.#open.push(new Connection(this, this.#queue.shift() as Exchanging))
+    this.#open.push(new UpstreamConnection(this, this.#queue.shift() as Exchanging))
     return true
   }
 }
@@ -149,15 +149,15 @@ export class Http1Client implements Transport, Sharer {
 /** Shared read buffer: everything is copied out of it before the next read. */
 const READ = Buffer.allocUnsafeSlow(64 * 1024)
 
-type Phase = 'connecting' | 'head' | 'body' | 'idle' | 'ending' | 'over'
+type ConnectionPhase = 'connecting' | 'head' | 'body' | 'idle' | 'ending' | 'over'
 
 /** One connection, with the exchange that it carries. */
-class Connection implements Carrier, AnswerParts {
+class UpstreamConnection implements Carrier, AnswerParts {
   readonly #client: Http1Client
   readonly #socket: Socket
   readonly #parser = new ResponseParser(this)
   #exchange: Exchanging | null
-  #phase: Phase = 'connecting'
+  #phase: ConnectionPhase = 'connecting'
   /** Whether it may carry another exchange after this one. */
   #reusable = true
   #isPaused = false

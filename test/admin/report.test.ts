@@ -1,7 +1,7 @@
 import t from 'tap'
 import { Value } from 'typebox/value'
 import { RecordLookup } from '../../src/admin/lookup.ts'
-import { type Recheck, type Report, reportSchema } from '../../src/admin/report.ts'
+import { type RecheckPort, type Report, reportSchema } from '../../src/admin/report.ts'
 import type { CounterSample } from '../../src/admin/shadow-tally.ts'
 import type { Verification } from '../../src/core/reconcile/verify.ts'
 import { newReconciliation, type RecordId } from '../../src/core/record.ts'
@@ -16,7 +16,7 @@ import { type AdminAnswer, injecting } from '../support/admin.ts'
 const DAY = 24 * HOUR
 const LONG = { dueIn: 20 * DAY, dropIn: 60 * DAY }
 
-async function world(samples?: () => Promise<readonly CounterSample[]>, recheck?: Recheck) {
+async function world(samples?: () => Promise<readonly CounterSample[]>, recheck?: RecheckPort) {
   const at = { now: 1_795_000_000_000 }
   const register = memoryStore({ clock: () => at.now, maxBytes: MEMORY_BYTES })
   const config = load(UPSTREAM)
@@ -225,7 +225,7 @@ void t.test('a report on a store with more records than it looks at is marked in
 /** Asks nobody: answers `says` and keeps what it was asked about. */
 function rechecking(says: (id: RecordId) => Verification = () => ({ kind: 'agrees' })) {
   const asked: RecordId[] = []
-  const recheck: Recheck = {
+  const recheck: RecheckPort = {
     from: (route) => (route === 'mute' ? null : HOUR),
     ask: async (id) => {
       asked.push(id)

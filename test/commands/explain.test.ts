@@ -1,6 +1,6 @@
 import t from 'tap'
 import { explainRecord, type RouteFacts, type Unexplained } from '../../src/admin/explain.ts'
-import { asCsv, asMarkdown, asText, textOf } from '../../src/commands/report.ts'
+import { asCsv, asMarkdown, asText, reportText } from '../../src/commands/report.ts'
 import { json, plain, span, table } from '../../src/commands/terminal.ts'
 
 const RECORD: Unexplained = {
@@ -231,7 +231,7 @@ void t.test('a report as text, Markdown or CSV is quoted as each format needs', 
     counted: null,
     asked: null,
   }
-  const text = asText(textOf(report))
+  const text = asText(reportText(report))
   t.match(
     text,
     /^Records created from 2026-01-01T00:00:00.000Z to 2026-01-02T00:00:00.000Z, as far as they are still kept\nROUTE +RECORDS +EXECUTED/,
@@ -244,10 +244,10 @@ void t.test('a report as text, Markdown or CSV is quoted as each format needs', 
   )
   t.match(text, /No running proxy was asked/)
   t.match(
-    asMarkdown(textOf(report)),
+    asMarkdown(reportText(report)),
     /^## Records created .*\n\n\| route \| records \|.*\n\| --- \| --: \|.*\n\| =a\\\|"b",c \| 2 \| 1 \|/,
   )
-  const csv = asCsv(textOf(report)).split('\r\n')
+  const csv = asCsv(reportText(report)).split('\r\n')
   t.equal(csv[0], 'table,route,figure,value')
   t.equal(csv[1], `period,"'=a|""b"",c",records,2`)
   t.equal(csv.length, 1 + 2 * Object.keys(zeros).length + 1)

@@ -4,7 +4,7 @@ import t from 'tap'
 import { Value } from 'typebox/value'
 import { type Report, reportSchema } from '../../src/admin/report.ts'
 import type { FullView } from '../../src/admin/schemas.ts'
-import { isDuplicate, isVerdict, type ShadowRow } from '../../src/admin/shadow-tally.ts'
+import { isDuplicate, isVerdict, type ShadowTallyRow } from '../../src/admin/shadow-tally.ts'
 import type { ShadowReport } from '../../src/commands/shadow-log.ts'
 import { namesOf, SHADOW_VERDICTS } from '../../src/protect/outcomes.ts'
 import { command, operated } from '../support/commands.ts'
@@ -15,7 +15,7 @@ import { proxyInProcess } from '../support/proxy.ts'
 t.setTimeout(200_000)
 
 /** Zeros except for these. */
-function row(route: string, figures: object, verdicts: object): ShadowRow {
+function row(route: string, figures: object, verdicts: object): ShadowTallyRow {
   return {
     route,
     requests: 0,

@@ -1,7 +1,7 @@
 import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
-import { helpOf } from '../../src/commands/command.ts'
+import { commandHelp } from '../../src/commands/command.ts'
 import { COMMANDS } from '../../src/commands/dispatch.ts'
 import { command } from '../support/commands.ts'
 import { tempDir } from '../support/e2e.ts'
@@ -31,7 +31,7 @@ void t.test(
 void t.test('docs/cli.md has the help of every command, word for word', async (t) => {
   const text = readFileSync(new URL('../../docs/cli.md', import.meta.url), 'utf8')
   const blocks = [...text.matchAll(/```text\n(idempotency-proxy .*?)```/gs)].map(([, block]) => block)
-  const helps = await Promise.all(Object.values(COMMANDS).map(async (load) => helpOf(await load())))
+  const helps = await Promise.all(Object.values(COMMANDS).map(async (load) => commandHelp(await load())))
   t.strictSame(new Set(blocks), new Set(helps), 'as --help prints it: node src/cli.ts COMMAND --help')
 })
 

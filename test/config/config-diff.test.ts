@@ -3,9 +3,9 @@ import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { withTables } from '../../scripts/docs.ts'
 import type { Config } from '../../src/config/config.ts'
-import { type Change, changeLine, changesBetween } from '../../src/config/diff.ts'
+import { type ConfigChange, changeLine, changesBetween } from '../../src/config/diff.ts'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
-import type { Row } from '../../src/config/rows.ts'
+import type { PropertyRow } from '../../src/config/rows.ts'
 import { rowAt } from '../../src/config/written.ts'
 import { tempDir } from '../support/e2e.ts'
 
@@ -21,7 +21,7 @@ function configOf(text: string): Config {
   return loaded.config
 }
 
-function changes(before: string, after: string): Change[] {
+function changes(before: string, after: string): ConfigChange[] {
   return changesBetween(configOf(before), configOf(after))
 }
 
@@ -32,7 +32,7 @@ function refused(before: string, after: string): string[] {
     .map((change) => `${change.effect} ${changeLine(change)}`)
 }
 
-function paths(before: string, after: string, effect: Change['effect']): string[] {
+function paths(before: string, after: string, effect: ConfigChange['effect']): string[] {
   return changes(before, after)
     .filter((change) => change.effect === effect)
     .map(({ path }) => path)
@@ -44,7 +44,7 @@ void t.test('every property of the file has a reload rule', async (t) => {
   ).split('## Of `defaults`')
   const rows = (text: string): string[] =>
     [...text.matchAll(/^\| `([^`]+)`/gm)].map(([, path]) => path as string)
-  const hasRule = (row: Row | undefined): boolean =>
+  const hasRule = (row: PropertyRow | undefined): boolean =>
     row?.reload !== undefined || Object.values(row?.group ?? {}).some(hasRule)
   for (const path of rows(file)) t.ok(hasRule(rowAt(path)), path)
   for (const path of rows(policy)) t.ok(hasRule(rowAt(`defaults.${path}`)), path)

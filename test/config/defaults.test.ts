@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs'
 import t from 'tap'
 import { POLICY, PROPERTIES, ROUTE } from '../../src/config/properties.ts'
-import type { Row } from '../../src/config/rows.ts'
+import type { PropertyRow } from '../../src/config/rows.ts'
 import { FIXTURES, load, routeFile, UPSTREAM } from './support.ts'
 
 const SECOND = 1000
@@ -350,7 +350,7 @@ void t.test(
   async (t) => {
     const { name: _n, match: _m, ...shared } = ROUTE
     t.strictSame(Object.keys(shared), Object.keys(POLICY))
-    const visit = (path: string, row: Row): void => {
+    const visit = (path: string, row: PropertyRow): void => {
       if (row.group === undefined) t.type(row.help, 'string', path)
       for (const [name, property] of Object.entries(row.group ?? {})) visit(`${path}.${name}`, property)
     }

@@ -1,5 +1,5 @@
 import type { Config } from '../../src/config/config.ts'
-import { formatConfigError, type Input, loadConfig } from '../../src/config/load.ts'
+import { type ConfigInput, formatConfigError, loadConfig } from '../../src/config/load.ts'
 
 /** Fixtures name files relative to the repository, wherever a test is started. */
 process.chdir(new URL('../..', import.meta.url).pathname)
@@ -7,13 +7,13 @@ process.chdir(new URL('../..', import.meta.url).pathname)
 export const FIXTURES = 'test/config/fixtures'
 export const UPSTREAM = 'upstream: { url: http://127.0.0.1:3000 }\n'
 
-export function load(text: string, input: Partial<Input> = {}): Config {
+export function load(text: string, input: Partial<ConfigInput> = {}): Config {
   const loaded = loadConfig({ file: 'c.yaml', text, env: {}, flags: {}, ...input })
   if (!loaded.ok) throw new Error(loaded.errors.map(formatConfigError).join('\n'))
   return loaded.config
 }
 
-export function errorsOf(text: string, input: Partial<Input> = {}): string[] {
+export function errorsOf(text: string, input: Partial<ConfigInput> = {}): string[] {
   const loaded = loadConfig({ file: 'c.yaml', text, env: {}, flags: {}, ...input })
   return loaded.ok ? [] : loaded.errors.map(formatConfigError)
 }

@@ -1,10 +1,10 @@
 import t from 'tap'
-import { isAhead, isAheadOfMirror, judgeCopy, type Kept } from '../../src/core/copies.ts'
+import { type ComparedRecord, isAhead, isAheadOfMirror, judgeCopy } from '../../src/core/copies.ts'
 import { STATES, type State } from '../../src/core/record.ts'
 
 const [A, B] = [Buffer.alloc(16, 1), Buffer.alloc(16, 2)]
 
-function kept(state: State, fence = 5, token = A, createdAt = 1): Kept {
+function kept(state: State, fence = 5, token = A, createdAt = 1): ComparedRecord {
   return { state, fence, token, createdAt }
 }
 
@@ -60,7 +60,7 @@ void t.test(
 )
 
 void t.test('state, fence, token and life decide which of two records is kept', async (t) => {
-  const cases: [ours: Kept, there: Kept, ReturnType<typeof judgeCopy>, string][] = [
+  const cases: [ours: ComparedRecord, there: ComparedRecord, ReturnType<typeof judgeCopy>, string][] = [
     [kept('completed'), kept('in_progress'), 'replace', 'copied while in progress, since completed'],
     [kept('completed'), kept('unknown'), 'replace', 'a late outcome of the same attempt'],
     [
@@ -161,7 +161,7 @@ void t.test('a mirror takes every later attempt of the same life until it holds 
 })
 
 void t.test('state, fence, token and life decide which record is ahead during a migration', async (t) => {
-  const cases: [ours: Kept, there: Kept, ahead: boolean, why: string][] = [
+  const cases: [ours: ComparedRecord, there: ComparedRecord, ahead: boolean, why: string][] = [
     [kept('completed'), kept('unknown', 6, B), true, 'an answer is final'],
     [kept('expired'), kept('in_progress'), true, 'and so is its tombstone'],
     [kept('completed'), kept('completed', 4, B), false, 'two answers: neither'],

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { placeOf, placesOf, pointerTokens } from '../../src/core/body/json-pointer.ts'
+import { nodeAt, placesOf, pointerTokens } from '../../src/core/body/json-pointer.ts'
 
 t.test('~1 and ~0 are undone in this order, everywhere in a token', async (t) => {
   t.same(pointerTokens('/~0~1~01~10/~1~1/~~0'), ['~/~1/0', '//', '~~'])
@@ -8,7 +8,7 @@ t.test('~1 and ~0 are undone in this order, everywhere in a token', async (t) =>
 
 t.test('pointers share the places on their way, and name only their ends', async (t) => {
   const root = placesOf(['/a/b', '/a', '/a/0/x', '/é€'])
-  const place = (pointer: string) => placeOf(root, pointer)
+  const place = (pointer: string) => nodeAt(root, pointer)
   t.equal(place(''), root)
   for (const [pointer, isNamed] of [
     ['', false],

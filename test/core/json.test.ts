@@ -2,7 +2,7 @@ import canonicalize from 'canonicalize'
 import fc from 'fast-check'
 import t from 'tap'
 import { canonicalJson, canonicalValues } from '../../src/core/body/json.ts'
-import { placeOf, placesOf, pointerTokens } from '../../src/core/body/json-pointer.ts'
+import { nodeAt, placesOf, pointerTokens } from '../../src/core/body/json-pointer.ts'
 import { MAX_DEPTH } from '../../src/core/body/json-scalars.ts'
 import { UsualJson } from '../../src/core/fingerprint.ts'
 import { isJson } from './fixtures.ts'
@@ -364,7 +364,7 @@ t.test('pointers are split as RFC 6901 says', async (t) => {
 
 function valueAt(text: string, pointer: string): string | null {
   const places = placesOf([pointer])
-  return canonicalValues(Buffer.from(text), places)?.get(placeOf(places, pointer))?.toString() ?? null
+  return canonicalValues(Buffer.from(text), places)?.get(nodeAt(places, pointer))?.toString() ?? null
 }
 
 t.test('a pointer finds its value or nothing', async (t) => {
@@ -399,7 +399,7 @@ t.test('pointers may lead to a value and to what is in it', async (t) => {
   const values = (text: string, pointers: readonly string[]): (string | undefined)[] => {
     const places = placesOf(pointers)
     const found = canonicalValues(Buffer.from(text), places)
-    return pointers.map((pointer) => found?.get(placeOf(places, pointer))?.toString())
+    return pointers.map((pointer) => found?.get(nodeAt(places, pointer))?.toString())
   }
   const inner = '{"b":[1,{"c":2}],"d":3}'
   t.same(values(`{"z":0,"a":${inner}}`, ['', '/a', '/a/b', '/a/b/1', '/a/b/1/c', '/z']), [

@@ -9,10 +9,10 @@ import {
   pathPattern,
   policiesOf,
   policyNamed,
+  type RequestTarget,
   Router,
   readsKeys,
   routeCovers,
-  type Target,
   WELL_KNOWN,
 } from '../../src/core/route.ts'
 import { KEY, routeOf } from './fixtures.ts'
@@ -20,7 +20,7 @@ import { KEY, routeOf } from './fixtures.ts'
 /** The name of the matching route; names are the configured paths. */
 function taken(routes: readonly RoutePolicy[], target: string, method = 'POST'): string | null {
   const router = new Router(routes)
-  return router.match(method, parseTarget(target) as Target)?.name ?? null
+  return router.match(method, parseTarget(target) as RequestTarget)?.name ?? null
 }
 
 function table(

@@ -1,12 +1,12 @@
 import type { RecordId } from '../../src/core/record.ts'
 import { openDynamoDbStore } from '../../src/store/dynamodb.ts'
 import {
-  type Answer,
   Client,
-  type Input,
+  ConditionFailed,
+  type DynamoDbOperation,
   type Item,
-  type Operation,
-  Refused,
+  type OperationInput,
+  type OperationOutput,
 } from '../../src/store/dynamodb-client.ts'
 import { tableDefinition } from '../../src/store/dynamodb-layout.ts'
 import { CorruptRecord, type Store, StoreUnavailable } from '../../src/store/register.ts'
@@ -26,7 +26,7 @@ let holds = true
 
 const table: Pick<Client, 'describe' | 'run' | 'close'> = {
   describe: async () => tableDefinition('t'),
-  async run(operation: Operation, input: Input): Promise<Answer> {
+  async run(operation: DynamoDbOperation, input: OperationInput): Promise<OperationOutput> {
     switch (operation) {
       case 'GetItem': {
         // Parts of a long response are in the attribute z.
@@ -40,7 +40,7 @@ const table: Pick<Client, 'describe' | 'run' | 'close'> = {
         const { ReturnValues, ConditionExpression } = input
         if (!holds && ConditionExpression !== undefined) {
           holds = true
-          throw new Refused(there)
+          throw new ConditionFailed(there)
         }
         return there === null || ReturnValues !== 'ALL_OLD' ? {} : { Attributes: there }
       }

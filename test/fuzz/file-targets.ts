@@ -7,7 +7,7 @@ import { readDescription } from '../../src/describe/openapi/read.ts'
 import { decodeRecord, encodeDraft } from '../../src/store/codec.ts'
 import { decodeEntry } from '../../src/store/outbox.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
-import { ProtocolError, Replies, type Reply } from '../../src/store/resp.ts'
+import { ProtocolError, Replies, type RespReply } from '../../src/store/resp.ts'
 import { entryFrame, readSegment } from '../../src/store/spool.ts'
 import { bearer, NOW, POLICY, pair, token } from '../credentials/support.ts'
 import { draft, newToken } from '../store/fixtures.ts'
@@ -236,8 +236,8 @@ export const spool: Target = {
   },
 }
 
-function replies(bytes: Buffer, size: number): { readonly heard: Reply[]; readonly isBroken: boolean } {
-  const heard: Reply[] = []
+function replies(bytes: Buffer, size: number): { readonly heard: RespReply[]; readonly isBroken: boolean } {
+  const heard: RespReply[] = []
   const parser = new Replies((reply) => void heard.push(reply))
   try {
     for (let at = 0; at < bytes.length; at += size) parser.push(bytes.subarray(at, at + size))

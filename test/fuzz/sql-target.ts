@@ -1,7 +1,7 @@
 import type { RecordId } from '../../src/core/record.ts'
 import { openPostgresStore } from '../../src/store/postgres.ts'
 import { Epoch } from '../../src/store/postgres-epoch.ts'
-import { type Arg, Link, type Row } from '../../src/store/postgres-link.ts'
+import { PostgresLink, type SqlArg, type SqlRow } from '../../src/store/postgres-link.ts'
 import { CorruptRecord, type NewEpoch, StoreUnavailable } from '../../src/store/register.ts'
 import { Safety } from '../../src/store/safety.ts'
 import { bytesOf, SPANS } from '../store/fixtures.ts'
@@ -13,10 +13,10 @@ const TOKEN = Buffer.alloc(16, 5)
 const NOW = 1_764_000_000_000
 
 /** What the server answers to the next statement of the store. */
-let row: Row = []
+let row: SqlRow = []
 
 /** Of what the store asks for itself. */
-function ownAnswer(text: string): Row | null {
+function ownAnswer(text: string): SqlRow | null {
   if (text.includes('server_version_num')) return ['f', '17', '9', '1']
   if (text.includes('FROM idempotency.layout')) return ['1', '99']
   if (text.includes('has_table_privilege')) return [null, null]
@@ -24,9 +24,9 @@ function ownAnswer(text: string): Row | null {
   return null
 }
 
-const link: Pick<Link, 'isOver' | 'query' | 'ask' | 'end'> = {
+const link: Pick<PostgresLink, 'isOver' | 'query' | 'ask' | 'end'> = {
   isOver: false,
-  query(text: string, args: readonly Arg[], done) {
+  query(text: string, args: readonly SqlArg[], done) {
     const answer = text.includes('idempotency.prune') ? ['0'] : row
     queueMicrotask(() => done(null, [[String(args[0]), ...answer]]))
   },
@@ -37,7 +37,7 @@ const link: Pick<Link, 'isOver' | 'query' | 'ask' | 'end'> = {
   async end() {},
 }
 // Nothing else of this process speaks to PostgreSQL.
-Link.open = async () => link as Link
+PostgresLink.open = async () => link as PostgresLink
 
 const store = await openPostgresStore({
   url: 'postgres://u@db/d',
@@ -62,7 +62,7 @@ function bytesIn(text: string | null | undefined): Buffer | null {
 }
 
 /** The record of these columns, put together by docs/record-format.md; null: all are NULL. */
-function recordOf(columns: Row): Buffer | null | typeof NONE {
+function recordOf(columns: SqlRow): Buffer | null | typeof NONE {
   if (columns.length === 11 && columns.every((column) => column === null)) return null
   const numbers = columns.slice(0, 6).map((column) => numberOf(column))
   const [schema, state] = columns.slice(6, 8).map((column) => numberOf(column, 8))
@@ -73,7 +73,7 @@ function recordOf(columns: Row): Buffer | null | typeof NONE {
 }
 
 /** Of `put` and `swap`. */
-function written(columns: Row): Expected {
+function written(columns: SqlRow): Expected {
   const [at, done, version, fence, createdAt, , remaining, since] = columns
   const now = numberOf(at)
   if (now === null) return NONE
@@ -96,7 +96,7 @@ const isAny: Expected = Symbol('whatever it is')
 
 interface Operation {
   readonly ask: () => unknown
-  readonly expected: (columns: Row) => Expected
+  readonly expected: (columns: SqlRow) => Expected
 }
 const claim = () => bytesOf('in_progress', TOKEN)
 const outcome = () => bytesOf('completed', TOKEN)

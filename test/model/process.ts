@@ -1,7 +1,7 @@
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { StoredResponse } from '../../src/core/record.ts'
 import { guard } from '../../src/protect/guard.ts'
-import type { Ports } from '../../src/protect/ports.ts'
+import type { WalkPorts } from '../../src/protect/ports.ts'
 import { Reclaimer } from '../../src/protect/reclaimer.ts'
 import { Settler } from '../../src/protect/settler.ts'
 import type { Soon } from '../../src/runtime/scheduling.ts'
@@ -77,7 +77,7 @@ export interface Shared {
 }
 
 /** Plants a mistake in what a process uses. */
-export type Plant = (ports: Ports) => void
+export type Plant = (ports: WalkPorts) => void
 
 /** One replica, with one request of a client: the real guard, whose messages wait until a path lets them go. */
 export class Process implements Owner {
@@ -102,7 +102,7 @@ export class Process implements Owner {
   token: Buffer = Buffer.alloc(0)
   readonly #shared: Shared
   readonly #replica: Replica
-  readonly #ports: Ports
+  readonly #ports: WalkPorts
   readonly #recent = new RecentWrites(() => performance.now())
   #asked: UpstreamRequest | null = null
   #end: (result: Forwarded) => void = () => {}

@@ -13,7 +13,7 @@ import {
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
-import { Audit, type AuditLine, type Change, verifyAudit } from '../../src/observe/audit.ts'
+import { Audit, type AuditEvent, type AuditLine, verifyAudit } from '../../src/observe/audit.ts'
 import { lockFile } from '../../src/runtime/file-lock.ts'
 
 function fileIn(t: Test): string {
@@ -22,7 +22,7 @@ function fileIn(t: Test): string {
   return join(dir, 'audit.log')
 }
 
-function change(n: number): Change {
+function change(n: number): AuditEvent {
   const who = { address: '127.0.0.1', by: n % 2 ? 'ann' : null }
   const before = { state: 'unknown', version: n }
   return {

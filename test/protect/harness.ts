@@ -7,7 +7,7 @@ import type { Profile, Rate, RoutePolicy } from '../../src/core/policy.ts'
 import { type IdempotencyRecord, type RecordId, readAt, type Spans } from '../../src/core/record.ts'
 import type { RefusalCode } from '../../src/core/refusal.ts'
 import { guard, newProgress } from '../../src/protect/guard.ts'
-import type { Ports } from '../../src/protect/ports.ts'
+import type { WalkPorts } from '../../src/protect/ports.ts'
 import { KeyChurn, Latency, RecentGrants } from '../../src/protect/recent.ts'
 import {
   type Answer,
@@ -29,11 +29,11 @@ import type { Outbox } from '../../src/store/outbox.ts'
 import { Records } from '../../src/store/records.ts'
 import {
   type Condition,
-  type Due,
-  type Entry,
+  type DueKind,
   type GetReply,
   type Listing,
   type Note,
+  type PutKind,
   type PutReply,
   type Renewal,
   StoreFull,
@@ -178,7 +178,7 @@ export class Store {
     const { inner } = this
     return {
       name: 'memory',
-      put: (id: RecordId, bytes: Buffer, spans: Spans, entry?: Entry): Promise<PutReply> =>
+      put: (id: RecordId, bytes: Buffer, spans: Spans, entry?: PutKind): Promise<PutReply> =>
         call(
           'put',
           id,
@@ -200,7 +200,7 @@ export class Store {
         ),
       get: (id: RecordId): Promise<GetReply> => call('get', id, () => inner.get(id)),
       renew: (items: readonly Renewal[]) => call('renew', null, () => inner.renew(items)),
-      due: (limit: number, of?: Due) => call('due', null, () => inner.due(limit, of)),
+      due: (limit: number, of?: DueKind) => call('due', null, () => inner.due(limit, of)),
       remove: (id: RecordId, version: number) => call('remove', id, () => inner.remove(id, version)),
       list: (which: Listing, cursor: string | null, limit: number) =>
         call('list', null, () => inner.list(which, cursor, limit)),
@@ -329,7 +329,7 @@ export type Event = readonly [string, ...unknown[]]
 /** One process: a fresh set of ports on a store. */
 export class Replica {
   readonly store: Store
-  readonly ports: Ports
+  readonly ports: WalkPorts
   /** The store as this process sees it. */
   readonly wire: StorePort
   readonly records: Records

@@ -2,7 +2,7 @@ import t, { type Test } from 'tap'
 import { type Outcome, type RecordId, withoutBody } from '../../src/core/record.ts'
 import type { OutcomeDraft, PendingOutcome } from '../../src/core/settle.ts'
 import { spoolRoom } from '../../src/protect/settler.ts'
-import type { Kept, Outbox } from '../../src/store/outbox.ts'
+import type { KeptOutcome, Outbox } from '../../src/store/outbox.ts'
 import { CorruptRecord, RecordLocked } from '../../src/store/register.ts'
 import { draft, newId, newToken, response, SPANS } from '../store/fixtures.ts'
 import {
@@ -42,7 +42,7 @@ function pending(
   }
 }
 
-const KEPT: Kept = { done: Promise.resolve('kept' as const), drop: () => {} }
+const KEPT: KeptOutcome = { done: Promise.resolve('kept' as const), drop: () => {} }
 
 /** Gives a replica outcomes that an earlier process left. */
 function restore(a: Replica, all: readonly PendingOutcome[], kept = KEPT): void {
@@ -218,7 +218,7 @@ void t.test('§3.4 a withdrawal is kept while the store does not answer, whateve
 
 void t.test('§3.4 a withdrawal of the first claim of a key expects no record', async (t) => {
   const kept: PendingOutcome[] = []
-  const keep = (outcome: PendingOutcome): Kept => {
+  const keep = (outcome: PendingOutcome): KeptOutcome => {
     kept.push(outcome)
     return KEPT
   }
@@ -367,7 +367,7 @@ function outcomeState(kind: Outcome['kind']): OutcomeDraft['state'] {
 
 /** A spool under the test's control. */
 function spool() {
-  const disk = Promise.withResolvers<Awaited<Kept['done']>>()
+  const disk = Promise.withResolvers<Awaited<KeptOutcome['done']>>()
   const said = { kept: 0, dropped: 0 }
   const outbox = {
     keep: () => {

@@ -3,7 +3,7 @@ import t, { type Test } from 'tap'
 import type { IdempotencyRecord, RecordId } from '../../src/core/record.ts'
 import { heldRecord, type OutcomeDraft } from '../../src/core/settle.ts'
 import { WaitingRoom } from '../../src/protect/waiting-room.ts'
-import type { GetReply } from '../../src/store/records.ts'
+import type { ReadReply } from '../../src/store/records.ts'
 import { StoreUnavailable } from '../../src/store/register.ts'
 import { draft, newToken } from '../store/fixtures.ts'
 import { hurried, idle, MINUTE, SECOND } from './harness.ts'
@@ -47,7 +47,7 @@ function timersOf(t: Test): () => number {
 function waiting(t: Test, most = 10) {
   const it = {
     /** Every look at the store; answered by the test. */
-    looks: [] as PromiseWithResolvers<GetReply>[],
+    looks: [] as PromiseWithResolvers<ReadReply>[],
     watched: [] as RecordId[],
     stopped: 0,
     changed: (): void => {},
@@ -56,7 +56,7 @@ function waiting(t: Test, most = 10) {
   const waiters = new WaitingRoom(
     {
       get: () => {
-        const look = Promise.withResolvers<GetReply>()
+        const look = Promise.withResolvers<ReadReply>()
         it.looks.push(look)
         return look.promise
       },

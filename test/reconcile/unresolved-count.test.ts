@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { type Counted, UnresolvedCount } from '../../src/reconcile/reconciler.ts'
+import { UnresolvedCount, type UnresolvedCounts } from '../../src/reconcile/reconciler.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
 import { Records } from '../../src/store/records.ts'
 import { HOUR, LEASE, replica, route, Store } from '../protect/harness.ts'
@@ -38,11 +38,11 @@ void t.test('unknown and dead-lettered records are counted separately, others ar
 void t.test('start counts; a store that is down leaves the last count', async (t) => {
   const store = new Store()
   await broken(replica(t, { store }), route())
-  const told: Counted[] = []
+  const told: UnresolvedCounts[] = []
   const errors: unknown[] = []
   const wire = store.wire()
   const observer = {
-    counted: (counted: Counted) => void told.push(counted),
+    counted: (counted: UnresolvedCounts) => void told.push(counted),
     trouble: (_: string, { error: message }: Readonly<Record<string, unknown>>) =>
       void errors.push({ message }),
   }

@@ -1,7 +1,7 @@
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import { drain } from '../../src/drain.ts'
 import { guard, newProgress } from '../../src/protect/guard.ts'
-import type { Ports } from '../../src/protect/ports.ts'
+import type { WalkPorts } from '../../src/protect/ports.ts'
 import { KeyChurn, Latency, RecentGrants } from '../../src/protect/recent.ts'
 import { Reclaimer } from '../../src/protect/reclaimer.ts'
 import {
@@ -21,7 +21,7 @@ import { KeyedMutex } from '../../src/runtime/scheduling.ts'
 import { Shadow } from '../../src/shadow/shadow.ts'
 import { inPhase } from '../../src/store/around.ts'
 import { migrating } from '../../src/store/migrating.ts'
-import { decodeEntry, encodeEntry, type Left, type Outbox } from '../../src/store/outbox.ts'
+import { decodeEntry, encodeEntry, type LeftOutcome, type Outbox } from '../../src/store/outbox.ts'
 import { Lookout, PhaseConflict, Presence } from '../../src/store/phases.ts'
 import { RecentWrites, Records } from '../../src/store/records.ts'
 import type { Store } from '../../src/store/register.ts'
@@ -82,7 +82,7 @@ export class Replica implements Owner {
   readonly #world: World
   readonly #disk: Disk | null
   readonly #budget = new Budget(2 ** 26)
-  #ports: Ports | null = null
+  #ports: WalkPorts | null = null
   #reconciler: Reconciler | null = null
   #shadow: Shadow | null = null
   /** Shadow mode has given up on an outcome. */
@@ -291,7 +291,7 @@ export class Replica implements Owner {
 
   /** What it has not let go of although nothing is left to do; null: nothing. */
   leak(): string | null {
-    const { leases, waiters, budget } = this.#ports as Ports
+    const { leases, waiters, budget } = this.#ports as WalkPorts
     const held = {
       leases: leases.size,
       waiters: waiters.size,
@@ -337,7 +337,7 @@ export class Replica implements Owner {
     }
     this.#unanswered++
     if (policy.mode === 'shadow') return this.#pass(wish, request).finally(() => this.#unanswered--)
-    const answer = guard(this.#ports as Ports, request).finally(() => this.#unanswered--)
+    const answer = guard(this.#ports as WalkPorts, request).finally(() => this.#unanswered--)
     // Its walk has gone as far as the store.
     if (progress.id !== null) judge.isSentAs(progress.id, wish)
     return answer
@@ -399,7 +399,7 @@ export class Replica implements Owner {
 
   /** Ends as main.ts does it. Resolves with what it has given up although there was time. */
   async drain(): Promise<string | null> {
-    const { settler, waiters, running, inFlight, leases } = this.#ports as Ports
+    const { settler, waiters, running, inFlight, leases } = this.#ports as WalkPorts
     const unanswered = (): number => this.#unanswered
     this.isDraining = true
     const began = performance.now()
@@ -518,7 +518,7 @@ function outbox(disk: Disk, by: Owner, { scheduler, store }: World): Outbox {
   return port as Outbox
 }
 
-function leftOn(disk: Disk): Left[] {
+function leftOn(disk: Disk): LeftOutcome[] {
   for (const entry of disk) if (!entry.isWritten) disk.delete(entry)
   return [...disk].map((entry) => {
     const decoded = decodeEntry(entry.bytes, SERVICE, null)

@@ -12,11 +12,11 @@ import { decodeRecord, isClaim, readStamps } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import {
   type Condition,
-  type Due,
-  type Entry,
+  type DueKind,
   InGrace,
   type Listing,
   type Note,
+  type PutKind,
   type Renewal,
   type Stamp,
   type Store,
@@ -178,7 +178,7 @@ export class SimulatedStore {
     const inner = this.#inner
     return {
       name: 'memory',
-      put: (id: RecordId, bytes: Buffer, spans: Spans, entry: Entry = 'claim') => {
+      put: (id: RecordId, bytes: Buffer, spans: Spans, entry: PutKind = 'claim') => {
         const sent = Buffer.from(bytes)
         const waits = entry !== 'again' && isClaim(sent)
         const put = () => {
@@ -198,7 +198,7 @@ export class SimulatedStore {
       },
       get: (id: RecordId) => call('get', id, () => inner.get(id)),
       renew: (items: readonly Renewal[]) => change('renew', items[0]?.id ?? null, () => inner.renew(items)),
-      due: (limit: number, of?: Due) => call('due', null, () => inner.due(limit, of)),
+      due: (limit: number, of?: DueKind) => call('due', null, () => inner.due(limit, of)),
       remove: (id: RecordId, version: number) => change('remove', id, () => inner.remove(id, version)),
       list: (which: Listing, cursor: string | null, limit: number) =>
         call('list', null, () => inner.list(which, cursor, limit)),

@@ -2,11 +2,11 @@ import t, { type Test } from 'tap'
 import { HEAD_AT, PREFIX, readStamps } from '../../src/store/codec.ts'
 import {
   Client,
+  ConditionFailed,
   type Item,
   NoTable,
-  Refused,
   ServerClock,
-  traitsOf,
+  tableTraits,
 } from '../../src/store/dynamodb-client.ts'
 import {
   binary,
@@ -18,19 +18,19 @@ import {
   expected,
   expectedValues,
   expiry,
-  headOf,
+  historyLines,
   instantKey,
   isThere,
   keyOf,
-  linesOf,
   number,
+  numberAttribute,
   numbered,
-  numberIn,
   partOf,
   partsOf,
   placeIn,
   placeKey,
   REMOVED,
+  recordPrefix,
   stamped,
   stampOf,
   tableDefinition,
@@ -147,7 +147,7 @@ void t.test('a record becomes attributes and a payload, and the head of it again
   })
   t.ok(payload.length > 0 && payload.equals(bytes.subarray(headEnd)))
   const stamps = { ...stamped(STAMPS), ...numbered(STAMPS), c: number(STAMPS.createdAt) }
-  const head = headOf({ ...fields, ...stamps })
+  const head = recordPrefix({ ...fields, ...stamps })
   t.strictSame(readStamps(head), STAMPS)
   t.equal(head.toString('latin1', 0, 2), 'IP')
   t.ok(head.subarray(PREFIX.end).equals(bytes.subarray(PREFIX.end, headEnd)))
@@ -156,24 +156,24 @@ void t.test('a record becomes attributes and a payload, and the head of it again
   const bare = partsOf(bytes.subarray(0, PREFIX.end))
   t.notOk('b' in bare.fields, 'without a head')
   t.equal(bare.payload.length, 0)
-  t.equal(headOf({ ...bare.fields, ...stamps }).length, PREFIX.end)
+  t.equal(recordPrefix({ ...bare.fields, ...stamps }).length, PREFIX.end)
 
   const whole = { ...fields, ...stamps }
   for (const name of ['n', 's', 'v', 'f', 'c', 'm', 'd', 'x', 'o']) {
-    t.throws(() => headOf({ ...whole, [name]: { S: 'x' } }), CORRUPT, name)
+    t.throws(() => recordPrefix({ ...whole, [name]: { S: 'x' } }), CORRUPT, name)
     t.throws(
-      () => headOf(Object.fromEntries(Object.entries(whole).filter(([one]) => one !== name))),
+      () => recordPrefix(Object.fromEntries(Object.entries(whole).filter(([one]) => one !== name))),
       CORRUPT,
       name,
     )
   }
   for (const name of ['n', 's']) {
-    t.ok(headOf({ ...whole, [name]: number(255) }))
-    t.throws(() => headOf({ ...whole, [name]: number(256) }), CORRUPT)
+    t.ok(recordPrefix({ ...whole, [name]: number(255) }))
+    t.throws(() => recordPrefix({ ...whole, [name]: number(256) }), CORRUPT)
   }
   for (const length of [0, 15, 17])
     t.throws(
-      () => headOf({ ...whole, o: binary(Buffer.alloc(length)) }),
+      () => recordPrefix({ ...whole, o: binary(Buffer.alloc(length)) }),
       CORRUPT,
       `a token of ${length} bytes`,
     )
@@ -212,7 +212,10 @@ void t.test('attributes are of their kind, or corrupt', (t) => {
     most: number(MAX),
     more: number(MAX + 1),
   }
-  t.same([numberIn(item, 'n'), numberIn(item, 'n', 7), numberIn(item, 'most')], [7, 7, MAX])
+  t.same(
+    [numberAttribute(item, 'n'), numberAttribute(item, 'n', 7), numberAttribute(item, 'most')],
+    [7, 7, MAX],
+  )
   for (const [name, most] of [
     ['n', 6],
     ['more', MAX],
@@ -220,14 +223,17 @@ void t.test('attributes are of their kind, or corrupt', (t) => {
     ['b', 9],
     ['absent', 9],
   ] as const)
-    t.throws(() => numberIn(item, name, most), CORRUPT, name)
-  t.throws(() => numberIn(item, 'more'), CORRUPT)
-  for (const N of ['', ' 7', '0x7', '-7']) t.throws(() => numberIn({ n: { N } }, 'n'), CORRUPT, N)
+    t.throws(() => numberAttribute(item, name, most), CORRUPT, name)
+  t.throws(() => numberAttribute(item, 'more'), CORRUPT)
+  for (const N of ['', ' 7', '0x7', '-7']) t.throws(() => numberAttribute({ n: { N } }, 'n'), CORRUPT, N)
   t.same([textIn(item, 's'), textIn(item, 'absent')], ['a', ''])
   t.same([bytesIn(item, 'b'), bytesIn(item, 'absent')], [ALL_BYTES, Buffer.alloc(0)])
   for (const name of ['n', 'b']) t.throws(() => textIn(item, name), CORRUPT)
   for (const name of ['n', 's']) t.throws(() => bytesIn(item, name), CORRUPT)
-  t.same([linesOf({}), linesOf({ h: text('') }), linesOf({ h: text('a b\nc') })], [[], [''], ['a b', 'c']])
+  t.same(
+    [historyLines({}), historyLines({ h: text('') }), historyLines({ h: text('a b\nc') })],
+    [[], [''], ['a b', 'c']],
+  )
   t.end()
 })
 
@@ -325,16 +331,16 @@ void t.test('traits tell a global table that is not strong, and items that nobod
     findings: [],
     refusals: [],
   }
-  t.strictSame(traitsOf({}, on), strict)
-  t.strictSame(traitsOf({ Replicas: [{}], MultiRegionConsistency: 'STRONG' }, on), strict)
+  t.strictSame(tableTraits({}, on), strict)
+  t.strictSame(tableTraits({ Replicas: [{}], MultiRegionConsistency: 'STRONG' }, on), strict)
   for (const table of [{ Replicas: [{}] }, { Replicas: [{}], MultiRegionConsistency: 'EVENTUAL' }]) {
-    const { evicts, findings } = traitsOf(table, on)
+    const { evicts, findings } = tableTraits(table, on)
     t.equal(evicts, true)
     t.equal(findings.length, 1)
     t.match(findings[0], /two regions can claim the same key/)
   }
   for (const ttl of [{}, { ...on, AttributeName: 'x' }, { ...on, TimeToLiveStatus: 'DISABLED' }]) {
-    const { evicts, findings } = traitsOf({}, ttl)
+    const { evicts, findings } = tableTraits({}, ttl)
     t.equal(evicts, false)
     t.match(findings, [/^Time to live is off/])
   }
@@ -494,12 +500,12 @@ void t.test('a condition that does not hold is no failure of the store', async (
   const { client, events, seen } = await talking(t, async () =>
     failing(400, 'ConditionalCheckFailedException', more),
   )
-  const refused = (await failureOf(client.run('PutItem', { Item: {} }))) as Refused
-  t.ok(refused instanceof Refused)
+  const refused = (await failureOf(client.run('PutItem', { Item: {} }))) as ConditionFailed
+  t.ok(refused instanceof ConditionFailed)
   t.strictSame(refused.item, { n: { N: '7' } })
   t.equal(seen[0]?.[0], Date.UTC(2020, 10, 22, 10), 'and tells the time')
   more = {}
-  t.equal(((await failureOf(client.run('PutItem', { Item: {} }))) as Refused).item, null)
+  t.equal(((await failureOf(client.run('PutItem', { Item: {} }))) as ConditionFailed).item, null)
   t.same(events, ['connected: table mine'])
 })
 

@@ -3,9 +3,9 @@ import type { Millis } from '../../src/core/record.ts'
 import { PREFIX } from '../../src/store/codec.ts'
 import { disproof, GRADES, type Grade, gradingOf, PROVEN, weakest } from '../../src/store/grade.ts'
 import { memoryStore } from '../../src/store/memory.ts'
-import { traitsOf as postgresTraits } from '../../src/store/postgres.ts'
+import { postgresTraits } from '../../src/store/postgres.ts'
 import type { Wait } from '../../src/store/redis-barrier.ts'
-import { together, traitsOf } from '../../src/store/redis-traits.ts'
+import { redisTraits, together } from '../../src/store/redis-traits.ts'
 import { type Store, type StoreTraits, StoreUnavailable } from '../../src/store/register.ts'
 
 const memory = (): Store => memoryStore({ clock: () => 1000, maxBytes: 2 ** 20 })
@@ -124,23 +124,23 @@ void t.test('Redis: the grade depends on replicas, wait and grace', async (t) =>
     ['the master’s disk alone', 1, 0, disk, 'volatile', 'wait for 0 of 1 replicas'],
   ]
   for (const [what, replicas, grace, waits, grade, reason] of cases) {
-    const graded = gradingOf(traitsOf(info(replicas), false, waits), grace, PROVEN)
+    const graded = gradingOf(redisTraits(info(replicas), false, waits), grace, PROVEN)
     t.equal(graded.grade, grade, what)
     t.match(graded.reasons, reason === null ? [] : [new RegExp(reason), /store.grace is off/], what)
     t.equal(graded.reasons.length, reason === null ? 0 : 2, what)
   }
-  const anonymous = traitsOf(info(1).replace(/run_id.*/, ''), true, null)
+  const anonymous = redisTraits(info(1).replace(/run_id.*/, ''), true, null)
   t.equal(gradingOf(anonymous, 2000, PROVEN).grade, 'volatile', 'a grace that cannot begin does not count')
 })
 
 void t.test('Redis: of several masters the weakest counts, and each finding names its server', async (t) => {
-  const [a, b] = ['a:1', 'b:1'].map((name) => ({ name, ...traitsOf(info(1), true, null) })) as [
+  const [a, b] = ['a:1', 'b:1'].map((name) => ({ name, ...redisTraits(info(1), true, null) })) as [
     Master,
     Master,
   ]
   type Master = Parameters<typeof together>[0][number]
   t.match(together([a, b], 0), { durable: true, findings: [], refusals: [], replication: a.replication })
-  const weak = { ...b, ...traitsOf(info(0).replace('aof_enabled:1', 'aof_enabled:0'), true, null) }
+  const weak = { ...b, ...redisTraits(info(0).replace('aof_enabled:1', 'aof_enabled:0'), true, null) }
   const one = together([a, { ...weak, refusals: ['it is read-only'] }], 1)
   t.match(one, {
     durable: false,
@@ -150,17 +150,20 @@ void t.test('Redis: of several masters the weakest counts, and each finding name
   })
   const alone = together([{ ...weak, name: '' }], 0)
   t.match(alone.findings, [/^appendonly is off/])
-  t.notOk('room' in together([{ name: 'c:1', ...traitsOf(null, true, null) }], 0))
+  t.notOk('room' in together([{ name: 'c:1', ...redisTraits(null, true, null) }], 0))
 })
 
 void t.test('Redis: traits report replicas, min-replicas-to-write and room', async (t) => {
   t.match(
-    traitsOf(info(2), false, null).replication,
+    redisTraits(info(2), false, null).replication,
     /2 replicas are connected, and min-replicas-to-write is 0/,
   )
-  t.match(traitsOf(info(1, 'min_slaves_good_slaves:1'), false, null).replication, /1 replica is connected$/)
+  t.match(
+    redisTraits(info(1, 'min_slaves_good_slaves:1'), false, null).replication,
+    /1 replica is connected$/,
+  )
   const sized = (used: number) =>
-    traitsOf(info(0, `used_memory:${used * 2 ** 20}\r\nmaxmemory:${100 * 2 ** 20}`), false, null)
+    redisTraits(info(0, `used_memory:${used * 2 ** 20}\r\nmaxmemory:${100 * 2 ** 20}`), false, null)
   t.match(sized(90), { findings: [], room: '90 MiB of 100 MiB are used' })
   t.match(sized(95).findings, [/uses 95 % of maxmemory: once it is full, new keys are answered 503/])
 })

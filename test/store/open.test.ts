@@ -6,11 +6,11 @@ import { readStamps } from '../../src/store/codec.ts'
 import {
   asObserver,
   hasGrace,
-  nameOf,
   openStore,
   openStores,
   STORE_SCHEMES,
   type StoreHooks,
+  storeName,
 } from '../../src/store/open.ts'
 import { Records } from '../../src/store/records.ts'
 import { RedisKeys } from '../../src/store/redis.ts'
@@ -63,15 +63,15 @@ void t.test('each scheme opens its store', async (t) => {
     const pruned: number[] = []
     const store = await openStore(config(url), { ...hooks, onPruned: (records) => pruned.push(records) })
     t.equal(store.name, name)
-    t.equal(nameOf(url), name)
+    t.equal(storeName(url), name)
     t.same(pruned, ['redis', 'dynamodb'].includes(name) ? [] : [0], 'a store that prunes reports it at once')
     const id = newId()
     t.ok((await store.put(id, bytesOf('in_progress', newToken()), SPANS)).done)
     t.ok((await store.get(id)).bytes)
     await store.close()
   }
-  t.equal(nameOf('rediss://h/0'), 'redis')
-  t.equal(nameOf('mysql://x'), 'mysql', 'even of an unknown store')
+  t.equal(storeName('rediss://h/0'), 'redis')
+  t.equal(storeName('mysql://x'), 'mysql', 'even of an unknown store')
 })
 
 void t.test('tiered: the deciding store opens behind its cache, even if the cache is away', async (t) => {
@@ -291,7 +291,7 @@ void t.test('a PostgreSQL that is away may come later', async (t) => {
     onPruned: (records) => void pruned.push(records),
   })
   t.equal(store.name, 'postgres')
-  for (const scheme of ['postgres', 'postgresql']) t.equal(nameOf(`${scheme}://h/d`), 'postgres')
+  for (const scheme of ['postgres', 'postgresql']) t.equal(storeName(`${scheme}://h/d`), 'postgres')
   t.same(pruned, [0])
   await t.rejects(store.get(newId()), { name: 'StoreUnavailable', maybeApplied: false })
   await until(() => told.length > 0)

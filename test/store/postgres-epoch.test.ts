@@ -1,7 +1,7 @@
 import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { Epoch } from '../../src/store/postgres-epoch.ts'
-import type { Row } from '../../src/store/postgres-link.ts'
+import type { SqlRow } from '../../src/store/postgres-link.ts'
 import { type NewEpoch, StoreUnavailable } from '../../src/store/register.ts'
 import { KEPT_FOR, Safety } from '../../src/store/safety.ts'
 import { newId, until } from './fixtures.ts'
@@ -11,7 +11,7 @@ const LONG: Millis = 3_600_000
 /** An epoch whose looks the test answers, by default that nothing is held since 7. */
 function observed(t: Test, grace = LONG) {
   const self = {
-    answer: async (_seen: Millis): Promise<Row> => ['0', '7'],
+    answer: async (_seen: Millis): Promise<SqlRow> => ['0', '7'],
     looks: [] as Millis[],
     epochs: [] as NewEpoch[],
     held: [] as Millis[],

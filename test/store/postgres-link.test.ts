@@ -2,7 +2,7 @@ import { once } from 'node:events'
 import { type AddressInfo, createServer, type Server, Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import { layoutScript, prepare } from '../../src/store/postgres-layout.ts'
-import { codeOf, Link, type Row } from '../../src/store/postgres-link.ts'
+import { PostgresLink, type SqlRow, sqlState } from '../../src/store/postgres-link.ts'
 import { type PostgresAddress, postgresAddress } from '../../src/store/postgres-url.ts'
 import { fakePostgres } from '../support/fake-postgres.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
@@ -15,7 +15,7 @@ if (NO_POSTGRES) t.plan(0, NO_POSTGRES)
 else tests(await PostgresServer.start('fsync=off'))
 
 interface Opened {
-  readonly link: Link
+  readonly link: PostgresLink
   /** Why it ended. */
   readonly ends: string[]
 }
@@ -26,7 +26,7 @@ function tests(server: PostgresServer): void {
 
   const open = async (t: Test, to: PostgresAddress = address, comment = ''): Promise<Opened> => {
     const ends: string[] = []
-    const link = await Link.open(to, (why) => void ends.push(why), { comment, timeoutMs: 2000 })
+    const link = await PostgresLink.open(to, (why) => void ends.push(why), { comment, timeoutMs: 2000 })
     t.teardown(() => link.destroy())
     return { link, ends }
   }
@@ -83,16 +83,16 @@ function tests(server: PostgresServer): void {
   void t.test('the server sees whose statement it is, and reports the errors of each', async (t) => {
     const { link } = await open(t, address, '/* whose */ ')
     t.same(await link.ask('SELECT left(current_query(), 11)'), [['/* whose */']])
-    t.equal(codeOf(await failureOf(link.ask('SELECT 1 / 0'))), '22012')
+    t.equal(sqlState(await failureOf(link.ask('SELECT 1 / 0'))), '22012')
     t.same(await link.ask('SELECT 1'), [['1']], 'the next one is not affected')
-    const found: (readonly Row[])[] = []
+    const found: (readonly SqlRow[])[] = []
     link.query('SELECT 1 / 0', [], (error, rows) => void found.push(error === null ? [['none']] : rows))
     await until(() => found.length > 0)
     t.same(found, [[]])
 
     await link.execute('CREATE TABLE scripts AS SELECT left(current_query(), 11); SELECT pg_sleep(0.05)')
     t.same(await server.sql('SELECT * FROM scripts'), [['/* whose */']], 'done when it resolves')
-    t.equal(codeOf(await failureOf(link.execute('SELECT 1; SELECT 1 / 0'))), '22012')
+    t.equal(sqlState(await failureOf(link.execute('SELECT 1; SELECT 1 / 0'))), '22012')
   })
 
   void t.test('a commit that no standby has is an error, of that statement alone', async (t) => {
@@ -275,7 +275,7 @@ function tests(server: PostgresServer): void {
   void t.test('there is a connection in time, or none', async (t) => {
     const { port } = await serving(t, () => {})
     const begun = performance.now()
-    const opened = Link.open({ ...address, port }, () => {}, { comment: '', timeoutMs: 100 })
+    const opened = PostgresLink.open({ ...address, port }, () => {}, { comment: '', timeoutMs: 100 })
     t.match(await failureOf(opened), { message: /timeout/ })
     t.ok(performance.now() - begun < 1500)
   })
@@ -289,7 +289,7 @@ function tests(server: PostgresServer): void {
     t.match(await failureOf(open(t, { ...address, port })), { message: /out of range/ })
 
     await using wire = await relay(server.port)
-    const link = await Link.open({ ...address, port: wire.port }, (why) => void ends.push(why))
+    const link = await PostgresLink.open({ ...address, port: wire.port }, (why) => void ends.push(why))
     t.same(await link.ask('SELECT current_query()'), [['SELECT current_query()']], 'without a comment')
     wire.inject('D\0\0\0\x05\x01')
     await until(() => ends.length > 0)

@@ -1,14 +1,14 @@
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import type { Lanes } from '../../src/store/postgres-lanes.ts'
-import type { Arg, Row } from '../../src/store/postgres-link.ts'
+import type { SqlArg, SqlRow } from '../../src/store/postgres-link.ts'
 import { Listener } from '../../src/store/postgres-listener.ts'
 import { fakePostgres } from '../support/fake-postgres.ts'
 import { newId, until } from './fixtures.ts'
 
 t.setTimeout(60_000)
 
-type Call = readonly [name: string, ...args: Arg[]]
+type Call = readonly [name: string, ...args: SqlArg[]]
 
 async function open(t: Test, timeoutMs = 5000) {
   const server = await fakePostgres()
@@ -29,7 +29,7 @@ async function open(t: Test, timeoutMs = 5000) {
     of: (name: string) => self.calls.filter(([one]) => one === name),
     channel: () => /LISTEN (idempotency_[0-9a-f]{16})$/.exec(listens.at(-1) ?? '')?.[1] ?? '',
   }
-  const run = async (text: string, args: readonly Arg[], kind: string): Promise<Row> => {
+  const run = async (text: string, args: readonly SqlArg[], kind: string): Promise<SqlRow> => {
     const call: Call = [/idempotency\.(\w+)/.exec(text)?.[1] ?? '', ...args]
     t.equal(kind, 'local')
     self.calls.push(call)

@@ -1,10 +1,16 @@
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
-import { traitsOf } from '../../src/store/postgres.ts'
+import { postgresTraits } from '../../src/store/postgres.ts'
 import { lockWait } from '../../src/store/postgres-lanes.ts'
 import { prepare } from '../../src/store/postgres-layout.ts'
-import { type Link, numberIn, type Row, reasonOf, refusal } from '../../src/store/postgres-link.ts'
+import {
+  type PostgresLink,
+  postgresFailure,
+  reasonOf,
+  type SqlRow,
+  sqlNumber,
+} from '../../src/store/postgres-link.ts'
 import { postgresAddress } from '../../src/store/postgres-url.ts'
 import { tempDir } from './fixtures.ts'
 
@@ -39,10 +45,10 @@ void t.test('sslmode says what is verified, and with which files', async (t) => 
 })
 
 void t.test('a number of a reply is one that a record can hold', (t) => {
-  for (const text of ['0', '7', '281474976710655']) t.equal(numberIn(text), Number(text))
+  for (const text of ['0', '7', '281474976710655']) t.equal(sqlNumber(text), Number(text))
   const refused = { name: 'StoreUnavailable', maybeApplied: true, message: /no answer .* that makes sense/ }
   for (const text of [null, undefined, '', '-1', '1.5', '0x7', '281474976710656', '1000000000000000'])
-    t.throws(() => numberIn(text), refused, String(text))
+    t.throws(() => sqlNumber(text), refused, String(text))
   t.end()
 })
 
@@ -72,7 +78,7 @@ void t.test('only errors that prove a rollback mean that nothing was applied', a
     '22P02',
     '0A000',
   ])
-    t.match(refusal(errorOf(code)), { name: 'StoreUnavailable', maybeApplied: false }, code)
+    t.match(postgresFailure(errorOf(code)), { name: 'StoreUnavailable', maybeApplied: false }, code)
   for (const code of [
     '08006',
     '08P01',
@@ -88,22 +94,22 @@ void t.test('only errors that prove a rollback mean that nothing was applied', a
     'EPIPE',
     '',
   ])
-    t.match(refusal(errorOf(code)), { name: 'StoreUnavailable', maybeApplied: true }, code)
-  t.match(refusal(new Error('Connection terminated')), {
+    t.match(postgresFailure(errorOf(code)), { name: 'StoreUnavailable', maybeApplied: true }, code)
+  t.match(postgresFailure(new Error('Connection terminated')), {
     maybeApplied: true,
     message: 'no answer from PostgreSQL: Connection terminated',
   })
-  t.match(refusal(errorOf('ECONNRESET')), { message: 'no answer from PostgreSQL: because' })
+  t.match(postgresFailure(errorOf('ECONNRESET')), { message: 'no answer from PostgreSQL: because' })
   t.equal(reasonOf(errorOf('28000')), 'because')
   t.equal(reasonOf(new Error('')), '')
   t.equal(reasonOf(Object.assign(new AggregateError([], ''), { code: 'ECONNREFUSED' })), 'ECONNREFUSED')
   for (const code of ['53100', '25006'])
-    t.match(refusal(errorOf(code)), { name: 'StoreFull', maybeApplied: false }, code)
-  t.match(refusal(errorOf('55P03')), { name: 'RecordLocked', maybeApplied: false })
+    t.match(postgresFailure(errorOf(code)), { name: 'StoreFull', maybeApplied: false }, code)
+  t.match(postgresFailure(errorOf('55P03')), { name: 'RecordLocked', maybeApplied: false })
 })
 
 void t.test('prepare returns the identity of the server, or null if it does not tell', async (t) => {
-  const ready: Row[][] = [[['f', '15', '4', '1']], [['1', '7']], [[null, null]]]
+  const ready: SqlRow[][] = [[['f', '15', '4', '1']], [['1', '7']], [[null, null]]]
   const wal = '1000001F0000000000000001'
   t.same(await prepare(fake([...ready, [['7153', wal]]], errorOf('XX000'))), {
     system: '7153',
@@ -114,9 +120,9 @@ void t.test('prepare returns the identity of the server, or null if it does not 
 })
 
 /** Answers questions in order; creating the schema fails, or changes nothing. */
-function fake(answers: readonly (Row[] | Error)[], making: Error | null = null): Link {
+function fake(answers: readonly (SqlRow[] | Error)[], making: Error | null = null): PostgresLink {
   const left = [...answers]
-  const link: Pick<Link, 'ask' | 'execute'> = {
+  const link: Pick<PostgresLink, 'ask' | 'execute'> = {
     async ask() {
       const next = left.shift() ?? []
       if (next instanceof Error) throw next
@@ -126,12 +132,12 @@ function fake(answers: readonly (Row[] | Error)[], making: Error | null = null):
       if (making !== null) throw making
     },
   }
-  return link as Link
+  return link as PostgresLink
 }
 
 void t.test('prepare makes or updates the schema where it is missing or outdated', async (t) => {
-  const there: Row[] = [['f', '14', '4', '1']]
-  const current: Row[][] = [there, [['1', '7']], [[null, null]], [['7153', '000000010000000000000001']]]
+  const there: SqlRow[] = [['f', '14', '4', '1']]
+  const current: SqlRow[][] = [there, [['1', '7']], [[null, null]], [['7153', '000000010000000000000001']]]
   for (const before of [[[['f', '14', '0', '0']]], [there, [['1', '5']]]]) {
     t.match(await prepare(fake([...before, ...current])), { timeline: 1 })
     await t.rejects(prepare(fake(before, errorOf('57P01'))), { message: /^because$/ })
@@ -142,7 +148,7 @@ void t.test('prepare makes or updates the schema where it is missing or outdated
 })
 
 void t.test('prepare refuses a server or a schema that it cannot use', async (t) => {
-  const there: Row[] = [['f', '15', '4', '1']]
+  const there: SqlRow[] = [['f', '15', '4', '1']]
   await t.rejects(prepare(fake([[['t', '15', '4', '1']]])), { message: /^the server is a standby/ })
   await t.rejects(prepare(fake([[['f', '15', '1', '0']]])), {
     name: 'StoreUnavailable',
@@ -162,7 +168,7 @@ void t.test('prepare refuses a server or a schema that it cannot use', async (t)
 })
 
 void t.test('prepare fails if the server is too old or the schema cannot be created', async (t) => {
-  const none: Row[] = [['f', '15', '0', '0']]
+  const none: SqlRow[] = [['f', '15', '0', '0']]
   await t.rejects(prepare(fake([[['f', '13', '0', '0']]])), {
     message: /PostgreSQL 13 is too old; allowed: 14 or later/,
   })
@@ -187,7 +193,7 @@ const STRICT = {
   size: '7',
   open: '1',
 }
-const traitsWith = (over: Partial<typeof STRICT>) => traitsOf(Object.values({ ...STRICT, ...over }))
+const traitsWith = (over: Partial<typeof STRICT>) => postgresTraits(Object.values({ ...STRICT, ...over }))
 
 void t.test('a server as it comes is durable, forgets nothing, and there is nothing to report', async (t) => {
   t.strictSame(traitsWith({}), {

@@ -1,5 +1,5 @@
 import t, { type Test } from 'tap'
-import { nameOf, openStore } from '../../src/store/open.ts'
+import { openStore, storeName } from '../../src/store/open.ts'
 import { openPostgresStore, type PostgresStore } from '../../src/store/postgres.ts'
 import { layoutScript } from '../../src/store/postgres-layout.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
@@ -410,7 +410,7 @@ async function tests(): Promise<void> {
     const onPruned = (records: number) => void pruned.push(records)
     const store = await openStore(config, { onEvent: () => {}, onBreaker: () => {}, onPruned })
     t.teardown(() => store.close())
-    t.equal(store.name, nameOf(url))
+    t.equal(store.name, storeName(url))
     t.ok((await store.put(newId(), claim(), SPANS)).done)
     t.same(pruned, [0])
   })

@@ -3,8 +3,8 @@ import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { type BarrierOptions, Barriers, replicationText, type Wait } from '../../src/store/redis-barrier.ts'
-import { Connection } from '../../src/store/redis-connection.ts'
-import { Link } from '../../src/store/redis-link.ts'
+import { RedisConnection } from '../../src/store/redis-connection.ts'
+import { RedisLink } from '../../src/store/redis-link.ts'
 import { addressOf } from '../../src/store/redis-url.ts'
 import type { WriteReply } from '../../src/store/register.ts'
 import { fake, greeting } from '../support/fake-redis.ts'
@@ -76,7 +76,7 @@ async function barrierOf(
   t.teardown(() => barriers.close())
   const connect = async () => {
     const { promise, resolve } = Promise.withResolvers<void>()
-    const link = new Link(addressOf(server.url), PATIENT, {
+    const link = new RedisLink(addressOf(server.url), PATIENT, {
       onConnected: resolve,
       onError() {},
       onClosed() {},
@@ -330,7 +330,7 @@ void t.test('a round may take as long as its waits, beyond the time of a command
 
 void t.test('a check says why claims are refused', async (t) => {
   const { barriers, says, url, waited, sockets, asked } = await barrierOf(t, {})
-  const server = new Connection({ find: () => addressOf(url) }, PATIENT, { onEvent() {}, onReady() {} })
+  const server = new RedisConnection({ find: () => addressOf(url) }, PATIENT, { onEvent() {}, onReady() {} })
   t.teardown(() => server.close())
   await server.open()
   const part = { name: '', server, shards: [3] }
@@ -369,7 +369,10 @@ void t.test('only a server that can wait for disks is used for that', async (t) 
   ]
   for (const [disk, waitaof, message] of cases) {
     const { barriers, asked, url } = await barrierOf(t, { disk }, { waitaof })
-    const server = new Connection({ find: () => addressOf(url) }, PATIENT, { onEvent() {}, onReady() {} })
+    const server = new RedisConnection({ find: () => addressOf(url) }, PATIENT, {
+      onEvent() {},
+      onReady() {},
+    })
     t.teardown(() => server.close())
     await server.open()
     const opening = barriers.open([{ name: '', server, shards: [0] }])

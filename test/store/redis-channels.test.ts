@@ -3,7 +3,7 @@ import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
 import { Channels } from '../../src/store/redis-channels.ts'
-import type { Target } from '../../src/store/redis-connection.ts'
+import type { RedisTarget } from '../../src/store/redis-connection.ts'
 import { addressOf } from '../../src/store/redis-url.ts'
 import { type Answer, fake, greeting } from '../support/fake-redis.ts'
 import { until } from './fixtures.ts'
@@ -28,12 +28,12 @@ async function serverOf(t: Test) {
       return server.answer(command, socket)
     }),
   )
-  const target: Target = { find: () => addressOf(url) }
+  const target: RedisTarget = { find: () => addressOf(url) }
   const say = (text: string) => void server.last?.write(text)
   return Object.assign(server, { target, sockets, say })
 }
 
-function channelsOf(t: Test, of: (id: RecordId) => Target | null, timeoutMs = PATIENT) {
+function channelsOf(t: Test, of: (id: RecordId) => RedisTarget | null, timeoutMs = PATIENT) {
   const events: string[] = []
   const state = { isMoved: false }
   const channels = new Channels({
@@ -126,7 +126,7 @@ void t.test('a slot that leaves its server ends the subscription, and the next o
 
 void t.test('a record that has moved is subscribed where it is', async (t) => {
   const [one, two] = [await serverOf(t), await serverOf(t)]
-  const at = new Map<RecordId, Target>([
+  const at = new Map<RecordId, RedisTarget>([
     [A, one.target],
     [B, one.target],
     [C, two.target],
@@ -169,7 +169,7 @@ void t.test('between two attempts to connect a watch waits for neither', async (
     socket.destroy()
     return null
   })
-  const target: Target = { find: () => addressOf(url) }
+  const target: RedisTarget = { find: () => addressOf(url) }
   const { watch } = channelsOf(t, () => target)
   await watch(A)
   // From then on half a second passes between them.
@@ -182,7 +182,7 @@ void t.test('between two attempts to connect a watch waits for neither', async (
 
 void t.test('a record whose server is unknown is subscribed once it is known, and told', async (t) => {
   const server = await serverOf(t)
-  let target: Target | null = null
+  let target: RedisTarget | null = null
   const { channels, watch } = channelsOf(t, () => target)
   const a = await watch(A)
   channels.moved()

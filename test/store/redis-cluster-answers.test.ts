@@ -5,7 +5,7 @@ import { replicasIn } from '../../src/store/redis-cluster.ts'
 import { script } from '../../src/store/redis-connection.ts'
 import { Refused } from '../../src/store/redis-link.ts'
 import { PartlyUnavailable } from '../../src/store/register.ts'
-import type { Reply } from '../../src/store/resp.ts'
+import type { RespReply } from '../../src/store/resp.ts'
 import {
   type Answer,
   ask,
@@ -185,7 +185,7 @@ void t.test('anybody is a master that is ready', async (t) => {
   const { cluster } = await open(t, [a])
   a.answer = () => '+a\r\n'
   b.answer = () => '+b\r\n'
-  const anyone = () => cluster.askAnyone<Reply>('time', [], same)
+  const anyone = () => cluster.askAnyone<RespReply>('time', [], same)
   t.match(await anyone(), /^[ab]$/)
   for (const node of [a, b]) {
     const other = node === a ? b : a

@@ -7,16 +7,16 @@ import type { Millis } from '../../src/core/record.ts'
 import {
   admittingScript,
   askAll,
-  Connection,
   type ConnectionEvents,
   exactly,
+  RedisConnection,
+  type RedisTarget,
   runIdOf,
   script,
-  type Target,
   Unanswered,
 } from '../../src/store/redis-connection.ts'
-import type { Address } from '../../src/store/redis-link.ts'
-import type { Reply } from '../../src/store/resp.ts'
+import type { RedisAddress } from '../../src/store/redis-link.ts'
+import type { RespReply } from '../../src/store/resp.ts'
 import { fake } from '../support/fake-redis.ts'
 import { until } from './fixtures.ts'
 
@@ -24,9 +24,9 @@ import { until } from './fixtures.ts'
 
 const PATIENT: Millis = 10_000
 const NOT_APPLIED = { name: 'StoreUnavailable', maybeApplied: false }
-const same = (reply: Reply) => reply
+const same = (reply: RespReply) => reply
 const bulk = (text: string) => `$${text.length}\r\n${text}\r\n`
-const ask = (connection: Connection, name = 'get') => connection.ask<Reply>(name, ['a'], same)
+const ask = (connection: RedisConnection, name = 'get') => connection.ask<RespReply>(name, ['a'], same)
 
 type Says = Record<string, string | null>
 
@@ -46,18 +46,18 @@ async function master(t: Test, more: Says = {}) {
     socket.destroy()
     return null
   })
-  const address: Address = { host: '127.0.0.1', port: server.port, username: '', password: '', db: 0 }
+  const address: RedisAddress = { host: '127.0.0.1', port: server.port, username: '', password: '', db: 0 }
   return { says, asked, address, name: `127.0.0.1:${server.port}`, ...server }
 }
 
 function connectionTo(
   t: Test,
-  target: Target | Address,
+  target: RedisTarget | RedisAddress,
   { timeoutMs = PATIENT, ...more }: Partial<ConnectionEvents> & { timeoutMs?: Millis } = {},
 ) {
   const events: string[] = []
   const counts = { ready: 0, lost: 0 }
-  const connection = new Connection('find' in target ? target : { find: () => target }, timeoutMs, {
+  const connection = new RedisConnection('find' in target ? target : { find: () => target }, timeoutMs, {
     onEvent: (kind, detail) => void events.push(`${kind}: ${detail}`),
     onReady: () => void counts.ready++,
     onLost: () => void counts.lost++,
@@ -69,7 +69,7 @@ function connectionTo(
 
 void t.test('a greeting asks for what the address and the caller need', async (t) => {
   const last = ['ping', 'client setname idempotency-proxy']
-  const cases: [Partial<Address>, { isMaster?: boolean; grace?: Millis }, string[]][] = [
+  const cases: [Partial<RedisAddress>, { isMaster?: boolean; grace?: Millis }, string[]][] = [
     [{}, {}, last],
     [{}, { isMaster: false, grace: 0 }, last],
     [{ password: 'secret' }, {}, ['auth secret', ...last]],
@@ -244,7 +244,7 @@ void t.test('a server that says too much while it greets is never ready', async 
 void t.test('a target that is not found is looked for again', async (t) => {
   const { address, name } = await master(t)
   let failures = 0
-  const find = async (): Promise<Address> => {
+  const find = async (): Promise<RedisAddress> => {
     if (failures++ < 3) throw new Error('no master')
     return address
   }
@@ -259,7 +259,7 @@ void t.test('a target that is not found is looked for again', async (t) => {
 
 void t.test('a target that is found after close is not connected to', async (t) => {
   const { address, sockets } = await master(t)
-  const { promise, resolve } = Promise.withResolvers<Address>()
+  const { promise, resolve } = Promise.withResolvers<RedisAddress>()
   const { connection, events, counts } = connectionTo(t, { find: () => promise })
   const opened = connection.open()
   await connection.close()
@@ -376,9 +376,9 @@ void t.test('with a grace, an attempt to connect ends before more than half of i
 
 void t.test('several servers are asked at once, and answer within the time of others', async (t) => {
   const [a, b, silent] = [await master(t), await master(t, { get: null }), await master(t, { ping: null })]
-  const down: Address = { ...a.address, port: 1 }
-  const asked: Address[] = []
-  const read = (server: Connection, address: Address) => {
+  const down: RedisAddress = { ...a.address, port: 1 }
+  const asked: RedisAddress[] = []
+  const read = (server: RedisConnection, address: RedisAddress) => {
     asked.push(address)
     return ask(server)
   }
@@ -411,7 +411,7 @@ void t.test('if no server answers, their errors are told with their names', asyn
 
 void t.test('replies are read as what they must be', async (t) => {
   t.equal(exactly('OK')('OK'), undefined)
-  for (const reply of ['ok', 1, null, Buffer.from('OK')] as Reply[])
+  for (const reply of ['ok', 1, null, Buffer.from('OK')] as RespReply[])
     t.throws(() => exactly('OK')(reply), { message: 'replies do not match their commands' })
   t.equal(runIdOf(Buffer.from('# Server\r\nrun_id:0a1b\r\ntcp_port:1\r\n')), '0a1b')
   t.equal(runIdOf(Buffer.from('run_id:ff')), 'ff')

@@ -5,10 +5,10 @@ import { Redis } from 'ioredis'
 import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { reconnectDelay } from '../../src/store/reconnect.ts'
-import { Connection, type OnEvent, script } from '../../src/store/redis-connection.ts'
-import { Link } from '../../src/store/redis-link.ts'
+import { type OnEvent, RedisConnection, script } from '../../src/store/redis-connection.ts'
+import { RedisLink } from '../../src/store/redis-link.ts'
 import { addressOf } from '../../src/store/redis-url.ts'
-import { type Arg, type Reply, ReplyError } from '../../src/store/resp.ts'
+import { ReplyError, type RespArg, type RespReply } from '../../src/store/resp.ts'
 import { fake, greeting } from '../support/fake-redis.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { until } from './fixtures.ts'
@@ -17,12 +17,12 @@ const PATIENT: Millis = 10_000
 const FAST: Millis = 200
 const APPLIED = { name: 'StoreUnavailable', maybeApplied: true }
 const NOT_APPLIED = { name: 'StoreUnavailable', maybeApplied: false }
-const same = (reply: Reply) => reply
-const raw = <T>(to: Pick<Connection, 'ask'>, name: string, args: readonly Arg[]) =>
+const same = (reply: RespReply) => reply
+const raw = <T>(to: Pick<RedisConnection, 'ask'>, name: string, args: readonly RespArg[]) =>
   to.ask(name, args, (reply: never): T => reply)
 
-function connectionTo(url: string, timeoutMs: Millis, onEvent: OnEvent): Connection {
-  return new Connection({ find: () => addressOf(url) }, timeoutMs, { onEvent, onReady() {} })
+function connectionTo(url: string, timeoutMs: Millis, onEvent: OnEvent): RedisConnection {
+  return new RedisConnection({ find: () => addressOf(url) }, timeoutMs, { onEvent, onReady() {} })
 }
 
 async function open(t: Test, url: string, timeoutMs = PATIENT) {
@@ -34,7 +34,7 @@ async function open(t: Test, url: string, timeoutMs = PATIENT) {
   return { connection, events }
 }
 
-const usable = (connection: Connection) => () =>
+const usable = (connection: RedisConnection) => () =>
   raw(connection, 'get', ['x']).then(
     () => true,
     () => false,
@@ -120,7 +120,7 @@ void t.test('when the connection breaks, only sent commands may have been applie
   const { url } = await fake(t, () => null)
   const { promise: connected, resolve: onConnected } = Promise.withResolvers<void>()
   const { promise: closed, resolve: onClosed } = Promise.withResolvers<void>()
-  const link = new Link(addressOf(url), PATIENT, { onConnected, onClosed, onError() {} })
+  const link = new RedisLink(addressOf(url), PATIENT, { onConnected, onClosed, onError() {} })
   await connected
   const left = raw(link, 'set', ['a', 1])
   await new Promise(setImmediate)
@@ -322,7 +322,7 @@ void t.test('with a grace, a connection attempt takes at most half of it', async
       made.count++
       return { host: '127.0.0.1', port, username: '', password: '', db: 0, tls: {} }
     }
-    const connection = new Connection({ find }, PATIENT, { onEvent() {}, onReady() {}, grace })
+    const connection = new RedisConnection({ find }, PATIENT, { onEvent() {}, onReady() {}, grace })
     t.teardown(() => connection.close())
     void connection.open()
     return made

@@ -1,8 +1,8 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
-import type { Part } from '../../src/store/redis-cluster.ts'
-import type { Connection } from '../../src/store/redis-connection.ts'
+import type { MasterShards } from '../../src/store/redis-cluster.ts'
+import type { RedisConnection } from '../../src/store/redis-connection.ts'
 import { Epochs } from '../../src/store/redis-epochs.ts'
 import { Refused } from '../../src/store/redis-link.ts'
 import { StoreUnavailable } from '../../src/store/register.ts'
@@ -52,10 +52,10 @@ function epochsOf(
       shards.flatMap((shard) => [(byShard[shard] as Server).left, (byShard[shard] as Server).since]),
     )
   }
-  const known = (): Part[] =>
+  const known = (): MasterShards[] =>
     [...new Set(spare === undefined ? byShard : [...byShard, spare])].map((server, n) => ({
       name: `s${n}`,
-      server: server as unknown as Connection,
+      server: server as unknown as RedisConnection,
       shards: [0, 1, 2, 3].filter((shard) => byShard[shard] === server),
     }))
   const epochs = new Epochs({
@@ -63,7 +63,7 @@ function epochsOf(
     skew: () => SKEW,
     keys: ['k0', 'k1', 'k2', 'k3'],
     shardOf: (id) => Number(id),
-    servers: { commands: { run } as unknown as Connection, isCluster, known },
+    servers: { commands: { run } as unknown as RedisConnection, isCluster, known },
     onNew: ({ left, concerns }) =>
       told.push({ left, shards: [0, 1, 2, 3].filter((n) => concerns(String(n) as RecordId)) }),
     safety: { checked } as Safety,

@@ -9,9 +9,9 @@ import type { Millis } from '../../src/core/record.ts'
 import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from '../../src/store/around.ts'
 import { openRedisStore, RedisKeys } from '../../src/store/redis.ts'
 import { runIdOf } from '../../src/store/redis-connection.ts'
-import { refusal } from '../../src/store/redis-link.ts'
+import { redisFailure } from '../../src/store/redis-link.ts'
 import { lengthOf } from '../../src/store/redis-sentinel.ts'
-import { traitsOf } from '../../src/store/redis-traits.ts'
+import { redisTraits } from '../../src/store/redis-traits.ts'
 import type { Store } from '../../src/store/register.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { bytesOf, newId, newToken, response, SPANS, tempDir, until } from './fixtures.ts'
@@ -240,7 +240,7 @@ void t.test('R07 traits report eviction and persistence', async (t) => {
     evicts: true,
     findings: [/appendonly is off/, /allkeys-lru, not noeviction/],
   })
-  const strange = traitsOf(
+  const strange = redisTraits(
     'redis_version:6.2.1\r\nrole:master\r\ncluster_enabled:1\r\naof_enabled:1\r\n',
     false,
     null,
@@ -257,7 +257,7 @@ void t.test('R07 traits report eviction and persistence', async (t) => {
     'maxmemory_policy:\r\naof_enabled:\r\n',
     'maxmemory_policy\naof_enabled',
   ])
-    t.match(traitsOf(garbage, false, null), {
+    t.match(redisTraits(garbage, false, null), {
       durable: null,
       evicts: null,
       findings: [/whether appendonly is on/, /what maxmemory-policy is/],
@@ -316,9 +316,9 @@ void t.test('error replies mean that nothing was applied', async (t) => {
     'MOVED',
     'ERR',
   ])
-    t.match(refusal(`${code} because`), NOT_APPLIED, code)
-  t.match(refusal('OOM command not allowed'), { name: 'StoreFull', maybeApplied: false })
-  t.match(refusal('WRONGTYPE Operation'), { name: 'CorruptRecord' })
+    t.match(redisFailure(`${code} because`), NOT_APPLIED, code)
+  t.match(redisFailure('OOM command not allowed'), { name: 'StoreFull', maybeApplied: false })
+  t.match(redisFailure('WRONGTYPE Operation'), { name: 'CorruptRecord' })
 })
 
 /** A server that answers each of these commands with these bytes, whatever is asked. */
@@ -357,5 +357,5 @@ void t.test('a server without a run_id has no identity, and malformed replies th
   t.equal(runIdOf(Buffer.from('redis_version:7.0.0\r\n')), '')
   t.throws(() => runIdOf(7), /do not match/)
   t.throws(() => lengthOf(Buffer.from('3')), /do not match/)
-  t.equal(traitsOf('redis_version:7.0.0\r\n', false, null).hasIdentity, false)
+  t.equal(redisTraits('redis_version:7.0.0\r\n', false, null).hasIdentity, false)
 })

@@ -2,8 +2,8 @@ import { once } from 'node:events'
 import type { AddressInfo } from 'node:net'
 import { createServer } from 'node:tls'
 import t from 'tap'
-import { Link } from '../../src/store/redis-link.ts'
-import type { Reply } from '../../src/store/resp.ts'
+import { RedisLink } from '../../src/store/redis-link.ts'
+import type { RespReply } from '../../src/store/resp.ts'
 import { certificate } from '../support/certificates.ts'
 
 /* A link over TLS is there once the server has proved who it is. Real servers: redis-tls.test.ts. */
@@ -32,7 +32,7 @@ void t.test('only a server whose certificate is trusted is linked to', async (t)
       resolve()
     }
     const address = { host: '127.0.0.1', port, username: '', password: '', db: 0 }
-    const link = new Link({ ...address, tls: { ca } }, 10_000, {
+    const link = new RedisLink({ ...address, tls: { ca } }, 10_000, {
       onConnected: event('connected'),
       onError: (message) => void events.push(message),
       onClosed: event('closed'),
@@ -43,7 +43,7 @@ void t.test('only a server whose certificate is trusted is linked to', async (t)
   }
   const { link, events } = await linked(own.cert)
   t.strictSame(events, ['connected'])
-  t.equal(await link.ask<Reply>('get', ['a'], (reply: Reply) => reply), 'here')
+  t.equal(await link.ask<RespReply>('get', ['a'], (reply: RespReply) => reply), 'here')
   const other = await linked(stranger.cert)
   t.strictSame([other.events.length, other.events[1]], [2, 'closed'])
   t.match(other.events[0], /self.signed certificate/)

@@ -1,8 +1,8 @@
 import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
-import { Link } from '../../src/store/redis-link.ts'
+import { RedisLink } from '../../src/store/redis-link.ts'
 import { addressOf } from '../../src/store/redis-url.ts'
-import type { Arg } from '../../src/store/resp.ts'
+import type { RespArg } from '../../src/store/resp.ts'
 import { type Answer, fake } from '../support/fake-redis.ts'
 import { until } from './fixtures.ts'
 
@@ -13,7 +13,7 @@ const FAST: Millis = 400
 /** The memory that commands are gathered in. */
 const CHUNK = 64 * 1024
 const echo: Answer = ([, arg = '']) => `$${arg.length}\r\n${arg}\r\n`
-const ask = (link: Link, name: string, ...args: Arg[]) =>
+const ask = (link: RedisLink, name: string, ...args: RespArg[]) =>
   link.ask<string>(name, args, (reply) => String(reply))
 /** The turn in which commands are written is over. */
 const sent = () => new Promise(setImmediate)
@@ -21,7 +21,7 @@ const sent = () => new Promise(setImmediate)
 async function linked(t: Test, answer: Answer, timeoutMs = PATIENT) {
   const server = await fake(t, answer)
   const { promise: connected, resolve: onConnected } = Promise.withResolvers<void>()
-  const link = new Link(addressOf(server.url), timeoutMs, { onConnected, onError() {}, onClosed() {} })
+  const link = new RedisLink(addressOf(server.url), timeoutMs, { onConnected, onError() {}, onClosed() {} })
   t.teardown(() => link.destroy())
   await connected
   await until(() => server.sockets.length === 1)

@@ -2,9 +2,16 @@ import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { admittingScript, script } from '../../src/store/redis-connection.ts'
-import { Link, type LinkEvents, mismatch, nameOf, refusal, wordsOf } from '../../src/store/redis-link.ts'
+import {
+  hostPortText,
+  type LinkEvents,
+  RedisLink,
+  redisFailure,
+  repliesMismatch,
+  wordsOf,
+} from '../../src/store/redis-link.ts'
 import { addressOf } from '../../src/store/redis-url.ts'
-import { type Arg, type Reply, ReplyError } from '../../src/store/resp.ts'
+import { ReplyError, type RespArg, type RespReply } from '../../src/store/resp.ts'
 import { type Answer, fake } from '../support/fake-redis.ts'
 import { until } from './fixtures.ts'
 
@@ -12,9 +19,9 @@ const PATIENT: Millis = 10_000
 const FAST: Millis = 100
 const APPLIED = { name: 'StoreUnavailable', maybeApplied: true }
 const NOT_APPLIED = { name: 'StoreUnavailable', maybeApplied: false }
-const same = (reply: Reply) => reply
-const ask = (link: Link, name: string, ...args: Arg[]) => link.ask<Reply>(name, args, same)
-const textOf = (reply: Reply) => (Buffer.isBuffer(reply) ? reply.toString() : reply)
+const same = (reply: RespReply) => reply
+const ask = (link: RedisLink, name: string, ...args: RespArg[]) => link.ask<RespReply>(name, args, same)
+const textOf = (reply: RespReply) => (Buffer.isBuffer(reply) ? reply.toString() : reply)
 const echo: Answer = ([, arg = '']) => `$${arg.length}\r\n${arg}\r\n`
 
 async function linked(
@@ -27,7 +34,7 @@ async function linked(
   const closings: number[] = []
   const { promise: connected, resolve: onConnected } = Promise.withResolvers<void>()
   const { promise: closed, resolve } = Promise.withResolvers<void>()
-  const link = new Link(addressOf(server.url), timeoutMs, {
+  const link = new RedisLink(addressOf(server.url), timeoutMs, {
     onConnected,
     onError: (message) => void errors.push(message),
     onClosed: () => {
@@ -47,8 +54,8 @@ async function linked(
 const sent = () => new Promise(setImmediate)
 
 void t.test('a place is named as in a URL', async (t) => {
-  t.equal(nameOf({ host: 'redis.test', port: 6379 }), 'redis.test:6379')
-  t.equal(nameOf({ host: '::1', port: 6380 }), '[::1]:6380')
+  t.equal(hostPortText({ host: 'redis.test', port: 6379 }), 'redis.test:6379')
+  t.equal(hostPortText({ host: '::1', port: 6380 }), '[::1]:6380')
 })
 
 void t.test(
@@ -133,7 +140,7 @@ void t.test('a reader is told the link, and may find that a reply belongs to ano
   await t.rejects(wrong, { name: 'TypeError' })
   t.equal(textOf(await next), 'b', 'a bug is the problem of its own command alone')
   const other = link.ask('echo', ['c'], () => {
-    throw mismatch()
+    throw repliesMismatch()
   })
   const after = ask(link, 'echo', 'd')
   await t.rejects(other, { ...APPLIED, message: /replies do not match/ })
@@ -328,7 +335,7 @@ void t.test('a connection that is there in time is kept', async (t) => {
   const { url } = await fake(t, echo)
   const { promise: connected, resolve: onConnected } = Promise.withResolvers<void>()
   const events = { onConnected, onError() {}, onClosed() {} }
-  const link = new Link(addressOf(url), PATIENT, events, 500)
+  const link = new RedisLink(addressOf(url), PATIENT, events, 500)
   t.teardown(() => link.destroy())
   await connected
   await wait(600)
@@ -338,7 +345,7 @@ void t.test('a connection that is there in time is kept', async (t) => {
 void t.test('end of a connection that is not there yet is immediate', async (t) => {
   const { url } = await fake(t, () => null)
   let connections = 0
-  const link = new Link(addressOf(url), PATIENT, {
+  const link = new RedisLink(addressOf(url), PATIENT, {
     onConnected: () => connections++,
     onError() {},
     onClosed() {},
@@ -367,7 +374,7 @@ void t.test('a connection that has ended takes no commands, whoever has ended it
 })
 
 void t.test('a message is not taken for a reply', async (t) => {
-  const messages: Reply[] = []
+  const messages: RespReply[] = []
   const awaited: unknown[] = []
   const { link, sockets } = await linked(t, () => '+news\r\n+reply\r\n', {
     onMessage: (message, read) => {
@@ -396,9 +403,9 @@ void t.test('a server that has become a replica is left, after the replies to co
 })
 
 void t.test('a refusal says what is wrong, and that nothing was applied', async (t) => {
-  t.match(refusal('WRONGTYPE of key'), { name: 'CorruptRecord' })
-  t.match(refusal('OOM command not allowed'), { name: 'StoreFull', maybeApplied: false })
-  t.match(refusal('ERR WRONGTYPE OOM'), {
+  t.match(redisFailure('WRONGTYPE of key'), { name: 'CorruptRecord' })
+  t.match(redisFailure('OOM command not allowed'), { name: 'StoreFull', maybeApplied: false })
+  t.match(redisFailure('ERR WRONGTYPE OOM'), {
     ...NOT_APPLIED,
     message: 'Redis refuses: ERR WRONGTYPE OOM',
     reply: 'ERR WRONGTYPE OOM',

@@ -1,9 +1,9 @@
 import type { Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
-import type { Connection } from '../../src/store/redis-connection.ts'
+import type { RedisConnection } from '../../src/store/redis-connection.ts'
 import { type Servers, serversOf } from '../../src/store/redis-servers.ts'
-import type { Reply } from '../../src/store/resp.ts'
+import type { RespReply } from '../../src/store/resp.ts'
 import { fake, greeting } from '../support/fake-redis.ts'
 import { newId, until } from './fixtures.ts'
 
@@ -12,7 +12,7 @@ import { newId, until } from './fixtures.ts'
 const PATIENT: Millis = 10_000
 const bulk = (text: string) => `$${text.length}\r\n${text}\r\n`
 const array = (...words: string[]) => `*${words.length}\r\n${words.map(bulk).join('')}`
-const same = (reply: Reply) => reply
+const same = (reply: RespReply) => reply
 
 type Says = Record<string, string>
 
@@ -67,7 +67,7 @@ function open(t: Test, url: string, more: { grace?: Millis } = {}) {
   return { servers, events, counts }
 }
 
-const get = (servers: Servers, key = '{00}') => servers.commands.ask<Reply>('get', [key], same)
+const get = (servers: Servers, key = '{00}') => servers.commands.ask<RespReply>('get', [key], same)
 const isLeft = ({ readableEnded, destroyed }: Socket) => readableEnded || destroyed
 const subscriptions = ({ asked }: Server) =>
   asked.filter((command) => command.startsWith('ssubscribe')).length
@@ -99,7 +99,7 @@ void t.test('one server has all shards, and no replicas that anything promotes',
   const view = await servers.view(7)
   t.strictSame([view.id, view.servers.length], ['', 1])
   t.equal(view.servers[0], servers.commands)
-  t.equal(await servers.replicasOf(part?.server as Connection), 0)
+  t.equal(await servers.replicasOf(part?.server as RedisConnection), 0)
   await closes(t, servers, [one])
 })
 
@@ -147,7 +147,7 @@ void t.test('the master that Sentinels name is the server, and is left for anoth
     servers.topology(),
     `of 1 Sentinels 1 answered; the latest configuration (epoch 1) names ${a.name} as the master "pay"`,
   )
-  t.equal(await servers.replicasOf(servers.known()[0]?.server as Connection), 2)
+  t.equal(await servers.replicasOf(servers.known()[0]?.server as RedisConnection), 2)
   t.ok(sentinel.asked.includes('sentinel replicas pay'))
   await until(() => sentinel.subscribers.length === 1)
   sentinel.says['sentinel get-master-addr-by-name'] = array('127.0.0.1', String(b.port))
@@ -206,7 +206,7 @@ void t.test('in a cluster, each master has its shards, and knows its replicas', 
   t.equal(servers.known().length, 2)
   t.equal((await servers.view(0)).servers.length, 1)
   t.equal((await servers.view(null)).servers.length, 2)
-  const ofA = parts.find(({ name }) => name === a.name)?.server as Connection
+  const ofA = parts.find(({ name }) => name === a.name)?.server as RedisConnection
   t.equal(await servers.replicasOf(ofA), 1)
 
   // The shard of every record is 0 here, and has moved.

@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { Wait } from '../../src/store/redis-barrier.ts'
-import { together, traitsOf } from '../../src/store/redis-traits.ts'
+import { redisTraits, together } from '../../src/store/redis-traits.ts'
 import type { StoreTraits } from '../../src/store/register.ts'
 
 const MIB = 2 ** 20
@@ -27,7 +27,7 @@ function info(more: Readonly<Record<string, string | number | null>> = {}): stri
 }
 
 const traits = (more: Readonly<Record<string, string | number | null>> = {}, wait: Wait | null = null) =>
-  traitsOf(info(more), false, wait)
+  redisTraits(info(more), false, wait)
 
 void t.test('a sound server has nothing to find fault with', async (t) => {
   t.strictSame(traits(), {
@@ -44,7 +44,7 @@ void t.test('a sound server has nothing to find fault with', async (t) => {
 })
 
 void t.test('a server that may not be asked promises nothing', async (t) => {
-  const denied = traitsOf(null, false, null)
+  const denied = redisTraits(null, false, null)
   t.match(denied, {
     durable: null,
     evicts: null,
@@ -54,13 +54,13 @@ void t.test('a server that may not be asked promises nothing', async (t) => {
     refusals: [],
   })
   t.notOk('replication' in denied || 'room' in denied)
-  t.match(traitsOf(null, false, { ...WAIT, replicas: 'none' }).forgets, null)
-  t.equal(traitsOf(null, false, WAIT).forgets, null)
+  t.match(redisTraits(null, false, { ...WAIT, replicas: 'none' }).forgets, null)
+  t.equal(redisTraits(null, false, WAIT).forgets, null)
 })
 
 void t.test('a server that no key can be claimed on is refused', async (t) => {
   const refusals = (more: Readonly<Record<string, string | number | null>>, isCluster = false) =>
-    traitsOf(info(more), isCluster, null).refusals
+    redisTraits(info(more), isCluster, null).refusals
   t.match(refusals({ redis_version: '6.2.14' }), [/^Redis 6\.2\.14 is too old/])
   t.strictSame(refusals({ redis_version: '7.0.0' }), [])
   t.strictSame(refusals({ redis_version: '10.0.0' }), [])
@@ -157,6 +157,6 @@ void t.test('several servers promise what the weakest does, and name who is at f
   t.equal(together([named('a:1', { room: 'x' }), named('b:1', { room: 'y' })], 0).room, 'a:1: x; b:1: y')
   const two = ['a:1', 'b:1'].map((name) => named(name, { room: 'x' }))
   t.equal(together([...two, c], 0).room, 'a:1, b:1: x')
-  const bare = together([{ name: 'a:1', ...traitsOf(null, true, null) }], 0)
+  const bare = together([{ name: 'a:1', ...redisTraits(null, true, null) }], 0)
   t.notOk('replication' in bare || 'room' in bare)
 })

@@ -8,7 +8,7 @@ import {
   OutOfPhase,
   PartlyUnavailable,
   pageOf,
-  placeOf,
+  parseCursor,
   RecordLocked,
   responsesOfEach,
   SEAL_ERRORS,
@@ -39,10 +39,10 @@ void t.test('the cursor of a page is the place where the next one begins', async
   for (const [n, place] of found.entries()) {
     const { ids, next } = pageOf(found.slice(0, n + 1), n + 1)
     t.equal(ids.length, n + 1)
-    t.same(placeOf(next), place)
+    t.same(parseCursor(next), place)
   }
   t.same(pageOf([], 1), { ids: [], next: null })
-  t.same(placeOf(null), { due: 0, id: '' }, 'the first page begins before all places')
+  t.same(parseCursor(null), { due: 0, id: '' }, 'the first page begins before all places')
 })
 
 void t.test('a cursor that no page returned is refused', async (t) => {
@@ -59,9 +59,9 @@ void t.test('a cursor that no page returned is refused', async (t) => {
     '5 ä',
     `5 ${'a'.repeat(65)}`,
   ])
-    t.throws(() => placeOf(cursor), { name: 'RangeError' }, cursor)
-  t.throws(() => placeOf(`${'1'.repeat(17)} a`), { name: 'RangeError' })
-  t.equal(placeOf(`${'1'.repeat(16)} a`).due, 1_111_111_111_111_111)
+    t.throws(() => parseCursor(cursor), { name: 'RangeError' }, cursor)
+  t.throws(() => parseCursor(`${'1'.repeat(17)} a`), { name: 'RangeError' })
+  t.equal(parseCursor(`${'1'.repeat(16)} a`).due, 1_111_111_111_111_111)
   for (const cursor of ['', 'a b', 'ä', ' a', 'a\n', 'a'.repeat(65)])
     t.throws(() => idOfCursor(cursor), { name: 'RangeError' }, cursor)
   for (const cursor of ['a', '-_Z09', 'a'.repeat(64)]) t.equal(idOfCursor(cursor), cursor)

@@ -1,9 +1,9 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { CommandBuffer, headOf, Replies, type Reply, ReplyError } from '../../src/store/resp.ts'
+import { CommandBuffer, commandHead, Replies, ReplyError, type RespReply } from '../../src/store/resp.ts'
 
-function parsed(...pieces: (string | Buffer)[]): Reply[] {
-  const replies: Reply[] = []
+function parsed(...pieces: (string | Buffer)[]): RespReply[] {
+  const replies: RespReply[] = []
   const parser = new Replies((reply) => void replies.push(reply))
   for (const piece of pieces) {
     const bytes = Buffer.from(piece as string, 'latin1')
@@ -15,7 +15,7 @@ function parsed(...pieces: (string | Buffer)[]): Reply[] {
 }
 
 /** How a server writes it: the inverse of the parser. */
-function written(reply: Reply): Buffer {
+function written(reply: RespReply): Buffer {
   if (reply === null) return Buffer.from('$-1\r\n')
   if (typeof reply === 'number') return Buffer.from(`:${reply}\r\n`)
   if (typeof reply === 'string') return Buffer.from(`+${reply}\r\n`, 'latin1')
@@ -54,7 +54,7 @@ const leaf = fc.oneof(
   fc.constantFrom(0, 1, 4095, 4096, 4097, 70_000).map((length) => Buffer.alloc(length, '\r\n$1')),
   fc.constant(new ReplyError('ERR because')),
 )
-const { reply } = fc.letrec<{ reply: Reply }>((tie) => ({
+const { reply } = fc.letrec<{ reply: RespReply }>((tie) => ({
   reply: fc.oneof({ maxDepth: 5 }, leaf, fc.array(tie('reply'), { maxLength: 5 })),
 }))
 
@@ -82,7 +82,7 @@ void t.test('replies are parsed as sent, whatever pieces they arrive in', async 
 })
 
 void t.test('replies are parsed when they arrive byte by byte', async (t) => {
-  const sent: Reply[] = [
+  const sent: RespReply[] = [
     [1, 1795000000000, Buffer.from('a\r\nb')],
     'OK',
     new ReplyError('ERR'),
@@ -124,7 +124,7 @@ void t.test('invalid RESP2 throws at once, and the replies before it count', asy
     [`+${'x'.repeat(70_000)}\r\n`]: /without an end/,
   }
   for (const [bytes, message] of Object.entries(nonsense)) {
-    const replies: Reply[] = []
+    const replies: RespReply[] = []
     const parser = new Replies((reply) => void replies.push(reply))
     t.throws(() => parser.push(Buffer.from(`:1\r\n${bytes}`, 'latin1')), { name: 'ProtocolError', message })
     t.strictSame(replies, [1])
@@ -166,7 +166,7 @@ void t.test('commands arrive with the arguments they were given', async (t) => {
         // What was taken stays whole while more is added.
         const first = [...commands]
         for (let round = 0; round < 2; round++) {
-          for (const args of first) outgoing.add(headOf('evalsha', 'abc'), args)
+          for (const args of first) outgoing.add(commandHead('evalsha', 'abc'), args)
           t.strictSame(
             sent(outgoing),
             first.map((args) => [
@@ -186,18 +186,18 @@ void t.test('commands arrive with the arguments they were given', async (t) => {
 void t.test('large arguments are not copied, and taken bytes are not overwritten', async (t) => {
   const outgoing = new CommandBuffer()
   const large = Buffer.alloc(65_536, 1)
-  outgoing.add(headOf('set'), ['a', large])
-  outgoing.add(headOf('get'), ['b'])
+  outgoing.add(commandHead('set'), ['a', large])
+  outgoing.add(commandHead('get'), ['b'])
   const taken = outgoing.take()
   t.equal(taken[1], large)
   t.equal(taken.length, 3)
   const before = taken.map((part) => Buffer.from(part))
-  for (let n = 0; n < 3000; n++) outgoing.add(headOf('get'), ['c'.repeat(43)])
+  for (let n = 0; n < 3000; n++) outgoing.add(commandHead('get'), ['c'.repeat(43)])
   t.strictSame(taken, before)
   t.equal(sent(outgoing).length, 3000)
   t.strictSame(outgoing.take(), [])
   const huge = 'x'.repeat(100_000)
-  outgoing.add(headOf('eval', huge), [])
+  outgoing.add(commandHead('eval', huge), [])
   t.strictSame(sent(outgoing), [['eval', huge]])
 })
 
@@ -205,19 +205,19 @@ void t.test('an argument fits wherever in its memory a command begins', async (t
   const filler = Array.from({ length: 15 }, () => Buffer.alloc(4096, 'f'))
   for (let left = 0; left < 150; left++) {
     const outgoing = new CommandBuffer()
-    outgoing.add(headOf('a'), [...filler, Buffer.alloc(3850 + left, 'f')])
+    outgoing.add(commandHead('a'), [...filler, Buffer.alloc(3850 + left, 'f')])
     const args = ['short', Buffer.from('bytes'), 123_456, 'more than a few', 'characters'.repeat(3)]
-    outgoing.add(headOf('b'), args)
+    outgoing.add(commandHead('b'), args)
     t.strictSame(sent(outgoing)[1], ['b', ...args.map(String)], `${left}`)
   }
   const outgoing = new CommandBuffer()
-  outgoing.add(headOf('a'), ['x'.repeat(100_000)])
+  outgoing.add(commandHead('a'), ['x'.repeat(100_000)])
   t.strictSame(sent(outgoing), [['a', 'x'.repeat(100_000)]])
 })
 
 void t.test('lengths are written as Redis reads them', async (t) => {
   const outgoing = new CommandBuffer()
-  outgoing.add(headOf('get'), ['', 'x'.repeat(9), 'x'.repeat(10)])
+  outgoing.add(commandHead('get'), ['', 'x'.repeat(9), 'x'.repeat(10)])
   t.equal(
     String(Buffer.concat(outgoing.take())),
     '*4\r\n$3\r\nget\r\n$0\r\n\r\n$9\r\nxxxxxxxxx\r\n$10\r\nxxxxxxxxxx\r\n',
@@ -226,7 +226,7 @@ void t.test('lengths are written as Redis reads them', async (t) => {
 
 void t.test('text that is not ASCII, though it must be, does not shift what follows', async (t) => {
   const outgoing = new CommandBuffer()
-  outgoing.add(headOf('ü'), [])
-  for (const text of ['ü', 'ü'.repeat(40), 'end']) outgoing.add(headOf('echo'), [text])
+  outgoing.add(commandHead('ü'), [])
+  for (const text of ['ü', 'ü'.repeat(40), 'end']) outgoing.add(commandHead('echo'), [text])
   t.strictSame(sent(outgoing), [['ü'], ['echo', 'ü'], ['echo', 'ü'.repeat(40)], ['echo', 'end']])
 })

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import type { Test } from 'tap'
-import { type Entry, type Kept, parseSegmentName, Spool } from '../../src/store/spool.ts'
+import { type KeepResult, parseSegmentName, Spool, type SpoolEntry } from '../../src/store/spool.ts'
 
 export const MiB = 1024 ** 2
 
@@ -18,9 +18,9 @@ export interface Opened {
   readonly spool: Spool
   /** What was found, as text. */
   readonly found: string[]
-  readonly entries: readonly Entry[]
+  readonly entries: readonly SpoolEntry[]
   readonly said: string[]
-  append(text: string | Buffer): Entry
+  append(text: string | Buffer): SpoolEntry
 }
 
 export async function opened(directory: string, maxBytes = MiB): Promise<Opened> {
@@ -46,7 +46,7 @@ export async function lookInto(directory: string): Promise<Pick<Opened, 'found' 
   return { found, said }
 }
 
-export async function keptAll(entries: readonly Entry[]): Promise<Kept[]> {
+export async function keptAll(entries: readonly SpoolEntry[]): Promise<KeepResult[]> {
   return await Promise.all(entries.map(({ done }) => done))
 }
 
@@ -114,7 +114,7 @@ export async function fails(
 export async function dropsInVain(
   t: Test,
   { spool, said }: Pick<Opened, 'spool' | 'said'>,
-  entry: Entry,
+  entry: SpoolEntry,
   message = 'EIO',
 ): Promise<void> {
   await fails(t, 'appendFile', message)

@@ -8,7 +8,7 @@ import { createInterface } from 'node:readline'
 import { text } from 'node:stream/consumers'
 import { fileURLToPath } from 'node:url'
 import t, { type Test } from 'tap'
-import type { Entry, Kept } from '../../src/store/spool.ts'
+import type { KeepResult, SpoolEntry } from '../../src/store/spool.ts'
 import { entryFrame, frameBytes, parseSegmentName, readSegment, Spool } from '../../src/store/spool.ts'
 import {
   aside,
@@ -34,18 +34,18 @@ void t.test('kept entries are found again, in order, until they are dropped', as
   t.same(first.found, [])
   t.equal(statSync(directory).mode & 0o777, 0o700)
   const [a, b, c] = ['a', '', 'c'].map(first.append)
-  t.same(await keptAll([a, b, c] as Entry[]), ['kept', 'kept', 'kept'])
+  t.same(await keptAll([a, b, c] as SpoolEntry[]), ['kept', 'kept', 'kept'])
   for (const name of readdirSync(directory))
     t.equal(statSync(join(directory, name)).mode & 0o777, 0o600, name)
-  first.spool.drop(a as Entry)
-  first.spool.drop(a as Entry)
+  first.spool.drop(a as SpoolEntry)
+  first.spool.drop(a as SpoolEntry)
   await first.spool.close()
 
   const second = await opened(directory)
   t.same(second.found, ['', 'c'])
   t.same(await keptAll(second.entries), ['kept', 'kept'])
   t.equal(await second.append('d').done, 'kept')
-  second.spool.drop(second.entries[1] as Entry)
+  second.spool.drop(second.entries[1] as SpoolEntry)
   await second.spool.close()
 
   const third = await opened(directory)
@@ -156,7 +156,7 @@ void t.test('a flipped bit in any byte yields no wrong entry and hides no other 
   const { directory, file } = await left(t, texts.slice(0, 3))
   const again = await opened(directory)
   await again.append('four').done
-  again.spool.drop(again.entries[2] as Entry)
+  again.spool.drop(again.entries[2] as SpoolEntry)
   await again.spool.close()
   const [first, second] = segments(directory).map((name) => join(directory, name)) as [string, string]
   t.equal(first, file)
@@ -225,7 +225,7 @@ void t.test('a tail of zeros, as a system crash leaves it, is reported but not s
   const { spool, found, said, entries } = await opened(directory)
   t.same(found, ['x'])
   t.same(said, [CUT])
-  spool.drop(entries[0] as Entry)
+  spool.drop(entries[0] as SpoolEntry)
   await spool.close()
   t.same(readdirSync(directory), ['spool.lock'])
 })
@@ -237,12 +237,12 @@ void t.test('a damaged segment is set aside once its other entries are dropped',
   writeFileSync(file, bytes)
   const first = await opened(directory)
   t.same(first.found, ['one', 'three'])
-  first.spool.drop(first.entries[0] as Entry)
+  first.spool.drop(first.entries[0] as SpoolEntry)
   await first.spool.close()
   t.same(aside(directory), [])
   const second = await opened(directory)
   t.same(second.found, ['three'])
-  second.spool.drop(second.entries[0] as Entry)
+  second.spool.drop(second.entries[0] as SpoolEntry)
   await second.spool.close()
   const [name] = aside(directory)
   t.same(readFileSync(join(directory, name as string)), bytes)
@@ -261,7 +261,7 @@ void t.test('other files in the directory are left alone', async (t) => {
   const { spool, found, said, entries } = await opened(directory)
   t.same(found, ['x'])
   t.same(said, ['the spool directory has other files; they are left alone'])
-  spool.drop(entries[0] as Entry)
+  spool.drop(entries[0] as SpoolEntry)
   await spool.close()
   t.same(readdirSync(directory).sort(), [
     'lost+found',
@@ -278,7 +278,7 @@ void t.test('unneeded segments are deleted, and tombstones outlive the entries t
   // A segment is closed once it has 100 bytes.
   let { spool, append, found, entries } = await opened(directory, 1600)
   const text = (n: number): string => `${n}`.padEnd(100, '.')
-  const all: Entry[] = []
+  const all: SpoolEntry[] = []
   for (let n = 0; n < 6; n++) {
     const entry = append(text(n))
     all.push(entry)
@@ -286,13 +286,13 @@ void t.test('unneeded segments are deleted, and tombstones outlive the entries t
   }
   t.equal(segments(directory).length, 6)
   // Tombstones are in a later segment, which must outlive those of the entries that they revoke.
-  for (const n of [1, 2, 3, 4, 5]) spool.drop(all[n] as Entry)
+  for (const n of [1, 2, 3, 4, 5]) spool.drop(all[n] as SpoolEntry)
   await spool.close()
   ;({ spool, append, found, entries } = await opened(directory, 1600))
   t.same(found, [text(0)])
   t.ok(segments(directory).length < 7, 'segments without a live entry are gone')
   t.equal(await append('later').done, 'kept')
-  spool.drop(entries[0] as Entry)
+  spool.drop(entries[0] as SpoolEntry)
   await spool.close()
   t.equal(segments(directory).length, 1)
   ;({ spool, found } = await opened(directory, 1600))
@@ -308,7 +308,7 @@ void t.test('no order of drops and restarts loses an entry or brings one back', 
   }
   for (let round = 0; round < 10; round++) {
     const directory = folder(t)
-    const live = new Map<string, Entry>()
+    const live = new Map<string, SpoolEntry>()
     let now = await opened(directory, 8000)
     for (let step = 0; step < 80; step++) {
       const what = random(10)
@@ -319,13 +319,13 @@ void t.test('no order of drops and restarts loses an entry or brings one back', 
       } else if (what < 9) {
         const text = [...live.keys()][random(live.size)]
         if (text === undefined) continue
-        now.spool.drop(live.get(text) as Entry)
+        now.spool.drop(live.get(text) as SpoolEntry)
         live.delete(text)
       } else {
         await now.spool.close()
         now = await opened(directory, 8000)
         t.strictSame(now.found, [...live.keys()], `round ${round}, step ${step}`)
-        for (const [i, text] of now.found.entries()) live.set(text, now.entries[i] as Entry)
+        for (const [i, text] of now.found.entries()) live.set(text, now.entries[i] as SpoolEntry)
       }
     }
     for (const entry of live.values()) now.spool.drop(entry)
@@ -340,7 +340,7 @@ void t.test('a segment from another spool is read, though its entry numbers are 
   copyFileSync(theirs.file, join(mine.directory, theirs.file.slice(theirs.directory.length + 1)))
   const { spool, found, entries } = await opened(mine.directory)
   t.same(new Set(found), new Set(['mine 1', 'mine 2', 'theirs 1', 'theirs 2']))
-  spool.drop(entries[found.indexOf('mine 1')] as Entry)
+  spool.drop(entries[found.indexOf('mine 1')] as SpoolEntry)
   await spool.close()
   t.same(new Set((await lookInto(mine.directory)).found), new Set(['mine 2', 'theirs 1', 'theirs 2']))
 })
@@ -363,7 +363,7 @@ void t.test('a full spool refuses entries until there is room again', async (t) 
 })
 
 /** Asks until an entry is kept: no event says when bytes are free again. */
-async function lookUntil(ask: () => Entry): Promise<Kept> {
+async function lookUntil(ask: () => SpoolEntry): Promise<KeepResult> {
   for (;;) {
     const end = await ask().done
     if (end === 'kept') return end

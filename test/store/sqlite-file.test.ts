@@ -2,7 +2,7 @@ import { existsSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { DatabaseSync } from 'node:sqlite'
 import t, { type Test } from 'tap'
-import { codeOf, type FileOptions, openPatiently } from '../../src/store/sqlite-file.ts'
+import { type FileOptions, openPatiently, resultCode } from '../../src/store/sqlite-file.ts'
 import { tempDir } from './fixtures.ts'
 
 /** A file of its own, gone when the test ends, after what was opened on it. */
@@ -166,8 +166,8 @@ void t.test('the file grows up to the given number of pages', async (t) => {
 
 void t.test('the primary result code is the last byte of SQLite’s', (t) => {
   const [BUSY_RECOVERY, IOERR_FSYNC, LOCKED] = [261, 1034, 6] as const
-  const of = (errcode: number) => codeOf(Object.assign(new Error('because'), { errcode }))
+  const of = (errcode: number) => resultCode(Object.assign(new Error('because'), { errcode }))
   t.same([of(BUSY_RECOVERY), of(IOERR_FSYNC), of(LOCKED)], [5, 10, 6])
-  t.equal(codeOf(new Error('of another kind')), 0)
+  t.equal(resultCode(new Error('of another kind')), 0)
   t.end()
 })

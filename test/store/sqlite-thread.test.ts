@@ -7,7 +7,7 @@ import workerThreads from 'node:worker_threads'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { failureOf, openSqliteStore, type SqliteOptions, type SqliteStore } from '../../src/store/sqlite.ts'
-import type { Asked } from '../../src/store/sqlite-messages.ts'
+import type { RequestBatch } from '../../src/store/sqlite-messages.ts'
 import { bytesOf, newId, newToken, response, SPANS, until } from './fixtures.ts'
 import { fileInProcess, type InProcess, NOW } from './sqlite-in-process.ts'
 
@@ -55,7 +55,7 @@ function put(register: SqliteStore, id: RecordId = newId()) {
 
 /** Numbers of requests in the messages to the thread. */
 function sizes({ posted }: InProcess): unknown[] {
-  return posted.map((message) => (message === 'close' ? message : (message as Asked).count))
+  return posted.map((message) => (message === 'close' ? message : (message as RequestBatch).count))
 }
 
 /** Messages to the thread are kept until they are let go. */

@@ -1,8 +1,8 @@
 import type { Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { Cluster } from '../../src/store/redis-cluster.ts'
-import type { Address } from '../../src/store/redis-link.ts'
-import type { Reply } from '../../src/store/resp.ts'
+import type { RedisAddress } from '../../src/store/redis-link.ts'
+import type { RespReply } from '../../src/store/resp.ts'
 import { fake } from './fake-redis.ts'
 
 /* The nodes of a cluster, which answer what the test says. */
@@ -11,7 +11,7 @@ const PATIENT: Millis = 10_000
 const SERVER = { username: '', password: '', db: 0 }
 /** The last slot. */
 export const LAST = 16_383
-export const same = (reply: Reply): Reply => reply
+export const same = (reply: RespReply): RespReply => reply
 
 export const bulk = (text: string): string => `$${text.length}\r\n${text}\r\n`
 type Shape = readonly [first: number, last: number, ...ports: number[]]
@@ -66,7 +66,7 @@ export async function halves(t: Test): Promise<[Node, Node]> {
 
 interface Options {
   readonly timeoutMs?: Millis
-  readonly server?: Partial<Pick<Address, 'username' | 'password'>>
+  readonly server?: Partial<Pick<RedisAddress, 'username' | 'password'>>
   readonly grace?: Millis
 }
 
@@ -99,5 +99,5 @@ export async function openCluster(
   return opened
 }
 
-export const ask = (cluster: Cluster, shard: number): Promise<Reply> =>
-  cluster.ask<Reply>('get', [key(shard)], same)
+export const ask = (cluster: Cluster, shard: number): Promise<RespReply> =>
+  cluster.ask<RespReply>('get', [key(shard)], same)

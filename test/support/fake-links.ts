@@ -1,13 +1,13 @@
 import type { Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
-import { type Arg, Link, type LinkOptions, type Row } from '../../src/store/postgres-link.ts'
+import { type LinkOptions, PostgresLink, type SqlArg, type SqlRow } from '../../src/store/postgres-link.ts'
 
 interface Sent {
   readonly text: string
-  readonly args: readonly Arg[]
+  readonly args: readonly SqlArg[]
   /** With the number of the statement, as the functions of the schema do. */
   answer(...columns: readonly (string | null)[]): void
-  rows(...rows: readonly Row[]): void
+  rows(...rows: readonly SqlRow[]): void
   fail(code: string): void
 }
 
@@ -49,7 +49,14 @@ export interface FakeLinks {
 
 /** Until the end of the test, there are no others in this process. */
 export function fakeLinks(t: Test): FakeLinks {
-  const real = { setTimeout, setInterval, clearTimeout, clearInterval, now: performance.now, open: Link.open }
+  const real = {
+    setTimeout,
+    setInterval,
+    clearTimeout,
+    clearInterval,
+    now: performance.now,
+    open: PostgresLink.open,
+  }
   const immediately = setImmediate
   const timers = new Set<Timer>()
   let now = 1_000_000
@@ -71,7 +78,7 @@ export function fakeLinks(t: Test): FakeLinks {
     const { now, open, ...rest } = real
     Object.assign(globalThis, rest)
     performance.now = now
-    Link.open = open
+    PostgresLink.open = open
   })
 
   const links: FakeLink[] = []
@@ -102,14 +109,14 @@ export function fakeLinks(t: Test): FakeLinks {
     },
     timers: () => timers.size,
   }
-  Link.open = (_address, onEnd, options) =>
+  PostgresLink.open = (_address, onEnd, options) =>
     new Promise((resolve, reject) => {
       const attempt = {
         timeoutMs: options?.timeoutMs,
         accept() {
           const link = fakeLink(onEnd, options)
           links.push(link)
-          resolve(link as unknown as Link)
+          resolve(link as unknown as PostgresLink)
           return link
         },
         refuse: (why: string) => reject(new Error(why)),
@@ -121,13 +128,13 @@ export function fakeLinks(t: Test): FakeLinks {
 }
 
 function fakeLink(onEnd: (why: string) => void, options: LinkOptions | undefined): FakeLink {
-  let pending: ((error: Error | null, rows: readonly Row[]) => void) | null = null
-  const settle = (error: Error | null, rows: readonly Row[]): void => {
+  let pending: ((error: Error | null, rows: readonly SqlRow[]) => void) | null = null
+  const settle = (error: Error | null, rows: readonly SqlRow[]): void => {
     const done = pending
     pending = null
     done?.(error, rows)
   }
-  const query = (text: string, args: readonly Arg[], done: NonNullable<typeof pending>): void => {
+  const query = (text: string, args: readonly SqlArg[], done: NonNullable<typeof pending>): void => {
     if (pending !== null) throw new Error('two statements on one connection')
     pending = done
     const sent: Sent = {
@@ -154,8 +161,8 @@ function fakeLink(onEnd: (why: string) => void, options: LinkOptions | undefined
       onEnd(why)
     },
     query,
-    ask: (text: string, args: readonly Arg[] = []) =>
-      new Promise<readonly Row[]>((resolve, reject) =>
+    ask: (text: string, args: readonly SqlArg[] = []) =>
+      new Promise<readonly SqlRow[]>((resolve, reject) =>
         query(text, args, (error, rows) => (error === null ? resolve(rows) : reject(error))),
       ),
     // Not at once, as with a real one.

@@ -12,6 +12,7 @@ import {
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { createInterface } from 'node:readline'
+import { setTimeout as wait } from 'node:timers/promises'
 import { promisify } from 'node:util'
 import pg from 'pg'
 import { postgresBinaries } from './postgres-binaries.ts'
@@ -219,16 +220,11 @@ export class PostgresServer {
     await this.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
     await this.sql('SELECT pg_reload_conf()')
     // Sessions may know it before the checkpointer makes commits wait.
-    for (let waits = false; !waits; ) {
-      let isOver = false
-      const write = this.sql('INSERT INTO probe VALUES (1)').finally(() => (isOver = true))
-      while (!isOver) {
-        const cancelled = await this.sql(
-          "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'",
-        )
-        if (cancelled.length > 0) waits = true
-      }
-      await write
+    const cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    for (let cancelled = 0; cancelled === 0; ) {
+      const write = this.sql('INSERT INTO probe VALUES (1)').then(() => true)
+      do cancelled += (await this.sql(cancel)).length
+      while (!(await Promise.race([write, wait(10, false)])))
     }
   }
 

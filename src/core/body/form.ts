@@ -132,7 +132,7 @@ function* partNamed(headers: RawHeaders, body: Buffer, name: string): Steps<Fiel
   return found
 }
 
-interface Part {
+interface FormPart {
   readonly name: string
   readonly isFile: boolean
   /** Where its content begins. */
@@ -140,7 +140,7 @@ interface Part {
 }
 
 /** null: not in the form that browsers and HTTP libraries write, or with content that some would decode. */
-function readPart(part: Buffer): Part | null {
+function readPart(part: Buffer): FormPart | null {
   const head = part.toString('latin1', 0, MAX_PART_HEAD)
   const end = head.indexOf('\r\n\r\n')
   if (end < 0) return null
@@ -243,7 +243,7 @@ export function* multipartContent(headers: RawHeaders, body: Buffer): Steps<(str
   return [...content, split.closing]
 }
 
-interface Parts {
+interface MultipartParts {
   /** Headers and content of each. */
   readonly parts: readonly Buffer[]
   readonly closing: string
@@ -253,7 +253,7 @@ interface Parts {
  * The parts of a `multipart/form-data` body. null: too many parts, or not of the strict form that every parser splits alike (a
  * preamble, an epilogue, whitespace after a delimiter, the boundary within a part, bare line feeds).
  */
-export function* multipartParts(headers: RawHeaders, body: Buffer): Steps<Parts | null> {
+export function* multipartParts(headers: RawHeaders, body: Buffer): Steps<MultipartParts | null> {
   const boundary = formDataBoundary(headers)
   if (boundary === null || !body.subarray(0, boundary.length + 2).equals(Buffer.from(`--${boundary}`)))
     return null

@@ -1,7 +1,7 @@
 import { isUtf8 } from 'node:buffer'
 import { isEncoded, type RawHeaders } from '../headers.ts'
 import type { Steps } from '../steps.ts'
-import { type Place, placesOf, pointerTokens } from './json-pointer.ts'
+import { type PointerNode, placesOf, pointerTokens } from './json-pointer.ts'
 import {
   COLON,
   COMMA,
@@ -33,7 +33,7 @@ const AT_ONCE = 64 * 1024
 const CLOSE = 2
 
 /** Position of the last value at a place, and their number. */
-interface Seen {
+interface LastValue {
   readonly count: number
   readonly start: number
   end: number
@@ -42,10 +42,10 @@ interface Seen {
 /** The result of {@link lookUp}. */
 export class LookedUp {
   readonly #body: Buffer
-  readonly #root: Place
-  readonly #seen: ReadonlyMap<Place, Seen>
+  readonly #root: PointerNode
+  readonly #seen: ReadonlyMap<PointerNode, LastValue>
 
-  constructor(body: Buffer, root: Place, seen: ReadonlyMap<Place, Seen>) {
+  constructor(body: Buffer, root: PointerNode, seen: ReadonlyMap<PointerNode, LastValue>) {
     this.#body = body
     this.#root = root
     this.#seen = seen
@@ -59,9 +59,9 @@ export class LookedUp {
   /** `pointer` must have been looked up. */
   at(pointer: string): PointerResult {
     let place = this.#root
-    let seen = this.#seen.get(place) as Seen
+    let seen = this.#seen.get(place) as LastValue
     for (const token of pointerTokens(pointer)) {
-      place = place.members.get(token) as Place
+      place = place.members.get(token) as PointerNode
       const next = this.#seen.get(place)
       if (next === undefined) return { kind: 'absent' }
       if (next.count > 1) return { kind: 'ambiguous' }
@@ -82,12 +82,12 @@ export function* lookUp(
 ): Steps<LookedUp | null> {
   if (isEncoded(headers) || !isUtf8(body)) return null
   const root = placesOf(pointers)
-  const seen = new Map<Place, Seen>()
+  const seen = new Map<PointerNode, LastValue>()
   // For each enclosing object or array: the byte that opens it, its place, and the number of items begun.
   const opened: number[] = []
-  const places: (Place | null)[] = []
+  const places: (PointerNode | null)[] = []
   const counts: number[] = []
-  let place: Place | null = root
+  let place: PointerNode | null = root
   let at = skipSpace(body, 0)
   let until = AT_ONCE
   value: for (;;) {
@@ -127,14 +127,14 @@ export function* lookUp(
     }
     // A value has ended; so may its parents.
     for (;;) {
-      if (place !== null) (seen.get(place) as Seen).end = at
+      if (place !== null) (seen.get(place) as LastValue).end = at
       at = skipSpace(body, at)
       const open = opened.at(-1)
       if (open === undefined) break value
       const next = body[at++]
       if (next === COMMA) break
       if (next !== open + CLOSE) return null
-      place = places.pop() as Place | null
+      place = places.pop() as PointerNode | null
       opened.pop()
       counts.pop()
     }
@@ -144,7 +144,7 @@ export function* lookUp(
 }
 
 /** The place of a member with that name, in quotes. */
-function memberOf(place: Place, name: string): Place | null {
+function memberOf(place: PointerNode, name: string): PointerNode | null {
   return place.members.get(name.includes('\\') ? (JSON.parse(name) as string) : name.slice(1, -1)) ?? null
 }
 

@@ -7,31 +7,31 @@ export function pointerTokens(pointer: string): string[] {
 }
 
 /** A place in a document that pointers name or lead through: one pass serves all pointers. */
-export interface Place {
+export interface PointerNode {
   /** A pointer ends here. */
   isNamed: boolean
-  readonly members: Map<string, Place>
+  readonly members: Map<string, PointerNode>
   /** By tokens that are an index. */
-  readonly items: Map<number, Place>
+  readonly items: Map<number, PointerNode>
   /** Lengths of the members' names, in UTF-8 bytes. */
   readonly lengths: Set<number>
 }
 
 /** The root of all places that the pointers name. */
-export function placesOf(pointers: readonly string[]): Place {
+export function placesOf(pointers: readonly string[]): PointerNode {
   const root = newPlace()
-  for (const pointer of pointers) placeOf(root, pointer).isNamed = true
+  for (const pointer of pointers) nodeAt(root, pointer).isNamed = true
   return root
 }
 
 /** The place that the pointer names. */
-export function placeOf(root: Place, pointer: string): Place {
+export function nodeAt(root: PointerNode, pointer: string): PointerNode {
   let place = root
   for (const token of pointerTokens(pointer)) place = next(place, token)
   return place
 }
 
-function next(place: Place, token: string): Place {
+function next(place: PointerNode, token: string): PointerNode {
   let found = place.members.get(token)
   if (found === undefined) {
     found = newPlace()
@@ -42,7 +42,7 @@ function next(place: Place, token: string): Place {
   return found
 }
 
-function newPlace(): Place {
+function newPlace(): PointerNode {
   return { isNamed: false, members: new Map(), items: new Map(), lengths: new Set() }
 }
 

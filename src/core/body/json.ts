@@ -1,6 +1,6 @@
 import { isUtf8 } from 'node:buffer'
 import { isBefore, MEMBER, Order } from './json-names.ts'
-import type { Place } from './json-pointer.ts'
+import type { PointerNode } from './json-pointer.ts'
 import {
   CLOSE_ARRAY,
   CLOSE_OBJECT,
@@ -36,12 +36,12 @@ import { SHORT_BODY, Text } from './json-text.ts'
  * `null`: invalid JSON, or canonical form would lose information: a duplicate member name, a lone surrogate, a number whose
  * decimal value is not what ECMAScript prints for the double, or nesting beyond {@link MAX_DEPTH} (contract §5).
  */
-export function canonicalJson(body: Buffer, ignore: Place | null = null): Buffer | null {
+export function canonicalJson(body: Buffer, ignore: PointerNode | null = null): Buffer | null {
   return atOnce(new JsonReading(body, ignore, false)).text
 }
 
 /** The RFC 8785 texts of the values at the places in `only`; `null` as for {@link canonicalJson}. */
-export function canonicalValues(body: Buffer, only: Place): ReadonlyMap<Place, Buffer> | null {
+export function canonicalValues(body: Buffer, only: PointerNode): ReadonlyMap<PointerNode, Buffer> | null {
   return atOnce(new JsonReading(body, only, true)).values
 }
 
@@ -78,9 +78,9 @@ export class JsonReading {
   readonly #order: Order
   readonly #shapes: Shapes
   /** Texts at the places in `only`; null: places are omitted. */
-  readonly #values: Map<Place, Buffer> | null
+  readonly #values: Map<PointerNode, Buffer> | null
   /** By depth: the place of the current value, its start in the text, and its index. */
-  readonly #places: (Place | null)[]
+  readonly #places: (PointerNode | null)[]
   readonly #starts: number[] = []
   readonly #indexes: number[] = []
   readonly #isShort: boolean
@@ -98,7 +98,7 @@ export class JsonReading {
   #isOrdering = false
 
   /** Collects (`only`) or omits the values at the places below `root`. */
-  constructor(body: Buffer, root: Place | null, only: boolean) {
+  constructor(body: Buffer, root: PointerNode | null, only: boolean) {
     const isShort = body.length <= SHORT_BODY
     this.#isShort = isShort
     this.#text = new Text(body)
@@ -118,7 +118,7 @@ export class JsonReading {
   }
 
   /** Valid after the last step. See {@link canonicalValues}. */
-  get values(): ReadonlyMap<Place, Buffer> | null {
+  get values(): ReadonlyMap<PointerNode, Buffer> | null {
     return this.#isLossy ? null : this.#values
   }
 
@@ -359,7 +359,7 @@ export class JsonReading {
 
   /** The value at `depth` ends before `at`; `top`: behind its member, -1: not a member. True: the member is omitted. */
   #leave(depth: number, at: number, top: number): boolean {
-    const place = this.#places[depth] as Place | null
+    const place = this.#places[depth] as PointerNode | null
     if (place === null || !place.isNamed) return false
     const text = this.#text
     const start = this.#starts[depth] as number

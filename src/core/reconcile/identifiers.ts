@@ -4,7 +4,7 @@ import { spells } from '../key.ts'
 import type { KeyPolicy } from '../policy.ts'
 import { IDENTIFIERS, type Identifier, type Operation, type RecordId } from '../record.ts'
 
-type Kept = Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo'>
+type KeptIdentifiers = Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo'>
 
 /** Names an upstream inside records: another one must not be asked about a request it never received. */
 export function upstreamTag(url: string): string {
@@ -24,7 +24,7 @@ export function identifiersSent(
   inBody: boolean,
   keepsKey: boolean,
   upstream: string,
-): Kept {
+): KeptIdentifiers {
   const spelt = spellings(lines, policy, key)
   const others = [...new Set(spelt.filter((value) => value !== key))]
   const hasKey = others.length < 2 && (inBody || spelt.length > 0)
@@ -41,7 +41,10 @@ export function identifiersSent(
  * The facts that hold for both attempts if either may have executed: one that fell silent, and the one that takes over. Three
  * spellings of one key cannot all be queried; the longer lease tells when both are silent.
  */
-export function identifiersSentByBoth(earlier: Kept & Pick<Operation, 'lease'>, later: Operation): Operation {
+export function identifiersSentByBoth(
+  earlier: KeptIdentifiers & Pick<Operation, 'lease'>,
+  later: Operation,
+): Operation {
   const { key, keySent, told: _, toldTo, ...operation } = later
   const others = new Set([earlier.keySent, keySent].filter((value) => value !== undefined))
   const told = IDENTIFIERS.filter(
@@ -61,7 +64,7 @@ function kept(
   keySent: string | undefined,
   told: readonly Identifier[],
   toldTo: string | undefined,
-): Kept {
+): KeptIdentifiers {
   return {
     key,
     ...(keySent === undefined ? {} : { keySent }),

@@ -1,6 +1,12 @@
 import { covers, type PathPattern, pathPattern } from '../../core/route.ts'
-import { type CallerHint, callersOf, type KeyHeader, type Operation, type Operations } from './operations.ts'
-import { type Description, member, objectAt, textOf } from './read.ts'
+import {
+  type CallerHint,
+  callersOf,
+  type DescribedOperation,
+  type DescribedOperations,
+  type KeyHeader,
+} from './operations.ts'
+import { type Description, member, objectAt, stringOrNull } from './read.ts'
 
 /** A configuration drafted from a description. */
 export interface Draft {
@@ -28,7 +34,7 @@ const KEY_MOST = 8192
 const NAME_MOST = 64
 
 /** Drafts routes from the description, and leaves the rest to a person (DECIDE). */
-export function draftOf(description: Description, { found }: Operations): Draft {
+export function draftOf(description: Description, { found }: DescribedOperations): Draft {
   const shared = callersOf(description, undefined)
   const names = new Set<string>()
   const routes: DraftRoute[] = []
@@ -54,7 +60,9 @@ export function draftOf(description: Description, { found }: Operations): Draft 
   const defaults: Properties = { lines: [], comments: [] }
   addCallers(defaults, shared)
   return {
-    title: [textOf(member(info, 'title')), textOf(member(info, 'version'))].filter(Boolean).join(' '),
+    title: [stringOrNull(member(info, 'title')), stringOrNull(member(info, 'version'))]
+      .filter(Boolean)
+      .join(' '),
     servers: [...new Set(found.flatMap(({ server }) => server ?? []))],
     defaults,
     routes,
@@ -62,7 +70,7 @@ export function draftOf(description: Description, { found }: Operations): Draft 
 }
 
 /** A metric label: unique, at most 64 characters. */
-function nameOf({ id, method, path }: Operation, taken: ReadonlySet<string>): string {
+function nameOf({ id, method, path }: DescribedOperation, taken: ReadonlySet<string>): string {
   const text = id ?? `${method.toLowerCase()}${path.path}`
   const clean = text.replace(/[^A-Za-z0-9_.-]+/g, '-').replace(/^[^A-Za-z0-9]+|-+$/g, '')
   const base = clean === '' || clean === 'default' ? `${method.toLowerCase()}-${clean || 'root'}` : clean
@@ -71,7 +79,11 @@ function nameOf({ id, method, path }: Operation, taken: ReadonlySet<string>): st
   return name
 }
 
-function propertiesOf(description: Description, operation: Operation, shared: CallerHint | null): Properties {
+function propertiesOf(
+  description: Description,
+  operation: DescribedOperation,
+  shared: CallerHint | null,
+): Properties {
   const { method, template, path, pointer, value } = operation
   const line = description.lineOf(pointer)
   // JSON without line breaks has only one line, whose number says nothing.
@@ -184,7 +196,7 @@ const SECRETS =
   /(?:^|[^a-z])(?:token|tokens|login|password|secret|secrets|session|sessions|otp|credentials)(?:$|[^a-z])/
 
 /** Hints from an operation's name, path and responses, for a person to decide. */
-function addHints({ comments }: Properties, { id, template, value }: Operation): void {
+function addHints({ comments }: Properties, { id, template, value }: DescribedOperation): void {
   const words = `${id ?? ''} ${template.split('/').slice(-2).join(' ')}`
     .replace(/([a-z0-9])([A-Z])/g, '$1 $2')
     .toLowerCase()

@@ -2,14 +2,14 @@ import { isFieldName } from '../../core/headers.ts'
 import { normalisePath } from '../../core/route.ts'
 import { isKeyHeader } from '../published.ts'
 import {
+  arrayOrEmpty,
   type Description,
   isObject,
   type Json,
-  listOf,
   member,
   objectAt,
   type Pointer,
-  textOf,
+  stringOrNull,
 } from './read.ts'
 
 /** A header parameter that carries a key. */
@@ -23,7 +23,7 @@ export interface KeyHeader {
   readonly own: Pointer | null
 }
 
-export interface Operation {
+export interface DescribedOperation {
   /** Upper case. */
   readonly method: string
   /** The path as the description has it. */
@@ -49,9 +49,9 @@ export interface Remark {
   readonly message: string
 }
 
-export interface Operations {
+export interface DescribedOperations {
   /** Those that become routes: POST and PATCH, and each PUT or DELETE that declares a key. */
-  readonly found: readonly Operation[]
+  readonly found: readonly DescribedOperation[]
   /** Number of operations of any method. */
   readonly all: number
   readonly remarks: readonly Remark[]
@@ -66,11 +66,12 @@ const NEEDS_KEY = new Set(['post', 'patch'])
 const MAY_TAKE_KEY = new Set(['put', 'delete'])
 
 /** Finds the operations of a description. */
-export function operationsOf(description: Description): Operations {
-  const found: Operation[] = []
+export function operationsOf(description: Description): DescribedOperations {
+  const found: DescribedOperation[] = []
   const remarks: Remark[] = []
   let all = 0
-  const remark: Say = (pointer, message) => remarks.push({ line: description.lineOf(pointer), message })
+  const remark: AddRemarkAt = (pointer, message) =>
+    remarks.push({ line: description.lineOf(pointer), message })
   const paths = member(description.root, 'paths')
   if (paths !== undefined && !isObject(paths)) remark(['paths'], 'paths: found no mapping')
   for (const [template, written] of Object.entries(isObject(paths) ? paths : {})) {
@@ -104,27 +105,32 @@ export function operationsOf(description: Description): Operations {
         method: name.toUpperCase(),
         template,
         path: routePathOf(`${base.path}${template}`),
-        id: textOf(member(operation, 'operationId')),
+        id: stringOrNull(member(operation, 'operationId')),
         pointer,
         value: operation,
         keys,
         queries,
         accepts: acceptedBy(description, operation, pointer, remark),
-        server: textOf(member(server, 'url')),
+        server: stringOrNull(member(server, 'url')),
       })
     }
   }
   return { found, all, remarks }
 }
 
-type Say = (pointer: Pointer, message: string) => void
+type AddRemarkAt = (pointer: Pointer, message: string) => void
 interface Located {
   readonly value: unknown
   readonly pointer: Pointer
 }
 
 /** Null: the reference points to nothing, as a remark says. */
-function followed(description: Description, written: unknown, place: Pointer, remark: Say): Located | null {
+function followed(
+  description: Description,
+  written: unknown,
+  place: Pointer,
+  remark: AddRemarkAt,
+): Located | null {
   const referred = description.follow(written, place)
   if (referred.kind === 'found') return referred
   const why = {
@@ -142,17 +148,17 @@ function parametersOf(
   operation: Json,
   pointer: Pointer,
   item: Located,
-  remark: Say,
-): Pick<Operation, 'keys' | 'queries'> {
+  remark: AddRemarkAt,
+): Pick<DescribedOperation, 'keys' | 'queries'> {
   const keys = new Map<string, KeyHeader>()
   const queries = new Set<string>()
   for (const holder of [{ value: operation, pointer }, item]) {
-    for (const [n, written] of listOf(member(holder.value, 'parameters'))
+    for (const [n, written] of arrayOrEmpty(member(holder.value, 'parameters'))
       .slice(0, PARAMETERS_MOST)
       .entries()) {
       const place = [...holder.pointer, 'parameters', String(n)]
       const parameter = followed(description, written, place, remark)?.value
-      const name = textOf(member(parameter, 'name'))
+      const name = stringOrNull(member(parameter, 'name'))
       if (name === null) continue
       if (member(parameter, 'in') === 'query') queries.add(name)
       if (member(parameter, 'in') !== 'header' || !isKeyHeader(name) || keys.has(name.toLowerCase())) continue
@@ -173,7 +179,12 @@ function lengthOf(value: unknown): number | null {
   return Number.isSafeInteger(value) && (value as number) >= 1 ? (value as number) : null
 }
 
-function acceptedBy(description: Description, operation: Json, pointer: Pointer, remark: Say): string[] {
+function acceptedBy(
+  description: Description,
+  operation: Json,
+  pointer: Pointer,
+  remark: AddRemarkAt,
+): string[] {
   const body = followed(description, member(operation, 'requestBody'), [...pointer, 'requestBody'], remark)
   return Object.keys(objectAt(body?.value, 'content')).map((type) =>
     (type.split(';', 1)[0] as string).trim().toLowerCase(),
@@ -182,7 +193,9 @@ function acceptedBy(description: Description, operation: Json, pointer: Pointer,
 
 /** The first server of the innermost level that names one. */
 function serverOf(holders: readonly unknown[]): unknown {
-  return holders.map((holder) => listOf(member(holder, 'servers'))[0]).find((first) => first !== undefined)
+  return holders
+    .map((holder) => arrayOrEmpty(member(holder, 'servers'))[0])
+    .find((first) => first !== undefined)
 }
 
 /** A path of a description as a route's pattern. */
@@ -195,7 +208,7 @@ export interface RoutePath {
 
 /** The path prefix of a server's URL, without a trailing slash. */
 function basePathOf(server: unknown): { readonly path: string; readonly remark: string | null } {
-  const url = textOf(member(server, 'url'))
+  const url = stringOrNull(member(server, 'url'))
   if (url === null) return { path: '', remark: null }
   const variables = member(server, 'variables')
   const open: string[] = []
@@ -277,7 +290,7 @@ function schemeOf(
   const written = member(member(member(description.root, 'components'), 'securitySchemes'), name)
   const referred = description.follow(written, ['components', 'securitySchemes', name])
   const scheme = referred.kind === 'found' ? referred.value : undefined
-  const text = (property: string): string | null => textOf(member(scheme, property))
+  const text = (property: string): string | null => stringOrNull(member(scheme, property))
   const type = text('type')
   if (type === 'oauth2' || type === 'openIdConnect') return { source: 'header:authorization', what: type }
   if (type === 'http') return { source: 'header:authorization', what: `http ${text('scheme') ?? ''}`.trim() }

@@ -7,10 +7,10 @@ import { REFUSALS, type RefusalCode } from '../../core/refusal.ts'
 import { parseTarget, policiesOf, Router } from '../../core/route.ts'
 import { classify } from '../../core/settle.ts'
 import { answersOf, publishedPolicy, spelled } from '../published.ts'
-import type { Operation, Operations, Remark } from './operations.ts'
+import type { DescribedOperation, DescribedOperations, Remark } from './operations.ts'
 import { type Description, type Json, member, objectAt, type Pointer } from './read.ts'
 
-interface Action {
+interface OverlayAction {
   readonly target: string
   readonly description?: string
   readonly update: object
@@ -26,10 +26,14 @@ export interface Overlay {
  * Documents the proxy's additions to protected operations: the key's parameter, the replay headers and its own responses. Keeps existing
  * parts of the description.
  */
-export function overlayOf(description: Description, operations: Operations, config: Config): Overlay {
+export function overlayOf(
+  description: Description,
+  operations: DescribedOperations,
+  config: Config,
+): Overlay {
   const router = new Router(policiesOf(config))
   const remarks: Remark[] = [...operations.remarks]
-  const actions: Action[] = []
+  const actions: OverlayAction[] = []
   const names = componentNames(description.root)
   const seen = new Set<string>()
   for (const operation of operations.found) {
@@ -37,7 +41,7 @@ export function overlayOf(description: Description, operations: Operations, conf
     const target = jsonPath(operation.pointer)
     if (route === null || seen.has(target)) continue
     seen.add(target)
-    const say: Say = (message) =>
+    const say: AddRemark = (message) =>
       remarks.push({
         line: description.lineOf(operation.pointer),
         message: `${operation.method} ${operation.template}: ${message}`,
@@ -62,22 +66,22 @@ export function overlayOf(description: Description, operations: Operations, conf
   return { document: stringify(document, { aliasDuplicateObjects: false, lineWidth: 110 }), remarks }
 }
 
-type Say = (message: string) => void
+type AddRemark = (message: string) => void
 
 /** Stands for a parameter; no literal segment of a route is equal to it. */
 const ANY = 'any-value-of-this-parameter'
 
-function routeOf(router: Router, config: Config, { method, path }: Operation): RoutePolicy | null {
+function routeOf(router: Router, config: Config, { method, path }: DescribedOperation): RoutePolicy | null {
   const target = parseTarget(path.path.replace(/:[A-Za-z0-9_]+/g, ANY))
   return publishedPolicy(target && router.match(method, target), config.defaults)
 }
 
 /** The parameters that the operation lacks. Existing ones are completed: two of one name would be invalid. */
 function newParameters(
-  { keys, queries }: Operation,
+  { keys, queries }: DescribedOperation,
   route: RoutePolicy,
-  actions: Action[],
-  say: Say,
+  actions: OverlayAction[],
+  say: AddRemark,
 ): object[] {
   const { from, presence, derive } = route.key
   // If several may carry the key, none is required by itself.
@@ -131,10 +135,10 @@ function parameterOf(
 const PROBLEM = 'application/problem+json'
 
 function newResponses(
-  { value }: Operation,
+  { value }: DescribedOperation,
   route: RoutePolicy,
-  names: Names,
-  say: Say,
+  names: ComponentNames,
+  say: AddRemark,
 ): Record<string, object> {
   const known = objectAt(value, 'responses')
   const own = Map.groupBy(answersOf(route), ({ status }) => String(status))
@@ -204,7 +208,7 @@ function missing(headers: Json, known: Json): Json {
   return Object.fromEntries(Object.entries(headers).filter(([name]) => !names.has(name.toLowerCase())))
 }
 
-function replayHeaders({ statusHeader, key }: RoutePolicy, { headers }: Names): Json {
+function replayHeaders({ statusHeader, key }: RoutePolicy, { headers }: ComponentNames): Json {
   const { replayed, derived, status, expires } = RESPONSE_HEADER
   const sent = [
     replayed,
@@ -240,12 +244,12 @@ const HEADERS: ReadonlyMap<string, readonly [name: string, description: string, 
 ])
 
 /** Names of the overlay's components, distinct from all in the description. */
-interface Names {
+interface ComponentNames {
   readonly problem: string
   readonly headers: ReadonlyMap<string, string>
 }
 
-function componentNames(root: Json): Names {
+function componentNames(root: Json): ComponentNames {
   const free = (section: string, name: string): string => {
     const taken = member(member(root, 'components'), section)
     let own = name
@@ -261,7 +265,7 @@ function reference(section: 'schemas' | 'headers', name: string): object {
 }
 
 /** In terms that OpenAPI 3.0 and 3.1 share. `baseUrl`: what the type of a problem begins with. */
-function componentsOf(names: Names, baseUrl: string): object {
+function componentsOf(names: ComponentNames, baseUrl: string): object {
   const text = { type: 'string' }
   const headers = [...HEADERS].map(([header, [, description, schema]]) => [
     names.headers.get(header),

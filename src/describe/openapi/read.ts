@@ -32,11 +32,11 @@ export function objectAt(value: unknown, name: string): Json {
   return isObject(found) ? found : {}
 }
 
-export function listOf(value: unknown): readonly unknown[] {
+export function arrayOrEmpty(value: unknown): readonly unknown[] {
   return Array.isArray(value) ? (value as readonly unknown[]) : []
 }
 
-export function textOf(value: unknown): string | null {
+export function stringOrNull(value: unknown): string | null {
   return typeof value === 'string' ? value : null
 }
 
@@ -63,7 +63,7 @@ export class Description {
   follow(value: unknown, pointer: Pointer): Referred {
     let found: { value: unknown; pointer: Pointer } = { value, pointer }
     for (let hop = 0; hop < HOPS_MOST; hop++) {
-      const ref = textOf(member(found.value, '$ref'))
+      const ref = stringOrNull(member(found.value, '$ref'))
       if (ref === null) return { kind: 'found', ...found }
       if (!ref.startsWith('#')) return { kind: 'external', ref }
       const next = pointerOf(ref)
@@ -71,7 +71,7 @@ export class Description {
       if (next === null || target === undefined) return { kind: 'missing', ref }
       found = { value: target, pointer: next }
     }
-    return { kind: 'ring', ref: textOf(member(value, '$ref')) ?? '' }
+    return { kind: 'ring', ref: stringOrNull(member(value, '$ref')) ?? '' }
   }
 
   #at(pointer: Pointer): unknown {
@@ -130,7 +130,7 @@ export function readDescription(file: string): ReadDescription {
 function scalarAt(root: Json, name: string): string | null {
   const value = member(root, name)
   if (value === undefined) return null
-  return typeof value === 'number' ? String(value) : (textOf(value) ?? '')
+  return typeof value === 'number' ? String(value) : (stringOrNull(value) ?? '')
 }
 
 /** Bounded: a device may have no end. */
@@ -151,13 +151,13 @@ function readUpTo(file: string, most: number): Buffer {
   }
 }
 
-type Parsed =
+type ParsedDocument =
   | { readonly ok: true; readonly value: unknown; readonly lineOf: (pointer: Pointer) => number }
   | { readonly ok: false; readonly message: string; readonly line?: number; readonly column?: number }
 
 const OPTIONS = { uniqueKeys: false, prettyErrors: false, logLevel: 'error', version: '1.2' } as const
 
-function parse(text: string): Parsed {
+function parse(text: string): ParsedDocument {
   try {
     return { ok: true, value: JSON.parse(text) as unknown, lineOf: linesOfJson(text) }
   } catch {
