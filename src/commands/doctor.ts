@@ -357,6 +357,7 @@ async function proxyChecks(source: RecordSource, origin: string): Promise<CheckR
   )
   if (refusal?.problem === 'unreachable')
     return [finding('proxy', `${origin} does not answer: ${refusal.detail}`)]
+  if (refusal?.problem === 'unexpected') return [finding('proxy', `${origin}: ${refusal.detail}`)]
   const ready = await get(`${origin}/readyz`)
   const metrics = (await get(`${origin}/metrics`))?.text ?? ''
   return [

@@ -61,19 +61,36 @@ export interface RecordSource extends AsyncDisposable {
 /** A listing looks at up to 5,000 records; a report at more. */
 const TIMEOUT: Millis = 60_000
 
+/** A metric of every proxy, on the listener that has the API. */
+const OWN_METRIC = 'idempotency_build_info{'
+
 /** A running proxy, through its admin listener. `origin` has no slash at the end; `tokenFile` is for messages. */
 export function openRemote(origin: string, token: string, tokenFile: string): RecordSource {
   const name = `the proxy at ${origin}`
+  // Redirects are refused: the token is for this address and no other.
+  const request = (url: string, init: RequestInit = {}) =>
+    fetch(origin + url, { redirect: 'error', signal: AbortSignal.timeout(TIMEOUT), ...init })
+  let isIdentified = false
+  /** The traffic listener passes requests on, and an API may say yes to anything: neither may get the token. */
+  async function identify(): Promise<void> {
+    const metrics = await request('/metrics')
+    const text = await metrics.text()
+    if (!text.includes(OWN_METRIC))
+      throw new SourceRefusal(
+        name,
+        'unexpected',
+        'not an admin listener of idempotency-proxy; allowed: the address in admin.listen',
+      )
+    isIdentified = true
+  }
   return {
     name,
     async ask(call) {
       const { method, url, headers, payload = null } = messageOf(call)
       try {
-        const response = await fetch(origin + url, {
+        if (!isIdentified) await identify()
+        const response = await request(url, {
           method,
-          // The token is for this address and no other.
-          redirect: 'error',
-          signal: AbortSignal.timeout(TIMEOUT),
           headers: { authorization: `Bearer ${token}`, ...headers },
           body: payload,
         })
@@ -169,13 +186,13 @@ function bodyOf(source: string, status: number, text: string): unknown {
   try {
     body = text === '' ? null : JSON.parse(text)
   } catch {
-    throw new SourceRefusal(source, 'unexpected', `status ${status} without JSON; is it an admin listener?`)
+    throw new SourceRefusal(source, 'unexpected', `status ${status} without JSON`)
   }
   if (status >= 200 && status < 300) return body
   const { code, detail = '', version } = (body ?? {}) as Partial<AdminProblem['body']>
   if (code !== undefined && Object.hasOwn(PROBLEMS, code))
     throw new SourceRefusal(source, code, detail, version)
-  throw new SourceRefusal(source, 'unexpected', `status ${status}; is it an admin listener of this version?`)
+  throw new SourceRefusal(source, 'unexpected', `status ${status}; is it another version?`)
 }
 
 /** `fetch failed` says nothing; its cause does. */

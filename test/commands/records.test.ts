@@ -10,6 +10,7 @@ import { command, operated } from '../support/commands.ts'
 import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { RedisServer } from '../support/redis.ts'
 import { storeUrl } from '../support/replicas.ts'
+import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(200_000)
 
@@ -356,10 +357,30 @@ void t.test('list says when a proxy refuses the token, is not a proxy or does no
     err: /the proxy at http:.*: unauthorized: the token in ".*" is not this proxy's admin token \(admin\.tokenFile\)\n/,
   })
   t.notMatch((await ask(proxy.adminUrl, wrong)).err, /wrong-token/)
-  t.match(await ask(upstream.url, right), {
-    code: 1,
-    err: /unexpected: status 201 without JSON; is it an admin listener\?/,
+  // The traffic listener of the same proxy, and an API that answers everything with JSON.
+  await using api = await upstreamStub((_request, response) => {
+    response.writeHead(200, { 'Content-Type': 'application/json' }).end('{"status":"ok","draining":true}')
   })
+  for (const url of [upstream.url, proxy.url, api.url])
+    for (const words of [
+      ['list'],
+      ['drain'],
+      ['report'],
+      ['doctor', ...where.config],
+      ['inspect', 'A'.repeat(43)],
+    ]) {
+      const { code, out, err } = await command([...words, '--admin', url, '--token-file', right])
+      t.equal(code, 1)
+      t.match(
+        `${out}${err}`,
+        /not an admin listener of idempotency-proxy; allowed: the address in admin\.listen/,
+      )
+    }
+  t.notMatch(JSON.stringify([...api.seen, ...upstream.seen]), /Bearer/, 'nobody else gets the token')
+  t.notOk(
+    api.seen.some(({ target }) => target !== '/metrics'),
+    'nothing else is asked',
+  )
   t.match(await ask('http://127.0.0.1:1', right), { code: 1, err: /unreachable: (bad port|.*ECONNREFUSED)/ })
 })
 
