@@ -176,7 +176,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     forward: tracing?.forward(forward) ?? forward,
     upstream: queries.upstream,
     namespace: namespaceOf(config),
-    unfitForStrict: () => storeHealth.mayEvict() && !config.store.acceptRisk,
+    storeFitness: () => (config.store.acceptRisk ? 'fit' : storeHealth.fitness()),
     pause: wait,
     newToken: tokens(),
   }

@@ -10,7 +10,7 @@ import {
 import type { Observer, RequestSummary, ShadowSummary } from '../protect/request.ts'
 import type { ReconcilerPorts } from '../reconcile/reconciler.ts'
 import type { BreakerState, StoreOperation } from '../store/around.ts'
-import { disproof, GRADES, gradingOf, PROVEN, unproven } from '../store/grade.ts'
+import { disproof, GRADES, gradingOf, PROVEN, type StoreFitness, unproven } from '../store/grade.ts'
 import { Declined, type Store, StoreUnavailable, Unreplicated } from '../store/register.ts'
 import type { History } from './history.ts'
 import { type Logger, writeLine } from './log.ts'
@@ -235,7 +235,8 @@ export class StoreHealth {
   #asked: Store | null = null
   /** The metric's value: set once per change, as a protected request uses the store twice. */
   #isUp = false
-  #mayEvict = true
+  /** Null: not known yet. */
+  #mayEvict: boolean | null = null
   #isInGrace = false
   #checks = 0
   /** It has granted a test claim once. */
@@ -334,14 +335,13 @@ export class StoreHealth {
     await this.#check(store)
   }
 
-  /** Also true if the store does not report it, or has not been asked yet: `strict` must not rest on a guess. */
-  mayEvict(): boolean {
-    return this.#mayEvict
+  fitness(): StoreFitness {
+    return this.#mayEvict === null ? 'not known yet' : this.#mayEvict ? 'unfit' : 'fit'
   }
 
   /** The store has come back: earlier guarantees no longer count. */
   checkAgain(): void {
-    this.#mayEvict = true
+    this.#mayEvict = null
     if (this.#asked !== null) void this.#check(this.#asked)
   }
 

@@ -90,6 +90,18 @@ interface Began {
   readonly earlier: Execution | undefined
 }
 
+const UNFIT = {
+  unfit: {
+    detail:
+      'the store may evict unexpired records, or does not say that it keeps them, which profile strict does not accept (store.acceptRisk)',
+    cause: 'the store is unfit for profile strict',
+  },
+  'not known yet': {
+    detail: 'the store does not answer, or has not been checked yet, which profile strict requires',
+    cause: 'the store has not been checked yet',
+  },
+} as const
+
 function ask(
   ports: WalkPorts,
   request: Claiming,
@@ -98,10 +110,10 @@ function ask(
   settled: boolean,
 ): Claim | Promise<Claim> {
   const { route } = request
-  if (route.profile === 'strict' && ports.unfitForStrict()) {
-    const detail =
-      'the store may evict unexpired records, or does not say that it keeps them, which profile strict does not accept (store.acceptRisk)'
-    return storeUnavailable(ports, request, identified.id, detail)
+  const fitness = route.profile === 'strict' ? ports.storeFitness() : 'fit'
+  if (fitness !== 'fit') {
+    const { detail, cause } = UNFIT[fitness]
+    return storeUnavailable(ports, request, identified.id, detail, cause)
   }
   const token = ports.newToken()
   if (!settled) return answered(ports, request, identified, began, notAsked(token))

@@ -5,6 +5,7 @@ import type { Millis } from '../core/record.ts'
 import type { InFlight } from '../runtime/limits.ts'
 import type { RecordMap } from '../runtime/record-map.ts'
 import type { KeyedMutex } from '../runtime/scheduling.ts'
+import type { StoreFitness } from '../store/grade.ts'
 import type { Records } from '../store/records.ts'
 import type { Store } from '../store/register.ts'
 import type { Forward } from '../upstream/port.ts'
@@ -30,8 +31,8 @@ export interface WalkPorts extends AnswerPorts {
   /** Running attempts; the drain waits for them. */
   readonly running: RecordMap<Execution>
   readonly namespace: Namespace
-  /** The store may evict unexpired records and the risk was not accepted: `strict` routes refuse (contract §9). */
-  readonly unfitForStrict: () => boolean
+  /** Unless it is fit, or the risk was accepted, `strict` routes refuse (contract §9). */
+  readonly storeFitness: () => StoreFitness
   readonly verifyToken: (policy: JwtPolicy, headers: RawHeaders) => Promise<VerifiedToken>
   /** Whether this proxy's issuer made the key. `now` is the store's time. */
   readonly checkIssued: (key: string, now: Millis) => Promise<'valid' | 'expired' | 'forged'>

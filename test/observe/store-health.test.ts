@@ -37,37 +37,38 @@ function asked() {
 }
 
 void t.test('V09 a store may evict unless it says that it does not', async (t) => {
-  for (const [evicts, mayEvict] of [
-    [false, false],
-    [true, true],
-    [null, true],
+  for (const [evicts, fitness] of [
+    [false, 'fit'],
+    [true, 'unfit'],
+    [null, 'unfit'],
   ] as const) {
     const store = { ...memory(), traits: async () => traits(evicts) }
-    const fitness = new StoreHealth(store.name, new Metrics(), log)
-    await fitness.watch(store, 2000)
-    t.teardown(() => fitness.stop())
-    t.equal(fitness.mayEvict(), mayEvict, `evicts: ${evicts}`)
+    const health = new StoreHealth(store.name, new Metrics(), log)
+    t.equal(health.fitness(), 'not known yet')
+    await health.watch(store, 2000)
+    t.teardown(() => health.stop())
+    t.equal(health.fitness(), fitness, `evicts: ${evicts}`)
   }
 })
 
 void t.test('V09 an answer from before a reconnect does not count for the new server', async (t) => {
   const { store, waiting } = asked()
-  const fitness = new StoreHealth(store.name, new Metrics(), log)
-  const watching = fitness.watch(store, 2000)
+  const health = new StoreHealth(store.name, new Metrics(), log)
+  const watching = health.watch(store, 2000)
   waiting[0]?.resolve(traits(false))
   await watching
-  t.teardown(() => fitness.stop())
-  t.equal(fitness.mayEvict(), false)
-  fitness.checkAgain()
-  t.equal(fitness.mayEvict(), true, 'until it has answered')
-  fitness.checkAgain()
+  t.teardown(() => health.stop())
+  t.equal(health.fitness(), 'fit')
+  health.checkAgain()
+  t.equal(health.fitness(), 'not known yet', 'until it has answered')
+  health.checkAgain()
   waiting[1]?.resolve(traits(false))
   await waiting[1]?.promise
   await new Promise(setImmediate)
-  t.equal(fitness.mayEvict(), true, 'the first answer came over another connection')
+  t.equal(health.fitness(), 'not known yet', 'the first answer came over another connection')
   waiting[2]?.reject(new Error('down'))
   await new Promise(setImmediate)
-  t.equal(fitness.mayEvict(), true)
+  t.equal(health.fitness(), 'not known yet')
 })
 
 void t.test(
@@ -103,7 +104,7 @@ void t.test(
     now = { durable: false, findings: ['appendonly is off'] }
     t.same(await again(), ['the store is graded volatile', 'appendonly is off'])
     t.equal(await gradeOf(), '1')
-    t.equal(health.mayEvict(), false)
+    t.equal(health.fitness(), 'fit')
     now = { refusals: ['claims are answered 503'] }
     t.same(
       await again(),
@@ -119,7 +120,7 @@ void t.test(
     await other.watch(store, 2000)
     t.match(lines.slice(-2), ['the store is graded unfit', /lets two owners claim one key/])
     t.equal(await gradeOf(), '0')
-    t.equal(other.mayEvict(), true, 'strict is not served')
+    t.equal(other.fitness(), 'unfit', 'strict is not served')
   },
 )
 

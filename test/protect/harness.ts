@@ -24,6 +24,7 @@ import { RecordMap } from '../../src/runtime/record-map.ts'
 import { KeyedMutex, type Soon } from '../../src/runtime/scheduling.ts'
 import type { StoreOperation } from '../../src/store/around.ts'
 import { decodeRecord, isClaim, readStamps } from '../../src/store/codec.ts'
+import type { StoreFitness } from '../../src/store/grade.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import type { Outbox } from '../../src/store/outbox.ts'
 import { Records } from '../../src/store/records.ts'
@@ -318,7 +319,7 @@ export interface Options {
   readonly outbox?: Outbox
   readonly maxInFlight?: number
   readonly secret?: Buffer | null
-  readonly unfit?: boolean
+  readonly fitness?: StoreFitness
   readonly maxWaiters?: number
   readonly verified?: VerifiedToken
   readonly issued?: 'valid' | 'expired' | 'forged'
@@ -387,7 +388,7 @@ export class Replica {
       running: new RecordMap<Execution>(),
       upstream: UPSTREAM,
       namespace: { service: 'default', secret: options.secret ?? null },
-      unfitForStrict: () => options.unfit ?? false,
+      storeFitness: () => options.fitness ?? 'fit',
       pause: async () => {},
       newToken: () => {
         const token = randomBytes(16)

@@ -645,11 +645,18 @@ void t.test('§6 refusals by the record leave its bytes unchanged', async (t) =>
     },
   )
   await t.test('R07 profile strict is refused on a store that may evict', async (t) => {
-    const a = replica(t, { unfit: true })
     const strict = { route: route({ profile: 'strict' }) }
-    t.match(await refused(t, a, strict, 'idempotency_store_unavailable'), { status: 503, retryAfter: 1 })
-    t.equal(a.store.calls, 0)
-    t.equal((await a.get()).status, 201, 'profile standard goes on')
+    const details = {
+      unfit: /may evict.*store\.acceptRisk/,
+      'not known yet': /does not answer, or has not been checked/,
+    }
+    for (const fitness of ['unfit', 'not known yet'] as const) {
+      const a = replica(t, { fitness })
+      const refusal = await refused(t, a, strict, 'idempotency_store_unavailable')
+      t.match(refusal, { status: 503, retryAfter: 1, detail: details[fitness] })
+      t.equal(a.store.calls, 0)
+      t.equal((await a.get()).status, 201, 'profile standard goes on')
+    }
     const b = replica(t)
     t.equal((await b.get(strict)).status, 201)
   })

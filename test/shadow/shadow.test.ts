@@ -362,7 +362,7 @@ void t.test(
       ['caller_missing', { anonymous: true, route: closed }],
       ['request_too_large', { reading: { kind: 'too_large' } }],
       ['overloaded', { reading: { kind: 'no_room' } }],
-      ['store_unavailable', { route: strict }, { unfit: true }],
+      ['store_unavailable', { route: strict }, { fitness: 'unfit' }],
       ['key_invalid', { route: issued }, { issued: 'forged' }],
       ['expired', { route: issued }, { issued: 'expired' }],
       ['passed', { key: null, route: optional as RoutePolicy }],

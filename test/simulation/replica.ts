@@ -194,7 +194,7 @@ export class Replica implements Owner {
       forward,
       upstream: UPSTREAM,
       namespace: { service: SERVICE, secret: null },
-      unfitForStrict: () => false,
+      storeFitness: () => 'fit',
       pause,
       newToken: () => scheduler.random.bytes(16),
     }
