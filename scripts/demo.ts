@@ -418,7 +418,7 @@ async function main(): Promise<void> {
   if (broken > 0) {
     print(style(['red', 'bold'], `${broken} of ${checked} statements were not true`))
     process.exitCode = 1
-  } else print(style('green', `All ${checked} statements checked, in ${seconds} s.`))
+  } else print(style('green', `${checked} checks passed, in ${seconds} s.`))
 
   if (flags.once) {
     await stop()

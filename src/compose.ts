@@ -90,7 +90,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   const history = new History({
     note: (id, notes) => store.history.append(id, notes),
     replica: `${hostname()}:${process.pid}`,
-    onDropped: (count) => log.warn({ count }, 'entries of records’ histories were lost'),
+    onDropped: (count) => log.warn({ count }, 'history entries were dropped'),
   })
   closing.defer(() => history.close())
 

@@ -66,10 +66,14 @@ export class RecordLookup {
     return [...new Set(ids)]
   }
 
+  #names(): string {
+    return [...this.#config.routes.map(({ name }) => name), 'default'].join(', ')
+  }
+
   #match(lookup: Lookup): { readonly route: RoutePolicy; readonly method: string; readonly path: string } {
     const named = this.#config.routes.find(({ name }) => name === lookup.route)
     if (lookup.route !== undefined && lookup.route !== 'default' && named === undefined)
-      throw invalid(`/route: there is no route ${JSON.stringify(lookup.route)}`)
+      throw invalid(`/route: there is no route ${JSON.stringify(lookup.route)}; there are: ${this.#names()}`)
     const methods = named?.match.methods ?? []
     const method = lookup.method ?? (methods.length === 1 ? methods[0] : undefined)
     const literal = named === undefined || /\/:|\/\*$/.test(named.match.path) ? undefined : named.match.path
@@ -78,7 +82,7 @@ export class RecordLookup {
     if (target === null || (lookup.path ?? literal) === undefined) throw invalid('/path: required')
     const route = this.#router.match(method, target)
     if (route === null || !readsKeys(route))
-      throw invalid(`/path: no protected route matches ${method} ${target.path}`)
+      throw invalid(`/path: no protected route matches ${method} ${target.path}; routes: ${this.#names()}`)
     if (lookup.route !== undefined && lookup.route !== route.name)
       throw invalid(`/route: ${method} ${target.path} is the route ${route.name}`)
     return { route, method, path: route.match.exact ? target.rawPath : target.path }

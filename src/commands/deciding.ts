@@ -39,7 +39,7 @@ export async function decidingOf(args: Args, io: Io, command: string): Promise<D
   if (version !== undefined && !/^\d{1,15}$/.test(version))
     throw usage(`--version: found ${quote(version)}; allowed: a whole number`)
   const reason = args.text('reason') ?? ''
-  if (reason.trim() === '') throw usage('--reason is needed: the audit log keeps why')
+  if (reason.trim() === '') throw usage('--reason is required; it goes into the audit log')
   if (io.ask === null && !args.has('yes')) throw usage('there is no terminal to confirm at: add --yes')
   return {
     id,

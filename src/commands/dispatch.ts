@@ -26,11 +26,11 @@ const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
   idempotency-proxy routes overlay OPENAPI --config FILE
       prints an OpenAPI overlay that documents the key and the proxy's responses
   idempotency-proxy policy [FILE]
-      prints what clients must know of a configuration, as /.well-known/idempotency serves it
+      prints what clients need to know about a configuration, as /.well-known/idempotency serves it
   idempotency-proxy migrate --print
-      prints the SQL that makes the schema of the PostgreSQL store
+      prints the SQL that creates the schema of the PostgreSQL store
   idempotency-proxy copy --from STORE --to STORE
-      copies records to another store, which a proxy can then continue on
+      copies records to another store, so that proxies can switch to it
   idempotency-proxy drain
       makes a running proxy fail its readiness while it keeps serving
 

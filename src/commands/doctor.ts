@@ -89,7 +89,7 @@ async function runDoctor(args: Args, io: Io): Promise<number> {
 
 function configChecks({ warnings }: Config): CheckResult[] {
   return warnings.length === 0
-    ? [fine('configuration', 'gives up no guarantee')]
+    ? [fine('configuration', 'no setting weakens the guarantee')]
     : warnings.map((detail) => note('configuration', detail))
 }
 
@@ -180,7 +180,7 @@ async function gradeChecks(
   const rank = `${grade}, ${GRADES.indexOf(grade)} of ${GRADES.length - 1}`
   const { topology, replication, room } = traits
   return [
-    grade === 'strict' ? fine('grade', rank) : risk('grade', `${rank}; the reasons follow`),
+    grade === 'strict' ? fine('grade', rank) : risk('grade', `${rank}, because:`),
     ...traits.refusals.map((detail) => finding('promises', detail)),
     ...reasons.map((detail) => risk('promises', detail)),
     ...Object.entries({ topology, replication, room }).flatMap(([check, detail]) =>
@@ -246,7 +246,7 @@ async function recordChecks(store: Store): Promise<CheckResult[]> {
     checked.push(finding('unreadable', `${counted(ids.length, 'record')} (${some(ids)}): ${why}`))
   checked.push(
     lost.length === 0
-      ? fine('index', `has all ${counted(unresolved.size, 'unresolved record')}`)
+      ? fine('index', `complete: ${counted(unresolved.size, 'unresolved record')}`)
       : finding(
           'index',
           `lacks ${counted(lost.length, 'unresolved record')}, which no sweeper will find: ${some(lost)}`,

@@ -38,13 +38,18 @@ export class SourceRefusal extends Exit {
   ) {
     const { code, message } =
       problem === 'invalid_request'
-        ? usage(`${source} rejects that: ${plain(detail)}`)
+        ? usage(plain(optionFor(detail)))
         : finding(`${source}: ${problem}: ${plain(detail)}`)
     super(code, message)
     this.problem = problem
     this.detail = detail
     this.version = version
   }
+}
+
+/** An option stands for each member and parameter of a request. */
+function optionFor(detail: string): string {
+  return detail.replace(/^[/?](\w+): /, (_, name: string) => (name === 'key' ? 'KEY: ' : `--${name}: `))
 }
 
 /** Where the record commands get their answers: a running proxy, or the store itself. */

@@ -90,8 +90,8 @@ function linesOf(record: FullView, resolving: Resolving): string[] {
   const sent = `sent upstream in ${counted(attempts, 'attempt')}${shadow}`
   const claim =
     resolving.response === undefined
-      ? 'You say that it was NOT executed. If it was, a retry executes it a second time.'
-      : `You say that it WAS executed, and that retries are answered ${resolving.response.status}. If it was not, it never will be under this key.`
+      ? 'This records the request as NOT executed. If it was, a retry executes it a second time.'
+      : `This records the request as EXECUTED; retries are answered ${resolving.response.status}. If it was not, it never will be under this key.`
   return [
     `${plain(method)} ${plain(path)}, route ${plain(route)}, of ${createdAt}, ${sent}`,
     `unknown${lastError === null ? '' : `: ${plain(lastError)}`}`,

@@ -36,8 +36,10 @@ export function readYaml(text: string, input: ReadContext): FileConfig | null {
   const lines = new LineCounter()
   const options = { merge: true, uniqueKeys: false, prettyErrors: false, version: '1.2' } as const
   const document = parseDocument(text, { lineCounter: lines, ...options })
-  const broken = [...document.errors, ...document.warnings]
-  for (const { code, message, pos } of broken) {
+  // What the parser finds after the first mistake mostly follows from it.
+  const [broken] = [...document.errors, ...document.warnings].sort((a, b) => a.pos[0] - b.pos[0])
+  if (broken !== undefined) {
+    const { code, message, pos } = broken
     const { line, col } = lines.linePos(pos[0])
     const what =
       code === 'MULTIPLE_DOCS'
@@ -46,8 +48,8 @@ export function readYaml(text: string, input: ReadContext): FileConfig | null {
     // The most common mistake: a brace begins a mapping there.
     const hint = text[pos[0] - 1] === '$' ? ', and quotes around ${NAME} within { } and [ ]' : ''
     findings.add('', `${what}${hint}`, { file, line, column: col })
+    return null
   }
-  if (broken.length > 0) return null
   const { contents } = document
   if (contents === null || (isScalar(contents) && contents.value === null)) return {}
   const read = readNode({ ...input, document, lines }, FILE, contents, '')

@@ -83,7 +83,7 @@ export function answerFromRecord(
       const checking = route.reconcile !== null
       const detail = checking
         ? 'it is not known yet whether the first request was executed; retry with the same key: a new key is not safe'
-        : 'it is not known whether the first request was executed, and a person has to find out; a new key is not safe, the same key is'
+        : 'it is not known whether the first request was executed, and an operator must find out. Keep retrying with the same key: a new key is not safe, and may execute the request twice'
       const more = { retryAfter: retryAfterSeconds(existing.lookIn), instance: id, checking }
       return refuse('unknown', 'idempotency_outcome_unknown', detail, more, found)
     }
@@ -127,7 +127,7 @@ function comparedBy({ fingerprint: { body, query } }: RoutePolicy): string {
 
 /** The `detail` of a request that was sent without a complete response. */
 export function sentUnanswered(timedOut: boolean): string {
-  return `the request was sent, and ${timedOut ? 'no complete response came in time' : 'its response broke off'}`
+  return `the request was sent, but ${timedOut ? 'no complete response came in time' : 'the upstream closed the connection before a complete response'}`
 }
 
 /** An answer from the proxy itself. */

@@ -285,9 +285,13 @@ function refuseMissing({ route, headers }: ProtectedRequest): Answer {
     const detail = 'a batch of events has no key; send its events one by one'
     return refuse('key_missing', 'idempotency_key_missing', detail)
   }
-  const sources = from.map(sourceName).join(', ')
+  const [first, ...others] = from
+  const sources =
+    first?.kind === 'header' && others.length === 0
+      ? `the header ${first.name}`
+      : `one of: ${from.map(sourceName).join(', ')}`
   const derivable = route.key.derive === null ? '' : ', or the fields that a key is derived from'
-  return refuse('key_missing', 'idempotency_key_missing', `send one of: ${sources}${derivable}`)
+  return refuse('key_missing', 'idempotency_key_missing', `send ${sources}${derivable}`)
 }
 
 export function refuseCaller({ detail, cause, status }: UnidentifiedCaller): Answer {

@@ -90,7 +90,11 @@ export const REQUEST_OUTCOMES = requests({
     group: 'error',
     mood: 'bad',
   },
-  upstream_failed: { says: 'Sent, but the upstream broke off its response', group: 'error', mood: 'bad' },
+  upstream_failed: {
+    says: 'Sent, but the upstream closed the connection before a complete response',
+    group: 'error',
+    mood: 'bad',
+  },
   upstream_timeout: { says: 'Sent, but the upstream did not answer in time', group: 'error', mood: 'bad' },
   upstream_slow: {
     says: 'The client was answered early; the upstream was still working',

@@ -113,11 +113,11 @@ for (const kind of ['sqlite', 'redis'] as const)
     t.equal(of('topology'), '', 'one server has none')
     t.match(of('round trip'), /^median [\d.]+ ms, slowest [\d.]+ ms of 20; store.timeout is 500 ms$/)
     t.match(of('records'), '3 records checked; 1 unknown')
-    t.match(of('index'), 'has all 1 unresolved record')
+    t.match(of('index'), 'complete: 1 unresolved record')
     t.match(of('spool'), /store.spool is off/)
     t.match(of('audit log'), /audit\.log: 1 line, one chain; the last is [0-9a-f]{12}/)
     const text = await command(['doctor', ...where.config])
-    t.match(text.out, /^fine +configuration +gives up no guarantee\nfine +store +/)
+    t.match(text.out, /^fine +configuration +no setting weakens the guarantee\nfine +store +/)
   })
 
 void t.test('doctor finds a Redis that is volatile, evicts, is read-only or unreachable', async (t) => {
@@ -126,7 +126,7 @@ void t.test('doctor finds a Redis that is volatile, evicts, is read-only or unre
   })
   const { findings } = await examine(t, ['--store', weak.url, '--service', 'test'])
   t.match(findings, [
-    'grade: unfit, 0 of 3; the reasons follow',
+    'grade: unfit, 0 of 3, because:',
     /promises: appendonly is off/,
     /promises: maxmemory-policy is allkeys-lru/,
   ])
@@ -189,7 +189,7 @@ void t.test('V09 doctor grades a Redis as volatile if its user may not run INFO'
     'test',
   ])
   t.match(findings, [
-    'grade: volatile, 1 of 3; the reasons follow',
+    'grade: volatile, 1 of 3, because:',
     /promises: Claims wait for no replica/,
     /promises: The store does not identify its process, so there is no grace/,
     /promises: .*may not run INFO.* 503: ACL SETUSER <user> \+info grants it, store\.acceptRisk/,

@@ -163,7 +163,7 @@ for (const kind of ['sqlite', 'redis'] as const)
       t.notMatch(other.err, paid)
       t.match(await run('inspect', NOBODY), { code: 1, out: '', err: /record_not_found/ })
       const wrong = await run('inspect', paid, ...CALLER, '/nowhere', '--route', 'none')
-      t.match(wrong, { code: 2, out: '', err: /rejects that: \/route: there is no route "none"/ })
+      t.match(wrong, { code: 2, out: '', err: /--route: there is no route "none"; there are: pay, break, default\n/ })
 
       const file = join(dir, 'answer.json')
       writeFileSync(file, JSON.stringify({ status: 200, headers: [['X-By', 'hand']], bodyBase64: 'aGk=' }))
@@ -253,7 +253,7 @@ void t.test('only yes confirms a decision at the terminal', async (t) => {
     t.strictSame([code, out], [1, ''], answer)
     t.match(
       err,
-      /POST \/break, route break, of .*\nunknown: .*\nYou say that it was NOT executed\. .*\nType yes to confirm: .*not confirmed: nothing was changed/,
+      /POST \/break, route break, of .*\nunknown: .*\nThis records the request as NOT executed\. .*\nType yes to confirm: .*not confirmed: nothing was changed/,
     )
   }
   const done = await command(
@@ -261,7 +261,7 @@ void t.test('only yes confirms a decision at the terminal', async (t) => {
     [' yes '],
   )
   t.equal(done.code, 0)
-  t.match(done.err, /You say that it WAS executed, and that retries are answered 204/)
+  t.match(done.err, /This records the request as EXECUTED; retries are answered 204/)
 })
 
 void t.test('a listing stops at its limit and continues from its cursor', async (t) => {
@@ -282,11 +282,11 @@ void t.test('a listing stops at its limit and continues from its cursor', async 
     t.match(first, { code: 0, err: /^there are more: --cursor \S+\n$/ })
     t.match(await command(['list', '--cursor', 'x', ...where[way]]), {
       code: 2,
-      err: /\?cursor: not the `next`/,
+      err: /--cursor: not the `next`/,
     })
     t.match(await command(['list', '--state', 'lost', ...where[way]]), {
       code: 2,
-      err: /\?state: a list of in_progress,/,
+      err: /--state: a list of in_progress,/,
     })
   }
 })

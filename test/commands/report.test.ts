@@ -122,7 +122,7 @@ for (const kind of STORES)
       for (const since of ['0', 'yesterday', '1'])
         t.match(await command(['report', '--since', since, ...where.admin]), {
           code: 2,
-          err: /\?since: a duration of more than 0, such as 90m, 24h or 7d/,
+          err: /--since: a duration of more than 0, such as 90m, 24h or 7d/,
         })
       finish()
       await running

@@ -101,7 +101,7 @@ void t.test('O05 the report checks a sample against the upstream, and changes no
       code: 2,
       err: /found --sample without --admin URL: only a running proxy asks the upstream/,
     })
-    t.match(await command(words.with(2, '0')), { code: 2, err: /\?sample: a whole number, 1 to 1000/ })
+    t.match(await command(words.with(2, '0')), { code: 2, err: /--sample: a whole number, 1 to 1000/ })
   })
 
   await t.test('with the upstream down, the sample neither agrees nor disagrees', async (t) => {

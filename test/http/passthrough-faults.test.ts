@@ -147,7 +147,7 @@ void t.test(
           code: 'upstream_failed',
           status: 502,
           retry,
-          detail: /^the request was sent, and its response broke off/,
+          detail: /^the request was sent, but the upstream closed the connection before a complete response/,
         })
       t.equal(peer.requests.length, 2, 'nothing is tried again')
     }

@@ -61,7 +61,7 @@ void t.test('§4 a key in the body', async (t) => {
     })
     t.equal(a.trace.outcome, 'key_missing')
     t.match(await refused(t, a, { ...batch, route: route() }, 'idempotency_key_missing'), {
-      detail: /^send one of: idempotency-key$/,
+      detail: /^send the header idempotency-key$/,
     })
     t.match(await refused(t, a, { ...batch, headers: [] }, 'idempotency_key_missing'), {
       detail: /^send one of: ce-id, json:/,

@@ -82,7 +82,7 @@ void t.test('§4 a key is derived from headers alone', async (t) => {
   t.equal(pings.length, 1)
   t.match(await a.get({ key: null, route: policy }), {
     code: 'idempotency_key_missing',
-    detail: /^send one of: idempotency-key, or the fields that a key is derived from$/,
+    detail: /^send the header idempotency-key, or the fields that a key is derived from$/,
   })
 })
 

@@ -768,7 +768,7 @@ void t.test(
         retryAfter: 30,
         checking: false,
         detail:
-          /^it is not known whether the first request was executed, and a person has to find out; a new key is not safe/,
+          /^it is not known whether the first request was executed, and an operator must find out\. Keep retrying with the same key: a new key is not safe/,
       },
       'until the next look',
     )
