@@ -36,7 +36,7 @@ async function runList(args: Args, io: Io): Promise<number> {
   await using source = await openSource(args, io)
   const page = await pages(source, queryOf(args), Number(limit))
   if (args.has('json')) io.out(json(page))
-  else print(io, page)
+  else print(io, page, args.text('service'))
   return page.unreadable.length === 0 ? FINE : FINDING
 }
 
@@ -66,8 +66,9 @@ async function pages(
 
 const HEAD = ['RECORD', 'STATE', 'ROUTE', 'REQUEST', 'AGE', 'ATTEMPTS', 'ANSWER', 'WHY']
 
-function print(io: Io, { records, unreadable, next, now }: PageView): void {
-  if (records.length === 0) io.out('no records\n')
+function print(io: Io, { records, unreadable, next, now }: PageView, service?: string): void {
+  // A misspelled one has none.
+  if (records.length === 0) io.out(`no records${service === undefined ? '' : ` of service ${service}`}\n`)
   else io.out(table([HEAD, ...records.map((record) => row(record, Date.parse(now)))]))
   for (const id of unreadable)
     io.err(`unreadable: ${RECORD_ID.test(id) ? id : plain(id)}: this version cannot read it\n`)

@@ -163,7 +163,11 @@ for (const kind of ['sqlite', 'redis'] as const)
       t.notMatch(other.err, paid)
       t.match(await run('inspect', NOBODY), { code: 1, out: '', err: /record_not_found/ })
       const wrong = await run('inspect', paid, ...CALLER, '/nowhere', '--route', 'none')
-      t.match(wrong, { code: 2, out: '', err: /--route: there is no route "none"; there are: pay, break, default\n/ })
+      t.match(wrong, {
+        code: 2,
+        out: '',
+        err: /--route: there is no route "none"; there are: pay, break, default\n/,
+      })
 
       const file = join(dir, 'answer.json')
       writeFileSync(file, JSON.stringify({ status: 200, headers: [['X-By', 'hand']], bodyBase64: 'aGk=' }))
@@ -381,6 +385,8 @@ void t.test('list says when a proxy refuses the token, is not a proxy or does no
     api.seen.some(({ target }) => target !== '/metrics'),
     'nothing else is asked',
   )
+  const typo = await command(['list', ...where.config, '--service', 'typo'])
+  t.equal(typo.out, 'no records of service typo\n')
   t.match(await ask('http://127.0.0.1:1', right), { code: 1, err: /unreachable: (bad port|.*ECONNREFUSED)/ })
 })
 
