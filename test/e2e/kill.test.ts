@@ -276,11 +276,12 @@ for (const kind of [...SHARED, 'sqlite'] as const)
       await server?.clear()
       const dir = tempDir(t)
       const file = `${dir}/store.db`
-      const settings = (upstreamUrl: string, store: string) =>
+      // The killed proxy notices a lost store soon; those that are judged by their answers wait for a slow one.
+      const settings = (upstreamUrl: string, store: string, timeout = '500ms') =>
         configFile(
           dir,
           `upstream: { url: "${upstreamUrl}" }
-store: { url: "${store}" }
+store: { url: "${store}", timeout: ${timeout} }
 defaults: { profile: ${profile}, lease: 3s, scope: { caller: "header:authorization" } }`,
         )
       const upstream = await upstreamStub(async ({ target }, response) => {
@@ -295,7 +296,7 @@ defaults: { profile: ${profile}, lease: 3s, scope: { caller: "header:authorizati
       })
       t.teardown(() => upstream[Symbol.asyncDispose]())
       const store = server?.url ?? `sqlite:${file}`
-      const survivor = await proxyProcess(settings(upstream.url, store))
+      const survivor = await proxyProcess(settings(upstream.url, store, '2s'))
       t.teardown(() => survivor[Symbol.asyncDispose]())
 
       const stages = STAGES.filter(({ kinds }) => kinds.includes(kind)).map((stage, n) => {
@@ -351,7 +352,7 @@ defaults: { profile: ${profile}, lease: 3s, scope: { caller: "header:authorizati
 
       survivor.kill('SIGKILL')
       await survivor.exited
-      await using restarted = await proxyProcess(settings(upstream.url, store))
+      await using restarted = await proxyProcess(settings(upstream.url, store, '2s'))
       const lapsed = stages.findLast(({ left }) => left === 'claim') as (typeof stages)[number]
       await until(async () => {
         const last = await send(restarted, lapsed.key, { path: lapsed.target, body: body(lapsed) })
