@@ -58,7 +58,7 @@ export function shared(release: () => void): () => () => void {
   }
 }
 
-/** Holders in the same slot share one share: rare, and harmless unless others need the room. */
+/** Holders in the same slot have one share together: rare, and noticed only if they use most of a bound at once. */
 const SLOTS = 4096
 
 /** Smaller bounds are not divided: `limits.inFlight: 10` must allow ten. */
@@ -79,11 +79,9 @@ export class Shares {
     this.#salt = salt
   }
 
-  /** `kind`: a character that distinguishes holders of equal names. */
-  slotOf(holder: string, kind = ''): number {
+  slotOf(holder: string): number {
     // FNV-1a
     let hash = this.#salt
-    if (kind !== '') hash = Math.imul(hash ^ kind.charCodeAt(0), 0x01000193)
     for (let n = 0; n < holder.length; n++) hash = Math.imul(hash ^ holder.charCodeAt(n), 0x01000193)
     return (hash ^ (hash >>> 15)) & (SLOTS - 1)
   }
@@ -107,11 +105,13 @@ export class InFlight {
   count = 0
   #most: number
   #placed = 0
-  readonly #shares: Shares
+  readonly #clients: Shares
+  readonly #callers: Shares
 
   constructor(most: number, salt: number) {
     this.#most = most
-    this.#shares = new Shares(salt)
+    this.#clients = new Shares(salt)
+    this.#callers = new Shares(salt)
   }
 
   get most(): number {
@@ -130,20 +130,19 @@ export class InFlight {
   /** Takes a place and returns a function that releases it; null if none is left for this client and caller. */
   enter(client: string, caller: string | null): (() => void) | null {
     if (this.isFull()) return null
-    const shares = this.#shares
     const share = shareOf(this.#most)
-    const ofClient = shares.slotOf(client, 'a')
-    if (shares.held(ofClient) >= share) return null
-    const ofCaller = caller === null ? null : shares.slotOf(caller, 'c')
-    if (ofCaller !== null && shares.held(ofCaller) >= share) return null
+    const ofClient = this.#clients.slotOf(client)
+    if (this.#clients.held(ofClient) >= share) return null
+    const ofCaller = caller === null ? null : this.#callers.slotOf(caller)
+    if (ofCaller !== null && this.#callers.held(ofCaller) >= share) return null
     this.#change(ofClient, ofCaller, 1)
     return () => this.#change(ofClient, ofCaller, -1)
   }
 
   #change(ofClient: number, ofCaller: number | null, by: 1 | -1): void {
     this.#placed += by
-    this.#shares.add(ofClient, by)
-    if (ofCaller !== null) this.#shares.add(ofCaller, by)
+    this.#clients.add(ofClient, by)
+    if (ofCaller !== null) this.#callers.add(ofCaller, by)
   }
 
   /** Takes a place for work that continues after its request was answered; returns a function that releases it. */

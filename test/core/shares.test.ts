@@ -47,6 +47,14 @@ t.test(
     )
     t.not(places.enter('10.0.1.9', 'another caller'), null)
 
+    const roomy = new InFlight(most, 7)
+    const halved = Array.from({ length: 10_000 }, (_, n) => `10.1.${n >> 8}.${n & 255}`).filter((address) => {
+      const leaves = Array.from({ length: 60 }, () => roomy.enter(address, 'one caller'))
+      for (const leave of leaves) leave?.()
+      return leaves.includes(null)
+    })
+    t.strictSame(halved, [], 'no address counts in the slot of its caller')
+
     const few = new InFlight(2, 7)
     t.not(few.enter('a', 'c'), null)
     t.not(few.enter('a', 'c'), null)

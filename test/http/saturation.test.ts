@@ -92,9 +92,9 @@ for (const [who, line] of [
     })
     let sent = 0
     const send = (n: number) => {
-      // Two of the other attribute: neither exceeds its share, and of many one would at times count in the same slot.
-      const nth = ++sent % 2
-      const other = who === 'address' ? `Authorization: Bearer o${nth}` : `X-Forwarded-For: 10.9.${nth}.1`
+      // The other of the two differs each time.
+      const other =
+        who === 'address' ? `Authorization: Bearer o${++sent}` : `X-Forwarded-For: 10.9.${++sent}.1`
       return rawRequest(proxy.port, post('/p', `k${sent}`, '{}', [line(n), other]))
     }
     const running = Array.from({ length: 60 }, () => send(1))
