@@ -30,6 +30,12 @@ interface Source extends ReadContext {
   readonly lines: LineCounter
 }
 
+/** The most common mistakes within { } and [ ], where a brace begins a mapping: by the character before it. */
+const HINTS: Readonly<Record<string, string>> = {
+  $: ', and quotes around ${NAME} within { } and [ ]',
+  '/': ', and :name for a segment of a path',
+}
+
 /** Null: invalid YAML or not a mapping, as the findings say. */
 export function readYaml(text: string, input: ReadContext): FileConfig | null {
   const { file, findings } = input
@@ -45,8 +51,7 @@ export function readYaml(text: string, input: ReadContext): FileConfig | null {
       code === 'MULTIPLE_DOCS'
         ? 'found a second document; allowed: one'
         : `found invalid YAML: ${message}; allowed: YAML 1.2`
-    // The most common mistake: a brace begins a mapping there.
-    const hint = text[pos[0] - 1] === '$' ? ', and quotes around ${NAME} within { } and [ ]' : ''
+    const hint = HINTS[text[pos[0] - 1] ?? ''] ?? ''
     findings.add('', `${what}${hint}`, { file, line, column: col })
     return null
   }
@@ -306,15 +311,19 @@ export function didYouMean(name: string, known: readonly string[]): string | nul
   return best !== undefined && distanceTo(best) <= Math.max(1, Math.floor(name.length / 3)) ? best : null
 }
 
-/** Levenshtein: insertions, deletions and replacements. */
+/** Insertions, deletions, replacements and swaps of neighbours (optimal string alignment). */
 function distance(a: string, b: string): number {
+  let before: readonly number[] = []
   let row = Array.from({ length: b.length + 1 }, (_, j) => j)
   for (let i = 1; i <= a.length; i++) {
     const next = [i]
     for (let j = 1; j <= b.length; j++) {
       const replaced = (row[j - 1] as number) + (a[i - 1] === b[j - 1] ? 0 : 1)
-      next.push(Math.min(replaced, (row[j] as number) + 1, (next[j - 1] as number) + 1))
+      const isSwap = a[i - 1] === b[j - 2] && a[i - 2] === b[j - 1]
+      const swapped = isSwap ? (before[j - 2] ?? i + j) + 1 : replaced
+      next.push(Math.min(replaced, swapped, (row[j] as number) + 1, (next[j - 1] as number) + 1))
     }
+    before = row
     row = next
   }
   return row[b.length] as number

@@ -125,5 +125,6 @@ void t.test('didYouMean finds the name that was meant, or none', async (t) => {
   t.equal(didYouMean('timout', known), 'timeout')
   t.equal(didYouMean('connecttimeout', known), 'connectTimeout')
   t.equal(didYouMean('uri', known), 'url')
+  t.equal(didYouMean('ulr', known), 'url', 'neighbours swapped')
   t.equal(didYouMean('retries', known), null)
 })
