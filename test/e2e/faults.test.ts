@@ -44,11 +44,11 @@ const UNCERTAIN: Readonly<Record<string, readonly [code: string | number, Fault]
 /** A proxy in front of the bank. `asks`: `reconcile` decides; otherwise only an operator does. */
 async function world(t: Test, store: string, asks: boolean): Promise<{ upstream: Bank; proxy: TestProxy }> {
   const upstream = await bank(t)
-  const route = bankRoute(upstream.url, store).replace('timeout: 5s', 'timeout: 500ms')
+  const route = bankRoute(upstream.url, store).replace('timeout: 5s', 'timeout: 2s')
   const yaml = asks ? route : `${route.slice(0, route.indexOf('    reconcile:'))}\n`
   const [proxy] = await replicas(t, 1, `${adminYaml(t)}\nlimits: { response: 16KiB }\n${yaml}`)
   if (proxy === undefined) throw new Error('no proxy')
-  // Loads the admin API: on a busy machine that takes as long as the upstream's timeout.
+  // Loads the admin API before the clock of the first request runs.
   await ask(proxy, '/v1/records')
   return { upstream, proxy }
 }

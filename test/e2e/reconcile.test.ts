@@ -145,7 +145,7 @@ void t.test('the reconciler settles each fault that leaves an outcome unknown', 
   const [proxy] = await replicas(
     t,
     1,
-    bankRoute(upstream.url, 'memory:').replace('timeout: 5s', 'timeout: 500ms'),
+    bankRoute(upstream.url, 'memory:').replace('timeout: 5s', 'timeout: 2s'),
   )
   if (proxy === undefined) throw new Error('no proxy')
   const faults: Record<string, Bank['fault']> = {
