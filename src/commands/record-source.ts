@@ -66,8 +66,11 @@ export interface RecordSource extends AsyncDisposable {
 /** A listing looks at up to 5,000 records; a report at more. */
 const TIMEOUT: Millis = 60_000
 
-/** A metric of every proxy, on the listener that has the API. */
-const OWN_METRIC = 'idempotency_build_info{'
+/** An admin listener's answers to a request without a token: with a token file, and without. */
+const WITHOUT_TOKEN: readonly unknown[] = [
+  'urn:idempotency-proxy:unauthorized',
+  'urn:idempotency-proxy:not_found',
+]
 
 /** A running proxy, through its admin listener. `origin` has no slash at the end; `tokenFile` is for messages. */
 export function openRemote(origin: string, token: string, tokenFile: string): RecordSource {
@@ -78,9 +81,9 @@ export function openRemote(origin: string, token: string, tokenFile: string): Re
   let isIdentified = false
   /** The traffic listener passes requests on, and an API may say yes to anything: neither may get the token. */
   async function identify(): Promise<void> {
-    const metrics = await request('/metrics')
-    const text = await metrics.text()
-    if (!text.includes(OWN_METRIC))
+    const response = await request('/v1/config')
+    const { type } = ((await response.json().catch(() => null)) ?? {}) as Partial<AdminProblem['body']>
+    if (!WITHOUT_TOKEN.includes(type))
       throw new SourceRefusal(
         name,
         'unexpected',

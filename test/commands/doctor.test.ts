@@ -315,10 +315,9 @@ void t.test(
       ].join('\n'),
     }
     const other = createServer(({ url: path = '', headers }, response) => {
-      response.writeHead(
-        headers.authorization === undefined || headers.authorization === `Bearer ${TOKEN}` ? 200 : 401,
-      )
-      response.end(answers[path])
+      const isDenied = path.startsWith('/v1/') && headers.authorization !== `Bearer ${TOKEN}`
+      response.writeHead(isDenied ? 401 : 200)
+      response.end(isDenied ? '{"type":"urn:idempotency-proxy:unauthorized"}' : answers[path])
     }).listen(0, '127.0.0.1')
     await once(other, 'listening')
     t.teardown(() => void other.close())

@@ -382,7 +382,7 @@ void t.test('list says when a proxy refuses the token, is not a proxy or does no
     }
   t.notMatch(JSON.stringify([...api.seen, ...upstream.seen]), /Bearer/, 'nobody else gets the token')
   t.notOk(
-    api.seen.some(({ target }) => target !== '/metrics'),
+    api.seen.some(({ target }) => target !== '/v1/config'),
     'nothing else is asked',
   )
   const typo = await command(['list', ...where.config, '--service', 'typo'])
@@ -392,7 +392,7 @@ void t.test('list says when a proxy refuses the token, is not a proxy or does no
 
 void t.test('resolve --config takes a response that is larger than the admin listener reads', async (t) => {
   const more = 'limits: { response: 32MiB }\n'
-  const { dir, where, unknown } = await operated(t, storeUrl(t, 'sqlite', redis), more)
+  const { dir, where, unknown } = await operated(t, storeUrl(t, 'sqlite', redis), more, '10s')
   const id = await unknown(newKey())
   const file = join(dir, 'large.json')
   writeFileSync(file, JSON.stringify({ status: 200, headers: [], body: 'x'.repeat(9 * 1024 * 1024) }))

@@ -57,7 +57,7 @@ export interface Operated {
 }
 
 /** A proxy and its configuration file. The upstream breaks off at `/break`, answers 503 at `/busy`, waits at `/gated`, and executes the rest. */
-export async function operated(t: Test, store: string, more = ''): Promise<Operated> {
+export async function operated(t: Test, store: string, more = '', timeout = '500ms'): Promise<Operated> {
   const dir = tempDir(t)
   const { opened, open } = gate()
   const upstream = await upstreamStub(async (seen, response) => {
@@ -72,7 +72,7 @@ export async function operated(t: Test, store: string, more = ''): Promise<Opera
   const yaml = [
     `audit: { file: ${audit} }`,
     `upstream: { url: "${upstream.url}" }`,
-    `store: { url: "${store}" }`,
+    `store: { url: "${store}", timeout: ${timeout} }`,
     'routes: [{ name: pay, match: { path: /pay } }, { name: break, match: { path: /break } }]',
     more,
   ].join('\n')
