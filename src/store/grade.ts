@@ -10,9 +10,6 @@ import type { Store, StoreTraits } from './register.ts'
 export const GRADES = ['unfit', 'volatile', 'unknown', 'strict'] as const
 export type Grade = (typeof GRADES)[number]
 
-/** Whether `strict` routes may rely on a store: it keeps unexpired records, and says so (contract §9). */
-export type StoreFitness = 'fit' | 'unfit' | 'not known yet'
-
 export interface Grading {
   readonly grade: Grade
   /** For people, one sentence each: all risks that may be accepted, including those that lower the grade. */

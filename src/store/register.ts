@@ -94,6 +94,9 @@ export interface Store extends Register, Watching {
   close(): Promise<void>
 }
 
+/** Whether `strict` routes may rely on a store: it keeps unexpired records, and says so (contract §9). */
+export type StoreFitness = 'fit' | 'unfit' | 'not known yet'
+
 /**
  * The kind of a put, for the grace after a failover (contract §9). `claim`: the key may have been claimed and lost, so it is refused;
  * `fresh`: the key was created after the failover; `again`: the record existed before, or may have.

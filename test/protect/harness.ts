@@ -24,7 +24,6 @@ import { RecordMap } from '../../src/runtime/record-map.ts'
 import { KeyedMutex, type Soon } from '../../src/runtime/scheduling.ts'
 import type { StoreOperation } from '../../src/store/around.ts'
 import { decodeRecord, isClaim, readStamps } from '../../src/store/codec.ts'
-import type { StoreFitness } from '../../src/store/grade.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import type { Outbox } from '../../src/store/outbox.ts'
 import { Records } from '../../src/store/records.ts'
@@ -37,6 +36,7 @@ import {
   type PutKind,
   type PutReply,
   type Renewal,
+  type StoreFitness,
   StoreFull,
   type Store as StorePort,
   type StoreTraits,
