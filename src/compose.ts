@@ -162,7 +162,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     leases,
     settler,
     waiters,
-    turns: new KeyedMutex(),
+    locks: new KeyedMutex(),
     grants: new RecentGrants(clock),
     keyChurn: new KeyChurn(clock),
     verifyToken: (policy, headers) => (callers as Verifier).verify(policy, headers),

@@ -379,15 +379,15 @@ async function removableUnread(
   return { version, before: { state, version, unreadable: reply.error.message } }
 }
 
-function leased(id: RecordId, until: Millis, met: Pick<AdminProblem['members'], 'record' | 'version'>) {
+function leased(id: RecordId, until: Millis, current: Pick<AdminProblem['members'], 'record' | 'version'>) {
   const detail = `its owner's lease lasts until ${time(until)}: without the record, a retry would execute at the same time`
-  return new AdminProblem('still_running', detail, { instance: id, ...met })
+  return new AdminProblem('still_running', detail, { instance: id, ...current })
 }
 
-function running(id: RecordId, met: Pick<AdminProblem['members'], 'record' | 'version'>): AdminProblem {
+function running(id: RecordId, current: Pick<AdminProblem['members'], 'record' | 'version'>): AdminProblem {
   const detail =
     'its lease has expired, but this replica is still executing it: wait until the outcome is recorded'
-  return new AdminProblem('still_running', detail, { instance: id, ...met })
+  return new AdminProblem('still_running', detail, { instance: id, ...current })
 }
 
 /**

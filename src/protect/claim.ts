@@ -275,7 +275,7 @@ function lookAndClaim(
     return claimRecord(ports, request, identified, token)
   }
   // Duplicates of one new key spend one unit, not one each: each looks after the previous one has claimed.
-  return ports.turns.run(id, async () => {
+  return ports.locks.run(id, async () => {
     const found = await find()
     if (found.kind !== 'gone' && found.kind !== 'take_over') return found
     if (!mayClaim) return { kind: 'expired' }

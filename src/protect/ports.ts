@@ -24,7 +24,7 @@ export interface WalkPorts extends AnswerPorts {
   readonly leases: Leases
   readonly settler: Settler
   readonly waiters: WaitingRoom
-  readonly turns: KeyedMutex
+  readonly locks: KeyedMutex
   readonly grants: RecentGrants
   readonly keyChurn: KeyChurn
   /** Running attempts; the drain waits for them. */

@@ -52,7 +52,7 @@ export class Sweeper {
   }
 
   /** Status queries queued or under way. */
-  get asking(): number {
+  get pendingQueries(): number {
     return this.#queried.size
   }
 

@@ -127,7 +127,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
   }
   const watchers = new Watchers()
   /** By bucket: writes of one process do not conflict. */
-  const turns = new KeyedMutex()
+  const locks = new KeyedMutex()
   const prefix = `${service}/`
 
   const read = async (key: Item): Promise<Item | null> =>
@@ -467,7 +467,7 @@ export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store
 
     limits: {
       take: (name, rate, units) =>
-        turns.run(name, async () => {
+        locks.run(name, async () => {
           const Key = bucketKey(name)
           return again(await read(Key), async (found) => {
             const existing = found === null ? null : bucketOf(found)

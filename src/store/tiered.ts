@@ -96,7 +96,7 @@ export function tiered(primary: Store, cache: Store, options: TieredOptions): St
   }
 
   /** Notes a record that the primary returned. */
-  const met = (id: RecordId, bytes: Buffer | null, now: Millis): void => {
+  const note = (id: RecordId, bytes: Buffer | null, now: Millis): void => {
     heard(now)
     if (bytes === null || !isCompleted(bytes)) known.delete(id)
     // The caller may free its own copy.
@@ -113,7 +113,7 @@ export function tiered(primary: Store, cache: Store, options: TieredOptions): St
     const copy = isCompleted(bytes) ? Buffer.from(bytes) : null
     return after(write(), (reply) => {
       const { now } = reply
-      if (!reply.done) met(id, reply.bytes, now)
+      if (!reply.done) note(id, reply.bytes, now)
       else if (copy === null) {
         heard(now)
         if (known.delete(id)) later(() => drop(id))

@@ -380,7 +380,7 @@ export class Replica {
       ),
       settler: new Settler(this.records, observer, options.outbox ?? null),
       waiters: new WaitingRoom(this.records, this.wire, options.maxWaiters ?? 100),
-      turns: new KeyedMutex(),
+      locks: new KeyedMutex(),
       grants: new RecentGrants(() => this.store.now),
       keyChurn: new KeyChurn(() => this.store.now),
       verifyToken: async () => options.verified ?? { kind: 'absent' },

@@ -597,7 +597,7 @@ void t.test(
     store.now += EVERY
     const asking_ = lost.round()
     await gate.reached
-    t.equal(lost.sweeper.asking, 1)
+    t.equal(lost.sweeper.pendingQueries, 1)
     t.equal((await unknownIn(store)).nextLookAt - store.now, STATUS_QUERY_TIMEOUT + 5 * SECOND)
     store.now += STATUS_QUERY_TIMEOUT
     await Promise.all([lost.sweeper.sweep(), other.round()])
@@ -728,7 +728,7 @@ void t.test(
     const more: boolean[] = []
     for (let n = 0; n < 4; n++) more.push(await one.sweeper.sweep())
     t.same(more, [false, false, false, false], 'nothing more to do at once')
-    t.equal(one.sweeper.asking, 600)
+    t.equal(one.sweeper.pendingQueries, 600)
     t.equal(one.said('leaseExpired').length, 1, 'the lapsed lease behind them')
     gate.open()
     await one.sweeper.idle()
@@ -748,7 +748,7 @@ void t.test('at most 1024 status queries wait at a time', async (t) => {
   const gate = new Gate()
   for (let n = 0; n < 1100; n++) one.script.push(gate.before(() => one.says(202)))
   for (let n = 0; n < 7; n++) t.equal(await one.sweeper.sweep(), false)
-  t.equal(one.sweeper.asking, 1024)
+  t.equal(one.sweeper.pendingQueries, 1024)
   gate.open()
   await one.sweeper.idle()
   await one.round()
@@ -859,7 +859,7 @@ void t.test('the sweeper runs on its own, survives failures of the store, and st
   t.notOk(ended, 'a status query under way is waited for')
   gate.open()
   await stopped
-  t.equal(one.sweeper.asking, 0)
+  t.equal(one.sweeper.pendingQueries, 0)
   t.same(one.results, ['scheduled', 'completed'])
   const { calls } = store
   await one.sweeper.sweep()
@@ -884,7 +884,7 @@ void t.test('more due records than one sweep takes are all asked about', async (
   const alive = setInterval(() => {}, 1000)
   t.teardown(() => clearInterval(alive))
   one.sweeper.start()
-  await until(() => one.asked.length === 300 && one.sweeper.asking === 0)
+  await until(() => one.asked.length === 300 && one.sweeper.pendingQueries === 0)
   t.equal(one.results.filter((result) => result === 'pending').length, 300)
 })
 
@@ -919,7 +919,7 @@ void t.test('status queries still waiting when the sweeper stops are not sent', 
   store.now += EVERY
   await one.sweeper.sweep()
   await until(() => one.asked.length === 16)
-  t.equal(one.sweeper.asking, 40)
+  t.equal(one.sweeper.pendingQueries, 40)
   const stopped = one.sweeper.stop()
   gate.open()
   await stopped

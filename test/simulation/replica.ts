@@ -181,7 +181,7 @@ export class Replica implements Owner {
       leases: new Leases((items) => store.renew(items), nothing),
       settler,
       waiters,
-      turns: new KeyedMutex(),
+      locks: new KeyedMutex(),
       grants: new RecentGrants(() => performance.now()),
       keyChurn: new KeyChurn(() => performance.now()),
       verifyToken: async () => ({ kind: 'absent' }),

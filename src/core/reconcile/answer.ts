@@ -184,22 +184,23 @@ function isCached({ headers }: StoredResponse): boolean {
 const BODILESS: ReadonlySet<number> = new Set([204, 205, 304])
 
 function resultOf(
-  { response: told }: CompletedPattern,
+  { response: overrides }: CompletedPattern,
   route: Keeping,
   json: string,
   answer: StoredResponse,
 ): CompletedResponse {
-  const status = told.status ?? answer.status
-  if (route.keep === 'outcome') return withoutBody({ status, headers: told.headers }, 'outcome_only')
+  const status = overrides.status ?? answer.status
+  if (route.keep === 'outcome') return withoutBody({ status, headers: overrides.headers }, 'outcome_only')
   const bodiless = BODILESS.has(status)
-  const typed = bodiless || linesOf(told.headers, 'content-type').length > 0
-  const dated = linesOf(told.headers, 'date').length > 0 ? [] : linesOf(answer.headers, 'date').slice(0, 1)
+  const typed = bodiless || linesOf(overrides.headers, 'content-type').length > 0
+  const dated =
+    linesOf(overrides.headers, 'date').length > 0 ? [] : linesOf(answer.headers, 'date').slice(0, 1)
   const response = {
     status,
     reason: status === answer.status ? answer.reason : '',
     headers: [
       ...(typed ? [] : ['Content-Type', 'application/json']),
-      ...told.headers,
+      ...overrides.headers,
       ...dated.flatMap((date) => ['Date', date]),
     ],
     body: bodiless ? Buffer.alloc(0) : Buffer.from(json),
