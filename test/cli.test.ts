@@ -12,7 +12,7 @@ import { proxyProcess } from './support/proxy.ts'
 import { upstreamStub } from './support/upstream.ts'
 
 // Some thirty processes are started, one after the other, on a machine that may do other things.
-t.setTimeout(270_000)
+t.setTimeout(300_000)
 
 const CLI = fileURLToPath(new URL('../src/cli.ts', import.meta.url))
 

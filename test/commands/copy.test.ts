@@ -17,7 +17,7 @@ import { command } from '../support/commands.ts'
 import { tempDir, until } from '../support/e2e.ts'
 import { emptyRedis, freePort } from '../support/redis.ts'
 
-t.setTimeout(120_000)
+t.setTimeout(300_000)
 
 const CLI = fileURLToPath(new URL('../../src/cli.ts', import.meta.url))
 const redis = await emptyRedis(t)

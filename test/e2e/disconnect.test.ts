@@ -19,7 +19,7 @@ import { RedisServer } from '../support/redis.ts'
 import { relay } from '../support/relay.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(120_000)
+t.setTimeout(600_000)
 
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())

@@ -13,7 +13,7 @@ import { memoryOf } from '../support/process-memory.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 
-t.setTimeout(200_000)
+t.setTimeout(600_000)
 
 /** Parts of what a client sends and receives; none may be readable anywhere. */
 const SECRETS = ['secret-key-51c0', 'secret-path-a7e4', 'secret-answer-90d2', 'secret-request-77d3']

@@ -12,7 +12,7 @@ import { emptyRedis } from '../support/redis.ts'
 import { refusalOf } from '../support/replicas.ts'
 import { type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(200_000)
+t.setTimeout(600_000)
 
 const redis = await emptyRedis(t)
 

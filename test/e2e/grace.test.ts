@@ -15,7 +15,7 @@ import { upstreamStub } from '../support/upstream.ts'
 
 const FAST = { path: '/fast' }
 /** Promotions are slow on a busy machine. */
-t.setTimeout(180_000)
+t.setTimeout(600_000)
 
 interface Pair extends AsyncDisposable {
   readonly url: string

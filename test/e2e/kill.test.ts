@@ -8,7 +8,7 @@ import { type Relay, relay } from '../support/relay.ts'
 import { SHARED, type SharedKind, type SharedServer, sharedServers } from '../support/shared.ts'
 import { tcpStub, type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(240_000)
+t.setTimeout(600_000)
 
 /** What a killed proxy leaves behind, as a retry sees it before and after the lease. */
 type Left = 'nothing' | 'claim' | 'answer'

@@ -10,7 +10,7 @@ import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.t
 import { emptyRedis } from '../support/redis.ts'
 import { upstreamStub, valueOf } from '../support/upstream.ts'
 
-t.setTimeout(300_000)
+t.setTimeout(600_000)
 
 const redis = await emptyRedis(t)
 

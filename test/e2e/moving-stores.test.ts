@@ -8,7 +8,7 @@ import { proxyProcess } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(120_000)
+t.setTimeout(600_000)
 
 const redis = await emptyRedis(t)
 

@@ -14,7 +14,7 @@ import { heldUpstream, storeUrl } from '../support/replicas.ts'
 import { SERVICE } from '../support/service.ts'
 import { emptyPostgres, SHARED, type SharedKind } from '../support/shared.ts'
 
-t.setTimeout(240_000)
+t.setTimeout(600_000)
 
 const redis = await emptyRedis(t)
 const postgres = await emptyPostgres(t)

@@ -17,7 +17,7 @@ import { relay } from '../support/relay.ts'
 import { SHARED, type SharedKind, sharedServers } from '../support/shared.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(240_000)
+t.setTimeout(600_000)
 
 /** With a Redis for this test alone. */
 async function world(t: Test, args: readonly string[] = []) {

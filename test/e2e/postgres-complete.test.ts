@@ -7,7 +7,7 @@ import type { TestProxy } from '../support/proxy.ts'
 import { essenceOf, processes, replicas } from '../support/replicas.ts'
 import { type Seen, type UpstreamStub, upstreamStub, valueOf } from '../support/upstream.ts'
 
-t.setTimeout(120_000)
+t.setTimeout(600_000)
 
 if (NO_POSTGRES) t.plan(0, NO_POSTGRES)
 else await tests()

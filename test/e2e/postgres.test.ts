@@ -5,7 +5,7 @@ import { relay } from '../support/relay.ts'
 import { essenceOf, heldUpstream, processes, replicas } from '../support/replicas.ts'
 import { valueOf } from '../support/upstream.ts'
 
-t.setTimeout(120_000)
+t.setTimeout(600_000)
 
 if (NO_POSTGRES) t.plan(0, NO_POSTGRES)
 else await tests()

@@ -6,7 +6,7 @@ import { ALL_STORES, processes, replicas, STORES, storeUrl } from '../support/re
 import { emptyPostgres } from '../support/shared.ts'
 
 // Starting processes and backoffs take longer than tap's default.
-t.setTimeout(200_000)
+t.setTimeout(600_000)
 
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())

@@ -13,7 +13,7 @@ import { heldUpstream, refusalOf } from '../support/replicas.ts'
 import { upstreamStub, valueOf } from '../support/upstream.ts'
 
 // A hundred reloads under load, and processes that start.
-t.setTimeout(200_000)
+t.setTimeout(600_000)
 
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())

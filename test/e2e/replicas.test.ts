@@ -5,7 +5,7 @@ import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.t
 import { SHARED, type SharedServer, sharedServers } from '../support/shared.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(120_000)
+t.setTimeout(600_000)
 
 const servers = await sharedServers(t)
 t.beforeEach(async () => {

@@ -5,7 +5,7 @@ import { RedisServer } from '../support/redis.ts'
 import { SentinelGroup } from '../support/redis-sentinel.ts'
 import { type UpstreamStub, upstreamStub, valueOf } from '../support/upstream.ts'
 
-t.setTimeout(90_000)
+t.setTimeout(600_000)
 
 const waits = (result: string) => `idempotency_store_waits_total{store="redis",result="${result}"}`
 

@@ -8,7 +8,7 @@ import { newKey, tempDir, until } from '../support/e2e.ts'
 import { Pod, Service } from '../support/pod.ts'
 import { RedisServer } from '../support/redis.ts'
 
-t.setTimeout(240_000)
+t.setTimeout(600_000)
 
 /** As in the chart: the app pauses, and the proxy stops before it. */
 const PAUSE = 5000

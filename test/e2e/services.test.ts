@@ -214,7 +214,7 @@ void t.test(
         t.match(JSON.parse(out), { id, state: 'unknown' })
       }
       t.match(await inspect('--host', 'c.test'), { code: 1, out: '', err: /record_not_found/ })
-      t.match(await inspect(), { code: 2, out: '', err: /\/host: required/ })
+      t.match(await inspect(), { code: 2, out: '', err: /--host: required/ })
     }
 
     const subject = { key, caller: { authorization: 'Bearer alice' }, method: 'POST', path: '/break' }

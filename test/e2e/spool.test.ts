@@ -7,7 +7,7 @@ import { type ChildProxy, proxyProcess } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
-t.setTimeout(120_000)
+t.setTimeout(600_000)
 
 /** A Redis for this test alone, an upstream that holds its responses, and proxies as processes with one spool directory. */
 async function world(t: Test) {

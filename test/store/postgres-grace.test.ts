@@ -8,7 +8,7 @@ import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
 
 /** Longer than any test: time passes where `skew` says so. */
 const GRACE: Millis = 10 * HOUR
-t.setTimeout(100_000)
+t.setTimeout(300_000)
 
 if (NO_POSTGRES) t.plan(0, NO_POSTGRES)
 else tests(await PostgresServer.start())
