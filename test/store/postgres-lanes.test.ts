@@ -390,7 +390,9 @@ void t.test('without a connection everything is refused, and one is tried again 
   await until(() => opened.ups === 2)
   t.equal(events[1], `disconnected: ${name}`)
   t.equal(events.at(-1), `connected: ${name}`)
-  t.equal(new Set(events).size, events.length - 1, 'each error is reported once')
+  // A connection may be cut at two moments, each with its error.
+  const repeated = events.filter((event, n) => event === events[n - 1])
+  t.strictSame(repeated, [], 'an error is reported once until there is another')
 })
 
 void t.test('close() refuses what waits, fails what was sent, and leaves no connection', async (t) => {
