@@ -2,12 +2,10 @@
  * `.ci/run` ends with this: what failed in the last runs of the tests, a line each, and what the test said of it. The reporters print the
  * same, but thousands of lines earlier.
  */
-import { existsSync, readdirSync, readFileSync } from 'node:fs'
+import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 
 const RESULTS = '.tap/test-results'
-/** Failures of files that passed when they ran again, alone. */
-export const FLAKY = '.tap/flaky.txt'
 const INDENT = 4
 /** Lines printed of a failure's diagnosis, which say more than its place and the source there. */
 const DIAGNOSIS = 15
@@ -47,24 +45,8 @@ function failuresIn(tap: string): string[] {
   return failures
 }
 
-export interface FailedFile {
-  readonly file: string
-  /** Each with its diagnosis. */
-  readonly failures: readonly string[]
-}
-
-export function failedFiles(): FailedFile[] {
-  return readdirSync(RESULTS, { recursive: true, encoding: 'utf8' })
-    .filter((name) => name.endsWith('.tap'))
-    .map((name) => ({
-      file: name.replace(/\.tap$/, ''),
-      failures: failuresIn(readFileSync(join(RESULTS, name), 'utf8')),
-    }))
-    .filter(({ failures }) => failures.length > 0)
-}
-
-if (import.meta.main) {
-  if (existsSync(FLAKY)) process.stdout.write(readFileSync(FLAKY, 'utf8'))
-  for (const { file, failures } of failedFiles())
-    for (const failure of failures) process.stdout.write(`FAILED ${file}: ${failure}\n`)
+for (const name of readdirSync(RESULTS, { recursive: true, encoding: 'utf8' })) {
+  if (!name.endsWith('.tap')) continue
+  for (const failure of failuresIn(readFileSync(join(RESULTS, name), 'utf8')))
+    process.stdout.write(`FAILED ${name.replace(/\.tap$/, '')}: ${failure}\n`)
 }

@@ -8,16 +8,12 @@
  *   of the processors, SIMULATION_SECONDS of simulation (60; CI: 600), on all processors together, under seeds of the day.
  *
  * `npm test -- FILE…` runs only these files, without coverage.
- *
- * Thousands of these tests race with real servers for real time. A few files that fail in `npm test` run once more, each alone: what passes
- * then is printed as FLAKY, with its failure, and is to be mended; it does not fail the command (docs/adr/0115).
  */
 import { spawn, spawnSync } from 'node:child_process'
 import { once } from 'node:events'
-import { appendFileSync, readdirSync, rmSync } from 'node:fs'
+import { readdirSync } from 'node:fs'
 import { availableParallelism, constants, setPriority } from 'node:os'
 import { text } from 'node:stream/consumers'
-import { FLAKY, failedFiles } from './failures.ts'
 
 /** Most of these tests spend their time waiting: for a lease, a timeout, the end of a process. */
 const END_TO_END = ['test/e2e']
@@ -48,26 +44,10 @@ function covered(): string[] {
   return FILES.filter((file) => !elsewhere.has(file))
 }
 
-/** More failures at once are not chance. */
-const MOST_AGAIN = 4
-
 let failed = false
-function passes(program: string, ...args: readonly string[]): boolean {
-  return spawnSync(program, args, { stdio: 'inherit' }).status === 0
-}
 function run(program: string, ...args: readonly string[]): void {
-  if (!passes(program, ...args)) failed = true
-}
-
-function runAgain(files: readonly string[]): void {
-  const found = failedFiles().filter(({ file }) => files.includes(file))
-  if (found.length === 0 || found.length > MOST_AGAIN) failed = true
-  else
-    for (const { file, failures } of found) {
-      process.stdout.write(`${file} failed; it runs again, alone\n`)
-      if (!passes('tap', '--disable-coverage', file)) failed = true
-      else for (const failure of failures) appendFileSync(FLAKY, `FLAKY ${file}: ${failure}\n`)
-    }
+  const { status } = spawnSync(program, args, { stdio: 'inherit' })
+  if (status !== 0) failed = true
 }
 
 /** Resolves when the simulations have used up their time, or printed a failure. */
@@ -96,10 +76,8 @@ else if (tier === 'verify') {
   if (status !== 0) failed = true
   await simulated
 } else {
-  rmSync(FLAKY, { force: true })
-  const [first, second] = [covered(), filesIn(END_TO_END)]
-  const isGood = passes('tap', ...first)
+  run('tap', ...covered())
   run(process.execPath, 'scripts/coverage.ts')
-  if (!passes('tap', '--disable-coverage', '--jobs=3', ...second) || !isGood) runAgain([...first, ...second])
+  run('tap', '--disable-coverage', '--jobs=3', ...filesIn(END_TO_END))
 }
 process.exitCode = failed ? 1 : 0
