@@ -370,7 +370,8 @@ void t.test('without a connection everything is refused, and one is tried again 
   const opened = await open(t)
   const { server, lanes, events } = opened
   const name = `127.0.0.1:${server.port}`
-  const cut = () => server.open.forEach((socket) => socket.destroy())
+  // Once it was read: before that, some would end with a reset, which is another error.
+  const cut = () => server.open.forEach((socket) => socket.bytesRead > 0 && socket.destroy())
   server.welcomes = false
   cut()
   await until(() => events.length === 2)
@@ -390,9 +391,7 @@ void t.test('without a connection everything is refused, and one is tried again 
   await until(() => opened.ups === 2)
   t.equal(events[1], `disconnected: ${name}`)
   t.equal(events.at(-1), `connected: ${name}`)
-  // A connection may be cut at two moments, each with its error.
-  const repeated = events.filter((event, n) => event === events[n - 1])
-  t.strictSame(repeated, [], 'an error is reported once until there is another')
+  t.equal(new Set(events).size, events.length - 1, 'each error is reported once')
 })
 
 void t.test('close() refuses what waits, fails what was sent, and leaves no connection', async (t) => {
