@@ -28,16 +28,21 @@ function diagnosis(lines: readonly string[]): string[] {
 function failuresIn(tap: string): string[] {
   const failures: string[] = []
   const titles: string[] = []
+  /** By depth: how many had failed when the subtest there began. */
+  const before: number[] = []
   const lines = tap.split('\n')
   for (const [at, line] of lines.entries()) {
     const depth = Math.floor(line.search(/\S/) / INDENT)
     const subtest = /^\s*# Subtest: (.*)/.exec(line)?.[1]
-    if (subtest !== undefined) titles.splice(depth, titles.length, subtest)
+    if (subtest !== undefined) {
+      titles.splice(depth, titles.length, subtest)
+      before[depth] = failures.length
+    }
     const failed = /^\s*not ok \d+ - (.*)/.exec(line)?.[1]
     if (failed === undefined || / # (?:TODO|SKIP)\b/i.test(failed)) continue
     const title = failed.replace(/ # time=.*/, '')
-    // A test that failed since an assertion in it did has been told.
-    if (failures.some((told) => told.includes(title))) continue
+    // A subtest that failed because an assertion in it did.
+    if (title === titles[depth] && failures.length > (before[depth] ?? 0)) continue
     const where = [...titles.slice(0, depth), title].join(' > ')
     failures.push([where, ...diagnosis(lines.slice(at + 1))].join('\n'))
   }
