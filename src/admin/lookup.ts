@@ -67,7 +67,9 @@ export class RecordLookup {
   }
 
   #names(): string {
-    return [...this.#config.routes.map(({ name }) => name), 'default'].join(', ')
+    return policiesOf(this.#config)
+      .map(({ name }) => name)
+      .join(', ')
   }
 
   #match(lookup: Lookup): { readonly route: RoutePolicy; readonly method: string; readonly path: string } {

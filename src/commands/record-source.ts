@@ -2,7 +2,7 @@ import { hostname } from 'node:os'
 import { type AdminPorts, adminApi } from '../admin/api.ts'
 import { adminApp } from '../admin/app.ts'
 import { RecordLookup } from '../admin/lookup.ts'
-import { type AdminProblem, PROBLEMS, type ProblemCode } from '../admin/problems.ts'
+import { AdminProblem, PROBLEMS, type ProblemCode } from '../admin/problems.ts'
 import type { Config } from '../config/config.ts'
 import { quote } from '../config/units.ts'
 import type { Millis } from '../core/record.ts'
@@ -67,10 +67,9 @@ export interface RecordSource extends AsyncDisposable {
 const TIMEOUT: Millis = 60_000
 
 /** An admin listener's answers to a request without a token: with a token file, and without. */
-const WITHOUT_TOKEN: readonly unknown[] = [
-  'urn:idempotency-proxy:unauthorized',
-  'urn:idempotency-proxy:not_found',
-]
+const WITHOUT_TOKEN: readonly unknown[] = (['unauthorized', 'not_found'] as const).map(
+  (code) => new AdminProblem(code, '').body.type,
+)
 
 /** A running proxy, through its admin listener. `origin` has no slash at the end; `tokenFile` is for messages. */
 export function openRemote(origin: string, token: string, tokenFile: string): RecordSource {

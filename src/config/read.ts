@@ -320,7 +320,7 @@ function distance(a: string, b: string): number {
     for (let j = 1; j <= b.length; j++) {
       const replaced = (row[j - 1] as number) + (a[i - 1] === b[j - 1] ? 0 : 1)
       const isSwap = a[i - 1] === b[j - 2] && a[i - 2] === b[j - 1]
-      const swapped = isSwap ? (before[j - 2] ?? i + j) + 1 : replaced
+      const swapped = isSwap ? (before[j - 2] as number) + 1 : replaced
       next.push(Math.min(replaced, swapped, (row[j] as number) + 1, (next[j - 1] as number) + 1))
     }
     before = row

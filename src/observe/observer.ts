@@ -235,8 +235,7 @@ export class StoreHealth {
   #asked: Store | null = null
   /** The metric's value: set once per change, as a protected request uses the store twice. */
   #isUp = false
-  /** Null: not known yet. */
-  #mayEvict: boolean | null = null
+  #fitness: StoreFitness = 'not known yet'
   #isInGrace = false
   #checks = 0
   /** It has granted a test claim once. */
@@ -336,12 +335,12 @@ export class StoreHealth {
   }
 
   fitness(): StoreFitness {
-    return this.#mayEvict === null ? 'not known yet' : this.#mayEvict ? 'unfit' : 'fit'
+    return this.#fitness
   }
 
   /** The store has come back: earlier guarantees no longer count. */
   checkAgain(): void {
-    this.#mayEvict = null
+    this.#fitness = 'not known yet'
     if (this.#asked !== null) void this.#check(this.#asked)
   }
 
@@ -372,7 +371,7 @@ export class StoreHealth {
       this.#isProven = proof === PROVEN
       const { grade, reasons: risks } = gradingOf(traits, this.#grace, proof)
       const reasons = [...traits.refusals, ...risks]
-      this.#mayEvict = grade === 'unfit' || traits.evicts !== false
+      this.#fitness = grade !== 'unfit' && traits.evicts === false ? 'fit' : 'unfit'
       this.#metrics.set('idempotency_store_grade', this.#labels, GRADES.indexOf(grade))
       const summary = [grade, ...reasons].join()
       if (summary !== this.#logged) {
