@@ -1,5 +1,5 @@
 /**
- * `npm test` and `npm run verify` run this first. The tests start their own servers, so they need three programs that npm does
+ * `npm test`, `npm run verify` and `npm run check` run this first; `check` needs the packages of test/tools alone. The tests start their own servers, so they need three programs that npm does
  * not install: `redis-server` (7 or later), PostgreSQL and `openssl` (certificates for the TLS tests). `verify` also uses Chromium
  * for the operators' page, `prometheus` and `promtool` for dashboards and alerts, PgBouncer, and psycopg2 for an example; without them
  * tests are skipped. Run as root on a machine with apt-get, this installs what is missing; elsewhere it prints one sentence on what to do.
@@ -8,6 +8,7 @@
 import { spawnSync } from 'node:child_process'
 import { existsSync, rmSync, writeFileSync } from 'node:fs'
 import { postgresBinaries } from '../test/support/postgres-binaries.ts'
+import { installToolPackages } from './tool-packages.ts'
 
 const OLDEST_REDIS = 7
 /** Debian asks this script before it starts a newly installed service; 101 means "do not". */
@@ -22,7 +23,8 @@ interface Need {
   missing(): string | null
 }
 
-const verify = process.argv[2] === 'verify'
+const [purpose = 'test'] = process.argv.slice(2)
+const verify = purpose === 'verify'
 
 const needs: readonly Need[] = [
   {
@@ -124,7 +126,15 @@ function aptInstall(packages: readonly string[]): void {
   }
 }
 
-let lacking = find()
+if (purpose !== 'test')
+  try {
+    installToolPackages()
+  } catch (error) {
+    process.stderr.write(`the packages of test/tools cannot be installed: ${(error as Error).message}\n`)
+    process.exit(1)
+  }
+
+let lacking = purpose === 'check' ? [] : find()
 const apt = process.getuid?.() === 0 && output('apt-get', ['--version']) !== null
 // REDIS_SERVER is the user's choice: nothing is installed in its place.
 const installable = lacking.filter(

@@ -92,8 +92,8 @@ function models(): string {
   })
 }
 
-/** Creates a folder completely or not at all. */
-function cached(name: string, fill: (folder: string) => void): string {
+/** A folder of the cache by this name, filled completely or not at all. */
+export function cached(name: string, fill: (folder: string) => void): string {
   const folder = join(CACHE, name.replaceAll(/[^\w.-]+/g, '_'))
   if (existsSync(folder)) return folder
   mkdirSync(CACHE, { recursive: true })
@@ -108,7 +108,7 @@ function cached(name: string, fill: (folder: string) => void): string {
   return folder
 }
 
-function npm(cwd: string, args: readonly string[]): void {
+export function npm(cwd: string, args: readonly string[]): void {
   run(cwd, 'npm', [
     ...args,
     '--silent',
@@ -130,7 +130,7 @@ function run(cwd: string, command: string, args: readonly string[]): void {
     cwd,
     env,
     encoding: 'utf8',
-    timeout: 240_000,
+    timeout: 600_000,
   })
   if (status !== 0)
     throw new Error(
