@@ -1,83 +1,235 @@
 /**
- * The two tiers of tests.
+ * Runs the tests. A test file is a program that prints TAP (`node test/x.test.ts`); its name says its tier:
  *
- * - `npm test`: in-process tests against real stores, with coverage; then whole proxies end to end, without coverage (their processes
- *   would write half of the data and add nothing to the folders that need full coverage).
- * - `npm run verify`: everything shipped around the code: packages, charts, dashboards, the page in a browser, clients in other
- *   languages, the demo, the bench; whether planted mistakes are caught; some mutants; a short torture; and beside them, in what they leave
- *   of the processors, SIMULATION_SECONDS of simulation (60; CI: 600), on all processors together, under seeds of the day.
+ * - `npm test` runs `*.test.ts`: every behaviour of the product once, where it is cheapest to see.
+ * - `npm run verify` runs `*.verify.ts` too: the same under faults, in combinations, at length and with other tools; then judges the
+ *   coverage of both tiers. Beside it run SIMULATION_SECONDS of simulation (60; CI: 300), under seeds of the day.
+ * - `npm test -- FILE…` runs these files. A folder stands for all files in it, of the tier's.
  *
- * `npm test -- FILE…` runs only these files, without coverage.
+ * Prints what failed, and how to repeat it; then one line of totals.
  */
-import { spawn, spawnSync } from 'node:child_process'
+import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { readdirSync } from 'node:fs'
-import { availableParallelism, constants, setPriority } from 'node:os'
+import { mkdirSync, mkdtempSync, readdirSync, rmSync, statfsSync, statSync } from 'node:fs'
+import { availableParallelism, constants, setPriority, tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { text } from 'node:stream/consumers'
+import { Parser, type Result } from 'tap-parser'
 
-/** Most of these tests spend their time waiting: for a lease, a timeout, the end of a process. */
-const END_TO_END = ['test/e2e']
-const VERIFY = [
-  'bench',
-  'clients',
-  'examples',
-  'mutation',
-  'packaging',
-  'page',
-  'planted',
-  'torture',
-  'watch',
-].map((name) => `test/${name}`)
+const ROOT = join(import.meta.dirname, '..')
+const CACHE = join(ROOT, 'node_modules/.cache/idempotency-proxy')
+/** Milliseconds after which a file that has not ended is killed. */
+const FILE_LIMIT = 600_000
+/** Many tests wait for a process or a socket: one more than there are processors keeps these busy. */
+const JOBS = availableParallelism() + 1
 
-/** All test files: beside them in `test/` are programs, which the runner would run. */
-const FILES = readdirSync('test', { recursive: true, encoding: 'utf8' })
-  .filter((name) => name.endsWith('.test.ts'))
-  .map((name) => `test/${name}`)
-
-function filesIn(folders: readonly string[]): string[] {
-  return FILES.filter((file) => folders.some((folder) => file.startsWith(`${folder}/`)))
+interface Verdict {
+  readonly file: string
+  readonly passed: number
+  readonly skipped: number
+  readonly failures: readonly string[]
+  readonly seconds: number
 }
 
-/** All other tests. */
-function covered(): string[] {
-  const elsewhere = new Set(filesIn([...END_TO_END, ...VERIFY]))
-  return FILES.filter((file) => !elsewhere.has(file))
+type Tier = 'test' | 'verify'
+
+/** Files of `test/` whose names say that they belong to the tier; the larger first, so that a long one does not begin last. */
+function filesOf(...tiers: readonly Tier[]): string[] {
+  return readdirSync(join(ROOT, 'test'), { recursive: true, encoding: 'utf8' })
+    .filter((name) => !name.includes('node_modules') && tiers.some((tier) => name.endsWith(`.${tier}.ts`)))
+    .map((name) => ({ file: `test/${name}`, size: statSync(join(ROOT, 'test', name)).size }))
+    .toSorted((a, b) => b.size - a.size)
+    .map(({ file }) => file)
 }
 
-let failed = false
-function run(program: string, ...args: readonly string[]): void {
-  const { status } = spawnSync(program, args, { stdio: 'inherit' })
-  if (status !== 0) failed = true
+/** In memory where there is room: an fsync of a test's store proves nothing about the disk, and waits for it. */
+function temporaryFolder(): string {
+  const shared = '/dev/shm'
+  try {
+    const { bavail, bsize } = statfsSync(shared)
+    if (bavail * bsize > 2 ** 31) return mkdtempSync(join(shared, 'idempotency-proxy-'))
+  } catch {
+    // Not Linux.
+  }
+  return mkdtempSync(join(tmpdir(), 'idempotency-proxy-'))
 }
 
-/** Resolves when the simulations have used up their time, or printed a failure. */
-async function simulate(cpuSeconds: number): Promise<void> {
+const running = new Set<{ kill(): void }>()
+
+async function run(file: string, env: NodeJS.ProcessEnv): Promise<Verdict> {
+  const begun = performance.now()
+  const child = spawn(process.execPath, [file], {
+    cwd: ROOT,
+    env,
+    stdio: ['ignore', 'pipe', 'pipe'],
+    detached: true,
+  })
+  // With the servers and proxies that it started.
+  const kill = (): void => {
+    try {
+      process.kill(-(child.pid ?? 0), 'SIGKILL')
+    } catch {
+      // All have ended.
+    }
+  }
+  const entry = { kill }
+  running.add(entry)
+  const limit = setTimeout(kill, FILE_LIMIT)
+  const failures: string[] = []
+  let [passed, skipped] = [0, 0]
+  const parser = new Parser()
+  parser.on('result', (result: Result) => {
+    if (result.skip || result.todo) skipped++
+    else if (result.ok) passed++
+    else failures.push(described(result))
+  })
+  const finished = once(parser, 'complete')
+  child.stdout.pipe(parser)
+  const exited = once(child, 'exit').then((end) => {
+    // What a test left running may hold the pipe open.
+    kill()
+    return end
+  })
+  const [said, [code, signal]] = await Promise.all([text(child.stderr), exited, finished])
+  clearTimeout(limit)
+  running.delete(entry)
+  if (failures.length === 0 && (code !== 0 || !parser.ok))
+    failures.push(
+      `ended with ${signal ?? code}${parser.ok ? '' : ', and its TAP is not whole'}${parser.results?.bailout ? `: ${parser.results.bailout}` : ''}`,
+    )
+  if (failures.length > 0 && said.trim() !== '') failures.push(said.trim().split('\n').slice(-30).join('\n'))
+  return { file, passed, skipped, failures, seconds: (performance.now() - begun) / 1000 }
+}
+
+/** What tap says of a failed assertion. */
+interface Diagnosis {
+  readonly diff?: string
+  readonly stack?: string
+  readonly source?: string
+  readonly at?: { readonly fileName?: string; readonly lineNumber?: number }
+}
+
+/** The titles down to the assertion, and what differs. */
+function described({ fullname, name, diag }: Result): string {
+  const { diff, stack, source: _, at, ...rest } = (diag ?? {}) as Diagnosis
+  const where = at?.fileName === undefined ? '' : ` (${at.fileName}:${at.lineNumber})`
+  const lines = [`${fullname || name}${where}`]
+  if (diff !== undefined) lines.push(diff.trimEnd())
+  else if (Object.keys(rest).length > 0) lines.push(JSON.stringify(rest, null, 2))
+  else if (stack !== undefined) lines.push(stack)
+  return lines.join('\n')
+}
+
+/** Runs the files, several at a time, and prints each failure as soon as its file has ended. */
+async function runAll(files: readonly string[], env: NodeJS.ProcessEnv): Promise<Verdict[]> {
+  const waiting = [...files]
+  const verdicts: Verdict[] = []
+  const worker = async (): Promise<void> => {
+    for (let file = waiting.shift(); file !== undefined; file = waiting.shift()) {
+      const verdict = await run(file, env)
+      verdicts.push(verdict)
+      if (verdict.failures.length > 0)
+        process.stdout.write(
+          `\nFAILED ${file}\n${verdict.failures.join('\n\n')}\nrepeat: npm test -- ${file}\n\n`,
+        )
+    }
+  }
+  await Promise.all(Array.from({ length: JOBS }, worker))
+  return verdicts
+}
+
+/** Resolves to whether nothing was broken, when the simulations have used up their time. */
+async function simulate(cpuSeconds: number): Promise<boolean> {
   const processes = availableParallelism()
   const day = Math.floor(Date.now() / 86_400_000)
   const runs = Array.from({ length: processes }, async (_, n) => {
     const seed = String((day * processes + n) * 1_000_000 + 1)
     const args = ['test/simulation/main.ts', '--seed', seed, '--cpu-seconds', String(cpuSeconds / processes)]
-    const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'inherit'] })
+    const child = spawn(process.execPath, args, { cwd: ROOT, stdio: ['ignore', 'pipe', 'inherit'] })
     // Tests have deadlines; this has none.
     if (child.pid !== undefined) setPriority(child.pid, constants.priority.PRIORITY_LOW)
     const [said, [status]] = await Promise.all([text(child.stdout), once(child, 'close')])
     process.stdout.write(`simulation from seed ${seed}: ${said}`)
-    if (status !== 0) failed = true
+    return status === 0
   })
-  await Promise.all(runs)
+  return (await Promise.all(runs)).every(Boolean)
 }
 
-const [tier, ...files] = process.argv.slice(2)
-if (files.length > 0) run('tap', '--disable-coverage', ...files)
-else if (tier === 'verify') {
-  const simulated = simulate(Number(process.env['SIMULATION_SECONDS'] ?? 60))
-  const tests = spawn('tap', ['--disable-coverage', ...filesIn(VERIFY)], { stdio: 'inherit' })
-  const [status] = await once(tests, 'exit')
-  if (status !== 0) failed = true
-  await simulated
-} else {
-  run('tap', ...covered())
-  run(process.execPath, 'scripts/coverage.ts')
-  run('tap', '--disable-coverage', '--jobs=3', ...filesIn(END_TO_END))
+/** Whether the folders that decide correctness are covered whole by what wrote into `folder`. */
+async function covered(folder: string): Promise<boolean> {
+  const reporting = spawn(
+    'c8',
+    [
+      'report',
+      '--temp-directory',
+      folder,
+      '--include',
+      'src/**',
+      '--all',
+      '--src',
+      'src',
+      '--reporter',
+      'json-summary',
+      '--reports-dir',
+      join(CACHE, 'coverage'),
+    ],
+    { cwd: ROOT, stdio: ['ignore', 'ignore', 'inherit'] },
+  )
+  const [status] = await once(reporting, 'exit')
+  if (status !== 0) return false
+  const judging = spawn(process.execPath, ['scripts/coverage.ts'], { cwd: ROOT, stdio: 'inherit' })
+  return (await once(judging, 'exit'))[0] === 0
 }
-process.exitCode = failed ? 1 : 0
+
+const [tier, ...named] = process.argv.slice(2) as [Tier, ...string[]]
+const temporary = temporaryFolder()
+let ended = false
+function cleanUp(): void {
+  if (ended) return
+  ended = true
+  for (const child of running) child.kill()
+  rmSync(temporary, { recursive: true, force: true, maxRetries: 5 })
+}
+process.on('exit', cleanUp)
+for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const)
+  process.on(signal, () => process.exit(128 + constants.signals[signal]))
+
+const env: NodeJS.ProcessEnv = {
+  ...process.env,
+  TMPDIR: temporary,
+  TAP_TIMEOUT: '120',
+  // Compiled code of the product is shared by all files.
+  NODE_COMPILE_CACHE: join(CACHE, 'compiled'),
+}
+mkdirSync(CACHE, { recursive: true })
+const all = filesOf('test', ...(tier === 'verify' ? (['verify'] as const) : []))
+const files =
+  named.length === 0
+    ? all
+    : named.flatMap((name) => {
+        const inside = all.filter((file) => file.startsWith(`${name.replace(/\/$/, '')}/`))
+        return inside.length > 0 ? inside : [name]
+      })
+const judged = tier === 'verify' && named.length === 0
+const coverage = join(temporary, 'coverage')
+const begun = performance.now()
+const simulated = judged ? simulate(Number(process.env['SIMULATION_SECONDS'] ?? 60)) : Promise.resolve(true)
+const verdicts = await runAll(
+  files,
+  judged ? { ...env, NODE_V8_COVERAGE: coverage, NODE_DISABLE_COMPILE_CACHE: '1' } : env,
+)
+const whole = judged ? await covered(coverage) : true
+const sound = await simulated
+
+const failed = verdicts.filter(({ failures }) => failures.length > 0)
+const sum = (count: (verdict: Verdict) => number): number =>
+  verdicts.reduce((total, one) => total + count(one), 0)
+const times = verdicts.map(({ seconds }) => seconds).toSorted((a, b) => a - b)
+const slowest = verdicts.toSorted((a, b) => b.seconds - a.seconds)[0]
+process.stdout.write(
+  `${verdicts.length} files in ${((performance.now() - begun) / 1000).toFixed(0)} s, ` +
+    `half of them in at most ${times[times.length >> 1]?.toFixed(1)} s, the slowest ${slowest?.file} in ${slowest?.seconds.toFixed(1)} s\n` +
+    failed.map(({ file }) => `failed: ${file}\n`).join('') +
+    `${sum(({ passed }) => passed)} passed, ${sum(({ failures }) => failures.length)} failed, ${sum(({ skipped }) => skipped)} skipped\n`,
+)
+process.exitCode = failed.length === 0 && whole && sound ? 0 : 1

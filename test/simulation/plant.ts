@@ -3,9 +3,10 @@
  * fails where the text that it replaces is not there exactly once: the code has changed, and the plant has to follow.
  */
 import { registerHooks } from 'node:module'
+import { RULES } from '../planted/rules.ts'
 import { FUZZED, PLANTS } from './plants.ts'
 
-const plant = [...PLANTS, ...FUZZED].find(({ name }) => name === process.env['PLANT'])
+const plant = [...PLANTS, ...FUZZED, ...RULES].find(({ name }) => name === process.env['PLANT'])
 if (plant === undefined) throw new Error(`no such plant: ${process.env['PLANT']}`)
 const { name, file, from, to } = plant
 const url = new URL(`../../${file}`, import.meta.url).href
