@@ -52,13 +52,13 @@ void t.test('acknowledged records survive kill -9 while records move to the tabl
          await register.swap(id, { version: stamp.version }, outcome, { dueIn: 1000, dropIn: 1e9 }, false)
          process.stdout.write('end ' + id + '\\n')
        })
-       if (n % 50 === 0) await put
+       if (n % 200 === 0) await put
      }`,
     file,
   )
   let said = ''
   child.process.stdout.on('data', (chunk: Buffer) => (said += chunk.toString()))
-  await until(() => said.length > 2 * 48 * 5000)
+  await until(() => said.length > 2 * 48 * 3000)
   child.process.kill('SIGKILL')
   await child.exited
   const register = await open(file)
