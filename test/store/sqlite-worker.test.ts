@@ -257,6 +257,40 @@ void t.test('a large record is in the table at once, whatever was in the journal
   t.same(rows('SELECT unresolved, due FROM records'), [{ unresolved: 0, due: NOW + 7 }])
 })
 
+void t.test('every process can read a record that outgrows the journal and shrinks again', async (t) => {
+  const { open } = fileInProcess(t)
+  const [{ register }, { register: peer }] = [await open(), await open()]
+  const id = newId()
+  const token = newToken()
+  const large = bytesOf('unknown', token, { lastError: 'x'.repeat(5000) })
+  const small = bytesOf('unknown', token)
+  const put = await register.put(id, bytesOf('in_progress', token), SPANS)
+  let version = put.done ? put.stamp.version : 0
+  const replace = async (by: SqliteStore, bytes: Buffer) => {
+    const swap = await by.swap(id, { version }, bytes, SPANS, false)
+    if (swap.done) version = swap.stamp.version
+    return swap.done
+  }
+  for (const [by, bytes] of [
+    [peer, large],
+    [register, small],
+    [register, large],
+    [register, large],
+    [peer, small],
+  ] as const) {
+    t.ok(await replace(by, bytes))
+    for (const each of [register, peer]) {
+      const found = (await each.get(id)).bytes as Buffer
+      t.equal(found.length, bytes.length)
+      t.equal(decodeRecord(found).version, version)
+      t.same((await each.list('all', null, 10)).ids, [id])
+    }
+  }
+  t.equal(await register.remove(id, version), true)
+  for (const each of [peer, register]) t.equal((await each.get(id)).bytes, null)
+  t.ok((await peer.put(id, small, SPANS)).done)
+})
+
 wherever('each record has its own history', async (t, { register, settle }) => {
   const record = newId()
   await put(register, record, 'unknown')
