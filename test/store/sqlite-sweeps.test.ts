@@ -248,23 +248,6 @@ void t.test('what other processes have written is moved, too', async (t) => {
   t.equal((await peer.register.list('all', null, 10)).ids.length, 1)
 })
 
-void t.test('a journal of sixteen thousand entries is moved without waiting', async (t) => {
-  const { open } = fileInProcess(t)
-  const { register, thread } = await open()
-  const bytes = bytesOf('in_progress', newToken())
-  const putMany = (ids: RecordId[]) => Promise.all(ids.map(async (id) => register.put(id, bytes, SPANS)))
-  await putMany(idsOf(15_999))
-  t.equal(thread.immediate, null)
-  await putMany(idsOf(1, 20_000))
-  const first = thread.immediate
-  t.not(first, null)
-  await putMany(idsOf(1, 20_001))
-  t.equal(thread.immediate, first, 'one move at a time')
-  while (thread.immediate !== null) thread.slice()
-  await putMany(idsOf(1, 20_002))
-  t.equal(thread.immediate, null, 'it is almost empty again')
-})
-
 void t.test('a journal of eight MiB is moved without waiting', async (t) => {
   const { open, db } = fileInProcess(t)
   const { register, thread } = await open()

@@ -10,6 +10,7 @@ import { decodeRecord } from '../../src/store/codec.ts'
 import type { SqliteStore } from '../../src/store/sqlite.ts'
 import { bytesOf, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
 import { open, opened } from './sqlite-fixtures.ts'
+import { fileInProcess } from './sqlite-in-process.ts'
 
 /* Processes that are killed, and thousands of records while threads move them from the journal to the table. */
 
@@ -214,6 +215,24 @@ void t.test('after a move from the journal to the table, every process sees ever
     t.equal((await each.due(1000)).length, 1000)
     each.skew = 0
   }
+})
+
+void t.test('a journal of sixteen thousand entries is moved without waiting', async (t) => {
+  const { open } = fileInProcess(t)
+  const { register, thread } = await open()
+  const bytes = bytesOf('in_progress', newToken())
+  const putMany = (count: number) =>
+    Promise.all(Array.from({ length: count }, async () => register.put(newId(), bytes, SPANS)))
+  await putMany(15_999)
+  t.equal(thread.immediate, null)
+  await putMany(1)
+  const first = thread.immediate
+  t.not(first, null)
+  await putMany(1)
+  t.equal(thread.immediate, first, 'one move at a time')
+  while (thread.immediate !== null) thread.slice()
+  await putMany(1)
+  t.equal(thread.immediate, null, 'it is almost empty again')
 })
 
 void t.test('a flood does not make the journal grow without bound', async (t) => {
