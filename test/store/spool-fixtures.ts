@@ -21,6 +21,7 @@ export function folder(t: Test): string {
 }
 
 export interface Opened {
+  readonly directory: string
   readonly spool: Spool
   /** What was found, as text. */
   readonly found: string[]
@@ -37,6 +38,7 @@ export async function opened(directory: string, maxBytes = MiB): Promise<Opened>
     say: (message) => void said.push(message),
   })
   return {
+    directory,
     spool,
     found: found.map(({ payload }) => payload.toString()),
     entries: found.map(({ entry }) => entry),
@@ -69,8 +71,7 @@ export function aside(directory: string): string[] {
 
 /** A folder with one segment that holds these, left by a process that has ended. */
 export async function left(t: Test, texts: readonly string[]): Promise<{ directory: string; file: string }> {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory)
+  const { directory, spool, append } = await opened(folder(t))
   await keptAll(texts.map(append))
   await spool.close()
   return { directory, file: join(directory, segments(directory)[0] as string) }

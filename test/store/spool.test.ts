@@ -105,8 +105,7 @@ void t.test('payloads may be any bytes, even a forged frame', async (t) => {
 })
 
 void t.test('entries appended while the disk is busy share a sync', async (t) => {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory)
+  const { directory, spool, append } = await opened(folder(t))
   let syncs = 0
   await around(t, 'datasync', (call) => (syncs++, call()))
   const entries = Array.from({ length: 500 }, (_, i) => append(`entry ${i}`))
@@ -117,8 +116,7 @@ void t.test('entries appended while the disk is busy share a sync', async (t) =>
 })
 
 void t.test('an entry counts as kept once it is synced, not when it is written', async (t) => {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory)
+  const { directory, spool, append } = await opened(folder(t))
   const [syncing, synced] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()]
   await around(t, 'datasync', async (call) => {
     syncing.resolve()
@@ -139,8 +137,7 @@ void t.test('an entry counts as kept once it is synced, not when it is written',
 })
 
 void t.test('an entry dropped before it is written never reaches the disk', async (t) => {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory)
+  const { directory, spool, append } = await opened(folder(t))
   const first = append('first')
   const second = append('second')
   spool.drop(second)
@@ -311,8 +308,7 @@ async function lookUntil(ask: () => SpoolEntry): Promise<KeepResult> {
 
 void t.test('an entry that the disk refuses is not kept, and the next one is tried', async (t) => {
   for (const method of ['appendFile', 'datasync'] as const) {
-    const directory = folder(t)
-    const { spool, append, said } = await opened(directory, 10_000)
+    const { directory, spool, append, said } = await opened(folder(t), 10_000)
     const before = append('before')
     t.equal(await before.done, 'kept')
     await fails(t, method, 'ENOSPC: no space left on device')
@@ -329,8 +325,7 @@ void t.test('an entry that the disk refuses is not kept, and the next one is tri
 })
 
 void t.test('a failed write that cannot be undone may be found again, and can be dropped', async (t) => {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory, 10_000)
+  const { directory, spool, append } = await opened(folder(t), 10_000)
   await fails(t, 'datasync', 'EIO')
   await fails(t, 'truncate', 'EIO')
   await closing(t, 'appendFile', async (close) => {
@@ -354,8 +349,7 @@ void t.test('a tombstone that cannot be written is retried; at worst its entry i
     ['at the end', ['two']],
     ['never', ['one', 'two']],
   ] as const) {
-    const directory = folder(t)
-    const { spool, append, said } = await opened(directory)
+    const { directory, spool, append, said } = await opened(folder(t))
     const [one, two] = [append('one'), append('two')]
     await keptAll([one, two])
     await dropsInVain(t, { spool, said }, one)
@@ -371,8 +365,7 @@ void t.test('a tombstone that cannot be written is retried; at worst its entry i
 })
 
 void t.test('a segment whose tombstone could not be written is deleted with its last entry', async (t) => {
-  const directory = folder(t)
-  const { spool, append, said } = await opened(directory)
+  const { directory, spool, append, said } = await opened(folder(t))
   const [one, two] = [append('one'), append('two')]
   await keptAll([one, two])
   await dropsInVain(t, { spool, said }, one, 'ENOSPC')
@@ -382,8 +375,7 @@ void t.test('a segment whose tombstone could not be written is deleted with its 
 })
 
 void t.test('after somebody removes the directory, nothing counts as kept and nothing crashes', async (t) => {
-  const directory = folder(t)
-  const { spool, append, said } = await opened(directory)
+  const { directory, spool, append, said } = await opened(folder(t))
   const kept = append('kept')
   await kept.done
   rmSync(directory, { recursive: true })
@@ -395,8 +387,7 @@ void t.test('after somebody removes the directory, nothing counts as kept and no
 })
 
 void t.test('an entry is not kept if the directory entry of its new segment cannot be synced', async (t) => {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory)
+  const { directory, spool, append } = await opened(folder(t))
   await fails(t, 'sync', 'EIO: the directory')
   t.match(await append('x').done, { message: 'EIO: the directory' })
   t.equal(await append('y').done, 'kept')
@@ -405,8 +396,7 @@ void t.test('an entry is not kept if the directory entry of its new segment cann
 })
 
 void t.test('a closed spool takes no more entries or drops', async (t) => {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory)
+  const { directory, spool, append } = await opened(folder(t))
   const entry = append('x')
   const closing = spool.close()
   t.match(await append('y').done, { message: 'the spool is closed' })
@@ -416,8 +406,7 @@ void t.test('a closed spool takes no more entries or drops', async (t) => {
 })
 
 void t.test('entries of many segments are found in their order', async (t) => {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory, 1600)
+  const { directory, spool, append } = await opened(folder(t), 1600)
   const texts = Array.from({ length: 11 }, (_, n) => `${n}`.padEnd(100, '.'))
   for (const text of texts) t.equal(await append(text).done, 'kept')
   await spool.close()
@@ -432,8 +421,7 @@ void t.test('entries of many segments are found in their order', async (t) => {
 })
 
 void t.test('the directory is synced after a segment is created and after one is deleted', async (t) => {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory)
+  const { directory, spool, append } = await opened(folder(t))
   let [syncs, closed] = [0, 0]
   await closing(t, 'sync', (close) => (closed++, close()))
   await around(t, 'sync', (call) => (syncs++, call()))
@@ -448,8 +436,7 @@ void t.test('the directory is synced after a segment is created and after one is
 })
 
 void t.test('a spool has closed, and lets go of its directory, once its segment has closed', async (t) => {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory)
+  const { directory, spool, append } = await opened(folder(t))
   t.equal(await append('x').done, 'kept')
   const { promise, resolve } = Promise.withResolvers<void>()
   let closed = 0
@@ -541,8 +528,7 @@ void t.test('a spool is filled to its last byte, and has no room if it was large
 void t.test(
   'a spool that cannot be written at its end has removed the empty segment when it has closed',
   async (t) => {
-    const directory = folder(t)
-    const { spool, append, said } = await opened(directory)
+    const { directory, spool, append, said } = await opened(folder(t))
     const [one, two] = [append('one'), append('two')]
     await keptAll([one, two])
     await dropsInVain(t, { spool, said }, one)
@@ -557,8 +543,7 @@ void t.test(
 )
 
 void t.test('a failed write is taken back before its file is closed', async (t) => {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory)
+  const { spool, append } = await opened(folder(t))
   const done: string[] = []
   await closing(t, 'appendFile', async (close) => {
     done.push('closed')
@@ -632,8 +617,7 @@ void t.test('stray bytes hide no frame, and are counted', async (t) => {
 
 // docs/record-format.md
 void t.test('a frame has its kind and its number where the format says', async (t) => {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory)
+  const { directory, spool, append } = await opened(folder(t))
   const [one, two] = [append('payload'), append('')]
   await keptAll([one, two])
   spool.drop(one)

@@ -10,7 +10,7 @@ import { decodeRecord } from '../../src/store/codec.ts'
 import type { SqliteStore } from '../../src/store/sqlite.ts'
 import { bytesOf, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
 import { open, opened } from './sqlite-fixtures.ts'
-import { fileInProcess } from './sqlite-in-process.ts'
+import { inProcess } from './sqlite-in-process.ts'
 
 /* Processes that are killed, and thousands of records while threads move them from the journal to the table. */
 
@@ -218,8 +218,7 @@ void t.test('after a move from the journal to the table, every process sees ever
 })
 
 void t.test('a journal of sixteen thousand entries is moved without waiting', async (t) => {
-  const { open } = fileInProcess(t)
-  const { register, thread } = await open()
+  const { register, thread } = await inProcess(t)
   const bytes = bytesOf('in_progress', newToken())
   const putMany = (count: number) =>
     Promise.all(Array.from({ length: count }, async () => register.put(newId(), bytes, SPANS)))
