@@ -4,7 +4,7 @@ import { once } from 'node:events'
 import { chmodSync } from 'node:fs'
 import { join } from 'node:path'
 import { DatabaseSync } from 'node:sqlite'
-import t, { type Test } from 'tap'
+import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import type { SqliteStore } from '../../src/store/sqlite.ts'
@@ -110,14 +110,6 @@ void t.test(
   },
 )
 
-/** Resolves when the journal has been moved to the table. */
-async function moved(t: Test, file: string): Promise<void> {
-  const db = new DatabaseSync(file, { readOnly: true })
-  t.teardown(() => db.close())
-  const left = db.prepare('SELECT sum(length(entries)) AS bytes FROM journal')
-  await until(() => Number(left.get()?.['bytes']) < 1_000_000)
-}
-
 void t.test('changes made while records move to the table are kept', async (t) => {
   const { file, register } = await opened(t)
   const peer = await open(file)
@@ -160,61 +152,6 @@ void t.test('changes made while records move to the table are kept', async (t) =
     { n: kept.length, ids: kept.length },
   )
   db.close()
-})
-
-void t.test('after a move from the journal to the table, every process sees every record', async (t) => {
-  const { file, register } = await opened(t)
-  const peer = await open(file)
-  t.teardown(() => peer.close())
-  const token = newToken()
-  const claim = bytesOf('in_progress', token, LONG)
-  const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
-  const settle = async (by: SqliteStore, id: RecordId) => {
-    const swap = await by.swap(
-      id,
-      { token, states: ['in_progress'] },
-      bytesOf('completed', token),
-      SPANS,
-      false,
-    )
-    t.equal(swap.done, true)
-  }
-  const state = async (by: SqliteStore, id: RecordId) => {
-    const { bytes } = await by.get(id)
-    return bytes && decodeRecord(bytes).state
-  }
-  const ids = Array.from({ length: 2600 }, newId).toSorted()
-  const [noted, settled, late, gone] = ids.slice(0, 4) as [RecordId, RecordId, RecordId, RecordId]
-  await peer.put(noted, claim, SPANS)
-  await peer.history.append(noted, [note])
-  await register.put(settled, claim, SPANS)
-  await settle(peer, settled)
-  for (const some of [ids.slice(2, 1000), ids.slice(1000, 2500), ids.slice(2500)])
-    await Promise.all(some.map(async (id) => await register.put(id, claim, SPANS)))
-  await settle(peer, late)
-  await moved(t, file)
-  const there = await register.get(gone)
-  t.equal(await peer.remove(gone, decodeRecord(there.bytes as Buffer).version), true)
-
-  const other = await open(file)
-  t.teardown(() => other.close())
-  for (const each of [register, peer, other]) {
-    t.equal(await state(each, noted), 'in_progress')
-    t.equal((await each.history.read(noted)).length, 1)
-    t.equal(await state(each, settled), 'completed')
-    t.equal(await state(each, late), 'completed')
-    t.equal(await state(each, gone), null)
-    t.equal((await each.put(late, claim, SPANS)).done, false)
-    t.same(
-      (await each.list('all', null, 3000)).ids,
-      ids.filter((id) => id !== gone),
-    )
-    t.equal((await each.list('unresolved', null, 3000)).ids.length, 2597)
-    each.skew = SPANS.dueIn + 1
-    t.equal((await each.due(3000)).length, 2597)
-    t.equal((await each.due(1000)).length, 1000)
-    each.skew = 0
-  }
 })
 
 void t.test('a journal of sixteen thousand entries is moved without waiting', async (t) => {
