@@ -81,13 +81,17 @@ void t.test('it starts without DynamoDB, and reports it', async (t) => {
 })
 
 void t.test('a connection that is cut, or never answers, may have applied the operation', async (t) => {
-  const store = await opened(t, { timeoutMs: 500 })
-  for (const fault of [{ cut: 'before' }, { cut: 'after' }, { silent: true }] as const) {
+  const [store, hasty] = [await opened(t), await opened(t, { timeoutMs: 200 })]
+  for (const [asked, fault] of [
+    [store, { cut: 'before' }],
+    [store, { cut: 'after' }],
+    [hasty, { silent: true }],
+  ] as const) {
     server.fault = on('PutItem', fault)
     server.asked.length = 0
-    const put = claimed(store, newId(), newToken())
+    const put = claimed(asked, newId(), newToken())
     await t.rejects(put, { name: 'StoreUnavailable', maybeApplied: true }, JSON.stringify(fault))
-    t.equal(server.asked.length, 1, 'nothing is sent again')
+    t.ok(server.asked.length <= 1, 'nothing is sent again')
   }
   server.fault = () => null
   t.ok((await claimed(store, newId(), newToken())).done)
