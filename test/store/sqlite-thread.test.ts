@@ -46,7 +46,7 @@ async function opened(t: Test, over: Partial<SqliteOptions> = {}) {
   const events: string[] = []
   const onEvent = (kind: string, detail: string): void => void events.push(`${kind}: ${detail}`)
   const store = await found.open({ timeoutMs: TIMEOUT, onEvent, ...over })
-  return { ...store, file: found.file, rows: found.rows, started: found.started, timers, events }
+  return { ...store, file: found.file, started: found.started, db: found.db, timers, events }
 }
 
 function put(register: SqliteStore, id: RecordId = newId()) {
@@ -230,6 +230,20 @@ void t.test('an operation that times out before it is sent is not sent', async (
   t.ok((await fourth.reply).done)
   t.same((await register.list('all', null, 9)).ids, [sent, before, after].sort())
 })
+
+void t.test(
+  'a write to a file that another process keeps locked is not applied, and reads go on',
+  async (t) => {
+    const { register, db } = await opened(t)
+    const id = newId()
+    db.exec('BEGIN IMMEDIATE')
+    const locked = { name: 'StoreUnavailable', maybeApplied: false, message: /locked/ }
+    await t.rejects(put(register, id), locked)
+    t.equal((await register.get(id)).bytes, null)
+    db.exec('COMMIT')
+    t.ok((await put(register, id)).done)
+  },
+)
 
 void t.test('a COMMIT that fails for want of room or of a lock was not applied', (t) => {
   const error = (errcode: number) => Object.assign(new Error('because'), { errcode })
