@@ -1,3 +1,4 @@
+import assert from 'node:assert/strict'
 import { setFlagsFromString } from 'node:v8'
 import { runInNewContext } from 'node:vm'
 import fc from 'fast-check'
@@ -8,21 +9,6 @@ import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { type Store, StoreFull } from '../../src/store/register.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, memoryHarness, newId, newToken, response, SPANS } from './fixtures.ts'
-
-void t.test('T01 a record exists up to its last millisecond', async (t) => {
-  let now = 1000
-  const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
-  const id = newId()
-  await register.put(id, bytesOf('unknown', newToken()), { dueIn: 10, dropIn: 100 })
-  now = 1009
-  t.same(await register.due(1), [])
-  now = 1010
-  t.same(await register.due(1), [id])
-  now = 1099
-  t.ok((await register.get(id)).bytes)
-  now = 1100
-  t.equal((await register.get(id)).bytes, null)
-})
 
 void t.test('it reports how many expired records it has removed', async (t) => {
   let now = 1000
@@ -61,6 +47,8 @@ void t.test('every operation removes what has expired before it does anything el
     const onPruned = (records: number): void => void (removed += records)
     const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES, onPruned })
     await register.put(id, bytesOf('in_progress', token), { dueIn: 1, dropIn: 10 })
+    now = 1009
+    t.same(await register.due(1), [id])
     now = 1010
     const reply = await operation(register)
     t.equal(removed, 1, String(operation))
@@ -107,47 +95,6 @@ void t.test('a full store refuses new records, evicts nothing, and recovers on e
   t.equal((await register.get(ids[3] as RecordId)).bytes, null)
 })
 
-void t.test('a full store takes the outcome of an execution, unless it has a large body', async (t) => {
-  const token = newToken()
-  const room = bytesOf('in_progress', token).length + 600
-  const register = memoryStore({ clock: () => 1000, maxBytes: room })
-  const id = newId()
-  await register.put(id, bytesOf('in_progress', token), SPANS)
-  const own = { token, states: ['in_progress', 'completed'] } as const
-  const large = bytesOf('completed', token, { result: response(Buffer.alloc(SMALL_RECORD)) })
-  await t.rejects(async () => register.swap(id, own, large, SPANS, false), { name: 'StoreFull' })
-  t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
-  await t.rejects(async () => register.put(newId(), bytesOf('in_progress', token), SPANS), {
-    name: 'StoreFull',
-  })
-  t.ok(await register.remove(id, 1001), 'removing a record makes room')
-  t.ok((await register.put(newId(), bytesOf('in_progress', token), SPANS)).done)
-})
-
-void t.test('expiry and due order hold over many records in any order', async (t) => {
-  let now = 0
-  const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES })
-  const spans = Array.from({ length: 300 }, (_, n) => ({
-    dueIn: 1 + ((n * 7919) % 1000),
-    dropIn: 2000 + ((n * 104729) % 1000),
-  }))
-  const records: { id: RecordId; dueIn: number; dropIn: number }[] = []
-  for (const span of spans) {
-    const id = newId()
-    await register.put(id, bytesOf('unknown', newToken(), { fence: 1, createdAt: 1 }), span)
-    records.push({ id, ...span })
-  }
-  now = 500
-  const due = records.filter((r) => r.dueIn <= now).map((r) => r.dueIn)
-  const found = (await register.due(1000)).map((id) => records.find((r) => r.id === id)?.dueIn)
-  t.same(
-    found,
-    due.toSorted((a, b) => a - b),
-  )
-  now = 2500
-  for (const { id, dropIn } of records) t.equal((await register.get(id)).bytes !== null, dropIn > now)
-})
-
 void t.test('throttle is exact to the millisecond, at any rate', async (t) => {
   const step = fc.oneof(
     fc.record({ pass: fc.integer({ min: 0, max: 3000 }) }),
@@ -173,15 +120,16 @@ void t.test('throttle is exact to the millisecond, at any rate', async (t) => {
         }
         const wait = await register.limits.take('bucket', rate, one.units)
         if (one.units === 1 && filled < per) {
-          t.equal(wait, Number((per - filled + count - 1n) / count))
+          assert.equal(wait, Number((per - filled + count - 1n) / count))
           continue
         }
-        t.equal(wait, 0)
+        assert.equal(wait, 0)
         filled = one.units === 1 ? filled - per : filled + per > count * per ? count * per : filled + per
       }
     }),
-    { numRuns: 300 },
+    { numRuns: 100 },
   )
+  t.pass()
 })
 
 void t.test('buckets are bounded like records, and removed when they are full again', async (t) => {
@@ -190,7 +138,7 @@ void t.test('buckets are bounded like records, and removed when they are full ag
   const rate = { count: 10, per: 10_000 }
   const take = () => register.limits.take(newId(), rate, 1)
   for (let n = 0; n < 10_000; n++) {
-    t.equal(await take(), 0)
+    assert.equal(await take(), 0)
     now += 10
   }
   let taken = 0
@@ -216,22 +164,6 @@ void t.test('buckets are bounded like records, and removed when they are full ag
   t.equal(await register.limits.take(mine, rate, -1), 0)
   t.equal(await register.limits.take(mine, rate, -1), 0)
   t.ok(await take().then(() => true), 'and makes room when it is full again')
-})
-
-void t.test('histories count towards the size limit, and are removed with their record', async (t) => {
-  const room = bytesOf('in_progress', newToken()).length + 600
-  const register = memoryStore({ clock: () => 1000, maxBytes: room })
-  const id = newId()
-  await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-  const note = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: 'x'.repeat(20) }
-  t.ok(await register.history.append(id, [note]))
-  await t.rejects(register.history.append(id, [{ ...note, tag: 'b', text: 'x'.repeat(100) }]), {
-    name: 'StoreFull',
-  })
-  t.match(await register.history.read(id), [{ tag: 'a' }])
-  t.ok(await register.history.append(id, [{ ...note, text: '' }]), 'a note that adds no bytes is taken')
-  t.ok(await register.remove(id, 1000))
-  t.ok((await register.put(newId(), bytesOf('in_progress', newToken()), SPANS)).done)
 })
 
 const ROOM = 64 * 1024
@@ -348,20 +280,6 @@ void t.test('an outcome without a sizeable body is taken however full the store 
   await t.rejects(register.history.append(id, [note('xxx')]), { name: 'StoreFull' })
   t.ok(await register.history.append(id, [note('x')]))
   t.ok((await swap(outcome(1000))).done, 'a smaller one')
-})
-
-void t.test('only the end of an attempt is told to watchers, not the next one’s claim', async (t) => {
-  const { register } = measured()
-  const id = newId()
-  let told = 0
-  const stop = await register.watch(id, () => void told++)
-  const { now } = await register.put(id, bytesOf('failed_retryable', newToken()), SPANS)
-  await new Promise((next) => setImmediate(next))
-  t.equal(told, 1)
-  t.ok((await register.swap(id, { version: now }, bytesOf('in_progress', newToken()), SPANS, true)).done)
-  await new Promise((next) => setImmediate(next))
-  t.equal(told, 1)
-  stop()
 })
 
 void t.test('the memory of what is gone is used again', async (t) => {

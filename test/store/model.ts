@@ -1,3 +1,4 @@
+import fc from 'fast-check'
 import { type RecordId, readAt, type State } from '../../src/core/record.ts'
 import { orThrow, Records } from '../../src/store/records.ts'
 import type { Harness } from './contract.ts'
@@ -203,4 +204,30 @@ class Walk {
     const reply = await this.#records.replace(this.#id, record.version, draft(state, token), SETTLED)
     return reply?.kind === 'written'
   }
+}
+
+/** Follows every sequence of `depth` events after `start`; returns their number. */
+export async function followAll(harness: Harness, start: readonly Event[], depth: number): Promise<number> {
+  if (depth === 0) {
+    await follow(harness, start)
+    return 1
+  }
+  let count = 0
+  for (const event of EVENTS) count += await followAll(harness, [...start, event], depth - 1)
+  return count
+}
+
+/** Follows that many longer sequences, chosen by chance. */
+export async function followSome(harness: Harness, numRuns: number): Promise<void> {
+  const sequences = fc.array(fc.constantFrom(...EVENTS), { minLength: 3, maxLength: 14, size: 'max' })
+  await fc.assert(
+    fc.asyncProperty(sequences, (events) => follow(harness, events)),
+    { numRuns },
+  )
+}
+
+/** A store of one replica, whose clock `advance` moves. */
+export function harnessOf(register: Harness['register'], advance: (ms: number) => void): Harness {
+  const close = () => register.close()
+  return { register, peer: register, other: null, tellsPeers: true, advance, [Symbol.asyncDispose]: close }
 }

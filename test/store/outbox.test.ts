@@ -1,25 +1,18 @@
 import { randomBytes } from 'node:crypto'
-import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
-import { tmpdir } from 'node:os'
+import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import type { OutcomeDraft, PendingOutcome } from '../../src/core/settle.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
-import { decodeEntry, encodeEntry, Outbox } from '../../src/store/outbox.ts'
+import { decodeEntry, encodeEntry, Outbox, type OutboxOptions } from '../../src/store/outbox.ts'
 import { Sealer } from '../../src/store/sealing.ts'
 import { Spool } from '../../src/store/spool.ts'
 import { SERVICE } from '../support/service.ts'
 import { draft, newId, newToken, response, SPANS } from './fixtures.ts'
+import { folder, MiB } from './spool-fixtures.ts'
 
-const MiB = 1024 ** 2
 /** How an entry of this service begins. */
 const BEGIN = Buffer.from(`\x02\x04${SERVICE}`)
-
-function folder(t: Test): string {
-  const path = mkdtempSync(join(tmpdir(), 'outbox-'))
-  t.teardown(() => rmSync(path, { recursive: true, force: true }))
-  return path
-}
 
 function outcome(
   state: OutcomeDraft['state'],
@@ -39,19 +32,38 @@ function outcome(
   }
 }
 
+/** Opens the outbox of a folder, which has nothing to say unless the test listens. */
+function open(directory: string, over: Partial<OutboxOptions> = {}) {
+  return Outbox.open({
+    service: SERVICE,
+    sealer: null,
+    directory,
+    maxBytes: MiB,
+    say: () => t.fail(),
+    ...over,
+  })
+}
+
+/** Leaves these in a folder, all of them kept. */
+async function leave(
+  t: Test,
+  directory: string,
+  all: readonly PendingOutcome[],
+  over: Partial<OutboxOptions> = {},
+) {
+  const { outbox } = await open(directory, over)
+  const kept = all.map((one) => outbox.keep(one))
+  for (const { done } of kept) t.equal(await done, 'kept')
+  return { kept, outbox }
+}
+
 async function reopened(
   t: Test,
   directory: string,
   sealer: Sealer | null = null,
 ): Promise<{ left: PendingOutcome[]; said: string[] }> {
   const said: string[] = []
-  const { outbox, left } = await Outbox.open({
-    service: SERVICE,
-    sealer,
-    directory,
-    maxBytes: MiB,
-    say: (message) => void said.push(message),
-  })
+  const { outbox, left } = await open(directory, { sealer, say: (message) => void said.push(message) })
   await outbox.close()
   t.ok(left.every(({ unsettled: { usefulFor } }) => usefulFor > 0 && usefulFor <= 60_000))
   return { left: left.map(({ unsettled }) => ({ ...unsettled, usefulFor: 60_000 })), said }
@@ -74,15 +86,7 @@ void t.test('every outcome is restored unchanged, with everything needed to writ
     outcome('unknown', { claimed: true }, { lastError: 'reset', status: 502 }),
     outcome('unknown', { spans: { dueIn: 1, dropIn: 2 } }),
   ]
-  const { outbox } = await Outbox.open({
-    service: SERVICE,
-    sealer: null,
-    directory,
-    maxBytes: MiB,
-    say: () => t.fail(),
-  })
-  const kept = all.map((one) => outbox.keep(one))
-  for (const { done } of kept) t.equal(await done, 'kept')
+  const { outbox } = await leave(t, directory, all)
   await outbox.close()
   t.strictSame(await reopened(t, directory), { left: all, said: [] })
 })
@@ -95,9 +99,7 @@ void t.test('a sealed outcome is unreadable on disk, and is restored only with i
     outcome('completed', {}, { result: response(Buffer.from('a secret body')) }),
     outcome('unknown', {}, { key: 'a secret key', lastError: 'a secret error', path: '/a/secret/path' }),
   ]
-  const options = { service: SERVICE, directory, maxBytes: MiB, say: () => t.fail() }
-  const { outbox } = await Outbox.open({ ...options, sealer: new Sealer([one]) })
-  for (const unsettled of all) t.equal(await outbox.keep(unsettled).done, 'kept')
+  const { outbox } = await leave(t, directory, all, { sealer: new Sealer([one]) })
   await outbox.close()
   const lying = readdirSync(directory).map((name) => readFileSync(join(directory, name), 'latin1'))
   t.notMatch(lying.join(), /secret/)
@@ -109,21 +111,9 @@ void t.test('a sealed outcome is unreadable on disk, and is restored only with i
 
 void t.test('a dropped outcome does not come back, nor does one that outlived its record', async (t) => {
   const directory = folder(t)
-  const { outbox } = await Outbox.open({
-    service: SERVICE,
-    sealer: null,
-    directory,
-    maxBytes: MiB,
-    say: () => t.fail(),
-  })
-  const [dropped, lapsed, left] = [
-    outcome('completed'),
-    outcome('completed', { usefulFor: 0 }),
-    outcome('unknown'),
-  ]
-  const [one] = [dropped, lapsed, left].map((each) => outbox.keep(each))
-  await one?.done
-  one?.drop()
+  const [lapsed, left] = [outcome('completed', { usefulFor: 0 }), outcome('unknown')]
+  const { kept, outbox } = await leave(t, directory, [outcome('completed'), lapsed, left])
+  kept[0]?.drop()
   await outbox.close()
   t.strictSame(await reopened(t, directory), {
     left: [left],
@@ -137,16 +127,8 @@ void t.test('an outcome is of use for its time from when it was kept, by the wal
   let now = Date.now()
   t.intercept(Date, 'now', { value: () => now })
   const said: unknown[] = []
-  const open = () =>
-    Outbox.open({
-      service: SERVICE,
-      sealer: null,
-      directory,
-      maxBytes: MiB,
-      say: (message, detail) => void said.push([message, detail]),
-    })
-  const { outbox } = await open()
-  for (const one of [outcome('completed'), outcome('unknown')]) t.equal(await outbox.keep(one).done, 'kept')
+  const say = (message: string, detail: object): void => void said.push([message, detail])
+  const { outbox } = await leave(t, directory, [outcome('completed'), outcome('unknown')], { say })
   await outbox.close()
   for (const [passed, usefulFor] of [
     [0, 60_000],
@@ -155,7 +137,7 @@ void t.test('an outcome is of use for its time from when it was kept, by the wal
     [-3_600_000, 60_000],
   ] as const) {
     now += passed
-    const { outbox, left } = await open()
+    const { outbox, left } = await open(directory, { say })
     await outbox.close()
     t.same(
       left.map(({ unsettled }) => unsettled.usefulFor),
@@ -166,7 +148,7 @@ void t.test('an outcome is of use for its time from when it was kept, by the wal
   }
   t.same(said, [])
   now += 60_000
-  const late = await open()
+  const late = await open(directory, { say })
   await late.outbox.close()
   t.same(late.left, [])
   t.same(said, [
@@ -227,15 +209,12 @@ void t.test('V01 outcomes of another service are reported once, and stay on disk
   const directory = folder(t)
   const say = (message: string, detail: object): void => void said.push([message, detail])
   let said: [string, object][] = []
-  const open = (service: string, maxBytes = MiB) =>
-    Outbox.open({ service, sealer: null, directory, maxBytes, say })
   const theirs = [outcome('completed'), outcome('unknown', { usefulFor: 60_000 })]
   for (const [service, all] of [
     ['orders', theirs],
     ['__proto__', [outcome('failed_retryable')]],
   ] as const) {
-    const { outbox } = await open(service)
-    for (const one of all) t.equal(await outbox.keep(one).done, 'kept')
+    const { outbox } = await leave(t, directory, all, { service, say })
     await outbox.close()
   }
   // As the previous version wrote them.
@@ -250,7 +229,7 @@ void t.test('V01 outcomes of another service are reported once, and stay on disk
   const bytes = before.reduce((sum, [, hex]) => sum + hex.length / 2, 0)
 
   said = []
-  const { outbox, left } = await open(SERVICE, bytes + 10_000)
+  const { outbox, left } = await open(directory, { maxBytes: bytes + 10_000, say })
   t.strictSame(left, [])
   t.match(said, [
     [
@@ -279,7 +258,7 @@ void t.test('V01 outcomes of another service are reported once, and stay on disk
   await outbox.close()
   t.strictSame(files(), before)
 
-  const found = await open('orders')
+  const found = await open(directory, { service: 'orders', say })
   t.strictSame(
     found.left.map(({ unsettled }) => ({ ...unsettled, usefulFor: 60_000 })),
     theirs,
@@ -291,14 +270,7 @@ void t.test('V01 outcomes of another service are reported once, and stay on disk
 
 void t.test('a bug is not mistaken for a damaged entry', async (t) => {
   const directory = folder(t)
-  const { outbox } = await Outbox.open({
-    service: SERVICE,
-    sealer: null,
-    directory,
-    maxBytes: MiB,
-    say: () => t.fail(),
-  })
-  await outbox.keep(outcome('completed')).done
+  const { outbox } = await leave(t, directory, [outcome('completed')])
   await outbox.close()
   const { now } = Date
   t.intercept(Date, 'now', {
@@ -306,11 +278,6 @@ void t.test('a bug is not mistaken for a damaged entry', async (t) => {
       throw new Error('no clock')
     },
   })
-  await t.rejects(
-    Outbox.open({ service: SERVICE, sealer: null, directory, maxBytes: MiB, say: () => t.fail() }),
-    {
-      message: 'no clock',
-    },
-  )
+  await t.rejects(open(directory), { message: 'no clock' })
   t.intercept(Date, 'now', { value: now })
 })

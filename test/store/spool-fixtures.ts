@@ -1,10 +1,16 @@
-import { mkdtempSync, readdirSync, rmSync } from 'node:fs'
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { type FileHandle, open } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import type { Test } from 'tap'
-import { type KeepResult, parseSegmentName, Spool, type SpoolEntry } from '../../src/store/spool.ts'
+import {
+  frameBytes,
+  type KeepResult,
+  parseSegmentName,
+  Spool,
+  type SpoolEntry,
+} from '../../src/store/spool.ts'
 
 export const MiB = 1024 ** 2
 
@@ -15,6 +21,7 @@ export function folder(t: Test): string {
 }
 
 export interface Opened {
+  readonly directory: string
   readonly spool: Spool
   /** What was found, as text. */
   readonly found: string[]
@@ -31,6 +38,7 @@ export async function opened(directory: string, maxBytes = MiB): Promise<Opened>
     say: (message) => void said.push(message),
   })
   return {
+    directory,
     spool,
     found: found.map(({ payload }) => payload.toString()),
     entries: found.map(({ entry }) => entry),
@@ -63,8 +71,7 @@ export function aside(directory: string): string[] {
 
 /** A folder with one segment that holds these, left by a process that has ended. */
 export async function left(t: Test, texts: readonly string[]): Promise<{ directory: string; file: string }> {
-  const directory = folder(t)
-  const { spool, append } = await opened(directory)
+  const { directory, spool, append } = await opened(folder(t))
   await keptAll(texts.map(append))
   await spool.close()
   return { directory, file: join(directory, segments(directory)[0] as string) }
@@ -72,41 +79,45 @@ export async function left(t: Test, texts: readonly string[]): Promise<{ directo
 
 export const CUT = 'a part of the spool cannot be read; it is skipped and set aside'
 
-/** The prototype of all file handles. */
-export async function handles(): Promise<FileHandle> {
-  const handle = await open(fileURLToPath(import.meta.url))
-  await handle.close()
-  return Object.getPrototypeOf(handle) as FileHandle
-}
+type Method = 'appendFile' | 'datasync' | 'truncate' | 'sync'
 
-/** How the handles that are written to from now on close; each has that method for itself. */
-export async function closing(t: Test, how: (close: () => Promise<void>) => Promise<void>): Promise<void> {
-  const prototype = await handles()
-  const { appendFile } = prototype
-  t.intercept(prototype, 'appendFile', {
-    value: async function (this: FileHandle, ...args: Parameters<typeof appendFile>) {
-      const { close } = this
-      this.close = () => how(() => close.call(this))
-      return appendFile.apply(this, args)
+/** Until the test ends, `how` makes the calls of that method on any file handle. */
+export async function around(
+  t: Test,
+  method: Method,
+  how: (call: () => Promise<void>, handle: FileHandle) => Promise<void>,
+): Promise<void> {
+  const any = await open(fileURLToPath(import.meta.url))
+  await any.close()
+  const prototype = Object.getPrototypeOf(any) as FileHandle
+  const original = prototype[method] as (...args: unknown[]) => Promise<void>
+  t.intercept(prototype, method, {
+    value: function (this: FileHandle, ...args: unknown[]) {
+      return how(() => original.apply(this, args), this)
     },
   })
 }
 
-/** Makes the next call of that method on any file handle fail. */
-export async function fails(
+/** How the handles on which the method is called from now on close; each has that for itself. */
+export async function closing(
   t: Test,
-  method: 'appendFile' | 'datasync' | 'truncate' | 'sync',
-  message: string,
+  method: Method,
+  how: (close: () => Promise<void>) => Promise<void>,
 ): Promise<void> {
-  const prototype = await handles()
-  const original = prototype[method] as (...args: unknown[]) => Promise<void>
+  await around(t, method, (call, handle) => {
+    const { close } = handle
+    handle.close = () => how(() => close.call(handle))
+    return call()
+  })
+}
+
+/** Makes the next call of that method on any file handle fail. */
+export async function fails(t: Test, method: Method, message: string): Promise<void> {
   let failed = false
-  t.intercept(prototype, method, {
-    value: async function (this: FileHandle, ...args: unknown[]) {
-      if (failed) return original.apply(this, args)
-      failed = true
-      throw new Error(message)
-    },
+  await around(t, method, async (call) => {
+    if (failed) return call()
+    failed = true
+    throw new Error(message)
   })
 }
 
@@ -120,4 +131,30 @@ export async function dropsInVain(
   await fails(t, 'appendFile', message)
   spool.drop(entry)
   while (said.length === 0) await new Promise((next) => setImmediate(next))
+}
+
+/** A segment that is cut yields its whole entries and nothing else; `cuts` says where, from where they end and its length. */
+export async function cutAt(
+  t: Test,
+  cuts: (ends: readonly number[], whole: number) => number[],
+): Promise<void> {
+  const texts = ['one', '', 'three and more']
+  const { directory, file } = await left(t, texts)
+  const whole = readFileSync(file)
+  const ends = texts.map((_, i) =>
+    texts.slice(0, i + 1).reduce((sum, text) => sum + frameBytes(text.length), 0),
+  )
+  t.equal(ends.at(-1), whole.length)
+  for (const length of cuts(ends, whole.length)) {
+    writeFileSync(file, whole.subarray(0, length))
+    const { spool, found, said, entries } = await opened(directory)
+    const complete = ends.filter((end) => end <= length)
+    t.strictSame(found, texts.slice(0, complete.length), `cut at ${length}`)
+    const torn = length > (complete.at(-1) ?? 0)
+    t.strictSame(said, torn ? [CUT] : [], `cut at ${length}`)
+    for (const entry of entries) spool.drop(entry)
+    await spool.close()
+    t.equal(aside(directory).length, torn ? 1 : 0, `cut at ${length}: set aside`)
+    for (const name of readdirSync(directory)) rmSync(join(directory, name))
+  }
 }

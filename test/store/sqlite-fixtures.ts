@@ -1,22 +1,12 @@
 import { join } from 'node:path'
 import type { Test } from 'tap'
 import { openSqliteStore, type SqliteOptions, type SqliteStore } from '../../src/store/sqlite.ts'
-import { tempDir, until } from './fixtures.ts'
+import { tempDir } from './fixtures.ts'
 
 /* Stores with threads of their own. */
 
 export function open(path: string, over: Partial<SqliteOptions> = {}): Promise<SqliteStore> {
   return openSqliteStore({ path, service: 'pay', timeoutMs: 10_000, onEvent: () => {}, ...over })
-}
-
-/** Resolves when the thread has opened the file: before that, an operation may take longer than a short timeout. */
-export function ready(register: SqliteStore): Promise<void> {
-  return until(() =>
-    register.ping().then(
-      () => true,
-      () => false,
-    ),
-  )
 }
 
 /** A register on a file of its own, both gone when the test ends. */

@@ -194,3 +194,9 @@ export function fileInProcess(t: Test) {
     },
   }
 }
+
+/** A file with one store on it. */
+export async function inProcess(t: Test, over: Partial<SqliteOptions> = {}) {
+  const found = fileInProcess(t)
+  return Object.assign(found, await found.open(over))
+}

@@ -2,7 +2,7 @@ import t from 'tap'
 import type { RecordId, Spans } from '../../src/core/record.ts'
 import type { SqliteStore } from '../../src/store/sqlite.ts'
 import { bytesOf, HOUR, MINUTE, newToken, SPANS } from './fixtures.ts'
-import { fileInProcess, NOW } from './sqlite-in-process.ts'
+import { fileInProcess, inProcess, NOW } from './sqlite-in-process.ts'
 
 /* What the thread does between operations: removes what has expired, and moves records from the journal to the table. */
 
@@ -22,8 +22,7 @@ async function putAll(register: SqliteStore, ids: readonly RecordId[], spans: Sp
 }
 
 void t.test('expired records are removed five hundred at a time, and counted', async (t) => {
-  const { open, rows } = fileInProcess(t)
-  const { register, thread, pruned, move } = await open()
+  const { rows, register, thread, pruned, move } = await inProcess(t)
   const left = () => rows('SELECT id FROM records').length
   t.equal(thread.timer?.ms, 1000)
   await putAll(register, idsOf(2 * PRUNE_ROWS + 1), { dueIn: 1, dropIn: HOUR })
@@ -50,8 +49,7 @@ void t.test('expired records are removed five hundred at a time, and counted', a
 })
 
 void t.test('buckets that are full again are removed likewise, and not counted', async (t) => {
-  const { open, rows } = fileInProcess(t)
-  const { register, thread, pruned } = await open()
+  const { rows, register, thread, pruned } = await inProcess(t)
   const left = () => rows('SELECT id FROM buckets').length
   const rate = { count: 1, per: HOUR }
   const names = idsOf(PRUNE_ROWS + 1)
@@ -88,8 +86,7 @@ void t.test('records of another service are removed a minute after they have exp
 })
 
 void t.test('an expired record whose newer version is in the journal keeps its history', async (t) => {
-  const { open, rows } = fileInProcess(t)
-  const { register, thread, move } = await open()
+  const { rows, register, thread, move } = await inProcess(t)
   const [id, gone] = idsOf(2) as [RecordId, RecordId]
   await putAll(register, [id, gone], { dueIn: 1, dropIn: HOUR })
   await move()
@@ -128,9 +125,8 @@ void t.test('a sweep of a locked file changes nothing, and the next one does its
 void t.test(
   'a journal in which a second has changed nothing is moved, five hundred records at a time',
   async (t) => {
-    for (const count of [1, SLICE, SLICE + 1, 2 * SLICE]) {
-      const { open, rows } = fileInProcess(t)
-      const { register, thread } = await open()
+    for (const count of [1, SLICE, SLICE + 1]) {
+      const { rows, register, thread } = await inProcess(t)
       const inTable = () => rows('SELECT id FROM records').length
       const journal = () => Number(rows('SELECT sum(length(entries)) AS n FROM journal')[0]?.['n'])
       thread.sweep()
@@ -161,8 +157,7 @@ void t.test(
 )
 
 void t.test('a move keeps what changes meanwhile, and goes faster while much is written', async (t) => {
-  const { open, rows } = fileInProcess(t)
-  const { register, thread } = await open()
+  const { rows, register, thread } = await inProcess(t)
   const ids = idsOf(4 * SLICE)
   await putAll(register, ids)
   for (let n = 0; n < 2; n++) thread.sweep()
@@ -194,8 +189,7 @@ void t.test('a move keeps what changes meanwhile, and goes faster while much is 
 })
 
 void t.test('a record that has expired in the journal is dropped by a move, and counted', async (t) => {
-  const { open, rows } = fileInProcess(t)
-  const { register, pruned, move } = await open()
+  const { rows, register, pruned, move } = await inProcess(t)
   const [old, gone, kept] = idsOf(3) as [RecordId, RecordId, RecordId]
   await putAll(register, [old])
   await move()
@@ -214,8 +208,7 @@ void t.test('a record that has expired in the journal is dropped by a move, and 
 void t.test(
   'a move that finds the file locked waits for the next sweep, which moves all of it at once',
   async (t) => {
-    const { open, rows, db } = fileInProcess(t)
-    const { register, thread } = await open()
+    const { rows, db, register, thread } = await inProcess(t)
     const ids = idsOf(3 * SLICE)
     await putAll(register, ids)
     for (let n = 0; n < 2; n++) thread.sweep()
@@ -236,8 +229,7 @@ void t.test(
 )
 
 void t.test('what other processes have written is moved, too', async (t) => {
-  const { open, rows } = fileInProcess(t)
-  const { thread } = await open()
+  const { open, rows, thread } = await inProcess(t)
   const peer = await open()
   await putAll(peer.register, idsOf(1))
   thread.sweep()
@@ -248,26 +240,8 @@ void t.test('what other processes have written is moved, too', async (t) => {
   t.equal((await peer.register.list('all', null, 10)).ids.length, 1)
 })
 
-void t.test('a journal of sixteen thousand entries is moved without waiting', async (t) => {
-  const { open } = fileInProcess(t)
-  const { register, thread } = await open()
-  const bytes = bytesOf('in_progress', newToken())
-  const putMany = (ids: RecordId[]) => Promise.all(ids.map(async (id) => register.put(id, bytes, SPANS)))
-  await putMany(idsOf(15_999))
-  t.equal(thread.immediate, null)
-  await putMany(idsOf(1, 20_000))
-  const first = thread.immediate
-  t.not(first, null)
-  await putMany(idsOf(1, 20_001))
-  t.equal(thread.immediate, first, 'one move at a time')
-  while (thread.immediate !== null) thread.slice()
-  await putMany(idsOf(1, 20_002))
-  t.equal(thread.immediate, null, 'it is almost empty again')
-})
-
 void t.test('a journal of eight MiB is moved without waiting', async (t) => {
-  const { open, db } = fileInProcess(t)
-  const { register, thread } = await open()
+  const { db, register, thread } = await inProcess(t)
   const [LENGTHS, ID] = [5, 5] as const
   const put = async (ids: RecordId[], length: number) => {
     const bytes = Buffer.alloc(length - LENGTHS - ID, 1)

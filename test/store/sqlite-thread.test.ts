@@ -8,7 +8,7 @@ import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { failureOf, openSqliteStore, type SqliteOptions, type SqliteStore } from '../../src/store/sqlite.ts'
 import type { RequestBatch } from '../../src/store/sqlite-messages.ts'
-import { bytesOf, newId, newToken, response, SPANS, until } from './fixtures.ts'
+import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
 import { fileInProcess, type InProcess, NOW } from './sqlite-in-process.ts'
 
 /* How the store speaks with its thread: when it sends, what it makes of answers, and what happens when the thread ends. */
@@ -46,7 +46,7 @@ async function opened(t: Test, over: Partial<SqliteOptions> = {}) {
   const events: string[] = []
   const onEvent = (kind: string, detail: string): void => void events.push(`${kind}: ${detail}`)
   const store = await found.open({ timeoutMs: TIMEOUT, onEvent, ...over })
-  return { ...store, file: found.file, rows: found.rows, started: found.started, timers, events }
+  return { ...store, file: found.file, started: found.started, db: found.db, timers, events }
 }
 
 function put(register: SqliteStore, id: RecordId = newId()) {
@@ -70,59 +70,43 @@ function held(thread: InProcess) {
   return { kept, letGo }
 }
 
-void t.test('the thread is told where the file is, and how long to wait for locks', async (t) => {
-  const { thread, file } = await opened(t, { timeoutMs: 5001 })
-  t.equal(thread.url.pathname, new URL('../../src/store/sqlite-worker.ts', import.meta.url).pathname)
-  const { workerData, execArgv } = thread.options
-  t.strictSame(workerData, { file, service: 'pay', busyMs: 2500, skew: new Float64Array(1), maxPages: 0 })
-  t.same(execArgv, ['--disable-warning=ExperimentalWarning'])
-})
-
-void t.test('a flag of the command line does not override the thread’s limit', async (t) => {
-  const { setFlagsFromString } = v8
-  const flags: string[] = []
-  Object.assign(v8, { setFlagsFromString: (flag: string) => void flags.push(flag) })
-  syncBuiltinESMExports()
-  t.teardown(() => {
-    Object.assign(v8, { setFlagsFromString })
+void t.test(
+  'the thread waits for locks half as long as the store for it, and a flag does not lift its limit',
+  async (t) => {
+    const { setFlagsFromString } = v8
+    const flags: string[] = []
+    Object.assign(v8, { setFlagsFromString: (flag: string) => void flags.push(flag) })
     syncBuiltinESMExports()
-  })
-  const { thread } = await opened(t, { maxPages: 50 })
-  t.same(flags, ['--max-semi-space-size=0'])
-  t.ok(thread.options.resourceLimits?.maxYoungGenerationSizeMb)
-  t.equal(thread.options.workerData.maxPages, 50)
-})
-
-void t.test('the file is its owner’s only, and a folder that does not exist is not made', async (t) => {
-  const { file } = await opened(t)
-  t.equal(statSync(file).mode & 0o777, 0o600)
-  const path = join(file, '..', 'no', 'records.db')
-  await t.rejects(openSqliteStore({ path, service: 'pay', timeoutMs: TIMEOUT, onEvent: () => {} }), {
-    name: 'StoreUnavailable',
-    maybeApplied: false,
-    message: `cannot open the store ${path}: the folder ${join(file, '..', 'no')} does not exist`,
-  })
-  t.notOk(existsSync(join(file, '..', 'no')))
-})
+    t.teardown(() => {
+      Object.assign(v8, { setFlagsFromString })
+      syncBuiltinESMExports()
+    })
+    const { thread, file } = await opened(t, { timeoutMs: 5001, maxPages: 50 })
+    const { workerData, resourceLimits } = thread.options
+    t.strictSame(workerData, { file, service: 'pay', busyMs: 2500, skew: new Float64Array(1), maxPages: 50 })
+    t.same(flags, ['--max-semi-space-size=0'])
+    t.ok(resourceLimits?.maxYoungGenerationSizeMb)
+  },
+)
 
 void t.test('a file that cannot be used fails the start, and no thread is started again', async (t) => {
   const { file, started, timers, events } = await opened(t)
-  const [text, folder] = [`${file}-text`, `${file}-folder`]
+  t.equal(statSync(file).mode & 0o777, 0o600, 'it is its owner’s only')
+  const [text, folder, below] = [`${file}-text`, `${file}-folder`, join(file, '..', 'no', 'records.db')]
   writeFileSync(text, 'this is not a database, however long the text may be'.repeat(100))
   mkdirSync(folder)
+  const onEvent = (kind: string): void => void events.push(kind)
   for (const [path, why] of [
     [text, 'file is not a database'],
     [folder, 'unable to open database file'],
+    [below, `the folder ${join(below, '..')} does not exist`],
   ] as const)
-    await t.rejects(
-      openSqliteStore({
-        path,
-        service: 'pay',
-        timeoutMs: TIMEOUT,
-        onEvent: (kind) => void events.push(kind),
-      }),
-      { name: 'StoreUnavailable', maybeApplied: false, message: `cannot open the store ${path}: ${why}` },
-    )
+    await t.rejects(openSqliteStore({ path, service: 'pay', timeoutMs: TIMEOUT, onEvent }), {
+      name: 'StoreUnavailable',
+      maybeApplied: false,
+      message: `cannot open the store ${path}: ${why}`,
+    })
+  t.notOk(existsSync(join(below, '..')), 'nor is it made')
   t.equal(started.length, 3)
   t.same(timers, [])
   t.same(events, [])
@@ -142,41 +126,6 @@ void t.test('it says what it is', async (t) => {
   t.equal(await register.ping(), NOW)
   register.skew = 5
   t.equal(await register.ping(), NOW + 5)
-})
-
-void t.test('watchers are told of what ends an attempt, once it is written', async (t) => {
-  const { register } = await opened(t)
-  const [id, other] = [newId(), newId()]
-  let told = 0
-  const since = async (write: Promise<unknown>): Promise<number> => {
-    const before = told
-    await write
-    await nextTurn()
-    return told - before
-  }
-  for (const each of [id, other]) await register.watch(each, () => void told++)
-  const token = newToken()
-  const outcome = () => bytesOf('completed', token)
-  const swap = (version: number, bytes: Buffer) =>
-    Promise.resolve(register.swap(id, { version }, bytes, SPANS, false))
-  t.equal(await since(put(register, id)), 0)
-  t.equal(await since(Promise.resolve(register.put(id, outcome(), SPANS))), 0, 'it exists')
-  t.equal(await since(Promise.resolve(register.put(other, outcome(), SPANS))), 1)
-  t.equal(await since(swap(NOW + 1, outcome())), 0, 'another version')
-  t.equal(await since(swap(NOW, bytesOf('in_progress', token))), 0)
-  t.equal(await since(swap(NOW + 1, outcome())), 1)
-  t.equal(await since(register.remove(id, NOW)), 0)
-  t.equal(await since(register.remove(id, NOW + 2)), 1)
-})
-
-void t.test('a page ends with its last id, if it is full', async (t) => {
-  const { register } = await opened(t)
-  for (const id of ['a', 'b', 'bc']) await put(register, id as RecordId)
-  t.strictSame(await register.list('all', null, 2), { ids: ['a', 'b'], next: 'b' })
-  t.strictSame(await register.list('all', 'b', 2), { ids: ['bc'], next: null })
-  t.strictSame(await register.list({ beginning: 'b' }, null, 1), { ids: ['b'], next: 'b' })
-  t.strictSame(await register.list('unresolved', null, 9), { ids: ['a', 'b', 'bc'].slice(0), next: null })
-  t.strictSame(await register.due(9), [])
 })
 
 void t.test('every byte of a token counts', async (t) => {
@@ -237,26 +186,6 @@ void t.test('operations of turns that follow one another go together, for two mi
   t.equal((second as number) + (third as number), 10)
 })
 
-void t.test(
-  'a message waits for the answer to the one before it, however long operations keep coming',
-  async (t) => {
-    const { register, thread } = await opened(t)
-    const watch = stopwatch(t)
-    const { kept, letGo } = held(thread)
-    const replies: Promise<unknown>[] = []
-    for (let turn = 0; turn < 12; turn++) {
-      replies.push(put(register))
-      await nextTurn()
-      watch.time++
-    }
-    for (let turn = 0; turn < 3; turn++) await nextTurn()
-    t.equal(kept.length, 1)
-    letGo()
-    await Promise.all(replies)
-    t.equal(thread.posted.length, 2)
-  },
-)
-
 void t.test('operations that wait go on as soon as the thread has answered', async (t) => {
   const { register, thread, timers } = await opened(t)
   const { letGo } = held(thread)
@@ -302,23 +231,19 @@ void t.test('an operation that times out before it is sent is not sent', async (
   t.same((await register.list('all', null, 9)).ids, [sent, before, after].sort())
 })
 
-void t.test('a failure tells a full store from one that cannot be reached', async (t) => {
-  const { register } = await opened(t, { maxPages: 24 })
-  const large = () => bytesOf('completed', newToken(), { result: response(Buffer.alloc(200_000)) })
-  const replies = await Promise.allSettled([
-    put(register),
-    register.put(newId(), large(), SPANS),
-    register.put(newId(), large(), SPANS),
-    register.put(newId(), bytesOf('in_progress', newToken()), { dueIn: 1, dropIn: Number.POSITIVE_INFINITY }),
-    put(register),
-  ])
-  t.same(
-    replies.map((reply) =>
-      reply.status === 'fulfilled' ? reply.value.done : [reply.reason.name, reply.reason.maybeApplied],
-    ),
-    [true, ['StoreFull', false], ['StoreFull', false], ['StoreUnavailable', false], true],
-  )
-})
+void t.test(
+  'a write to a file that another process keeps locked is not applied, and reads go on',
+  async (t) => {
+    const { register, db } = await opened(t)
+    const id = newId()
+    db.exec('BEGIN IMMEDIATE')
+    const locked = { name: 'StoreUnavailable', maybeApplied: false, message: /locked/ }
+    await t.rejects(put(register, id), locked)
+    t.equal((await register.get(id)).bytes, null)
+    db.exec('COMMIT')
+    t.ok((await put(register, id)).done)
+  },
+)
 
 void t.test('a COMMIT that fails for want of room or of a lock was not applied', (t) => {
   const error = (errcode: number) => Object.assign(new Error('because'), { errcode })
@@ -455,12 +380,6 @@ void t.test('close sends what was asked before it, and resolves once the file is
   t.same(sizes(thread), [2, 'close'])
 })
 
-void t.test('an idle store is closed by a single message', async (t) => {
-  const { register, thread } = await opened(t)
-  await register.close()
-  t.same(thread.posted, ['close'])
-})
-
 void t.test('a thread that does not end by itself is ended after five seconds', async (t) => {
   const { register, thread, timers, events } = await opened(t)
   held(thread)
@@ -470,15 +389,4 @@ void t.test('a thread that does not end by itself is ended after five seconds', 
   timers.at(-1)?.run()
   await closing
   t.same(events, [])
-})
-
-void t.test('removed records are counted, whether or not somebody wants to know', async (t) => {
-  const { register, thread, pruned, started, file } = await opened(t)
-  thread.emit('message', { pruned: 3 })
-  t.same(pruned, [3])
-  t.equal(await register.ping(), NOW)
-  const silent = await openSqliteStore({ path: file, service: 'pay', timeoutMs: TIMEOUT, onEvent: () => {} })
-  started[1]?.emit('message', { pruned: 3 })
-  t.equal(await silent.ping(), NOW)
-  await silent.close()
 })

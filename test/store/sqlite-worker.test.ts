@@ -3,7 +3,7 @@ import type { RecordId, Spans, State } from '../../src/core/record.ts'
 import { decodeRecord, readStamps } from '../../src/store/codec.ts'
 import type { SqliteStore } from '../../src/store/sqlite.ts'
 import { bytesOf, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
-import { fileInProcess, NOW } from './sqlite-in-process.ts'
+import { fileInProcess, inProcess, NOW } from './sqlite-in-process.ts'
 
 /* Where a record is, in the journal or in the table, makes no difference to any operation. The clock stands still at NOW. */
 
@@ -14,13 +14,18 @@ interface Place {
   readonly rows: (sql: string) => Record<string, unknown>[]
 }
 
-function wherever(title: string, body: (t: Test, place: Place) => Promise<void>): void {
-  for (const where of ['journal', 'table'])
+function wherever(title: string, body: Body, places: readonly string[] = ['journal', 'table']): void {
+  for (const where of places)
     void t.test(`${title} (${where})`, async (t) => {
-      const { open, rows } = fileInProcess(t)
-      const { register, move } = await open()
+      const { register, rows, move } = await inProcess(t)
       await body(t, { register, rows, settle: where === 'table' ? move : async () => {} })
     })
+}
+type Body = (t: Test, place: Place) => Promise<void>
+
+/** What the contract's suite shows of records that are in the journal. */
+function inTable(title: string, body: Body): void {
+  wherever(title, body, ['table'])
 }
 
 const NOTE = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
@@ -80,7 +85,7 @@ wherever('a record exists until the millisecond of its expiry', async (t, { regi
   })
 })
 
-wherever('a swap replaces only the record that its condition names', async (t, { register, settle }) => {
+inTable('a swap replaces only the record that its condition names', async (t, { register, settle }) => {
   const record = newId()
   const token = await put(register, record, 'in_progress')
   await settle()
@@ -113,7 +118,7 @@ wherever('a swap replaces only the record that its condition names', async (t, {
   t.same([due, dropAt, updatedAt], [NOW + 8, NOW + 10, NOW + 1])
 })
 
-wherever('a renewal is of the owner’s record in progress', async (t, { register, settle }) => {
+inTable('a renewal is of the owner’s record in progress', async (t, { register, settle }) => {
   const [mine, theirs] = [newId(), newId()]
   const token = await put(register, mine, 'in_progress', { dueIn: MINUTE, dropIn: 2 * HOUR })
   await put(register, theirs, 'in_progress', { dueIn: 5 * HOUR, dropIn: 9 * HOUR })
@@ -152,29 +157,26 @@ wherever('a removed record leaves nothing in the file', async (t, { register, se
   )
 })
 
-wherever(
-  'unresolved records are due in order, from their millisecond on',
-  async (t, { register, settle }) => {
-    const at = async (text: string, dueIn: number, state: State = 'in_progress') =>
-      void (await put(register, id(text), state, { dueIn, dropIn: HOUR }))
-    await at('c', 10)
-    await at('later', 31)
-    await at('b', 20, 'unknown')
-    await settle()
-    await at('a', 20)
-    await at('resolved', 5, 'completed')
-    await at('d', 30)
-    register.skew = 30
-    t.same(await register.due(10), ['c', 'a', 'b', 'd'])
-    t.same(await register.due(10, 'bodies'), [])
-    for (const limit of [1, 2, 3]) t.same(await register.due(limit), ['c', 'a', 'b'].slice(0, limit))
-    t.same(await register.list('unresolved', null, 2), { ids: ['c', 'a'], next: `${NOW + 20} a` })
-    t.same(await register.list('unresolved', `${NOW + 20} a`, 2), { ids: ['b', 'd'], next: `${NOW + 30} d` })
-    t.same(await register.list('unresolved', `${NOW + 30} d`, 2), { ids: ['later'], next: null })
-  },
-)
+inTable('unresolved records are due in order, from their millisecond on', async (t, { register, settle }) => {
+  const at = async (text: string, dueIn: number, state: State = 'in_progress') =>
+    void (await put(register, id(text), state, { dueIn, dropIn: HOUR }))
+  await at('c', 10)
+  await at('later', 31)
+  await at('b', 20, 'unknown')
+  await settle()
+  await at('a', 20)
+  await at('resolved', 5, 'completed')
+  await at('d', 30)
+  register.skew = 30
+  t.same(await register.due(10), ['c', 'a', 'b', 'd'])
+  t.same(await register.due(10, 'bodies'), [])
+  for (const limit of [1, 2, 3]) t.same(await register.due(limit), ['c', 'a', 'b'].slice(0, limit))
+  t.same(await register.list('unresolved', null, 2), { ids: ['c', 'a'], next: `${NOW + 20} a` })
+  t.same(await register.list('unresolved', `${NOW + 20} a`, 2), { ids: ['b', 'd'], next: `${NOW + 30} d` })
+  t.same(await register.list('unresolved', `${NOW + 30} d`, 2), { ids: ['later'], next: null })
+})
 
-wherever('responses that end before their records are due by themselves', async (t, { register, settle }) => {
+inTable('responses that end before their records are due by themselves', async (t, { register, settle }) => {
   const lasting = async (text: string, dueIn: number): Promise<void> => {
     const kept = response(Buffer.from('body'))
     const result = { ...kept, afterBody: HOUR } as typeof kept
@@ -193,7 +195,7 @@ wherever('responses that end before their records are due by themselves', async 
   t.same((await register.list('unresolved', null, 10)).ids, ['unresolved'])
 })
 
-wherever('ids are listed in order, by their beginning', async (t, { register, settle }) => {
+inTable('ids are listed in order, by their beginning', async (t, { register, settle }) => {
   const first = ['a', 'abcde', 'abcdefg', 'abz', 'b-', 'bbbbbb']
   const rest = ['ab', 'abcdef', 'abcdeg', 'abd', 'b', 'c']
   for (const each of first) await put(register, id(each), 'completed')
@@ -214,8 +216,7 @@ wherever('ids are listed in order, by their beginning', async (t, { register, se
 })
 
 void t.test('the newest version of a record is the one that counts', async (t) => {
-  const { open, rows } = fileInProcess(t)
-  const { register, move } = await open()
+  const { rows, register, move } = await inProcess(t)
   const ids = ['a', 'b', 'c', 'd'].map(id) as [RecordId, RecordId, RecordId, RecordId]
   const spans = { dueIn: 10, dropIn: HOUR }
   for (const each of ids) await put(register, each, 'in_progress', spans)
@@ -238,8 +239,7 @@ void t.test('the newest version of a record is the one that counts', async (t) =
 })
 
 void t.test('a large record is in the table at once, whatever was in the journal', async (t) => {
-  const { open, rows } = fileInProcess(t)
-  const { register } = await open()
+  const { rows, register } = await inProcess(t)
   const record = newId()
   const large = () => bytesOf('unknown', newToken(), { lastError: 'x'.repeat(5000) })
   await put(register, record, 'in_progress')
@@ -257,7 +257,41 @@ void t.test('a large record is in the table at once, whatever was in the journal
   t.same(rows('SELECT unresolved, due FROM records'), [{ unresolved: 0, due: NOW + 7 }])
 })
 
-wherever('each record has its own history', async (t, { register, settle }) => {
+void t.test('every process can read a record that outgrows the journal and shrinks again', async (t) => {
+  const { open } = fileInProcess(t)
+  const [{ register }, { register: peer }] = [await open(), await open()]
+  const id = newId()
+  const token = newToken()
+  const large = bytesOf('unknown', token, { lastError: 'x'.repeat(5000) })
+  const small = bytesOf('unknown', token)
+  const put = await register.put(id, bytesOf('in_progress', token), SPANS)
+  let version = put.done ? put.stamp.version : 0
+  const replace = async (by: SqliteStore, bytes: Buffer) => {
+    const swap = await by.swap(id, { version }, bytes, SPANS, false)
+    if (swap.done) version = swap.stamp.version
+    return swap.done
+  }
+  for (const [by, bytes] of [
+    [peer, large],
+    [register, small],
+    [register, large],
+    [register, large],
+    [peer, small],
+  ] as const) {
+    t.ok(await replace(by, bytes))
+    for (const each of [register, peer]) {
+      const found = (await each.get(id)).bytes as Buffer
+      t.equal(found.length, bytes.length)
+      t.equal(decodeRecord(found).version, version)
+      t.same((await each.list('all', null, 10)).ids, [id])
+    }
+  }
+  t.equal(await register.remove(id, version), true)
+  for (const each of [peer, register]) t.equal((await each.get(id)).bytes, null)
+  t.ok((await peer.put(id, small, SPANS)).done)
+})
+
+inTable('each record has its own history', async (t, { register, settle }) => {
   const record = newId()
   await put(register, record, 'unknown')
   await settle()
@@ -302,8 +336,7 @@ async function begun(t: Test) {
 }
 
 void t.test('a bucket is kept while units are missing from it', async (t) => {
-  const { open, rows } = fileInProcess(t)
-  const { register } = await open()
+  const { rows, register } = await inProcess(t)
   const rate = { count: 2, per: MINUTE }
   const kept = () => rows('SELECT service, id, at, debt, count, full_at FROM buckets')
   const row = { service: 'pay', id: 'x', count: 2 }
@@ -320,8 +353,7 @@ void t.test('a bucket is kept while units are missing from it', async (t) => {
 })
 
 void t.test('the number by which a record is found never changes', async (t) => {
-  const { open, rows } = fileInProcess(t)
-  const { register, move } = await open()
+  const { rows, register, move } = await inProcess(t)
   for (const each of ['aB-_9xyz', 'abc', 'abcde']) await put(register, id(each), 'completed')
   await move()
   t.same(rows('SELECT id, key FROM records ORDER BY id'), [
@@ -332,8 +364,7 @@ void t.test('the number by which a record is found never changes', async (t) => 
 })
 
 void t.test('records whose ids begin alike are told apart', async (t) => {
-  const { open } = fileInProcess(t)
-  const { register, move } = await open()
+  const { register, move } = await inProcess(t)
   await put(register, id('abcde-1'), 'in_progress')
   await move()
   t.equal((await register.get(id('abcde-2'))).bytes, null)

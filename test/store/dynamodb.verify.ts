@@ -1,0 +1,27 @@
+import t from 'tap'
+import { openDynamoDbStore } from '../../src/store/dynamodb.ts'
+import type { Clock } from '../../src/store/dynamodb-client.ts'
+import type { Store } from '../../src/store/register.ts'
+import { DynamoDbServer } from '../support/dynamodb.ts'
+import { registerContract } from './contract.ts'
+
+t.setTimeout(600_000)
+
+const server = await DynamoDbServer.start()
+let skew = 0
+const exact = () => Date.now() + skew
+const clock: Clock = { saw: () => {}, earliest: exact, latest: exact }
+const open = (service: string) =>
+  openDynamoDbStore({ url: server.url, service, timeoutMs: 60_000, onEvent: () => {}, clock })
+const stores: [Store, Store, Store] = [await open('pay'), await open('pay'), await open('pay.eu')]
+t.teardown(async () => {
+  for (const store of stores) await store.close()
+  await server[Symbol.asyncDispose]()
+})
+
+registerContract(t, 'dynamodb', async () => {
+  await server.empty()
+  const [register, peer, other] = stores
+  const advance = (ms: number) => void (skew += ms)
+  return { register, peer, other, tellsPeers: false, advance, async [Symbol.asyncDispose]() {} }
+})

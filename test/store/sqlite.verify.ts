@@ -1,0 +1,183 @@
+import assert from 'node:assert/strict'
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { chmodSync } from 'node:fs'
+import { join } from 'node:path'
+import { DatabaseSync } from 'node:sqlite'
+import t from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { decodeRecord } from '../../src/store/codec.ts'
+import type { SqliteStore } from '../../src/store/sqlite.ts'
+import { bytesOf, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
+import { open, opened } from './sqlite-fixtures.ts'
+import { inProcess } from './sqlite-in-process.ts'
+
+/* Processes that are killed, and thousands of records while threads move them from the journal to the table. */
+
+t.setTimeout(280_000)
+
+const MODULE = new URL('../../src/store/sqlite.ts', import.meta.url).href
+
+/** Makes a record of almost 4 KiB: 2,000 of them fill the journal. */
+const LONG = { lastError: 'x'.repeat(3600) }
+
+function program(body: string, file: string, uid?: number) {
+  const source = `
+    import { openSqliteStore } from '${MODULE}'
+    const register = await openSqliteStore({ path: ${JSON.stringify(file)}, service: 'pay', timeoutMs: 10_000, onEvent() {} })
+    ${body}`
+  const process_ = spawn(process.execPath, ['--input-type=module', '-e', source], {
+    stdio: ['ignore', 'pipe', 'pipe'],
+    ...(uid === undefined ? {} : { uid, gid: uid }),
+  })
+  let stderr = ''
+  process_.stderr.on('data', (chunk) => (stderr += chunk))
+  return {
+    process: process_,
+    said: once(process_.stdout, 'data').then(([chunk]) => chunk as Buffer),
+    exited: once(process_, 'exit').then(([code]) => code as number | null),
+    stderr: () => stderr,
+  }
+}
+
+void t.test('acknowledged records survive kill -9 while records move to the table', async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const child = program(
+    `const bytes = Buffer.from('${bytesOf('in_progress', newToken(), LONG).toString('base64')}', 'base64')
+     const outcome = Buffer.from('${bytesOf('completed', newToken(), { fence: 7 }).toString('base64')}', 'base64')
+     for (let n = 0; ; n++) {
+       const id = String(n).padStart(43, 'x')
+       const put = register.put(id, bytes, { dueIn: 1000, dropIn: 1e9 }).then(async ({ stamp }) => {
+         process.stdout.write('put ' + id + '\\n')
+         await register.swap(id, { version: stamp.version }, outcome, { dueIn: 1000, dropIn: 1e9 }, false)
+         process.stdout.write('end ' + id + '\\n')
+       })
+       if (n % 200 === 0) await put
+     }`,
+    file,
+  )
+  let said = ''
+  child.process.stdout.on('data', (chunk: Buffer) => (said += chunk.toString()))
+  await until(() => said.length > 2 * 48 * 3000)
+  child.process.kill('SIGKILL')
+  await child.exited
+  const register = await open(file)
+  const lost: string[] = []
+  for (const line of said.split('\n').slice(0, -1)) {
+    const { bytes } = await register.get(line.slice(4) as RecordId)
+    if (bytes === null || (line.startsWith('end') && decodeRecord(bytes).state !== 'completed'))
+      lost.push(line)
+  }
+  t.same(lost, [])
+  await register.close()
+})
+
+void t.test('of two processes on one file, exactly one gets each claim', async (t) => {
+  using dir = tempDir()
+  const file = join(dir.path, 'records.db')
+  const ids = Array.from({ length: 20 }, newId)
+  const claims = (token: Buffer) => `
+    const bytes = Buffer.from('${bytesOf('in_progress', token).toString('base64')}', 'base64')
+    const ids = ${JSON.stringify(ids)}
+    const replies = await Promise.all(ids.map((id) => register.put(id, bytes, { dueIn: 1000, dropIn: 1e9 })))
+    process.stdout.write(JSON.stringify(replies.map((reply) => reply.done)))
+    await register.close()`
+  const children = [program(claims(newToken()), file), program(claims(newToken()), file)]
+  const [one, two] = (await Promise.all(children.map((child) => child.said))).map((said) =>
+    JSON.parse(String(said)),
+  )
+  for (const n of ids.keys()) t.not(one[n], two[n])
+  for (const child of children) t.equal(await child.exited, 0, 'close() lets the process end')
+})
+
+void t.test(
+  'a read-only file or folder is refused at open',
+  { skip: process.getuid?.() !== 0 },
+  async (t) => {
+    using dir = tempDir()
+    const file = join(dir.path, 'records.db')
+    await (await open(file)).close()
+    chmodSync(dir.path, 0o755)
+    chmodSync(file, 0o444)
+    const NOBODY = 65534
+    for (const path of [file, join(dir.path, 'new.db')]) {
+      const child = program(`process.stdout.write('opened')`, path, NOBODY)
+      child.said.catch(() => {})
+      t.not(await child.exited, 0)
+      t.match(child.stderr(), /StoreUnavailable.*cannot open the store/)
+    }
+  },
+)
+
+void t.test('changes made while records move to the table are kept', async (t) => {
+  const { file, register } = await opened(t)
+  const peer = await open(file)
+  t.teardown(() => peer.close())
+  const token = newToken()
+  const [claim, outcome] = [bytesOf('in_progress', token, LONG), bytesOf('completed', token)]
+  const large = bytesOf('unknown', token, { lastError: 'x'.repeat(5000) })
+  const ids = Array.from({ length: 5000 }, newId)
+  const kept = ids.filter((_id, n) => n % 20 !== 2)
+  const write = async (id: RecordId, n: number): Promise<void> => {
+    const put = await register.put(id, claim, SPANS)
+    let version = put.done ? put.stamp.version : 0
+    const swap = async (by: SqliteStore, bytes: Buffer) =>
+      assert.ok((await by.swap(id, { version: version++ }, bytes, SPANS, false)).done)
+    if (n % 20 === 1) await swap(register, large)
+    if (n % 2 === 0) await swap(n % 3 === 0 ? peer : register, outcome)
+    if (n % 20 === 2) assert.ok(await register.remove(id, version))
+  }
+  for (let n = 0; n < ids.length; n += 250)
+    await Promise.all(ids.slice(n, n + 250).map((id, i) => write(id, n + i)))
+  const check = async (by: SqliteStore): Promise<void> => {
+    for (const [n, id] of ids.entries()) {
+      const { bytes } = await by.get(id)
+      const expected =
+        n % 20 === 2 ? null : n % 20 === 1 ? 'unknown' : n % 2 === 0 ? 'completed' : 'in_progress'
+      if ((bytes && decodeRecord(bytes).state) !== expected) t.fail(`record ${n} is not ${expected}`)
+    }
+    t.same((await by.list('all', null, 6000)).ids, kept.toSorted())
+  }
+  await check(register)
+  await check(peer)
+  await register.close()
+  await peer.close()
+  const other = await open(file)
+  await check(other)
+  await other.close()
+  const db = new DatabaseSync(file, { readOnly: true })
+  t.same(
+    { ...db.prepare('SELECT count(*) AS n, count(DISTINCT id) AS ids FROM records').get() },
+    { n: kept.length, ids: kept.length },
+  )
+  db.close()
+})
+
+void t.test('a journal of sixteen thousand entries is moved without waiting', async (t) => {
+  const { register, thread } = await inProcess(t)
+  const bytes = bytesOf('in_progress', newToken())
+  const putMany = (count: number) =>
+    Promise.all(Array.from({ length: count }, async () => register.put(newId(), bytes, SPANS)))
+  await putMany(15_999)
+  t.equal(thread.immediate, null)
+  await putMany(1)
+  const first = thread.immediate
+  t.not(first, null)
+  await putMany(1)
+  t.equal(thread.immediate, first, 'one move at a time')
+  while (thread.immediate !== null) thread.slice()
+  await putMany(1)
+  t.equal(thread.immediate, null, 'it is almost empty again')
+})
+
+void t.test('a flood does not make the journal grow without bound', async (t) => {
+  const { file, register } = await opened(t)
+  const bytes = bytesOf('in_progress', newToken())
+  for (let n = 0; n < 60; n++)
+    await Promise.all(Array.from({ length: 2000 }, async () => register.put(newId(), bytes, SPANS)))
+  const db = new DatabaseSync(file, { readOnly: true })
+  t.teardown(() => db.close())
+  const { left } = db.prepare('SELECT sum(length(entries)) AS left FROM journal').get() as { left: number }
+  t.ok(left < 40_000 * bytes.length, `${Math.round(left / bytes.length)} records are in the journal`)
+})
