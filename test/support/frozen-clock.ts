@@ -27,12 +27,20 @@ export function frozenClock(t: Test): FrozenClock {
   const immediately = setImmediate
   const timers = new Set<Timer>()
   let now = 1_000_000
-  const plan = (every: boolean) => (run: (...args: unknown[]) => void, delay: Millis, ...args: unknown[]) => {
-    const act = () => run(...args)
-    const timer = { act, at: now + delay, every: every ? delay : null, unref: () => timer, ref: () => timer }
-    timers.add(timer)
-    return timer
-  }
+  const plan =
+    (every: boolean) =>
+    (run: (...args: unknown[]) => void, delay: Millis, ...args: unknown[]) => {
+      const act = () => run(...args)
+      const timer = {
+        act,
+        at: now + delay,
+        every: every ? delay : null,
+        unref: () => timer,
+        ref: () => timer,
+      }
+      timers.add(timer)
+      return timer
+    }
   const forget = (otherwise: (timer: never) => void) => (timer: unknown) =>
     timers.has(timer as Timer) ? void timers.delete(timer as Timer) : otherwise(timer as never)
   Object.assign(globalThis, {
