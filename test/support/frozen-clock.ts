@@ -77,12 +77,14 @@ export function frozenClock(t: Test): FrozenClock {
       for (let n = 0; n < 3; n++) await new Promise((next) => immediately(next))
     },
     async until(check) {
-      while (!(await check())) await new Promise((next) => real.setTimeout(next, 1))
+      // A turn is enough for sockets within this process.
+      for (let turns = 0; !(await check()); turns++)
+        await new Promise<unknown>((next) => (turns < 100 ? immediately(next) : real.setTimeout(next, 1)))
     },
     async passUntil(check) {
       while (!check()) {
-        await clock.pass(10)
-        await new Promise((next) => real.setTimeout(next, 1))
+        await clock.pass(25)
+        await clock.settled()
       }
     },
     timers: () => timers.size,
