@@ -74,6 +74,13 @@ export async function end(store: Store, id: RecordId): Promise<void> {
   if (!reply.done) throw new Error('not written')
 }
 
+/** A watcher that counts its notifications. */
+export async function watch(store: Store, id: RecordId = newId()) {
+  const watcher = { told: 0, stop: () => {} }
+  watcher.stop = await store.watch(id, () => void watcher.told++)
+  return watcher
+}
+
 /** The contract of stores, on servers that `flush` empties. */
 export function redisContract(
   t: Test,

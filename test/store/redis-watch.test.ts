@@ -2,23 +2,15 @@ import { once } from 'node:events'
 import { type AddressInfo, createServer } from 'node:net'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import type { Store } from '../../src/store/register.ts'
 import { array, bulk, fake, int, isLeft, OK, scripted, words } from '../support/fake-redis.ts'
 import { frozenClock } from '../support/frozen-clock.ts'
 import { emptyRedis, freePort } from '../support/redis.ts'
 import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
-import { end, KEYS, open } from './redis-fixtures.ts'
+import { end, KEYS, open, watch } from './redis-fixtures.ts'
 
 /* Watchers of records, on a real server and on one that says what the test wants. Outages of real ones: redis-faults.verify.ts. */
 
 const server = await emptyRedis(t)
-
-/** A watcher that counts its notifications. */
-async function watch(store: Store, id: RecordId = newId()) {
-  const watcher = { told: 0, stop: () => {} }
-  watcher.stop = await store.watch(id, () => void watcher.told++)
-  return watcher
-}
 
 async function connections(): Promise<number> {
   const list = String(await server.command('CLIENT', 'LIST'))
