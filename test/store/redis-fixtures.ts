@@ -1,9 +1,10 @@
 import type { Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
 import { openRedisStore, RedisKeys, type RedisOptions } from '../../src/store/redis.ts'
-import type { NewEpoch, PutKind, Store } from '../../src/store/register.ts'
+import { InGrace, type NewEpoch, type PutKind, type Store } from '../../src/store/register.ts'
+import type { RedisServer } from '../support/redis.ts'
 import { registerContract } from './contract.ts'
-import { bytesOf, newId, newToken, SPANS } from './fixtures.ts'
+import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
 
 /** Longer than anything that is waited for. */
 export const PATIENT: Millis = 30_000
@@ -79,6 +80,30 @@ export async function watch(store: Store, id: RecordId = newId()) {
   const watcher = { told: 0, stop: () => {} }
   watcher.stop = await store.watch(id, () => void watcher.told++)
   return watcher
+}
+
+/** Longer than any test: time passes where a test says so. */
+export const GRACE: Millis = 10 * HOUR
+
+/** From now on the server has replaced another one: its data says so. */
+export async function replacedBy(server: RedisServer): Promise<void> {
+  const old = `${'0'.repeat(40)} 1 2`
+  await server.command('MSET', ...KEYS.epochs.flatMap((key) => [key, old]))
+}
+
+/** Another id of the same shard: without looks each shard has a grace of its own. */
+export function sibling(id: RecordId): RecordId {
+  return idIn(KEYS.shardOf(id))
+}
+
+/** How a claim is held. */
+export async function heldBy(store: Store, id?: RecordId): Promise<InGrace> {
+  const error = await claim(store, id).then(
+    () => null,
+    (error: unknown) => error,
+  )
+  if (!(error instanceof InGrace)) throw new Error(`not held but ${String(error)}`)
+  return error
 }
 
 /** The contract of stores, on servers that `flush` empties. */
