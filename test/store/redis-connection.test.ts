@@ -4,7 +4,20 @@ import { type AddressInfo, createServer } from 'node:net'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import type { GetReply, Store } from '../../src/store/register.ts'
-import { array, bulk, fake, int, isLeft, NULL, OK, type Says, scripted } from '../support/fake-redis.ts'
+import { certificate } from '../support/certificates.ts'
+import {
+  type Answer,
+  array,
+  bulk,
+  fake,
+  int,
+  isLeft,
+  NULL,
+  OK,
+  type Says,
+  scripted,
+  words,
+} from '../support/fake-redis.ts'
 import { frozenClock } from '../support/frozen-clock.ts'
 import { freePort } from '../support/redis.ts'
 import { newId, SPANS, until } from './fixtures.ts'
@@ -142,6 +155,18 @@ void t.test('when none of several addresses answers, the event has the error cod
     setImmediate(() => found(null, addresses))) as unknown as typeof lookup
   const { events } = await open(t, `redis://redis.test:${await freePort()}`)
   t.match(events, [/^error: .*ECONNREFUSED/])
+})
+
+void t.test('over TLS, only a server whose certificate is trusted is used', async (t) => {
+  using own = certificate('IP:127.0.0.1')
+  using stranger = certificate('IP:127.0.0.1')
+  const answer: Answer = ([name]) => (name === 'time' ? words('1', '0') : name === 'ping' ? '+PONG\r\n' : OK)
+  const { port } = await fake(t, answer, own)
+  const trusting = ({ certFile }: { readonly certFile: string }) =>
+    open(t, `rediss://127.0.0.1:${port}?cacert=${certFile}`)
+  t.equal(await (await trusting(own)).store.ping(), 1000)
+  const other = await trusting(stranger)
+  await t.rejects(other.store.ping(), { ...NOT_APPLIED, message: /self.signed certificate/ })
 })
 
 void t.test('R03 a command without an answer times out, and may have been applied', async (t) => {

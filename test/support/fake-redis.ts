@@ -1,16 +1,17 @@
 import { createHash } from 'node:crypto'
 import { once } from 'node:events'
 import { type AddressInfo, createServer, type Socket } from 'node:net'
+import { createServer as createTlsServer } from 'node:tls'
 import type { Test } from 'tap'
 import { admittingScript, script } from '../../src/store/redis-connection.ts'
 import { Replies } from '../../src/store/resp.ts'
 
 export type Answer = (command: string[], socket: Socket) => string | Buffer | null
 
-/** A server that answers what the test says, or not at all (null). */
-export async function fake(t: Test, answer: Answer) {
+/** A server that answers what the test says, or not at all (null); over TLS if it has a certificate. */
+export async function fake(t: Test, answer: Answer, tls?: { readonly cert: Buffer; readonly key: Buffer }) {
   const sockets: Socket[] = []
-  const server = createServer((socket) => {
+  const take = (socket: Socket): void => {
     sockets.push(socket)
     socket.on('error', () => {})
     const commands = new Replies((command) => {
@@ -18,7 +19,8 @@ export async function fake(t: Test, answer: Answer) {
       if (reply !== null) socket.write(reply)
     })
     socket.on('data', (bytes) => commands.push(bytes))
-  }).listen(0, '127.0.0.1')
+  }
+  const server = (tls === undefined ? createServer(take) : createTlsServer(tls, take)).listen(0, '127.0.0.1')
   await once(server, 'listening')
   t.teardown(() => {
     server.close()
