@@ -1,600 +1,442 @@
 import t, { type Test } from 'tap'
-import type { Millis, RecordId } from '../../src/core/record.ts'
-import { openRedisStore, RedisKeys } from '../../src/store/redis.ts'
 import { replicationText, type Wait } from '../../src/store/redis-barrier.ts'
-import { replicasIn } from '../../src/store/redis-cluster.ts'
-import type { PutReply, Store } from '../../src/store/register.ts'
-import { fake, greeting } from '../support/fake-redis.ts'
-import { RedisServer } from '../support/redis.ts'
-import { RedisCluster } from '../support/redis-cluster.ts'
-import { MASTER, SentinelGroup } from '../support/redis-sentinel.ts'
+import type { Store } from '../../src/store/register.ts'
+import {
+  array,
+  bulk,
+  DONE,
+  int,
+  isLeft,
+  LAST_SLOT,
+  master,
+  NULL,
+  OK,
+  type Says,
+  scripted,
+  slots,
+  words,
+} from '../support/fake-redis.ts'
+import { frozenClock } from '../support/frozen-clock.ts'
 import { relay } from '../support/relay.ts'
-import { registerContract } from './contract.ts'
 import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+import { claim, claiming, idIn, KEYS, NOT_APPLIED, open } from './redis-fixtures.ts'
 
-t.setTimeout(300_000)
+/* `store.wait`: what a master may answer, from one that says what the test wants. Real replicas: redis-barrier.verify.ts. */
 
-const PATIENT: Millis = 30_000
 const UNREPLICATED = { name: 'Unreplicated', maybeApplied: true }
+const unsatisfied = (why: string) => ({ ...UNREPLICATED, message: `store.wait is not satisfied: ${why}` })
+const WAIT: Wait = { replicas: 1, disk: 'none', timeout: 100 }
+const disks = (local: number, replicas: number) => array(int(local), int(replicas))
 
-const claim = (token = newToken()) => bytesOf('in_progress', token)
-
-/** By default the wait has a `timeout` for rounds that replicas answer: no test waits that long. */
-async function open(
-  t: Test,
-  url: string,
-  wait: Partial<Wait>,
-  service = 'pay',
-  skew: () => Millis = () => 0,
-) {
-  const waited: boolean[] = []
-  const store = await openRedisStore({
-    url,
-    service,
-    timeoutMs: PATIENT,
-    onEvent: () => {},
-    wait: { replicas: 1, disk: 'none', timeout: PATIENT, ...wait },
-    onWaited: (satisfied) => void waited.push(satisfied),
-    skew,
-  })
-  t.teardown(() => store.close())
-  return { store, waited }
+async function waiting(t: Test, wait: Partial<Wait> = {}, says: Says = {}, timeoutMs = 10_000) {
+  const server = await scripted(t, says)
+  const opened = await open(t, server.url, { wait: { ...WAIT, ...wait }, timeoutMs })
+  /** What was asked for the claims, on the second connection. */
+  const asked = () =>
+    server.commands.flatMap(([name = '', ...args]) =>
+      /^(set|wait)/.test(name) ? [[name, ...args].join(' ')] : [],
+    )
+  return { server, asked, ...opened }
 }
 
-/** A master with `count` replicas. */
-async function replicated(t: Test, count = 1) {
-  const master = await RedisServer.start({ args: ['--repl-diskless-sync-delay', '0'] })
-  t.teardown(() => master[Symbol.asyncDispose]())
-  const replicas: RedisServer[] = []
-  for (let n = 0; n < count; n++) replicas.push(await replicaOf(t, master))
-  return { master, replicas, replica: replicas[0] as RedisServer }
-}
+const marker = (shard: number) => `set ${KEYS.marker(shard)} 1 PX 60000`
 
-async function replicaOf(t: Test, master: RedisServer): Promise<RedisServer> {
-  const before = await connected(master)
-  const replica = await RedisServer.start({ args: ['--replicaof', '127.0.0.1', String(master.port)] })
-  t.teardown(() => replica[Symbol.asyncDispose]())
-  await until(async () => (await connected(master)) > before)
-  return replica
-}
+void t.test('W05 a claim waits for a marker that follows it; nothing else waits', async (t) => {
+  const { server, store, asked, waited } = await waiting(t)
+  const [id, token] = [idIn(7), newToken()]
+  t.match(await store.put(id, claiming(token), SPANS), { done: true })
+  t.strictSame(asked(), [marker(7), 'wait 1 100'])
+  await store.put(id, claiming(token), SPANS, 'fresh')
+  await store.swap(idIn(8), { version: 1 }, claiming(token), SPANS, true)
+  t.strictSame(asked().slice(4), [marker(8), 'wait 1 100'])
+  t.strictSame(waited, [true, true, true])
+  await store.put(id, claiming(token), SPANS, 'again')
+  await store.put(id, bytesOf('completed', token), SPANS)
+  await store.swap(id, { version: 1 }, claiming(token), SPANS, false)
+  await store.swap(id, { version: 1 }, bytesOf('unknown', token), SPANS, true)
+  t.equal(waited.length, 3)
+  t.equal(server.sockets.length, 2, 'over one other connection')
+})
 
-/** Its replicas, as `WAIT` counts them. */
-async function connected(master: RedisServer): Promise<number> {
-  return Number(await master.command('WAIT', 9, 1))
-}
-
-/** Whether a client is blocked, as one that waits is. */
-async function isBlocked(server: RedisServer): Promise<boolean> {
-  return / flags=b /.test(String(await server.command('CLIENT', 'LIST')))
-}
-
-async function waitsOf(server: RedisServer): Promise<number> {
-  const stats = String(await server.command('INFO', 'commandstats'))
-  return Number(/cmdstat_wait:calls=(\d+)/.exec(stats)?.[1] ?? 0)
-}
-
-const keys = new RedisKeys('pay')
-
-function idIn(shard: number): RecordId {
-  let id = newId()
-  while (keys.shardOf(id) !== shard) id = newId()
-  return id
-}
-
-const claims = (store: Store) => async () => {
-  try {
-    return (await store.put(newId(), claim(), SPANS)).done
-  } catch {
-    return false
+void t.test('W05 a claim that is recognised as one’s own waits again; another’s does not', async (t) => {
+  // ASCII: a scripted server answers in text.
+  const token = Buffer.alloc(16, 'x')
+  const { server, store, waited } = await waiting(t)
+  for (const [state, owner] of [
+    ['in_progress', token],
+    ['unknown', token],
+    ['completed', token],
+    ['in_progress', Buffer.alloc(16, 'y')],
+  ] as const) {
+    const stored = bytesOf(state, owner).toString()
+    server.says['put'] = [int(0), int(1), bulk(stored)]
+    server.asked.splice(0)
+    const own = claiming(token)
+    const put = store.put(newId(), own, SPANS)
+    await until(() => server.asked.includes('put'))
+    // The store may reuse it.
+    own.fill(0)
+    t.match(await put, { done: false })
   }
-}
+  server.says['swap though full'] = [int(0), int(1), NULL]
+  t.match(await store.swap(newId(), { version: 1 }, claiming(token), SPANS, true), { bytes: null })
+  t.strictSame(waited, [true, true])
+})
 
-const contract = await replicated(t)
-const [knowsWaitAof] = (await contract.master.command('COMMAND', 'INFO', 'waitaof')) as unknown[]
-/** Redis 7.2 or later, or Valkey: REDIS_SERVER can name another server than the system's. */
-const hasWaitAof = knowsWaitAof !== null
-let skew = 0
-registerContract(t, 'redis with store.wait', async () => {
-  const { url } = contract.master
-  const opened = ['pay', 'pay', 'pay.eu'].map((service) => open(t, url, {}, service, () => skew))
-  const [register, peer, other] = (await Promise.all(opened)).map(({ store }) => store) as [
-    Store,
-    Store,
-    Store,
+void t.test('W05 claims wait for as many replicas and disks as are required', async (t) => {
+  const disk = 'the server’s disk did not have it within 100 ms'
+  const cases: [Partial<Wait>, question: string[], Says, trouble: string | null][] = [
+    [{ replicas: 2 }, ['wait 2 100'], { wait: int(1) }, '1 of 2 replicas had it within 100 ms'],
+    [{ replicas: 'none', disk: 'local' }, ['waitaof 1 0 100'], { waitaof: disks(1, 0) }, null],
+    [{ replicas: 'none', disk: 'local' }, ['waitaof 1 0 100'], { waitaof: disks(0, 9) }, disk],
+    [{ disk: 'local' }, ['wait 1 100', 'waitaof 1 0 100'], { waitaof: disks(1, 0) }, null],
+    [
+      { replicas: 4, disk: 'local' },
+      ['wait 4 100', 'waitaof 1 0 100'],
+      { waitaof: disks(1, 0) },
+      '1 of 4 replicas had it within 100 ms',
+    ],
+    [{ replicas: 2, disk: 'replicas' }, ['waitaof 1 2 100'], { waitaof: disks(1, 2) }, null],
+    [
+      { replicas: 2, disk: 'replicas' },
+      ['waitaof 1 2 100'],
+      { waitaof: disks(1, 1) },
+      '1 of 2 replicas had it within 100 ms',
+    ],
+    [{ replicas: 2, disk: 'replicas' }, ['waitaof 1 2 100'], { waitaof: disks(0, 2) }, disk],
   ]
-  await contract.master.command('FLUSHALL')
-  return {
-    register,
-    peer,
-    other,
-    tellsPeers: true,
-    advance: (ms) => void (skew += ms),
-    [Symbol.asyncDispose]: async () =>
-      void (await Promise.all([register.close(), peer.close(), other.close()])),
+  for (const [wait, question, says, trouble] of cases) {
+    const { server, store, asked, waited } = await waiting(t, wait, { waitaof: disks(1, 1) })
+    Object.assign(server.says, says)
+    server.commands.splice(0)
+    if (trouble === null) t.match(await claim(store), { done: true })
+    else await t.rejects(claim(store), unsatisfied(trouble))
+    t.strictSame(asked().slice(1), question)
+    t.strictSame(waited, [trouble === null])
   }
 })
 
-void t.test('W05 a claim that no replica has is rejected; nothing else waits for replicas', async (t) => {
-  const { master, replica } = await replicated(t)
-  const patient = await open(t, master.url, {})
-  const { store, waited } = await open(t, master.url, { timeout: 50 })
-  const before = newId()
-  const owner = newToken()
-  t.ok((await patient.store.put(before, claim(owner), SPANS)).done)
-  replica.pause()
-  const id = newId()
-  const token = newToken()
-  await t.rejects(async () => store.put(id, claim(token), SPANS), {
-    ...UNREPLICATED,
-    message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
+void t.test('W05 claims of one turn share a round, and later ones the next', async (t) => {
+  const { server, store, asked, waited } = await waiting(t, {}, { wait: null })
+  server.says['put'] = null
+  const [commands] = server.sockets
+  let first = 1
+  /** Claims that are answered in one piece. */
+  const claims = async (...shards: number[]) => {
+    const asked = shards.map((shard) => claim(store, idIn(shard)))
+    const puts = () => server.asked.filter((name) => name === 'put').length
+    await until(() => puts() === first - 1 + shards.length)
+    commands?.write(shards.map(() => array(...DONE, int(first++))).join(''))
+    return () => Promise.all(asked)
+  }
+  const early = await claims(1, 2, 3)
+  await until(() => asked().length === 2)
+  const late = await claims(4, 5)
+  await store.ping()
+  t.strictSame(asked(), [marker(1), 'wait 1 100'])
+  server.says['wait'] = int(1)
+  server.write(int(1))
+  await Promise.all([early(), late()])
+  t.strictSame(asked().slice(2), [marker(4), 'wait 1 100'])
+  t.strictSame(waited, [true, true, true, true, true])
+})
+
+void t.test('a marker that is refused fails only the claims of its shard', async (t) => {
+  const { server, store, asked } = await waiting(t, {}, { set: null, wait: null })
+  // So that one round has all of them: they wait for the first one's.
+  const first = claim(store, idIn(9))
+  await until(() => asked().length === 2)
+  const claims = [1, 2, 1].map((shard) => claim(store, idIn(shard)))
+  await until(() => server.asked.filter((name) => name === 'put').length === 4)
+  await store.ping()
+  server.says['set'] = ([, key]) => (key === KEYS.marker(1) ? '-TRYAGAIN moving\r\n' : OK)
+  server.says['wait'] = int(1)
+  server.write(OK + int(1))
+  const refused = { reason: unsatisfied('Redis refuses: TRYAGAIN moving') }
+  t.match(await Promise.allSettled([first, ...claims]), [
+    { status: 'fulfilled' },
+    refused,
+    { status: 'fulfilled' },
+    refused,
+  ])
+  server.says['wait'] = '-ERR no\r\n'
+  for (const one of await Promise.allSettled([claim(store, idIn(2)), claim(store, idIn(3))]))
+    t.match(one, { reason: { ...UNREPLICATED, message: /ERR no/ } }, 'any other refusal fails all')
+})
+
+void t.test('a reply of another form is no acknowledgement', async (t) => {
+  const slave = array(bulk('slave'), int(0), array(int(0)))
+  const cases: [Partial<Wait>, Says, RegExp?][] = [
+    [{}, { wait: OK }],
+    [{}, { set: '+QUEUED\r\n' }],
+    [{}, { set: '-OOM command not allowed\r\n' }, /Redis is full/],
+    [{ disk: 'local' }, { waitaof: int(1) }],
+    [{ disk: 'local' }, { waitaof: array(int(1)) }],
+    [{ disk: 'local' }, { waitaof: array(int(1), '+x\r\n') }],
+    [{ replicas: 'all' }, { role: int(1) }],
+    [{ replicas: 'all' }, { role: slave }],
+    [{ replicas: 'all' }, { role: array(bulk('master'), int(0), int(1)) }],
+    [{ replicas: 'all' }, { role: array('+master\r\n', int(0), array(int(0))) }],
+  ]
+  for (const [wait, says, message = /replies do not match/] of cases) {
+    const { server, store } = await waiting(t, wait, { waitaof: disks(1, 1) })
+    Object.assign(server.says, says)
+    const claims = [claim(store, idIn(1)), claim(store, idIn(2))]
+    for (const one of await Promise.allSettled(claims)) t.match(one, { reason: { ...UNREPLICATED, message } })
+  }
+})
+
+void t.test('a round takes as long as its waits, and no longer', async (t) => {
+  const clock = frozenClock(t)
+  const { server, store, asked } = await waiting(t, { timeout: 200 }, { wait: null }, 60)
+  let isOver = false
+  const claiming = claim(store)
+  void claiming.then(() => {
+    isOver = true
   })
-  t.ok((await store.get(id)).bytes, 'it exists, and has to be withdrawn')
-  await t.rejects(
-    async () => store.put(id, claim(token), SPANS),
-    UNREPLICATED,
-    'a repeated claim waits again',
+  await clock.until(() => asked().length === 2)
+  await clock.pass(400)
+  t.notOk(isOver)
+  server.write(int(1))
+  await claiming
+  const late = t.rejects(claim(store), { ...UNREPLICATED, message: /timed out/ })
+  await clock.until(() => asked().length === 4)
+  await clock.pass(460)
+  await late
+})
+
+void t.test('R06 another process than that of the claim acknowledges nothing', async (t) => {
+  const runIds = ['abc', 'def', '', '', 'abc', 'abc']
+  const { server, store, asked, waited } = await waiting(
+    t,
+    {},
+    { 'info server': () => bulk(`run_id:${runIds.shift()}\r\n`) },
   )
-  t.strictSame(waited, [false, false])
-  t.match(await store.put(before, claim(), SPANS), { done: false }, 'somebody else’s claim does not wait')
-  t.match(await store.swap(before, { version: 1 }, claim(), SPANS, true), { done: false })
-  const failed = { token, states: ['in_progress'] } as const
-  t.ok((await store.swap(id, failed, bytesOf('failed_retryable', token), SPANS, false)).done)
-  const { bytes } = await store.get(id)
-  const version = (bytes as Buffer).readUIntBE(4, 6)
-  const next = newToken()
-  await t.rejects(
-    async () => store.swap(id, { version }, claim(next), SPANS, true),
-    UNREPLICATED,
-    'a takeover waits, too',
+  for (const why of ['another', 'one without a name'])
+    await t.rejects(
+      claim(store),
+      {
+        ...UNREPLICATED,
+        message:
+          /a second connection to 127.0.0.1:\d+ reaches a different process from the one that takes the claims/,
+      },
+      why,
+    )
+  t.strictSame(asked(), [])
+  t.match(await claim(store), { done: true }, 'the next claim tries again')
+  server.says['info server'] = '-NOPERM info\r\n'
+  server.sockets.at(-1)?.destroy()
+  await until(() => server.sockets.at(-1)?.destroyed === true)
+  await until(() =>
+    claim(store).then(
+      () => false,
+      (error) => /NOPERM/.test((error as Error).message),
+    ),
   )
-  await t.rejects(async () => store.swap(id, { version }, claim(next), SPANS, true), UNREPLICATED)
-  const ended = { token: owner, states: ['in_progress'] } as const
-  t.ok((await store.swap(before, ended, bytesOf('completed', owner), SPANS, false)).done)
-  t.equal(waited.length, 4)
-  replica.resume()
-  t.ok(await claims(patient.store)())
+  t.match(waited.slice(0, 3), [false, false, true])
+})
+
+void t.test('a second connection that is refused, or ends, is opened again for the next claim', async (t) => {
+  const server = await scripted(t)
+  await using front = await relay(server.port)
+  const { store } = await open(t, `redis://127.0.0.1:${front.port}`, { wait: WAIT })
+  front.accept = false
+  await t.rejects(claim(store), {
+    ...UNREPLICATED,
+    message: /^store\.wait is not satisfied: Redis is not connected: /,
+  })
+  front.accept = true
+  t.match(await claim(store), { done: true })
+  server.says['wait'] = null
+  const claiming = claim(store)
+  await until(() => server.asked.filter((name) => name === 'wait').length === 2)
+  server.says['wait'] = int(1)
+  server.sockets.at(-1)?.destroy()
+  await t.rejects(claiming, { ...UNREPLICATED, message: /Connection is closed/ })
+  const { length } = server.sockets
+  t.match(await claim(store), { done: true })
+  t.equal(server.sockets.length, length + 1)
 })
 
 void t.test(
   'W05 a claim whose connection ends while it waits is rejected: its server may have been replaced',
   async (t) => {
-    const { master, replica } = await replicated(t)
-    const { store, waited } = await open(t, master.url, {})
-    t.ok(await claims(store)())
-    replica.pause()
-    const rejected = t.rejects(async () => store.put(newId(), claim(), SPANS), {
-      ...UNREPLICATED,
-      message: 'store.wait is not satisfied: the connection of the claim has ended',
-    })
-    await until(() => isBlocked(master))
-    const clients = String(await master.command('CLIENT', 'LIST')).split('\n')
-    const own = clients.find((line) => line.includes('name=idempotency-proxy') && !line.includes(' flags=b '))
-    await master.command('CLIENT', 'KILL', 'ID', /^id=(\d+)/.exec(own ?? '')?.[1] ?? '')
-    await until(async () => (await store.ping().catch(() => null)) !== null)
-    replica.resume()
-    await rejected
-    t.strictSame(waited, [true, false])
+    const { server, store, waited, events } = await waiting(t, {}, { wait: null })
+    const [first] = server.sockets
+    const claiming = claim(store)
+    await until(() => server.asked.includes('wait'))
+    const second = server.sockets.at(-1)
+    first?.destroy()
+    await until(() => events.length >= 2)
+    second?.write(int(1))
+    await t.rejects(claiming, unsatisfied('the connection of the claim has ended'))
+    server.says['wait'] = int(1)
+    await until(() =>
+      claim(store).then(
+        ({ done }) => done,
+        () => false,
+      ),
+    )
+    t.strictSame([waited[0], waited.at(-1)], [false, true])
+    await until(() => isLeft({ sockets: [second as NonNullable<typeof second>] }))
+    // It ends as soon as the claim is there.
+    server.says['put'] = (_, socket) => {
+      setImmediate(() => socket.destroy())
+      return DONE
+    }
+    server.says['info server'] = null
+    await t.rejects(claim(store), UNREPLICATED)
   },
 )
 
-void t.test('W05 simultaneous claims share a WAIT, also behind one that is already waiting', async (t) => {
-  const { master, replica } = await replicated(t)
-  const { store, waited } = await open(t, master.url, {})
-  await Promise.all(Array.from({ length: 500 }, async () => store.put(newId(), claim(), SPANS)))
-  t.equal(waited.length, 500)
-  t.ok((await waitsOf(master)) <= 50, 'at least ten claims per WAIT')
-  const begun = await waitsOf(master)
-  replica.pause()
-  const first = store.put(newId(), claim(), SPANS)
-  await until(() => isBlocked(master))
-  const others = Promise.all(Array.from({ length: 100 }, async () => store.put(newId(), claim(), SPANS)))
-  await until(async () => Number(await master.command('DBSIZE')) > 600)
-  replica.resume()
-  await first
-  await others
-  t.ok(waited.every(Boolean))
-  t.ok((await waitsOf(master)) - begun <= 20)
-})
-
-void t.test('replicas: 2 needs two; all needs every connected one, even one that joins', async (t) => {
-  const { master, replica } = await replicated(t)
-  const two = await open(t, master.url, { replicas: 2, timeout: 50 })
-  const all = await open(t, master.url, { replicas: 'all' })
-  await t.rejects(async () => two.store.put(newId(), claim(), SPANS), {
-    message: /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms$/,
-  })
-  t.ok(await claims(all.store)())
-  const second = await replicaOf(t, master)
-  await until(claims(two.store))
-  // The acknowledgement of the other one would be enough for `replicas: 1`.
-  second.pause()
-  const waiting = all.store.put(newId(), claim(), SPANS) as Promise<PutReply>
-  await until(async () => all.waited.length > 0 && (await waitsOf(master)) > 3)
-  t.equal(all.waited.length, 1)
-  second.resume()
-  t.ok((await waiting).done)
-  await replica.kill()
-  await second.kill()
-  const none = await open(t, master.url, { replicas: 'all', timeout: 50 })
-  await until(async () => String(await master.command('ROLE')).endsWith(','))
-  await t.rejects(async () => none.store.put(newId(), claim(), SPANS), {
-    message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
-  })
-})
-
-void t.test('a claim that is recognised after its owner was recorded as silent waits, too', async (t) => {
-  const { master, replica } = await replicated(t)
-  const { store } = await open(t, master.url, {})
-  const hasty = await open(t, master.url, { timeout: 50 })
-  const [id, token] = [newId(), newToken()]
-  t.ok((await store.put(id, claim(token), SPANS)).done)
-  const silent = bytesOf('unknown', token, { leaseExpired: true })
-  t.ok((await store.swap(id, { token, states: ['in_progress'] }, silent, SPANS, false)).done)
-  replica.pause()
-  await t.rejects(async () => hasty.store.put(id, claim(token), SPANS), UNREPLICATED)
-  replica.resume()
-})
-
-void t.test('R06 an acknowledgement by another process does not count', async (t) => {
-  const { master } = await replicated(t)
-  const { master: other } = await replicated(t)
-  await using front = await relay(master.port)
-  const { store } = await open(t, `redis://127.0.0.1:${front.port}`, {})
-  front.target = other.port
-  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
-    ...UNREPLICATED,
-    message:
-      /a second connection to 127\.0\.0\.1:\d+ reaches a different process from the one that takes the claims/,
-  })
-  t.equal(await other.command('DBSIZE'), 0, 'nothing is written to it')
-  front.target = master.port
-  t.ok(await claims(store)(), 'the next claim tries again')
-})
-
-void t.test('a second connection that is refused or ends is opened again', async (t) => {
-  const { master, replica } = await replicated(t)
-  await using front = await relay(master.port)
-  const { store, waited } = await open(t, `redis://127.0.0.1:${front.port}`, {})
-  front.accept = false
-  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
-    ...UNREPLICATED,
-    message: /^store\.wait is not satisfied: Redis is not connected: /,
-  })
-  front.accept = true
-  t.ok(await claims(store)())
-  replica.pause()
-  const waiting = store.put(newId(), claim(), SPANS) as Promise<PutReply>
-  await until(() => isBlocked(master))
-  await master.command('CLIENT', 'KILL', 'TYPE', 'normal')
-  await t.rejects(waiting, UNREPLICATED)
-  replica.resume()
-  await until(claims(store))
-  t.equal(waited.at(-1), true)
-})
-
-void t.test('a user without the right to INFO, which identifies the process, cannot claim', async (t) => {
-  const { master } = await replicated(t)
-  await master.command('ACL', 'SETUSER', 'default', '-info')
-  const { store } = await open(t, master.url, {})
-  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
-    ...UNREPLICATED,
-    message: /Redis refuses: NOPERM .*info/,
-  })
-  await master.command('ACL', 'SETUSER', 'default', '+info')
-  t.ok(await claims(store)())
-})
-
-void t.test('R06 through Sentinel: a failover loses no claim that was granted', async (t) => {
-  await using group = await SentinelGroup.start()
-  const before = (await group.master()) as RedisServer
-  const replicas = group.servers.filter((server) => server !== before)
-  const patient = await open(t, group.url, {})
-  const { store } = await open(t, group.url, { timeout: 50 })
-  const kept = newId()
-  t.ok((await patient.store.put(kept, claim(), SPANS)).done)
-  // The replicas are cut off: what the master writes now will be lost.
-  for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masteruser', 'nobody')
-  for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masterauth', 'x')
-  await before.command('CLIENT', 'KILL', 'TYPE', 'replica')
-  const lost = newId()
-  await t.rejects(async () => store.put(lost, claim(), SPANS), UNREPLICATED)
-  await group.impatient()
-  before.pause()
-  for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masterauth', '')
-  for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masteruser', '')
-  await until(claims(patient.store))
-  t.ok((await patient.store.get(kept)).bytes)
-  t.match(await patient.store.put(lost, claim(), SPANS), { done: true }, 'lost, and never executed')
-  before.resume()
-})
-
-void t.test('replicas: all counts a replica that is down until the Sentinels forget it', async (t) => {
-  await using group = await SentinelGroup.start()
-  const [, first, second] = group.servers
-  const patient = await open(t, group.url, { replicas: 'all' })
-  t.ok(await claims(patient.store)())
-  const { store } = await open(t, group.url, { replicas: 'all', timeout: 50 })
-  await second?.kill()
-  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
-    ...UNREPLICATED,
-    message: /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms$/,
-  })
-  t.match((await store.traits()).refusals, [
-    /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms: claims are answered 503\.$/,
-  ])
-  for (const sentinel of group.sentinels) await sentinel.command('SENTINEL', 'RESET', MASTER)
-  await until(claims(store))
-  await until(async () => (await store.traits()).refusals.length === 0)
-  t.match(
-    (await store.traits()).replication,
-    /^claims wait for every known replica, up to 50 ms; 1 replica is connected/,
-  )
-  // When the Sentinels cannot be asked, their last answer counts.
-  const later = await open(t, group.url, { replicas: 'all' })
-  t.ok(await claims(later.store)())
-  for (const sentinel of group.sentinels) await sentinel.kill()
-  const silence = performance.now()
-  await until(async () => {
-    t.ok(await claims(later.store)())
-    return performance.now() - silence > 1100
-  })
-  await first?.kill()
-  await t.rejects(async () => store.put(newId(), claim(), SPANS), UNREPLICATED)
-})
-
-const starting = RedisCluster.start({ replicas: 1 })
-t.teardown(async () => (await starting)[Symbol.asyncDispose]())
-
-void t.test('W06 in a cluster a moving slot does not hold up other claims', async (t) => {
-  const cluster = await starting
-  const { store, waited } = await open(t, cluster.url, {})
-  const shard = 7
-  const slot = await cluster.slotOf(keys.marker(shard))
-  const from = await cluster.ownerOf(slot)
-  const to = cluster.masters.find((one) => one !== from) as (typeof cluster.masters)[number]
-  // Its record and its index are at the source: the claim succeeds there, and only the marker is not.
-  const id = idIn(shard)
-  const neighbour = idIn(shard)
-  t.ok((await store.put(neighbour, claim(), SPANS)).done)
-  await from.server.command('DEL', keys.marker(shard))
-  // Everything that the scripts need is at the source.
-  await from.server.command('SET', keys.epoch(id), 'x')
-  const steps = await cluster.move(slot, to)
-  await steps[0]?.()
-  await steps[1]?.()
-  const others: RecordId[] = []
-  while (others.length < 20) {
-    const other = newId()
-    if (keys.shardOf(other) === shard) continue
-    if ((await cluster.ownerOf(await cluster.slotOf(keys.record(other)))) === from) others.push(other)
-  }
-  const token = newToken()
-  const taken = store.swap(neighbour, { version: 1 }, claim(token), SPANS, true)
-  const version = ((await store.get(neighbour)).bytes as Buffer).readUIntBE(4, 6)
-  const [over, ...rest] = await Promise.allSettled([
-    store.swap(neighbour, { version }, claim(token), SPANS, true),
-    ...others.map(async (other) => store.put(other, claim(), SPANS)),
-  ])
-  await taken
-  t.match(over, { status: 'rejected', reason: { ...UNREPLICATED, message: /Redis refuses: ASK / } })
-  t.ok(rest.every(({ status }) => status === 'fulfilled'))
-  t.equal(waited.filter((satisfied) => !satisfied).length, 1)
-  await t.rejects(async () => store.put(id, claim(), SPANS), {
-    name: 'StoreUnavailable',
-    maybeApplied: false,
-  })
-  for (const step of steps.slice(2)) await step()
-  await until(async () => {
-    try {
-      return (await store.put(id, claim(), SPANS)).done
-    } catch {
-      return false
+void t.test('all replicas are those that are connected or may be promoted, one at least', async (t) => {
+  const clock = frozenClock(t)
+  let has = 3
+  let asks = 0
+  let nodes: string | null = ''
+  const replicas = (count: number) =>
+    bulk(['a 1 myself,master - 0', ...Array.from({ length: count }, (_, n) => `${n} 1 slave a 0`)].join('\n'))
+  const { server, store } = await (async () => {
+    const server = await scripted(t, {
+      wait: ([, count]) => int(Math.min(Number(count), has)),
+      role: master(1),
+      'cluster nodes': () => {
+        asks++
+        return nodes
+      },
+    })
+    server.says['cluster slots'] = slots([0, LAST_SLOT, server.port])
+    return {
+      server,
+      ...(await open(t, server.cluster, { wait: { ...WAIT, replicas: 'all' }, timeoutMs: 60_000 })),
     }
-  })
-})
-
-void t.test('in a cluster claims wait for the replicas of their own master', async (t) => {
-  const cluster = await starting
-  const patient = await open(t, cluster.url, {})
-  const { store, waited } = await open(t, cluster.url, { timeout: 50 })
-  const all = await open(t, cluster.url, { replicas: 'all' })
-  await Promise.all(Array.from({ length: 300 }, async () => patient.store.put(newId(), claim(), SPANS)))
-  t.ok(patient.waited.every(Boolean))
-  t.ok(await claims(all.store)())
-  const [first] = cluster.masters
-  const replica = cluster.members[cluster.masters.length]
-  replica?.server.pause()
-  const ids = Array.from({ length: 100 }, newId)
-  const owners = await Promise.all(
-    ids.map(async (id) => cluster.ownerOf(await cluster.slotOf(keys.record(id)))),
-  )
-  const results = await Promise.allSettled(ids.map(async (id) => store.put(id, claim(), SPANS)))
-  for (const [n, result] of results.entries())
-    t.equal(result.status, owners[n] === first ? 'rejected' : 'fulfilled')
-  t.ok(waited.includes(true) && waited.includes(false))
-  replica?.server.resume()
-  // A replica that is down is still known.
-  const dead = await open(t, cluster.url, { replicas: 'all', timeout: 50 })
-  await replica?.server.kill()
-  await until(async () => String(await first?.server.command('ROLE')).endsWith(','))
-  const id = ids[owners.indexOf(first as never)] as RecordId
-  await t.rejects(async () => dead.store.put(idIn(keys.shardOf(id)), claim(), SPANS), {
-    ...UNREPLICATED,
-    message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
-  })
-})
-
-/** A master that grants every claim. `answer` replies to whatever else a barrier asks. */
-async function fakeMaster(
-  t: Test,
-  answer: (command: string[]) => string,
-  { info = `run_id:${'a'.repeat(40)}`, set = '+OK\r\n' } = {},
-) {
-  const asked: string[] = []
-  const { url } = await fake(
-    t,
-    greeting((command) => {
-      const [name = ''] = command
-      if (name === 'evalsha') return `*6\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n:${command.at(-1)}\r\n`
-      if (name === 'info') return `$${info.length + 2}\r\n${info}\r\n\r\n`
-      asked.push(command.join(' '))
-      return name === 'set' ? set : answer(command)
-    }),
-  )
-  return { url, asked }
-}
-
-const counts = (local: number, replicas: number) => `*2\r\n:${local}\r\n:${replicas}\r\n`
-
-void t.test('claims wait for disks with WAITAOF', async (t) => {
-  let disks = [1, 2]
-  const master = await fakeMaster(t, ([name]) =>
-    name === 'wait' ? ':3\r\n' : counts(...(disks as [number, number])),
-  )
-  const cases: [Partial<Wait>, question: string, [number, number], string | null][] = [
-    [{ replicas: 'none', disk: 'local' }, 'waitaof 1 0 30000', [1, 0], null],
-    [
-      { replicas: 'none', disk: 'local' },
-      'waitaof 1 0 30000',
-      [0, 2],
-      'the server’s disk did not have it within 30000 ms',
-    ],
-    [{ replicas: 3, disk: 'local' }, 'wait 3 30000|waitaof 1 0 30000', [1, 0], null],
-    [
-      { replicas: 4, disk: 'local' },
-      'wait 4 30000|waitaof 1 0 30000',
-      [1, 0],
-      '3 of 4 replicas had it within 30000 ms',
-    ],
-    [{ replicas: 2, disk: 'replicas' }, 'waitaof 1 2 30000', [1, 2], null],
-    [
-      { replicas: 2, disk: 'replicas' },
-      'waitaof 1 2 30000',
-      [1, 1],
-      '1 of 2 replicas had it within 30000 ms',
-    ],
-    [
-      { replicas: 2, disk: 'replicas' },
-      'waitaof 1 2 30000',
-      [0, 2],
-      'the server’s disk did not have it within 30000 ms',
-    ],
-  ]
-  for (const [wait, question, found, trouble] of cases) {
-    disks = found
-    const { store } = await open(t, master.url, wait)
-    master.asked.length = 0
-    const put = async () => store.put(newId(), claim(), SPANS)
-    if (trouble === null) t.match(await put(), { done: true })
-    else await t.rejects(put, { ...UNREPLICATED, message: `store.wait is not satisfied: ${trouble}` })
-    t.equal(master.asked.slice(1).join('|'), question)
-    t.match(master.asked[0], /^set idempotency:pay:\{[0-9a-f]{2}\}:w 1 PX 60000$/)
-    await store.close()
+  })()
+  const waits = () => server.commands.flatMap(([name, count]) => (name === 'wait' ? [Number(count)] : []))
+  nodes = '-ERR nobody knows\r\n'
+  await t.rejects(claim(store), { ...UNREPLICATED, message: /nobody knows/ })
+  nodes = replicas(3)
+  server.commands.splice(0)
+  await claim(store)
+  t.strictSame(waits(), [1, 3], 'a second round for those newly found')
+  nodes = '-ERR nobody knows\r\n'
+  asks = 0
+  await claim(store)
+  t.equal(asks, 0, 'it is known for a second')
+  await clock.pass(1001)
+  await claim(store)
+  t.strictSame([asks, waits().at(-1)], [1, 3], 'and for longer if it cannot be read')
+  has = 2
+  await t.rejects(claim(store), { message: /: 2 of 3 replicas had it/ })
+  nodes = replicas(0)
+  for (const [connected, result] of [
+    [2, null],
+    [4, /: 2 of 4 replicas had it/],
+    [0, null],
+  ] as const) {
+    server.says['role'] = master(connected)
+    await clock.pass(1001)
+    if (result === null) t.match(await claim(store), { done: true })
+    else await t.rejects(claim(store), { message: result })
   }
+  has = 0
+  await t.rejects(claim(store), { message: /: 0 of 1 replicas had it/ })
+  // A source that does not answer is waited for no longer than a command.
+  has = 2
+  nodes = null
+  await clock.pass(1001)
+  const late = claim(store)
+  await clock.until(() => asks > 4)
+  let isOver = false
+  void late.then(() => {
+    isOver = true
+  })
+  await clock.passUntil(() => isOver)
+  t.match(await late, { done: true })
 })
 
 void t.test(
-  'claims wait for real disks',
-  { skip: hasWaitAof ? false : 'WAITAOF: Redis 7.2 or later' },
+  'through Sentinel, all replicas are those that the Sentinels know, and elsewhere those connected',
   async (t) => {
-    const { master, replica } = await replicated(t)
-    for (const wait of [
-      { replicas: 'none', disk: 'local' },
-      { disk: 'local' },
-      { disk: 'replicas' },
-    ] as const) {
-      const { store } = await open(t, master.url, wait)
-      t.ok(await claims(store)(), replicationText({ replicas: 1, timeout: PATIENT, ...wait }))
-    }
-    const hasty = { timeout: 50 }
-    const both = await open(t, master.url, { disk: 'replicas', ...hasty })
-    const local = await open(t, master.url, { replicas: 'none', disk: 'local', ...hasty })
-    await replica.command('CONFIG', 'SET', 'appendonly', 'no')
-    await t.rejects(async () => both.store.put(newId(), claim(), SPANS), {
-      ...UNREPLICATED,
-      message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
-    })
-    await until(claims(local.store))
-    await master.command('CONFIG', 'SET', 'appendonly', 'no')
-    await t.rejects(async () => local.store.put(newId(), claim(), SPANS), {
-      ...UNREPLICATED,
-      message: /appendonly is disabled/,
-    })
+    const says: Says = { wait: ([, count]) => int(Math.min(Number(count), 1)) }
+    const server = await scripted(t, says)
+    const sentinelOf = (...replicas: string[]) =>
+      scripted(t, {
+        'sentinel master': words('name', 'pay', 'config-epoch', '1'),
+        'sentinel get-master-addr-by-name': words('127.0.0.1', String(server.port)),
+        'sentinel replicas': words(...replicas),
+      })
+    const [most, fewer] = [await sentinelOf('one', 'two'), await sentinelOf('one')]
+    const wait = { ...WAIT, replicas: 'all' } as const
+    const url = `redis+sentinel://127.0.0.1:${most.port},127.0.0.1:${fewer.port}/pay`
+    const { store } = await open(t, url, { wait })
+    await t.rejects(claim(store), unsatisfied('1 of 2 replicas had it within 100 ms'))
+    most.says['sentinel replicas'] = OK
+    fewer.says['sentinel replicas'] = OK
+    const other = await open(t, url, { wait })
+    await t.rejects(claim(other.store), { ...UNREPLICATED, message: /replies do not match/ })
+    const alone = await open(t, server.url, { wait })
+    t.match(await claim(alone.store), { done: true }, 'nothing promotes the replicas of one server')
   },
 )
 
-void t.test('a malformed answer is not an acknowledgement', async (t) => {
-  for (const [wait, nonsense] of [
-    [{}, '+OK\r\n'],
-    [{ replicas: 'all' }, ':1\r\n'],
-    [{ disk: 'local' }, ':1\r\n'],
-    [{ disk: 'local' }, '*1\r\n:1\r\n'],
-    [{ replicas: 'all' }, '*1\r\n:1\r\n'],
-    [{ replicas: 'all' }, '*3\r\n$6\r\nmaster\r\n:1\r\n:1\r\n'],
-    [{ replicas: 'all' }, '*3\r\n$5\r\nslave\r\n:1\r\n*0\r\n'],
-  ] as const) {
-    let starts = true
-    const { url } = await fakeMaster(t, ([name]) => {
-      if (name === 'waitaof' && starts) return counts(1, 1)
-      return name === 'wait' && 'replicas' in wait ? ':1\r\n' : nonsense
-    })
-    const { store } = await open(t, url, wait)
-    starts = false
-    await t.rejects(async () => store.put(newId(), claim(), SPANS), {
-      ...UNREPLICATED,
-      message: /replies do not match/,
-    })
-  }
+void t.test('the traits say why claims are refused, and no claim has waited', async (t) => {
+  const { server, store, waited } = await waiting(t)
+  const refusals = async (of: Store) => (await of.traits()).refusals
+  t.strictSame(await refusals(store), [])
+  server.says['wait'] = int(0)
+  t.strictSame(await refusals(store), [
+    'store.wait is not satisfied: 0 of 1 replicas had it within 100 ms: claims are answered 503.',
+  ])
+  t.strictSame(waited, [])
+  await store.close()
+  await until(() => isLeft(server))
 })
 
-void t.test('a claim fails if the process has no name or the marker is not written', async (t) => {
-  for (const [odd, message] of [
-    [{ info: 'redis_version:7.0.15' }, /reaches a different process/],
-    [{ set: ':1\r\n' }, /replies do not match/],
-  ] as const) {
-    const { url } = await fakeMaster(t, () => ':1\r\n', odd)
-    const { store } = await open(t, url, {})
-    await t.rejects(async () => store.put(newId(), claim(), SPANS), { ...UNREPLICATED, message })
-  }
-  const { url } = await fakeMaster(t, () => ':1\r\n', { set: '-OOM command not allowed\r\n' })
-  const { store } = await open(t, url, {})
-  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
-    ...UNREPLICATED,
-    message: /Redis is full/,
-  })
-  for (const nonsense of ['OK', Buffer.from('x')])
-    t.throws(() => replicasIn(nonsense), /replies do not match/)
-})
-
-void t.test('a server that cannot wait for disks gives a clear error at start', async (t) => {
-  const { master } = await replicated(t)
-  if (hasWaitAof) await master.command('CONFIG', 'SET', 'appendonly', 'no')
-  const why = hasWaitAof
-    ? 'appendonly is off on the server; allowed: appendonly yes'
-    : 'the server has no WAITAOF; allowed: Redis 7.2 or later, or Valkey'
-  await t.rejects(open(t, master.url, { disk: 'local' }), {
-    name: 'StoreUnavailable',
-    message: `store.wait.disk: found local, and ${why}, or disk: none`,
-  })
-  const refusals: [string, string][] = [
+void t.test('only a server that can wait for disks is used for that', async (t) => {
+  const cases: [Wait['disk'], string, RegExp | null][] = [
+    ['local', disks(0, 0), null],
+    ['none', '-ERR unknown command\r\n', null],
+    ['local', OK, null],
     [
-      'ERR WAITAOF cannot be used when numlocal is set but appendonly is disabled.',
-      'store.wait.disk: found replicas, and appendonly is off on the server; allowed: appendonly yes, or disk: none',
+      'local',
+      '-ERR Unknown command\r\n',
+      /^store.wait.disk: found local, and the server has no WAITAOF; allowed: Redis 7.2 or later, or Valkey, or disk: none$/,
     ],
     [
-      'NOPERM this user',
-      'store.wait.disk: found replicas, and the server refuses WAITAOF (NOPERM this user); allowed: a user with +waitaof, or disk: none',
+      'replicas',
+      '-ERR appendonly is disabled\r\n',
+      /^store.wait.disk: found replicas, and appendonly is off on the server; allowed: appendonly yes, or disk: none$/,
+    ],
+    [
+      'local',
+      '-NOPERM no\r\n',
+      /and the server refuses WAITAOF \(NOPERM no\); allowed: a user with \+waitaof, or disk: none$/,
     ],
   ]
-  for (const [refusal, message] of refusals) {
-    const { url } = await fakeMaster(t, () => `-${refusal}\r\n`)
-    await t.rejects(open(t, url, { disk: 'replicas' }), { message })
+  for (const [disk, waitaof, message] of cases)
+    for (const kind of ['url', 'cluster'] as const) {
+      const server = await scripted(t, { waitaof })
+      const opening = open(t, server[kind], { wait: { ...WAIT, disk } })
+      if (message === null) {
+        await opening
+        continue
+      }
+      await t.rejects(opening, { ...NOT_APPLIED, message })
+      await until(() => isLeft(server))
+    }
+  for (const url of ['redis://127.0.0.1:1', 'redis+cluster://127.0.0.1:1']) {
+    const { store } = await open(t, url, { wait: { ...WAIT, disk: 'local' } })
+    await t.rejects(claim(store), NOT_APPLIED, 'one that is down is opened')
   }
-  const down = await open(t, 'redis://127.0.0.1:1', { disk: 'local' })
-  await t.rejects(async () => down.store.put(newId(), claim(), SPANS), {
-    maybeApplied: false,
-    name: 'StoreUnavailable',
-  })
-  const cluster = await open(t, 'redis+cluster://127.0.0.1:1', { disk: 'local' })
-  t.match(await cluster.store.traits().catch(String), /no node of the cluster answers/)
+})
+
+void t.test('replicationText says what claims wait for', async (t) => {
+  for (const [wait, whom] of [
+    [{}, '1 replica'],
+    [{ replicas: 'all' }, 'every known replica'],
+    [{ replicas: 2, disk: 'local' }, '2 replicas and the server’s disk'],
+    [{ replicas: 'none', disk: 'local' }, 'the server’s disk'],
+    [{ disk: 'replicas' }, 'the disks of the server and of 1 replica'],
+  ] as const)
+    t.equal(replicationText({ ...WAIT, ...wait }), `claims wait for ${whom}, up to 100 ms`)
 })

@@ -1,536 +1,496 @@
+import type { Socket } from 'node:net'
 import t, { type Test } from 'tap'
-import type { Millis, RecordId } from '../../src/core/record.ts'
-import { BREAKER_DEFAULTS, withBreaker } from '../../src/store/around.ts'
-import { openRedisStore, RedisKeys } from '../../src/store/redis.ts'
-import { Cluster } from '../../src/store/redis-cluster.ts'
-import type { Store } from '../../src/store/register.ts'
-import { fake, greeting } from '../support/fake-redis.ts'
-import { freePort, RedisServer } from '../support/redis.ts'
-import { RedisCluster } from '../support/redis-cluster.ts'
-import { registerContract } from './contract.ts'
-import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
+import type { RecordId } from '../../src/core/record.ts'
+import { replicasIn } from '../../src/store/redis-cluster.ts'
+import { PartlyUnavailable, type Store } from '../../src/store/register.ts'
+import {
+  array,
+  bulk,
+  int,
+  isLeft,
+  LAST_SLOT,
+  NULL,
+  OK,
+  type Scripted,
+  scripted,
+  slots,
+  words,
+} from '../support/fake-redis.ts'
+import { frozenClock } from '../support/frozen-clock.ts'
+import { newId, until } from './fixtures.ts'
+import { answers, claim, idIn, KEYS, NOT_APPLIED, open } from './redis-fixtures.ts'
 
-t.setTimeout(300_000)
+/* What the nodes of a cluster may answer, from some that say what the test wants. Real ones: redis-cluster.verify.ts. */
 
-const FAST: Millis = 300
-const PATIENT: Millis = 10_000
-const KEYS = new RedisKeys('pay')
-const APPLIED = { name: 'StoreUnavailable', maybeApplied: true }
-const NOT_APPLIED = { name: 'StoreUnavailable', maybeApplied: false }
-const NOTE = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
+/** The slots of the first four shards: 13254, 9191, 4996 and 933. */
+const [UPPER, LOWER] = [0, 3]
+const get = (store: Store, shard: number) => store.get(idIn(shard))
+const found = (now: number) => [int(now), NULL]
 
-const claim = () => bytesOf('in_progress', newToken())
-
-async function open(t: Test, url: string, timeoutMs = PATIENT) {
-  const events: string[] = []
-  const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
-  const store = await openRedisStore({ url, service: 'pay', timeoutMs, onEvent })
-  t.teardown(() => store.close())
-  return { store, events }
+function setMap(nodes: readonly Scripted[], map: string): void {
+  for (const node of nodes) node.says['cluster slots'] = map
 }
 
-/** A new id in this shard. */
-function idIn(shard: number): RecordId {
-  const bytes = Buffer.from(newId(), 'base64url')
-  bytes[0] = shard
-  return bytes.toString('base64url') as RecordId
+const maps = (...nodes: readonly Scripted[]) =>
+  nodes.flatMap(({ asked }) => asked).filter((name) => name === 'cluster').length
+
+/** Scripts and the permissions that they have needed. */
+const ran = ({ asked }: Scripted) => asked.filter((name) => /^(get|asking)/.test(name))
+
+/** Two masters, the first of which has the lower half of the slots; `get` tells them apart. */
+async function halves(t: Test, options: Parameters<typeof open>[2] = {}) {
+  const [a, b] = [await scripted(t, { get: found(1) }), await scripted(t, { get: found(2) })]
+  const map = slots([0, 8191, a.port], [8192, LAST_SLOT, b.port])
+  setMap([a, b], map)
+  return { a, b, map, ...(await open(t, a.cluster, options)) }
 }
 
-const cluster = await RedisCluster.start()
-t.teardown(() => cluster[Symbol.asyncDispose]())
-let skew = 0
+void t.test('each shard belongs to the master of its slot', async (t) => {
+  const { a, b, store, events } = await halves(t)
+  t.strictSame(events.toSorted(), [a, b].map(({ name }) => `connected: ${name}`).toSorted())
+  for (const [shard, master] of [
+    [0, 2],
+    [1, 2],
+    [2, 1],
+    [3, 1],
+    [255, 2],
+  ] as const)
+    t.equal((await get(store, shard)).now, master)
+  t.equal(
+    (await store.traits()).topology,
+    `2 masters share 256 shards of records: ${b.name} has 126, ${a.name} has 130; the largest share is 1.02 times the mean`,
+  )
+  // Ranges contain their ends, and come in any order.
+  setMap([a, b], slots([93, 16_261, b.port], [92, 92, a.port], [16_262, LAST_SLOT, a.port], [0, 91, b.port]))
+  await store.traits()
+  const there = await Promise.all(
+    Array.from({ length: 256 }, async (_, shard) => (await get(store, shard)).now),
+  )
+  t.strictSame(
+    there.flatMap((now, shard) => (now === 1 ? [shard] : [])),
+    [68, 143],
+  )
+  // What a node does not know is where it was.
+  setMap([a, b], slots([0, 8191, b.port]))
+  t.match((await store.traits()).topology, /^2 masters/)
+  setMap([a, b], '*0\r\n')
+  t.match((await store.traits()).topology, /^2 masters/)
+})
 
-registerContract(t, 'redis cluster', async () => {
-  const open = (service = 'pay') =>
-    openRedisStore({ url: cluster.url, service, timeoutMs: PATIENT, onEvent: () => {}, skew: () => skew })
-  const [register, peer, other] = await Promise.all([open(), open(), open('pay.eu')])
-  await cluster.command('FLUSHALL')
-  return {
-    register,
-    peer,
-    other,
-    tellsPeers: true,
-    advance: (ms) => void (skew += ms),
-    [Symbol.asyncDispose]: async () =>
-      void (await Promise.all([register.close(), peer.close(), other.close()])),
+void t.test('a slot that has moved is asked for where it is, and the map is read again', async (t) => {
+  const clock = frozenClock(t)
+  const { a, b, store } = await halves(t)
+  a.says['get'] = `-MOVED 933 127.0.0.1:${b.port}\r\n`
+  const before = maps(a, b)
+  for (let n = 0; n < 2; n++) t.equal((await get(store, LOWER)).now, 2)
+  t.strictSame([ran(a), ran(b)], [['get'], ['get', 'get']], 'it is not asked again')
+  a.says['get'] = found(1)
+  t.equal((await get(store, 2)).now, 1, 'other slots are where they were')
+  setMap([a, b], slots([0, LAST_SLOT, b.port]))
+  await clock.passUntil(() => maps(a, b) > before)
+  await clock.until(() => isLeft(a))
+  t.equal((await get(store, 2)).now, 2, 'a master without slots is left')
+  setMap([b], slots([0, 8191, a.port], [8192, LAST_SLOT, b.port]))
+  await store.traits()
+  await clock.until(async () => (await get(store, LOWER).catch(() => null))?.now === 1)
+})
+
+void t.test('a slot that is moving is asked for with permission, and stays in the map', async (t) => {
+  const { a, b, store } = await halves(t)
+  a.says['get'] = `-ASK 933 127.0.0.1:${b.port}\r\n`
+  t.equal((await get(store, LOWER)).now, 2)
+  t.strictSame(ran(b), ['asking', 'get in full'])
+  a.says['get'] = found(1)
+  t.equal((await get(store, LOWER)).now, 1)
+  // A reply that is shifted by one is not believed there either.
+  a.says['get'] = `-ASK 933 127.0.0.1:${b.port}\r\n`
+  Object.assign(b.says, { asking: ':1\r\n', get: '+OK\r\n' })
+  await t.rejects(get(store, LOWER), { name: 'StoreUnavailable', maybeApplied: true })
+})
+
+void t.test('a node that omits its name is at the host that was asked', async (t) => {
+  const node = await scripted(t)
+  for (const host of [NULL, bulk(''), bulk('?')]) {
+    node.says['cluster slots'] = array(array(int(0), int(LAST_SLOT), array(host, int(node.port))))
+    const { store } = await open(t, node.cluster)
+    for (const empty of ['', '?']) {
+      let asked = 0
+      node.says['get'] = () => (asked++ === 0 ? `-MOVED 933 ${empty}:${node.port}\r\n` : found(1))
+      t.equal((await get(store, LOWER)).now, 1)
+    }
+    t.match((await store.traits()).topology, `${node.name} has 256`)
   }
 })
-
-void t.test('notes of many records in one turn are kept, whatever their shards', async (t) => {
-  const { store } = await open(t, cluster.url)
-  const ids = Array.from({ length: 256 }, (_, shard) => idIn(shard))
-  for (const id of ids) await store.put(id, claim(), SPANS)
-  const done = await Promise.all(
-    ids.flatMap((id) => [store.history.append(id, [NOTE]), store.history.append(id, [NOTE])]),
-  )
-  t.ok(done.every((one) => one))
-  const kept = await Promise.all(ids.map((id) => store.history.read(id)))
-  t.ok(kept.every((notes) => notes.length === 1 && notes[0]?.count === 2))
-})
-
-void t.test('a value of another type is a corrupt record here, too', async (t) => {
-  const { store } = await open(t, cluster.url)
-  const id = idIn(3)
-  const { server } = await cluster.ownerOf(await cluster.slotOf(KEYS.record(id)))
-  await server.command('RPUSH', KEYS.record(id), 'x')
-  await t.rejects(store.get(id), { name: 'CorruptRecord' })
-})
-
-void t.test('R10 W06 moving a slot by hand costs a request at most one retry per step', async (t) => {
-  const [{ store }, { store: peer }] = [await open(t, cluster.url), await open(t, cluster.url)]
-  const shard = 7
-  const slot = await cluster.slotOf(KEYS.index(idIn(shard)))
-  let told = 0
-  const token = newToken()
-  const own = { token, states: ['in_progress'] } as const
-  type Step = (id: RecordId) => Promise<boolean>
-  const steps: Step[] = [
-    async (id) => (await store.put(id, bytesOf('in_progress', token), SPANS)).done,
-    async (id) => {
-      told = 0
-      await store.watch(id, () => void told++)
-      return true
-    },
-    async (id) => (await store.renew([{ id, token, ...SPANS }]))[0] === true,
-    (id) => store.history.append(id, [NOTE]),
-    async (id) => (await peer.swap(id, own, bytesOf('completed', token), SPANS, false)).done,
-    async (id) => (await store.get(id)).bytes?.[3] === 2,
-  ]
-  /** How often a step of the request failed because of the move. */
-  let refused = 0
-  for (let gap = 0; gap < steps.length; gap++)
-    for (let moved = 1; moved <= 6; moved++) {
-      // The shard holds another record, or is empty.
-      await cluster.command('FLUSHALL')
-      if (moved % 2) await store.put(idIn(shard), claim(), SPANS)
-      const from = await cluster.ownerOf(slot)
-      const to = cluster.masters[(cluster.masters.indexOf(from) + 1) % 3] as typeof from
-      await to.server.command('SCRIPT', 'FLUSH')
-      const id = idIn(shard)
-      for (const step of steps.slice(0, gap)) t.ok(await step(id))
-      const moves = await cluster.move(slot, to)
-      for (const move of moves.slice(0, moved)) await move()
-      const [step, ...rest] = steps.slice(gap) as [Step, ...Step[]]
-      const [first] = await Promise.allSettled([step(id)])
-      if (first.status === 'rejected') {
-        refused++
-        t.match(first.reason, { ...NOT_APPLIED, message: /TRYAGAIN/ }, `${gap} ${moved}`)
-      } else t.ok(first.value, `${gap} ${moved}`)
-      for (const move of moves.slice(moved)) await move()
-      if (first.status === 'rejected') t.ok(await step(id), `${gap} ${moved} again`)
-      for (const step of rest) t.ok(await step(id), `${gap} ${moved}`)
-      if (gap > 0) await until(() => told > 0)
-      t.equal((await cluster.ownerOf(slot)).id, to.id)
-      t.equal(await to.server.command('CLUSTER', 'COUNTKEYSINSLOT', slot), moved % 2 ? 4 : 2)
-    }
-  t.ok(refused > 0, `${refused} of 36`)
-})
-
-void t.test('list reads an index whose slot is moving; due reads it or fails with TRYAGAIN', async (t) => {
-  const { store } = await open(t, cluster.url)
-  await cluster.command('FLUSHALL')
-  const id = idIn(9)
-  await store.put(id, bytesOf('unknown', newToken()), { dueIn: 0, dropIn: HOUR })
-  const slot = await cluster.slotOf(KEYS.index(id))
-  const from = await cluster.ownerOf(slot)
-  const to = cluster.masters.find(({ id }) => id !== from.id) as typeof from
-  for (const move of await cluster.move(slot, to)) {
-    await move()
-    t.same((await store.list('unresolved', null, 10)).ids, [id])
-    const [due] = await Promise.allSettled([store.due(10)])
-    if (due.status === 'fulfilled') t.same(due.value, [id])
-    else t.match(due.reason, { ...NOT_APPLIED, message: /TRYAGAIN/ })
-  }
-  t.same(await store.due(10), [id])
-})
-
-void t.test('watchers are notified once their slot has moved, and of changes after that', async (t) => {
-  const [{ store }, { store: peer }] = [await open(t, cluster.url), await open(t, cluster.url)]
-  const id = idIn(11)
-  const slot = await cluster.slotOf(KEYS.index(id))
-  let told = 0
-  const stop = await store.watch(id, () => void told++)
-  const from = await cluster.ownerOf(slot)
-  const to = cluster.masters.find(({ id }) => id !== from.id) as typeof from
-  for (const move of await cluster.move(slot, to)) await move()
-  await until(() => told > 0)
-  const seen = told
-  t.ok((await peer.put(id, bytesOf('completed', newToken()), SPANS)).done)
-  await until(() => told > seen)
-  stop()
-  await until(async () => ((await to.server.command('PUBSUB', 'SHARDCHANNELS')) as string[]).length === 0)
-})
-
-void t.test('a list over all servers starts over when slots have moved, and misses nothing', async (t) => {
-  const { store } = await open(t, cluster.url)
-  await cluster.command('FLUSHALL')
-  const ids = Array.from({ length: 200 }, newId)
-  for (const id of ids) await store.put(id, bytesOf('completed', newToken()), SPANS)
-  const moving = KEYS.shardOf(ids[0] as RecordId)
-  const slot = await cluster.slotOf(KEYS.index(ids[0] as RecordId))
-  const seen = new Set<RecordId>()
-  let cursor: string | null = null
-  let pages = 0
-  do {
-    const page = await store.list('all', cursor, 20)
-    for (const id of page.ids) if (pages >= 5 || KEYS.shardOf(id) !== moving) seen.add(id)
-    cursor = page.next
-    if (++pages !== 5) continue
-    const from = await cluster.ownerOf(slot)
-    const to = cluster.masters.find(({ id }) => id !== from.id) as typeof from
-    for (const move of await cluster.move(slot, to)) await move()
-  } while (cursor !== null)
-  t.same([...seen].toSorted(), ids.toSorted())
-  const { next } = await store.list('all', null, 10)
-  await t.rejects(store.list('all', String(next).replace(/\..*/, '.9.0'), 10), RangeError)
-})
-
-void t.test('while a master is down, only its own records and full lists fail', async (t) => {
-  await using cluster = await RedisCluster.start({ args: ['--cluster-require-full-coverage', 'no'] })
-  const { store, events } = await open(t, cluster.url, FAST)
-  const ids = Array.from({ length: 256 }, (_, shard) => idIn(shard))
-  const token = newToken()
-  for (const id of ids) await store.put(id, bytesOf('in_progress', token), { dueIn: 0, dropIn: HOUR })
-  const dead = cluster.masters[1] as (typeof cluster.masters)[0]
-  await dead.server.stop()
-  const results = await Promise.allSettled(ids.map((id) => store.get(id)))
-  const lost = ids.filter((_, n) => results[n]?.status === 'rejected')
-  t.ok(lost.length > 64 && lost.length < 128, `${lost.length} are on the dead master`)
-  await until(() => events.some((event) => event.startsWith(`error: 127.0.0.1:${dead.server.port}: `)))
-  for (const one of await Promise.allSettled(lost.map((id) => store.get(id))))
-    t.match(one, { reason: { ...NOT_APPLIED, message: /not connected/ } })
-  const there = ids.filter((id) => !lost.includes(id))
-  const states: string[] = []
-  const breaker = withBreaker(store, { ...BREAKER_DEFAULTS, onState: (state) => states.push(state) })
-  for (const one of await Promise.allSettled(lost.map((id) => breaker.get(id))))
-    t.match(one, { reason: NOT_APPLIED })
-  t.ok((await breaker.get(there[0] as RecordId)).bytes)
-  t.same(states, [], 'the breaker stays closed')
-  t.ok(await store.ping())
-  t.same((await store.due(1000)).toSorted(), there.toSorted())
-  const renewed = await store.renew(ids.map((id) => ({ id, token, dueIn: HOUR, dropIn: HOUR })))
-  t.same(
-    renewed,
-    ids.map((id) => there.includes(id)),
-  )
-  t.match(await store.traits(), {
-    durable: true,
-    evicts: false,
-    refusals: ['1 of 3 masters of the cluster do not answer.'],
-  })
-  await t.rejects(store.list('unresolved', null, 10), NOT_APPLIED, 'an incomplete list would be a lie')
-  await dead.server.start()
-  await until(async () => {
-    const results = await Promise.allSettled(lost.map((id) => store.get(id)))
-    return results.every((one) => one.status === 'fulfilled' && one.value.bytes !== null)
-  })
-  for (const { server } of cluster.masters) await server.stop()
-  await until(async () => (await Promise.allSettled([store.ping()]))[0]?.status === 'rejected')
-  const renewal = { id: newId(), token, ...SPANS }
-  for (const ask of [store.ping, store.traits, () => store.due(10), () => store.renew([renewal])])
-    await t.rejects(async () => void (await ask()), { name: 'StoreUnavailable' })
-  await until(() => events.some((event) => event.startsWith('error: no node of the cluster answers: ')))
-  const late = await open(t, cluster.url, FAST)
-  await t.rejects(late.store.get(newId()), { ...NOT_APPLIED, message: /no node of the cluster answers/ })
-  // Long enough for a second attempt.
-  await new Promise((later) => setTimeout(later, 800))
-  for (const { server } of cluster.masters) await server.start()
-  for (const one of [late.store, store])
-    await until(async () => {
-      const results = await Promise.allSettled(ids.map((id) => one.get(id)))
-      return results.every((one) => one.status === 'fulfilled' && one.value.bytes !== null)
-    })
-})
-
-void t.test('the traits of a cluster are those of its weakest server', async (t) => {
-  const { store } = await open(t, cluster.url)
-  t.match(await store.traits(), {
-    durable: true,
-    evicts: false,
-    forgets: /^Claims wait for no replica/,
-    hasIdentity: true,
-    findings: [],
-    refusals: [],
-    replication: 'claims wait for no replica (store.wait); no replica is connected',
-    topology:
-      /^3 masters share 256 shards of records: 127\.0\.0\.1:\d+ has \d+, .*; the largest share is 1\.\d\d times the mean$/,
-  })
-  const [first, second] = cluster.masters.map(({ server }) => server) as [RedisServer, RedisServer]
-  await first.command('CONFIG', 'SET', 'appendonly', 'no')
-  await second.command('CONFIG', 'SET', 'maxmemory-policy', 'allkeys-lru')
-  const { durable, evicts, findings } = await store.traits()
-  t.match({ durable, evicts, findings }, { durable: false, evicts: true })
-  t.match(findings.toSorted(), [
-    new RegExp(
-      `^127.0.0.1:${first.port}: appendonly is off|^127.0.0.1:${second.port}: maxmemory-policy is allkeys-lru`,
-    ),
-    /^127\.0\.0\.1/,
-  ])
-  await first.command('CONFIG', 'SET', 'appendonly', 'yes')
-  await second.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
-})
-
-void t.test('a plain server, uncovered slots and an absent cluster each give a clear error', async (t) => {
-  await using alone = await RedisServer.start()
-  await t.rejects(open(t, `redis+cluster://127.0.0.1:${alone.port}`), {
-    ...NOT_APPLIED,
-    message: `store.url: 127.0.0.1:${alone.port}: Redis refuses: ERR This instance has cluster support disabled; allowed: nodes of a cluster that covers all slots`,
-  })
-  await using node = await RedisServer.start({
-    args: ['--cluster-enabled', 'yes', '--cluster-port', String(await freePort())],
-  })
-  await node.command('CLUSTER', 'ADDSLOTSRANGE', 0, 16_000)
-  await t.rejects(open(t, `redis+cluster://127.0.0.1:${node.port}`), {
-    ...NOT_APPLIED,
-    message: `store.url: 127.0.0.1:${node.port}: 383 of 16384 slots belong to no node; allowed: nodes of a cluster that covers all slots`,
-  })
-  const url = `redis+cluster://127.0.0.1:${await freePort()}`
-  const { store, events } = await open(t, url)
-  const message = /no node of the cluster answers: 127\.0\.0\.1:\d+: .*ECONNREFUSED/
-  for (const refused of [
-    async () => store.put(newId(), claim(), SPANS),
-    () => store.ping(),
-    () => store.due(10),
-    () => store.list('unresolved', null, 10),
-    () => store.list('all', null, 10),
-  ])
-    await t.rejects(async () => void (await refused()), { ...NOT_APPLIED, message })
-  const stop = await store.watch(newId(), () => {})
-  stop()
-  t.match(events, [message])
-  await store.close()
-  await t.rejects(store.ping(), { ...NOT_APPLIED, message: /closed/ })
-})
-
-/** Claims as a proxy does: retries until there is an answer, and recognises its own claim by the token. */
-async function claimOnce(store: Store, id: RecordId): Promise<boolean> {
-  const token = newToken()
-  for (;;)
-    try {
-      const put = await store.put(id, bytesOf('in_progress', token), SPANS)
-      return put.done || put.bytes.includes(token)
-    } catch {
-      await new Promise((later) => setTimeout(later, 20))
-    }
-}
-
-for (const [how, fail] of [
-  ['killed', (master: RedisServer) => master.kill()],
-  [
-    'replaced by an operator',
-    async (_: RedisServer, replica: RedisServer) => void (await replica.command('CLUSTER', 'FAILOVER')),
-  ],
-] as const)
-  void t.test(`when a master is ${how} under load, two proxies execute no key twice`, async (t) => {
-    await using cluster = await RedisCluster.start({ replicas: 1, nodeTimeout: 2000 })
-    const stores = [(await open(t, cluster.url, FAST)).store, (await open(t, cluster.url, FAST)).store]
-    const executed = new Map<RecordId, number>()
-    const over = new AbortController()
-    const load = async (): Promise<void> => {
-      while (!over.signal.aborted) {
-        const id = newId()
-        const mine = await Promise.all(stores.map((store) => claimOnce(store, id)))
-        executed.set(id, mine.filter((one) => one).length)
-      }
-    }
-    const loads = Array.from({ length: 8 }, load)
-    await until(() => executed.size > 500)
-    const [master, replica] = [cluster.members[0], cluster.members[3]] as {
-      server: RedisServer
-      id: string
-    }[]
-    await fail(master?.server as RedisServer, replica?.server as RedisServer)
-    await until(async () => String(await replica?.server.command('ROLE')).startsWith('master'))
-    const then = executed.size
-    await until(() => executed.size > then + 500)
-    over.abort()
-    await Promise.all(loads)
-    t.same(
-      [...executed.values()].filter((times) => times > 1),
-      [],
-      `of ${executed.size} keys`,
-    )
-    // Asynchronous replication may lose a claim. Whatever was not lost is not given out again.
-    const [store] = stores as [Store]
-    const claimed = [...executed].filter(([, times]) => times === 1).map(([id]) => id)
-    const lost: RecordId[] = []
-    const again: RecordId[] = []
-    for (const id of claimed) {
-      if ((await store.get(id)).bytes === null) lost.push(id)
-      if (await claimOnce(store, id)) again.push(id)
-    }
-    t.same(again, lost, `${lost.length} of ${claimed.length} claims were lost`)
-    if (how !== 'killed') t.same(lost, [])
-  })
-
-const text = (word: string) => `$${Buffer.byteLength(word)}\r\n${word}\r\n`
-const slots = (...ranges: readonly [first: number, last: number, port: number][]) =>
-  `*${ranges.length}\r\n${ranges
-    .map(([first, last, port]) => `*3\r\n:${first}\r\n:${last}\r\n*3\r\n$-1\r\n:${port}\r\n${text('id')}`)
-    .join('')}`
-
-/** A node that answers CLUSTER SLOTS with `map`, and the rest with `answer`. It does not name itself, like one behind a proxy. */
-async function fakeNode(
-  t: Test,
-  map: (port: number) => string | null,
-  answer: (command: readonly string[]) => string | null,
-) {
-  const asked: string[] = []
-  const node = await fake(
-    t,
-    greeting((command, socket) => {
-      const { localPort = 0 } = socket
-      if (command[0] === 'cluster') return map(localPort)
-      asked.push(command[0] as string)
-      return answer(command)
-    }),
-  )
-  return { ...node, asked, cluster: node.url.replace('redis:', 'redis+cluster:') }
-}
-
-const whole = (port: number) => slots([0, 16_383, port])
-/** The reply of a script that reads; the number of the call is its last argument. */
-const found = (command: readonly string[]) => `*3\r\n:1\r\n$-1\r\n:${command.at(-1)}\r\n`
 
 void t.test('a command is redirected three times, then fails as not applied', async (t) => {
-  let other = 0
-  const one = await fakeNode(t, whole, () => `-MOVED 1 :${other}\r\n`)
-  const two = await fakeNode(t, whole, () => `-MOVED 1 ?:${one.port}\r\n`)
-  other = two.port
-  const { store } = await open(t, one.cluster)
-  await t.rejects(store.get(newId()), { ...NOT_APPLIED, message: /MOVED/ })
-  t.equal(one.asked.length + two.asked.length, 4)
+  const { a, b, store } = await halves(t)
+  let left = 3
+  const redirect = () => (left-- > 0 ? `-ASK 933 127.0.0.1:${left % 2 ? a.port : b.port}\r\n` : found(7))
+  a.says['get'] = b.says['get'] = redirect
+  t.equal((await get(store, LOWER)).now, 7)
+  left = 4
+  await t.rejects(get(store, LOWER), { ...NOT_APPLIED, message: /Redis refuses: ASK 933/ })
 })
 
-void t.test('replies that are shifted by one are not believed after ASK either', async (t) => {
-  const shifted = await fakeNode(
-    t,
-    () => null,
-    (command) => (command[0] === 'asking' ? found(command) : '+OK\r\n'),
-  )
-  const node = await fakeNode(t, whole, () => `-ASK 1 127.0.0.1:${shifted.port}\r\n`)
-  const { store } = await open(t, node.cluster)
-  await t.rejects(store.get(newId()), { ...APPLIED, message: /Connection is closed/ })
+void t.test('a command takes no longer than its time, however late it is redirected', async (t) => {
+  const clock = frozenClock(t)
+  const { a, b, store } = await halves(t, { timeoutMs: 200 })
+  Object.assign(a.says, { get: null })
+  Object.assign(b.says, { get: null })
+  const failed = async (
+    asked: Promise<unknown>,
+    time: number,
+    error: typeof NOT_APPLIED & { message: RegExp },
+  ) => {
+    let isOver = false
+    const failing = t.rejects(asked, error).then(() => {
+      isOver = true
+    })
+    await clock.pass(time - 1)
+    t.notOk(isOver)
+    await clock.pass(1)
+    await failing
+  }
+  const late = get(store, LOWER)
+  await clock.until(() => ran(a).length === 1)
+  await clock.pass(150)
+  for (const socket of a.sockets) socket.write(`-MOVED 933 127.0.0.1:${b.port}\r\n`)
+  await clock.until(() => ran(b).length === 1)
+  await failed(late, 50, { name: 'StoreUnavailable', maybeApplied: true, message: /timed out/ })
+  // Nothing is sent to a port that accepts, and does not greet.
+  const silent = await scripted(t, { ping: null, client: null })
+  a.says['get'] = `-MOVED 4996 127.0.0.1:${silent.port}\r\n`
+  const refused = get(store, 2)
+  await clock.until(() => silent.sockets.length === 1)
+  await failed(refused, 200, { ...NOT_APPLIED, message: /MOVED/ })
+  t.strictSame(silent.asked, [])
 })
 
-void t.test('a command redirected to a hanging, silent or closed port fails', async (t) => {
-  const hanging = await fakeNode(
-    t,
-    () => null,
-    () => null,
+void t.test('a master that was unknown is connected to before it is asked', async (t) => {
+  const { a, b, store } = await halves(t)
+  const fresh = await scripted(t, { get: found(9) })
+  const map = slots([0, 8191, a.port], [8192, 9999, fresh.port], [10_000, LAST_SLOT, b.port])
+  a.says['get'] = `-MOVED 933 localhost:${fresh.port}\r\n`
+  setMap([a, b, fresh], map)
+  const both = await Promise.all([get(store, LOWER), get(store, LOWER)])
+  t.strictSame(
+    both.map(({ now }) => now),
+    [9, 9],
   )
-  const silent = await fake(t, () => null)
-  for (const [port, result] of [
-    [hanging.port, { ...APPLIED, message: /timed out/ }],
-    [silent.port, { ...NOT_APPLIED, message: /MOVED|ASK|closed/ }],
-    [await freePort(), { ...NOT_APPLIED, message: /not connected/ }],
+  const topology = async () => (await store.traits().catch(() => null))?.topology
+  await until(async () => (await topology())?.startsWith('3 masters') === true)
+  setMap([a, b, fresh], slots([0, LAST_SLOT, fresh.port]).replace(bulk('127.0.0.1'), bulk('localhost')))
+  await until(async () => (await topology())?.includes(`localhost:${fresh.port} has 256`) === true)
+  t.pass('a node is where the map says')
+})
+
+void t.test('errors are as they are, partly unavailable where another master is up', async (t) => {
+  const { a, store } = await halves(t)
+  const failing = async (reply: string) => {
+    a.says['get'] = `-${reply}\r\n`
+    return get(store, LOWER).then(
+      () => null,
+      (error: unknown) => error,
+    )
+  }
+  const error = await failing('TRYAGAIN')
+  t.ok(error instanceof PartlyUnavailable)
+  t.match(error, { ...NOT_APPLIED, message: 'Redis refuses: TRYAGAIN' })
+  t.match(await failing('OOM full'), { name: 'StoreFull' })
+  t.match(await failing('WRONGTYPE'), { name: 'CorruptRecord' })
+  a.says['put'] = [2, 100, 90, 40].map(int)
+  await t.rejects(claim(store, idIn(LOWER)), { name: 'InGrace', left: 40 })
+  t.equal((await get(store, UPPER)).now, 2)
+  const alone = await scripted(t, { get: '-TRYAGAIN\r\n' })
+  const single = await open(t, alone.cluster)
+  const refused = await get(single.store, LOWER).catch((error: unknown) => error)
+  t.match(refused, { ...NOT_APPLIED, message: 'Redis refuses: TRYAGAIN' })
+  t.notOk(refused instanceof PartlyUnavailable)
+})
+
+void t.test('while a master is down, the others answer for all, and the traits say so', async (t) => {
+  const { a, b, store, events } = await halves(t, { grace: 0 })
+  for (const [down, up, shard, name] of [
+    [a, b, LOWER, 'b'],
+    [b, a, UPPER, 'a'],
+  ] as const) {
+    up.says['time'] = words(name === 'b' ? '2' : '1', '0')
+    down.says['ping'] = '-LOADING data\r\n'
+    down.hangUp()
+    await until(() => events.includes(`error: ${down.name}: Redis refuses: LOADING data`))
+    t.equal(await store.ping(), name === 'b' ? 2000 : 1000)
+    await t.rejects(get(store, shard), {
+      ...NOT_APPLIED,
+      message: 'Redis is not connected: Redis refuses: LOADING data',
+    })
+    t.strictSame((await store.traits()).refusals, ['1 of 2 masters of the cluster do not answer.'])
+    await t.rejects(store.list('unresolved', null, 10), NOT_APPLIED, 'an incomplete list would be a lie')
+    down.says['ping'] = '+PONG\r\n'
+    await until(async () => (await get(store, shard).catch(() => null)) !== null)
+  }
+  const alone = await scripted(t)
+  const single = await open(t, alone.cluster)
+  alone.says['ping'] = '-LOADING data\r\n'
+  alone.hangUp()
+  await until(() => single.events.length >= 3)
+  await t.rejects(single.store.ping(), NOT_APPLIED)
+})
+
+void t.test('every node is greeted as the URL says, and its errors have its name', async (t) => {
+  const [a, b] = [await scripted(t), await scripted(t, { ping: '-LOADING data\r\n' })]
+  setMap([a, b], slots([0, 8191, a.port], [8192, LAST_SLOT, b.port]))
+  const { events } = await open(t, a.cluster.replace('//', '//app:secret@'))
+  for (const { commands } of [a, b]) t.strictSame(commands[0], ['auth', 'app', 'secret'])
+  t.strictSame(events.toSorted(), [`connected: ${a.name}`, `error: ${b.name}: Redis refuses: LOADING data`])
+})
+
+void t.test('only servers that are no whole cluster are a mistake', async (t) => {
+  const plain = await scripted(t, { 'cluster slots': '-ERR This instance has cluster support disabled\r\n' })
+  const part = await scripted(t)
+  part.says['cluster slots'] = slots([0, 99, part.port], [200, LAST_SLOT, part.port])
+  const urlOf = (...nodes: { readonly port: number }[]) =>
+    `redis+cluster://${nodes.map(({ port }) => `127.0.0.1:${port}`).join(',')}`
+  const mistake = /^store.url: 127.0.0.1:\d+: .*; allowed: nodes of a cluster that covers all slots$/
+  for (const [url, message] of [
+    [urlOf(plain), /cluster support disabled/],
+    [urlOf(part), /: 100 of 16384 slots belong to no node;/],
+    [urlOf(plain, part), mistake],
   ] as const)
-    for (const kind of ['MOVED', 'ASK']) {
-      const node = await fakeNode(t, whole, () => `-${kind} 1 127.0.0.1:${port}\r\n`)
-      const { store } = await open(t, node.cluster, FAST)
-      await t.rejects(store.get(newId()), result)
-    }
-  t.same(hanging.asked, ['evalsha', 'asking', 'eval'])
-})
-
-void t.test('a node that answers CLUSTERDOWN is left once the map names another', async (t) => {
-  let map = whole
-  const next = await fakeNode(t, whole, (command) =>
-    command[0] === 'ssubscribe' ? `*3\r\n${text('ssubscribe')}${text('x')}:1\r\n` : found(command),
-  )
-  const cutOff = await fakeNode(
-    t,
-    (port) => map(port),
-    () => '-CLUSTERDOWN The cluster is down\r\n',
-  )
-  const { store } = await open(t, cutOff.cluster)
-  await t.rejects(store.get(newId()), { ...NOT_APPLIED, message: /CLUSTERDOWN/ })
-  let told = 0
-  await store.watch(newId(), () => void told++)
-  map = () => whole(next.port)
-  await until(() => told > 0)
-  t.equal((await store.get(newId())).now, 1)
-  t.same(next.asked, ['ssubscribe', 'evalsha'])
-})
-
-void t.test('an empty map, as a node that was removed from the cluster gives, is ignored', async (t) => {
-  const node = await fakeNode(t, whole, found)
-  const reset = await fakeNode(
-    t,
-    () => '*0\r\n',
-    () => null,
-  )
-  const { store } = await open(t, `${reset.cluster},127.0.0.1:${node.port}`)
-  t.equal((await store.get(newId())).now, 1, 'at start')
-  let map = whole
-  const other = await fakeNode(t, (port) => map(port), found)
-  const { store: later } = await open(t, other.cluster)
-  map = () => '*0\r\n'
-  await t.rejects(later.list('all', null, 10), { ...NOT_APPLIED, message: /not connected/ })
-  await t.rejects(later.traits(), APPLIED, 'the map was read')
-  await until(async () => (await Promise.allSettled([later.get(newId())]))[0]?.status === 'fulfilled')
-})
-
-void t.test('a list that ends while slots move starts over', async (t) => {
-  let scans = 0
-  // Other ranges on the same node: some of the slots have come back.
-  const map = (port: number) => (scans === 1 ? slots([0, 1, port], [2, 16_383, port]) : whole(port))
-  const node = await fakeNode(t, map, () => {
-    scans++
-    return `*2\r\n${text('0')}*0\r\n`
-  })
-  const { store } = await open(t, node.cluster)
-  const { ids, next } = await store.list('all', null, 10)
-  t.same(ids, [])
-  t.match(next, /^[0-9a-f]{8}\.0\.0$/)
-  t.match((await store.list('all', next, 10)).next, /^[0-9a-f]{8}\.0\.0$/, 'from the beginning')
-  t.same(await store.list('all', null, 10), { ids: [], next: null })
+    await t.rejects(open(t, url), { ...NOT_APPLIED, message })
+  const down = await open(t, urlOf(part, { port: 1 }))
+  t.match(down.events, [/^error: no node of the cluster answers: .*100 of 16384/])
+  const whole = await scripted(t)
+  t.match(await claim((await open(t, urlOf(plain, part, whole))).store), { done: true })
 })
 
 void t.test('a malformed map is refused', async (t) => {
-  for (const nonsense of [
-    '+OK',
-    '*1\r\n:1',
-    '*1\r\n*2\r\n:0\r\n:1',
-    '*1\r\n*3\r\n:0\r\n:1\r\n:1',
-    '*1\r\n*3\r\n:0\r\n:1\r\n*1\r\n$1\r\nh',
+  const place = array(bulk('h'), int(1))
+  for (const map of [
+    '+OK\r\n',
+    array(int(1)),
+    array(array(int(0), int(1))),
+    array(array('+0\r\n', int(1), place)),
+    array(array(int(0), '+1\r\n', place)),
+    array(array(int(0), int(1), int(1))),
+    array(array(int(0), int(LAST_SLOT), bulk('ab'))),
+    array(array(int(0), int(1), words('h'))),
   ]) {
-    const node = await fakeNode(
-      t,
-      () => `${nonsense}\r\n`,
-      () => null,
-    )
+    const node = await scripted(t, { 'cluster slots': map })
     const { store } = await open(t, node.cluster)
-    await t.rejects(
-      store.ping(),
-      { ...NOT_APPLIED, message: /no node of the cluster answers: .*do not match/ },
-      nonsense,
-    )
+    await t.rejects(store.ping(), {
+      ...NOT_APPLIED,
+      message: /no node of the cluster answers: .*replies do not match/,
+    })
   }
 })
 
-void t.test('a cluster closed before it is open reports no map and refuses commands', async (t) => {
-  const node = await fakeNode(t, whole, () => null)
-  const events = {
-    onEvent() {},
-    onReady() {},
-    grace: 0,
-    onMap: () => t.fail('there is nobody to tell'),
+void t.test('replicas are counted by the master itself', async (t) => {
+  const nodes = [
+    'a 10.0.0.1:1@1 myself,master - 0 0 1 connected 0-16383',
+    'b 10.0.0.2:1@1 slave a 0 0 1 connected',
+    'c 10.0.0.3:1@1 slave,fail a 0 0 1 disconnected',
+    'd 10.0.0.4:1@1 slave e 0 0 1 connected',
+    'e 10.0.0.5:1@1 master - 0 0 1 connected',
+  ]
+  t.equal(replicasIn(Buffer.from(nodes.join('\n'))), 2)
+  t.equal(replicasIn(Buffer.from(`${nodes[4]}\n${nodes[0]}\n`)), 0)
+  for (const wrong of ['OK', Buffer.from(nodes.slice(1).join('\n'))])
+    t.throws(() => replicasIn(wrong), { message: /replies do not match/ })
+})
+
+void t.test(
+  'the map is read while a master is lost or says that the cluster is down, and no longer',
+  async (t) => {
+    const clock = frozenClock(t)
+    const { a, b, store } = await halves(t)
+    const rests = async (time: number) => {
+      const before = maps(a, b)
+      await clock.pass(time)
+      for (let n = 0; n < 10; n++) await clock.settled()
+      return maps(a, b) === before
+    }
+    t.ok(await rests(10_000))
+    // It accepts connections, and does not answer.
+    Object.assign(b.says, { ping: null, client: null })
+    b.hangUp()
+    await clock.until(() => isLeft(b))
+    const before = maps(a, b)
+    await clock.passUntil(() => maps(a, b) >= before + 3)
+    Object.assign(b.says, { ping: '+PONG\r\n', client: OK })
+    b.hangUp()
+    let isBack = false
+    void clock
+      .until(async () => (await get(store, UPPER).catch(() => null)) !== null)
+      .then(() => {
+        isBack = true
+      })
+    await clock.passUntil(() => isBack)
+    await rests(3000)
+    t.ok(await rests(10_000), 'each is connected')
+    const refused = async (reply: string) => {
+      a.says['get'] = `-${reply}\r\n`
+      await t.rejects(get(store, LOWER), { ...NOT_APPLIED, message: `Redis refuses: ${reply}` })
+    }
+    await refused('ERR CLUSTERDOWN')
+    t.ok(await rests(3000))
+    await refused('CLUSTERDOWN The cluster is down')
+    t.notOk(await rests(300))
+    t.ok(await rests(10_000))
+  },
+)
+
+void t.test('what keeps the map from being read is told once, and it is read ever more slowly', async (t) => {
+  const clock = frozenClock(t)
+  const node = await scripted(t, { 'cluster slots': '-NOPERM no\r\n' })
+  const { store, events } = await open(t, `${node.cluster},127.0.0.1:1`)
+  const why = /no node of the cluster answers: 127.0.0.1:\d+: Redis refuses: NOPERM no; 127.0.0.1:1: /
+  for (const ask of [
+    (): unknown => get(store, 0),
+    () => claim(store),
+    store.ping,
+    store.traits,
+    () => store.due(10),
+    () => store.list('all', null, 10),
+    () => store.list('unresolved', null, 10),
+  ])
+    await t.rejects(async () => ask(), { ...NOT_APPLIED, message: why })
+  let told = 0
+  await store.watch(newId(), () => void told++)
+  const pauses: number[] = []
+  for (let n = 0; n < 5; n++) {
+    const before = maps(node)
+    const began = performance.now()
+    await clock.passUntil(() => maps(node) > before)
+    pauses.push(performance.now() - began)
   }
-  const cluster = new Cluster(
-    {
-      kind: 'cluster',
-      hosts: [{ host: '127.0.0.1', port: node.port }],
-      server: { username: '', password: '', db: 0 },
-    },
-    PATIENT,
-    events,
+  t.ok(
+    pauses.slice(1).every((pause, n) => pause >= (pauses[n] as number) - 100 || pause >= 1900),
+    `${pauses}`,
   )
-  const opening = cluster.open().catch((error: unknown) => error)
-  await cluster.close()
-  await opening
-  await t.rejects(
-    cluster.askAnyone('time', [], () => {}),
-    { message: /closed/ },
-  )
+  t.ok((pauses.at(-1) as number) > 1500 && (pauses.at(-1) as number) < 2500)
+  t.match(events, [why])
+  node.says['cluster slots'] = slots([0, LAST_SLOT, node.port])
+  await clock.passUntil(() => told > 0)
+  t.strictSame(events.slice(1), [`connected: ${node.name}`], 'a watcher is told once its server is known')
+  await store.close()
+  await t.rejects(get(store, 0), { ...NOT_APPLIED, message: 'Redis is not connected: closed' })
+})
+
+void t.test(
+  'if no master answers, its replicas and others that were known are asked for the map',
+  async (t) => {
+    const [a, b, replica] = [await scripted(t), await scripted(t), await scripted(t, { get: found(3) })]
+    setMap([a, b], slots([0, 8191, a.port, replica.port], [8192, LAST_SLOT, b.port]))
+    const { store, events } = await open(t, a.cluster)
+    t.equal(replica.sockets.length, 0)
+    for (const node of [a, b]) {
+      node.says['ping'] = '-LOADING\r\n'
+      node.hangUp()
+    }
+    setMap([replica], slots([0, LAST_SLOT, replica.port]))
+    await until(() => events.includes(`connected: ${replica.name}`))
+    t.equal((await get(store, LOWER)).now, 3)
+  },
+)
+
+void t.test('a store that is closed while the map is read takes none, and reads none', async (t) => {
+  const clock = frozenClock(t)
+  const { a, b, store, events } = await halves(t)
+  let asking: Socket | undefined
+  for (const node of [a, b])
+    node.says['cluster slots'] = (_, socket) => {
+      asking = socket
+      return null
+    }
+  const reading = store.traits().catch(() => null)
+  await clock.until(() => maps(a, b) === 2)
+  const closed = store.close()
+  const other = await scripted(t)
+  asking?.write(slots([0, LAST_SLOT, other.port]))
+  await Promise.all([reading, closed])
+  await clock.pass(10_000)
+  t.strictSame([other.sockets.length, maps(a, b)], [0, 2])
+  t.notOk(events.some((event) => event.startsWith('error')))
+})
+
+void t.test('a list visits one master after the other, and begins again when slots have moved', async (t) => {
+  const { a, b, map, store } = await halves(t)
+  const ids = [newId(), newId()] as const
+  const scanned: string[] = []
+  const scan = (node: Scripted, id: RecordId) => {
+    node.says['scan'] = ([, cursor = '']) => {
+      scanned.push(`${node.port} ${cursor}`)
+      return array(bulk('0'), words(KEYS.record(id)))
+    }
+  }
+  scan(a, ids[0])
+  scan(b, ids[1])
+  // Servers come in the order of their names.
+  const [one, two] = [a.port, b.port].toSorted((x, y) => (`${x}` < `${y}` ? -1 : 1))
+  const first = await store.list('all', null, 10)
+  t.match(first.next, /^[0-9a-f]{8}\.1\.0$/)
+  const second = await store.list('all', first.next, 10)
+  t.equal(second.next, null)
+  t.strictSame([...first.ids, ...second.ids].toSorted(), ids.toSorted())
+  t.strictSame(scanned.splice(0), [`${one} 0`, `${two} 0`])
+  await t.rejects(store.list('all', `${first.next?.slice(0, 8)}.2.0`, 10), RangeError)
+  await store.list('all', 'ffffffff.1.7', 10)
+  t.strictSame(scanned.splice(0), [`${one} 0`], 'a cursor of other servers')
+  // Shard 0 is in the upper half, shard 2 in the lower.
+  for (const beginning of ['AAAAAAAA', 'AgAAAAAA'])
+    t.equal((await store.list({ beginning }, null, 10)).next, null)
+  t.strictSame(scanned.splice(0), [`${b.port} 0`, `${a.port} 0`])
+  // Not all masters learn of a move at once.
+  b.says['cluster slots'] = slots([0, 4996, b.port], [4997, LAST_SLOT, b.port])
+  const { next } = await store.list({ beginning: 'AgAAAAAA' }, null, 10)
+  t.match(next, /\.1\.0$/)
+  b.says['cluster slots'] = map
+  await store.list('all', null, 10)
+  // Slots that move meanwhile.
+  let scans = 0
+  for (const node of [a, b])
+    node.says['scan'] = () => {
+      scans++
+      setMap([a, b], slots([0, 7999, a.port], [8000, LAST_SLOT, b.port]))
+      return array(bulk('0'), '*0\r\n')
+    }
+  t.match((await store.list('all', first.next, 10)).next, /^[0-9a-f]{8}\.0\.0$/)
+  t.equal(scans, 1)
+  setMap([a, b], '*0\r\n')
+  await t.rejects(store.list('all', null, 10), { ...NOT_APPLIED, message: /^Redis is not connected/ })
+})
+
+void t.test('watchers follow their records to other masters', async (t) => {
+  const clock = frozenClock(t)
+  const { a, b, store, events } = await halves(t)
+  const told = [0, 0]
+  const ids = [idIn(UPPER), idIn(LOWER)] as const
+  for (const [n, id] of ids.entries()) await store.watch(id, () => void (told[n] = (told[n] as number) + 1))
+  const subscribed = (node: Scripted) =>
+    node.commands.filter(([name]) => name === 'ssubscribe').map(([, channel]) => channel)
+  t.strictSame([subscribed(a), subscribed(b)], [[KEYS.channel(ids[1])], [KEYS.channel(ids[0])]])
+  setMap([a, b], slots([0, LAST_SLOT, a.port]))
+  await store.traits()
+  await clock.until(() => told[0] === 1)
+  await clock.until(() => isLeft(b))
+  t.strictSame([subscribed(a).at(-1), told], [KEYS.channel(ids[0]), [1, 0]])
+  // A refusal that names another master is followed; one that says that the cluster is down, once it is not.
+  a.says['ssubscribe'] = `-MOVED 933 127.0.0.1:${b.port}\r\n`
+  setMap([a, b], slots([0, 8191, b.port], [8192, LAST_SLOT, a.port]))
+  const moved = idIn(LOWER)
+  let news = 0
+  await store.watch(moved, () => void news++)
+  await clock.until(() => subscribed(b).includes(KEYS.channel(moved)))
+  await clock.until(() => news === 1)
+  b.says['ssubscribe'] = '-CLUSTERDOWN The cluster is down\r\n'
+  const late = idIn(LOWER)
+  let later = 0
+  await store.watch(late, () => void later++)
+  b.says['ssubscribe'] = ([kind = '', channel = '']) => array(bulk(kind), bulk(channel), int(1))
+  await clock.passUntil(() => later === 1)
+  t.notOk(events.some((event) => event.startsWith('error')))
+  b.says['ssubscribe'] = '-NOPERM no\r\n'
+  await store.watch(idIn(LOWER), () => {})
+  t.match(events.at(-1), /^error: subscribing is refused.*NOPERM no$/)
+  t.ok(await answers(store)())
 })

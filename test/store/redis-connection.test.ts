@@ -1,375 +1,150 @@
 import dns from 'node:dns'
 import { once } from 'node:events'
-import { type AddressInfo, createServer, type Socket } from 'node:net'
-import { Redis } from 'ioredis'
-import t, { type Test } from 'tap'
-import type { Millis } from '../../src/core/record.ts'
-import { reconnectDelay } from '../../src/store/reconnect.ts'
-import { type OnEvent, RedisConnection, script } from '../../src/store/redis-connection.ts'
-import { RedisLink } from '../../src/store/redis-link.ts'
-import { addressOf } from '../../src/store/redis-url.ts'
-import { ReplyError, type RespArg, type RespReply } from '../../src/store/resp.ts'
-import { fake, greeting } from '../support/fake-redis.ts'
-import { freePort, RedisServer } from '../support/redis.ts'
-import { until } from './fixtures.ts'
+import { type AddressInfo, createServer } from 'node:net'
+import t from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import type { GetReply, Store } from '../../src/store/register.ts'
+import { certificate } from '../support/certificates.ts'
+import {
+  type Answer,
+  array,
+  bulk,
+  fake,
+  int,
+  isLeft,
+  NULL,
+  OK,
+  type Says,
+  scripted,
+  words,
+} from '../support/fake-redis.ts'
+import { frozenClock } from '../support/frozen-clock.ts'
+import { freePort } from '../support/redis.ts'
+import { newId, SPANS, until } from './fixtures.ts'
+import { APPLIED, answers, claim, claiming, NOT_APPLIED, open } from './redis-fixtures.ts'
 
-const PATIENT: Millis = 10_000
-const FAST: Millis = 200
-const APPLIED = { name: 'StoreUnavailable', maybeApplied: true }
-const NOT_APPLIED = { name: 'StoreUnavailable', maybeApplied: false }
-const same = (reply: RespReply) => reply
-const raw = <T>(to: Pick<RedisConnection, 'ask'>, name: string, args: readonly RespArg[]) =>
-  to.ask(name, args, (reply: never): T => reply)
+/* What a caller of the store sees of its connection, with servers that say what the test wants. Real ones: redis-faults.verify.ts. */
 
-function connectionTo(url: string, timeoutMs: Millis, onEvent: OnEvent): RedisConnection {
-  return new RedisConnection({ find: () => addressOf(url) }, timeoutMs, { onEvent, onReady() {} })
-}
+const get = (store: Store, id: RecordId = newId()) => store.get(id)
+const CLOSED = /Connection is closed/
 
-async function open(t: Test, url: string, timeoutMs = PATIENT) {
-  const events: string[] = []
-  const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
-  const connection = connectionTo(url, timeoutMs, onEvent)
-  t.teardown(() => connection.close())
-  await connection.open()
-  return { connection, events }
-}
-
-const usable = (connection: RedisConnection) => () =>
-  raw(connection, 'get', ['x']).then(
-    () => true,
-    () => false,
-  )
-
-void t.test('replies are the same as through ioredis, whatever the command', async (t) => {
-  await using server = await RedisServer.start()
-  const { connection } = await open(t, server.url)
-  const other = new Redis(server.url, { protocol: 2 })
-  t.teardown(() => other.disconnect())
-  const all = Buffer.from(Array.from({ length: 256 }, (_, n) => n))
-  const commands: (readonly [string, ...(string | number | Buffer)[]])[] = [
-    ['set', 'a', all],
-    ['get', 'a'],
-    ['get', 'none'],
-    ['set', 'large', Buffer.alloc(8 * 1024 * 1024, all)],
-    ['get', 'large'],
-    ['getrange', 'large', 0, 65_535],
-    ['set', 'a', 'b', 'NX', 'GET'],
-    ['incrby', 'n', -12],
-    ['incrby', 'n', '1795000000000'],
-    ['incrby', 'a', 'x'],
-    ['no-such-command'],
-    ['zadd', 'z', 1, 'one', 2, 'two'],
-    ['zrangebyscore', 'z', '-inf', '+inf', 'WITHSCORES'],
-    ['zrangebyscore', 'z', 9, 10],
-    ['mget', 'a', 'none'],
-    ['eval', "return {1, {2, 'three', {}}, false, redis.error_reply('ERR x')}", 0],
-    ['eval', "return redis.status_reply('')", 0],
-    ['scan', 0],
-    ['lrange', 'none', 0, -1],
-    ['rpush', 'l', ...Array.from({ length: 1000 }, (_, n) => `element ${n}`)],
-    ['lrange', 'l', 0, -1],
+void t.test('a greeting asks for what the URL and the configuration need, and no more', async (t) => {
+  const last = ['ping', 'client setname idempotency-proxy']
+  const cases: [credentials: string, path: string, grace: number, string[]][] = [
+    ['', '', 0, last],
+    [':secret@', '', 0, ['auth secret', ...last]],
+    ['app:secret@', '', 0, ['auth app secret', ...last]],
+    ['app@', '', 0, ['auth app ', ...last]],
+    ['', '/1', 0, ['select 1', ...last]],
+    ['', '', 5000, ['ping', 'info server', 'client setname idempotency-proxy']],
   ]
-  const plain = (reply: unknown): unknown => {
-    if (reply instanceof ReplyError || reply instanceof Error) return `error: ${reply.message}`
-    if (Buffer.isBuffer(reply)) return reply.toString('latin1')
-    return Array.isArray(reply) ? reply.map(plain) : reply
-  }
-  for (let round = 0; round < 2; round++) {
-    // One after the other, then all in one turn.
-    const ask = (client: (name: string, args: (string | number | Buffer)[]) => Promise<unknown>) =>
-      commands.reduce(async (before, [name, ...args]) => {
-        const replies = await before
-        return [...replies, await client(name, args).then(plain, plain)]
-      }, Promise.resolve<unknown[]>([]))
-    await server.command('FLUSHALL')
-    const ours = await (round === 0
-      ? ask((name, args) => raw(connection, name, args))
-      : Promise.all(commands.map(([name, ...args]) => raw(connection, name, args).then(plain, plain))))
-    await server.command('FLUSHALL')
-    const theirs = await ask((name, args) => other.callBuffer(name, args))
-    for (const [n, command] of commands.entries())
-      t.equal(
-        JSON.stringify(ours[n]).replace('Redis refuses: ', ''),
-        JSON.stringify(theirs[n]).replace(/, with args beginning with[^"]*/, ''),
-        `${command[0]} ${String(command[1]).slice(0, 20)}`,
-      )
-  }
-})
-
-void t.test('commands of one turn leave in one write, and replies are matched by order', async (t) => {
-  let pieces = 0
-  const { url, sockets } = await fake(
-    t,
-    greeting(([, arg = '']) => `$${arg.length}\r\n${arg}\r\n`),
-  )
-  const { connection } = await open(t, url)
-  sockets[0]?.on('data', () => pieces++)
-  const numbers = Array.from({ length: 500 }, (_, n) => String(n))
-  const replies = await Promise.all(numbers.map((n) => raw(connection, 'echo', [n])))
-  t.strictSame(replies.map(String), numbers)
-  t.equal(pieces, 1)
-  // By now the ring has wrapped around and grown.
-  for (let n = 0; n < 300; n++) t.equal(String(await raw(connection, 'echo', [n])), String(n))
-  const first = raw(connection, 'echo', ['first'])
-  await new Promise(setImmediate)
-  const more = await Promise.all([first, ...numbers.map((n) => raw(connection, 'echo', [n]))])
-  t.strictSame(more.map(String), ['first', ...numbers])
-})
-
-void t.test('when the connection breaks, only sent commands may have been applied', async (t) => {
-  const { url } = await fake(t, () => null)
-  const { promise: connected, resolve: onConnected } = Promise.withResolvers<void>()
-  const { promise: closed, resolve: onClosed } = Promise.withResolvers<void>()
-  const link = new RedisLink(addressOf(url), PATIENT, { onConnected, onClosed, onError() {} })
-  await connected
-  const left = raw(link, 'set', ['a', 1])
-  await new Promise(setImmediate)
-  const kept = raw(link, 'set', ['b', 1])
-  link.destroy()
-  t.match(await Promise.allSettled([left, kept]), [{ reason: APPLIED }, { reason: NOT_APPLIED }])
-  await closed
-})
-
-void t.test('close sends pending commands first, and nothing after them', async (t) => {
-  const seen: string[] = []
-  const { url } = await fake(
-    t,
-    greeting(([name = '']) => {
-      seen.push(name)
-      return null
-    }),
-  )
-  const { connection } = await open(t, url)
-  const asked = t.rejects(raw(connection, 'one', []), APPLIED)
-  const closed = connection.close()
-  await t.rejects(raw(connection, 'two', []), { ...NOT_APPLIED, message: /not connected: closed/ })
-  await closed
-  await asked
-  t.strictSame(seen, ['one'])
-  await connection.close()
-})
-
-void t.test('close interrupts a connect, a greeting and the pause before the next attempt', async (t) => {
-  const silent = await fake(t, () => null)
-  const events: string[] = []
-  const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
-  const start = (url: string) => {
-    const connection = connectionTo(url, PATIENT, onEvent)
-    return { connection, opened: connection.open() }
-  }
-  const early = start(silent.url)
-  await early.connection.close()
-  await early.opened
-  const greeted = start(silent.url)
-  await until(() => silent.sockets.some(({ bytesRead }) => bytesRead > 0))
-  await greeted.connection.close()
-  await greeted.opened
-  const never = await open(t, 'redis://127.0.0.1:1')
-  await never.connection.close()
-  const connections = silent.sockets.length
-  await new Promise((later) => setTimeout(later, 200))
-  t.equal(silent.sockets.length, connections, 'there is no further attempt')
-  t.notOk(events.some((event) => event.startsWith('connected')))
-})
-
-void t.test('after nonsense from a peer, commands in flight may have been applied', async (t) => {
-  for (const nonsense of ['HTTP/1.1 400 Bad Request\r\n\r\n', '$3\r\nabcdef', ':1\r\n:2\r\n:3\r\n']) {
-    let isMad = true
-    const { url, sockets } = await fake(
-      t,
-      greeting(() => (isMad ? nonsense : ':1\r\n')),
-    )
-    const { connection, events } = await open(t, url)
-    const results = await Promise.allSettled([
-      raw(connection, 'a', []),
-      raw(connection, 'b', []),
-      raw(connection, 'c', []),
-    ])
-    // Replies that came in order before the nonsense count.
-    t.ok(results.every((one) => one.status === 'fulfilled' || one.reason.maybeApplied === true))
-    isMad = false
-    await until(() => sockets.length === 2)
-    await until(usable(connection))
-    t.ok(events.some((event) => event.startsWith('error')))
-  }
-})
-
-void t.test('a partial reply is not a reply', async (t) => {
-  let part: string | null = '*2\r\n:1\r\n$100\r\nabc'
-  const { url } = await fake(
-    t,
-    greeting((_, socket) => {
-      if (part === null) return ':1\r\n'
-      socket.end(part)
-      part = null
-      return null
-    }),
-  )
-  const { connection } = await open(t, url)
-  await t.rejects(raw(connection, 'get', ['a']), APPLIED)
-  await until(usable(connection))
-})
-
-void t.test('a late reply is dropped; a command whose reply was overtaken ends the connection', async (t) => {
-  const held: Socket[] = []
-  let connections = 0
-  const { url } = await fake(t, (command, socket) => {
-    if (command[0] === 'client') connections++
-    if (command[0] === 'hold') {
-      held.push(socket)
-      return null
-    }
-    return greeting(([, arg = '']) => `+${arg}\r\n`)(command, socket)
-  })
-  const { connection } = await open(t, url, FAST)
-  await t.rejects(raw(connection, 'hold', []), { ...APPLIED, message: /timed out/ })
-  held.pop()?.write('+late\r\n')
-  t.equal(await raw(connection, 'echo', ['own']), 'own')
-  t.equal(connections, 1)
-
-  // A reply came after it was sent, but to another command.
-  const [first, second] = [raw(connection, 'hold', []), raw(connection, 'hold', [])]
-  await until(() => held.length === 2)
-  held.pop()?.write('+first\r\n')
-  t.equal(await first, 'first')
-  await t.rejects(second, { ...APPLIED, message: /timed out/ })
-  await until(() => connections === 2)
-  await until(usable(connection))
-})
-
-void t.test('a busy event loop is not mistaken for a silent Redis', async (t) => {
-  await using server = await RedisServer.start()
-  const { connection } = await open(t, server.url, FAST)
-  const asked = raw<Buffer>(connection, 'echo', ['here'])
-  await new Promise(setImmediate)
-  await new Promise(setImmediate)
-  const until = performance.now() + 2 * FAST
-  while (performance.now() < until);
-  t.equal(String(await asked), 'here')
-})
-
-void t.test('a refused greeting is ignored, reported or retried, depending on the error', async (t) => {
-  await using server = await RedisServer.start()
-  const needless = await open(t, server.url.replace('//', '//:secret@'))
-  t.strictSame(needless.events, [`connected: 127.0.0.1:${server.port}`], 'the server asks for no password')
-  await server.command('ACL', 'SETUSER', 'app', 'on', '>secret', '~*', '+@all', '-ping', '-client')
-  const noRights = await open(t, server.url.replace('//', '//app:secret@'))
-  t.strictSame(noRights.events, [`connected: 127.0.0.1:${server.port}`], 'nothing that it needs is missing')
-  await server.command('CONFIG', 'SET', 'requirepass', 'secret')
-  const noPassword = await open(t, server.url)
-  t.match(noPassword.events, [/^error: Redis refuses: NOAUTH/])
-  await t.rejects(raw(noPassword.connection, 'get', ['a']), { ...NOT_APPLIED, message: /NOAUTH/ })
-
-  for (const refused of [
-    '-LOADING data\r\n',
-    '-MASTERDOWN lost\r\n',
-    '-BUSY script\r\n',
-    '-DENIED mode\r\n',
-  ]) {
-    let isReady = false
-    const { url } = await fake(t, (command, socket) => {
-      if (isReady) return greeting(() => '+OK\r\n')(command, socket)
-      return command[0] === 'ping' ? refused : '+OK\r\n'
+  for (const [credentials, path, grace, commands] of cases) {
+    const greeted: string[] = []
+    const server = await fake(t, (command) => {
+      greeted.push(command.join(' '))
+      return command[0] === 'ping' ? '+PONG\r\n' : command[0] === 'info' ? bulk('run_id:0a') : OK
     })
-    const { connection, events } = await open(t, url)
-    const message = new RegExp(refused.slice(1, 5))
-    await t.rejects(raw(connection, 'get', ['a']), { ...NOT_APPLIED, message })
-    isReady = true
-    await until(usable(connection))
-    t.match(events, [message, /^connected/], 'and it is retried')
+    const { events } = await open(t, `${server.url.replace('//', `//${credentials}`)}${path}`, { grace })
+    t.strictSame(events, [`connected: 127.0.0.1:${server.port}`])
+    t.strictSame(greeted.slice(0, commands.length), commands)
   }
 })
 
-void t.test('a server that drops connections is reported once and retried ever more slowly', async (t) => {
-  const { url, sockets } = await fake(t, (_, socket) => {
-    socket.destroy()
+void t.test('a server that may be used is told from one that may not, and tried again', async (t) => {
+  const cases: [says: Says, why: string | null][] = [
+    [{ auth: '-ERR Client sent AUTH, but no password is set\r\n' }, null],
+    [{ auth: '-ERR AUTH <password> called without any password configured for the default user.\r\n' }, null],
+    [{ ping: '-NOPERM ping\r\n' }, null],
+    [{ 'info server': '-NOPERM info\r\n' }, null],
+    [{ client: '-NOPERM client\r\n' }, null],
+    [{ auth: '-WRONGPASS no\r\n' }, 'Redis refuses: WRONGPASS no'],
+    [{ auth: '-NOPERM auth\r\n' }, 'Redis refuses: NOPERM auth'],
+    [{ select: '-ERR DB index is out of range\r\n' }, 'Redis refuses: ERR DB index is out of range'],
+    [{ 'info server': '-ERR no\r\n' }, 'Redis refuses: ERR no'],
+    ...['LOADING data', 'MASTERDOWN lost', 'BUSY script', 'NOAUTH'].map((refusal): [Says, string] => [
+      { ping: `-${refusal}\r\n` },
+      `Redis refuses: ${refusal}`,
+    ]),
+    ...['auth', 'select', 'ping', 'info server'].map((one): [Says, string] => [
+      { [one]: '+QUEUED\r\n' },
+      'replies do not match their commands',
+    ]),
+  ]
+  for (const [says, why] of cases) {
+    const server = await scripted(t, says)
+    const { store, events } = await open(t, `${server.url.replace('//', '//:secret@')}/1`, { grace: 500_000 })
+    if (why === null) {
+      t.strictSame(events, [`connected: ${server.name}`], JSON.stringify(says))
+      t.match(await claim(store), { done: true })
+      continue
+    }
+    t.strictSame(events, [`error: ${why}`], JSON.stringify(says))
+    await t.rejects(get(store), { ...NOT_APPLIED, message: `Redis is not connected: ${why}` })
+    for (const name of Object.keys(says)) server.says[name] = name === 'ping' ? '+PONG\r\n' : OK
+    server.says['info server'] = bulk('run_id:0a')
+    await until(answers(store))
+  }
+})
+
+void t.test('why it is not connected is told once, and it is tried ever more slowly', async (t) => {
+  const clock = frozenClock(t)
+  const server = await scripted(t)
+  const { store, events } = await open(t, server.url)
+  const told = async (times: number, expected: string[]) => {
+    const before = server.sockets.length
+    await clock.passUntil(() => server.sockets.length >= before + times)
+    t.strictSame(events.splice(0), expected)
+  }
+  t.equal(events.shift(), `connected: ${server.name}`)
+  server.says['ping'] = '-LOADING data\r\n'
+  server.hangUp()
+  await clock.until(() => events.length === 1)
+  await told(3, [`disconnected: ${server.name}`, 'error: Redis refuses: LOADING data'])
+  server.says['ping'] = '-BUSY script\r\n'
+  await told(2, ['error: Redis refuses: BUSY script'])
+  await clock.settled()
+  const before = server.sockets.length
+  await clock.until(isLeft.bind(null, server))
+  await clock.settled()
+  await clock.pass(490)
+  t.equal(server.sockets.length, before, 'not before half a second')
+  server.says['ping'] = '+PONG\r\n'
+  await clock.passUntil(() => events.length > 0)
+  t.strictSame(events, [`connected: ${server.name}`])
+  t.ok(await store.ping())
+})
+
+void t.test('a connection attempt that hangs, and a greeting without an answer, time out', async (t) => {
+  const clock = frozenClock(t)
+  // TCP is accepted, and the TLS handshake never answered.
+  const hanging = createServer(() => {}).listen(0, '127.0.0.1')
+  await once(hanging, 'listening')
+  t.teardown(() => hanging.close())
+  const { port } = hanging.address() as AddressInfo
+  const attempt = async (url: string, options: object, time: number, event: string) => {
+    let isOver = false
+    const opening = open(t, url, options).then((opened) => {
+      isOver = true
+      return opened
+    })
+    // The timer of the attempt, or of the greeting once it was sent.
+    await clock.until(() => silent.asked > 0 || url.startsWith('rediss:'))
+    await clock.pass(time - 1)
+    t.notOk(isOver, event)
+    await clock.pass(1)
+    const { store, events } = await opening
+    t.strictSame(events, [event])
+    await t.rejects(get(store), { ...NOT_APPLIED, message: `Redis is not connected: ${event.slice(7)}` })
+    await store.close()
+  }
+  const silent = { asked: 0 }
+  const { url } = await fake(t, () => {
+    silent.asked++
     return null
   })
-  const { connection, events } = await open(t, url)
-  await until(() => sockets.length >= 4)
-  await t.rejects(raw(connection, 'get', ['a']), { ...NOT_APPLIED, message: /not connected/ })
-  t.equal(new Set(events).size, events.length)
-  t.notOk(events.some((event) => event.startsWith('connected') || event.startsWith('disconnected')))
-  t.strictSame([1, 2, 3, 6, 7, 50].map(reconnectDelay), [50, 100, 200, 500, 500, 500])
-})
-
-void t.test('a greeting without an answer times out like a command', async (t) => {
-  const { url, sockets } = await fake(t, () => null)
-  const { connection, events } = await open(t, url, FAST)
-  t.match(events, [/timed out/])
-  await t.rejects(raw(connection, 'get', ['a']), NOT_APPLIED)
-  await until(() => sockets.length > 1)
-})
-
-void t.test('a connection attempt that hangs times out', async (t) => {
-  // TCP is accepted, and the TLS handshake never answered.
-  const server = createServer(() => {}).listen(0, '127.0.0.1')
-  await once(server, 'listening')
-  t.teardown(() => server.close())
-  const { connection, events } = await open(t, `rediss://127.0.0.1:${(server.address() as AddressInfo).port}`)
-  t.strictSame(events, ['error: connect ETIMEDOUT'])
-  await t.rejects(raw(connection, 'get', ['a']), { ...NOT_APPLIED, message: /ETIMEDOUT/ })
-})
-
-void t.test('with a grace, a connection attempt takes at most half of it', async (t) => {
-  const server = createServer(() => {}).listen(0, '127.0.0.1')
-  await once(server, 'listening')
-  t.teardown(() => server.close())
-  const { port } = server.address() as AddressInfo
-  const attempts = [0, 20].map((grace) => {
-    const made = { count: 0 }
-    const find = () => {
-      made.count++
-      return { host: '127.0.0.1', port, username: '', password: '', db: 0, tls: {} }
-    }
-    const connection = new RedisConnection({ find }, PATIENT, { onEvent() {}, onReady() {}, grace })
-    t.teardown(() => connection.close())
-    void connection.open()
-    return made
-  }) as [{ count: number }, { count: number }]
-  await until(() => attempts[1].count === 4)
-  t.ok(attempts[0].count < 4, 'others wait for two seconds')
-})
-
-void t.test('an error while reading a reply fails only its own command', async (t) => {
-  await using server = await RedisServer.start()
-  const { connection } = await open(t, server.url)
-  const get = script('get')
-  const wrong = connection.run(get, [1, 'a', 0], () => {
-    throw new TypeError('bug')
-  })
-  const right = connection.run(get, [1, 'a', 0], same)
-  await t.rejects(wrong, { name: 'TypeError' })
-  t.match(await right, [Number, null])
-  await t.rejects(raw(connection, 'evalsha', ['f'.repeat(40), 0]), { ...NOT_APPLIED, message: /NOSCRIPT/ })
-})
-
-void t.test('a script that is unknown to a server that is being left was not applied', async (t) => {
-  const { url } = await fake(
-    t,
-    greeting(([name]) => (name === 'set' ? '-READONLY replica\r\n' : '-NOSCRIPT none\r\n')),
-  )
-  const { connection, events } = await open(t, url)
-  const results = await Promise.allSettled([
-    raw(connection, 'set', ['a', 1]),
-    connection.run(script('get'), [1, 'a', 0], same),
-  ])
-  t.match(results, [
-    { reason: { ...NOT_APPLIED, message: /READONLY/ } },
-    { reason: { ...NOT_APPLIED, message: /NOSCRIPT/ } },
-  ])
-  await until(() => events.filter((event) => event.startsWith('connected')).length === 2)
-})
-
-void t.test('redirections of a cluster mean that nothing was applied', async (t) => {
-  for (const error of ['MOVED 1 127.0.0.1:1', 'ASK 1 127.0.0.1:1', 'TRYAGAIN', 'CLUSTERDOWN']) {
-    const { url } = await fake(
-      t,
-      greeting(() => `-${error}\r\n`),
-    )
-    const { connection } = await open(t, url)
-    await t.rejects(raw(connection, 'get', ['a']), { ...NOT_APPLIED, message: new RegExp(error) })
-  }
+  await attempt(`rediss://127.0.0.1:${port}`, {}, 2000, 'error: connect ETIMEDOUT')
+  await attempt(`rediss://127.0.0.1:${port}`, { grace: 600 }, 300, 'error: connect ETIMEDOUT')
+  await attempt(url, { timeoutMs: 70 }, 70, 'error: no answer from Redis: Command timed out')
 })
 
 void t.test('when none of several addresses answers, the event has the error code', async (t) => {
@@ -382,19 +157,283 @@ void t.test('when none of several addresses answers, the event has the error cod
   t.match(events, [/^error: .*ECONNREFUSED/])
 })
 
-void t.test('a timeout that is noticed while the connection closes changes nothing', async (t) => {
-  const { url } = await fake(
-    t,
-    greeting(() => null),
+void t.test('over TLS, only a server whose certificate is trusted is used', async (t) => {
+  using own = certificate('IP:127.0.0.1')
+  using stranger = certificate('IP:127.0.0.1')
+  const answer: Answer = ([name]) => (name === 'time' ? words('1', '0') : name === 'ping' ? '+PONG\r\n' : OK)
+  const { port } = await fake(t, answer, own)
+  const trusting = ({ certFile }: { readonly certFile: string }) =>
+    open(t, `rediss://127.0.0.1:${port}?cacert=${certFile}`)
+  t.equal(await (await trusting(own)).store.ping(), 1000)
+  const other = await trusting(stranger)
+  await t.rejects(other.store.ping(), { ...NOT_APPLIED, message: /self.signed certificate/ })
+})
+
+void t.test('R03 a command without an answer times out, and may have been applied', async (t) => {
+  const clock = frozenClock(t)
+  const server = await scripted(t)
+  const { store, events } = await open(t, server.url, { timeoutMs: 100 })
+  const asked = (...all: Promise<unknown>[]) => {
+    const settled: PromiseSettledResult<unknown>[] = []
+    for (const [n, one] of all.entries())
+      void Promise.allSettled([one]).then(([result]) => {
+        settled[n] = result
+      })
+    return settled
+  }
+  /** Asks that many at once, which nobody answers. */
+  const silent = async (count: number) => {
+    server.says['get'] = null
+    const before = server.asked.length
+    const settled = asked(...Array.from({ length: count }, () => get(store)))
+    await clock.until(() => server.asked.length === before + count)
+    await clock.pass(99)
+    t.equal(settled.length, 0, 'not before its time')
+    await clock.pass(1)
+    for (const one of settled) t.match(one, { reason: { ...APPLIED, message: /^no answer from Redis: / } })
+    t.equal(settled.length, count)
+    server.says['get'] = [int(1), NULL]
+  }
+  const late = (first: number, ...numbers: number[]) =>
+    server.write([first, ...numbers].map((n) => array(int(7), NULL, int(n))).join(''))
+  await silent(4)
+  late(1, 2, 3, 4)
+  t.strictSame(await get(store), { now: 1, bytes: null }, 'not the late reply to another')
+  await silent(4)
+  late(6, 7, 8, 9)
+  t.ok(await store.ping(), 'any reply shows that the connection is not silent')
+  await silent(4)
+  await silent(1)
+  await clock.until(() => events.length === 2)
+  t.strictSame(
+    events,
+    [`connected: ${server.name}`, `disconnected: ${server.name}`],
+    'five in a row are silence',
   )
-  const { connection } = await open(t, url, FAST)
-  const asked = t.rejects(raw(connection, 'a', []), APPLIED)
-  await new Promise(setImmediate)
-  await new Promise(setImmediate)
-  // As long as the command's timer: runs right after it, before what that one has scheduled.
-  const closing = new Promise((later) => setTimeout(later, FAST)).then(() => connection.close())
-  const busyUntil = performance.now() + 2 * FAST
-  while (performance.now() < busyUntil);
-  await closing
+  await t.rejects(get(store), NOT_APPLIED)
+  await clock.passUntil(() => events.length === 3)
+  // One whose reply was overtaken: no later reply can be trusted.
+  let held = 0
+  server.says['get'] = () => (held++ === 0 ? [int(2), NULL] : null)
+  const [first, second, third] = [get(store), get(store), get(store)]
+  const settled = asked(second, third)
+  t.strictSame(await first, { now: 2, bytes: null })
+  await clock.pass(100)
+  await clock.until(() => settled.filter(Boolean).length === 2)
+  t.match(settled, [
+    { reason: { ...APPLIED, message: /timed out/ } },
+    { reason: { ...APPLIED, message: CLOSED } },
+  ])
+})
+
+void t.test('a script that has timed out is not sent after all', async (t) => {
+  const clock = frozenClock(t)
+  const server = await scripted(t, { get: null })
+  const { store } = await open(t, server.url, { timeoutMs: 100 })
+  const asked = t.rejects(get(store), APPLIED)
+  await clock.until(() => server.asked.length === 1)
+  await clock.pass(100)
   await asked
+  server.write('-NOSCRIPT none\r\n')
+  for (let n = 0; n < 2; n++) t.ok(await store.ping())
+  t.strictSame(server.asked, ['get', 'time', 'time'])
+})
+
+void t.test('a timeout that is noticed while the store closes changes nothing', async (t) => {
+  const clock = frozenClock(t)
+  const server = await scripted(t, { get: null })
+  const { store } = await open(t, server.url, { timeoutMs: 100 })
+  // A server that keeps its side open.
+  for (const socket of server.sockets) Object.assign(socket, { allowHalfOpen: true })
+  const asked = t.rejects(get(store), { ...APPLIED, message: CLOSED })
+  await clock.until(() => server.asked.length === 1)
+  // Right after the command's timer, before what that one has scheduled.
+  const closed = new Promise<void>((resolve) => setTimeout(() => resolve(store.close()), 100))
+  await clock.pass(100)
+  await clock.pass(250)
+  await asked
+  await closed
+})
+
+void t.test('R09 a script that the server does not know is sent whole, once', async (t) => {
+  const server = await scripted(t)
+  const { store } = await open(t, server.url)
+  let isKnown = true
+  server.says['get'] = ([word]) => (word === 'eval' && isKnown ? [int(1), NULL] : '-NOSCRIPT none\r\n')
+  t.strictSame(await get(store), { now: 1, bytes: null })
+  isKnown = false
+  await t.rejects(get(store), { ...NOT_APPLIED, message: /refuses: NOSCRIPT/ })
+  server.says['get'] = '-ERR no NOSCRIPT\r\n'
+  await t.rejects(get(store), { ...NOT_APPLIED, message: 'Redis refuses: ERR no NOSCRIPT' })
+  t.strictSame(server.asked, ['get', 'get in full', 'get', 'get in full', 'get'])
+  const [whole, number] = [server.commands[1], server.commands[0]?.at(-1)]
+  t.equal(whole?.at(-1), number, 'as the same call')
+})
+
+void t.test('what a server refuses was not applied, and some refusals mean more', async (t) => {
+  const server = await scripted(t)
+  const { store, events } = await open(t, server.url)
+  for (const [reply, error] of [
+    ...['MISCONF', 'LOADING', 'NOAUTH', 'NOPERM', 'CLUSTERDOWN', 'MOVED 1 h:1', 'ASK 1 h:1', 'TRYAGAIN'].map(
+      (code) => [code, { ...NOT_APPLIED, message: `Redis refuses: ${code}` }] as const,
+    ),
+    ['ERR WRONGTYPE OOM', { ...NOT_APPLIED, message: 'Redis refuses: ERR WRONGTYPE OOM' }],
+    ['WRONGTYPE of key', { name: 'CorruptRecord' }],
+    ['OOM command not allowed', { name: 'StoreFull', maybeApplied: false }],
+  ] as const) {
+    server.says['get'] = `-${reply}\r\n`
+    await t.rejects(get(store), error)
+  }
+  t.equal(events.length, 1)
+  // It has become a replica: its name may lead to another server by now. Replies that are yet to come count.
+  server.says['put'] = '-READONLY replica\r\n'
+  server.says['get'] = [int(1), NULL]
+  server.says['remove'] = '-NOSCRIPT none\r\n'
+  t.match(await Promise.allSettled([claim(store), get(store), store.remove(newId(), 1)]), [
+    { reason: { ...NOT_APPLIED, message: /READONLY/ } },
+    { value: { now: 1 } },
+    { reason: { ...NOT_APPLIED, message: /NOSCRIPT/ } },
+  ])
+  await until(() => events.length === 3)
+  t.strictSame(events.slice(1), [`disconnected: ${server.name}`, `connected: ${server.name}`])
+})
+
+void t.test('a reply of another command is no reply, and ends the connection', async (t) => {
+  const nonsense = [
+    array(int(7), NULL, int(99)),
+    '*0\r\n',
+    ':1\r\n',
+    OK,
+    'HTTP/1.1 400 Bad Request\r\n\r\n',
+    '$3\r\nabcdef',
+  ]
+  for (const reply of nonsense) {
+    const server = await scripted(t, { get: reply })
+    const { store, events } = await open(t, server.url)
+    for (const one of await Promise.allSettled([get(store), get(store)]))
+      t.match(one, { reason: APPLIED }, reply)
+    server.says['get'] = [int(1), NULL]
+    await until(answers(store))
+    t.match(events, [/^connected/, /^error: /, /^connected/])
+    t.strictSame(await get(store), { now: 1, bytes: null })
+  }
+})
+
+void t.test('replies that nobody asked for, and parts of replies, end the connection', async (t) => {
+  const server = await scripted(t)
+  const { store, events } = await open(t, server.url)
+  await get(store)
+  server.write('+more\r\n')
+  await until(() => events.length === 3)
+  t.equal(events[1], 'error: an unexpected reply')
+  server.says['get'] = (_, socket) => {
+    socket.end('*3\r\n:1\r\n$100\r\nabc')
+    return null
+  }
+  await t.rejects(get(store), { ...APPLIED, message: CLOSED })
+  await until(answers(store))
+  for (const [reply, error] of [
+    ['+OK\r\n+more\r\n', 'an unexpected reply'],
+    ['+QUEUED\r\n', 'replies do not match their commands'],
+  ] as const) {
+    server.says['client'] = reply
+    events.splice(0)
+    server.hangUp()
+    await until(() => events.includes(`error: ${error}`))
+  }
+})
+
+void t.test('replies are matched by order, however many commands of a turn there are', async (t) => {
+  const server = await scripted(t)
+  const times = new Map<string, number>()
+  server.says['get'] = ([, , , key = '']) => {
+    times.set(key, times.size)
+    return [int(times.size - 1), NULL]
+  }
+  const { store } = await open(t, server.url)
+  for (const count of [5, 64, 63, 1, 65, 300]) {
+    const first = times.size
+    const replies = await Promise.all(Array.from({ length: count }, () => get(store)))
+    t.strictSame(
+      replies.map(({ now }: GetReply) => now - first),
+      replies.map((_, n) => n),
+    )
+  }
+})
+
+void t.test('what is sent arrives as it was asked for, however slowly the server reads', async (t) => {
+  const server = await scripted(t)
+  const { store } = await open(t, server.url)
+  const [socket] = server.sockets
+  socket?.pause()
+  const id = newId()
+  // More than fits between the two.
+  const large = store.put(id, Buffer.concat([claiming(), Buffer.alloc(16 * 1024 * 1024)]), SPANS)
+  const ids = Array.from({ length: 20 }, newId)
+  const asked: Promise<GetReply>[] = []
+  for (const one of ids) {
+    await new Promise(setImmediate)
+    asked.push(get(store, one))
+  }
+  // Two of one turn take two pieces of memory.
+  const texts = ['a', 'b'].map((letter) => letter.repeat(40_000) as RecordId)
+  asked.push(...texts.map((text) => get(store, text)))
+  await new Promise(setImmediate)
+  socket?.resume()
+  t.match(await large, { done: true })
+  await Promise.all(asked)
+  t.strictSame(
+    server.commands.map((command) => command.find((part) => part.includes(':r:'))?.split(':r:')[1]),
+    [id, ...ids, ...texts],
+  )
+})
+
+void t.test('when the connection ends, only commands that were sent may have been applied', async (t) => {
+  const server = await scripted(t, { get: null })
+  const { store, events } = await open(t, server.url)
+  const sent = get(store)
+  await until(() => server.asked.length === 1)
+  server.hangUp()
+  await t.rejects(sent, { ...APPLIED, message: CLOSED })
+  await until(() => events.at(-1)?.startsWith('connected') === true)
+  t.strictSame(server.asked, ['get'], 'it is not sent again')
+  // The server ends its side: what is asked before its end is noticed can no longer be written.
+  server.says['get'] = (_, socket) => {
+    socket.end(array(int(1), NULL, int(1)))
+    return null
+  }
+  t.strictSame(await get(store), { now: 1, bytes: null })
+  server.says['get'] = null
+  const asked: Promise<unknown>[] = []
+  while (events.length < 4) {
+    asked.push(get(store).catch((error: unknown) => error))
+    await new Promise(setImmediate)
+  }
+  t.ok((await Promise.all(asked)).some((error) => (error as typeof NOT_APPLIED).maybeApplied === false))
+})
+
+void t.test('close sends what was asked before, nothing after, and tries nothing again', async (t) => {
+  const server = await scripted(t, { put: null })
+  const { store, events } = await open(t, server.url)
+  const asked = t.rejects(claim(store), { ...APPLIED, message: CLOSED })
+  const closed = store.close()
+  await t.rejects(get(store), { ...NOT_APPLIED, message: 'Redis is not connected: closed' })
+  await closed
+  await asked
+  t.strictSame(server.asked, ['put'])
+  await store.close()
+  const down = await open(t, `redis://127.0.0.1:${await freePort()}`)
+  await down.store.close()
+  await t.rejects(get(down.store), { ...NOT_APPLIED, message: /not connected: closed/ })
+  t.equal(events.filter((event) => event.startsWith('connected')).length, 1)
+})
+
+void t.test('a claim that is held fails alone', async (t) => {
+  const server = await scripted(t, { put: [2, 100, 90, 40].map(int) })
+  const { store, events } = await open(t, server.url)
+  t.match(await Promise.allSettled([claim(store), get(store)]), [
+    { reason: { name: 'InGrace', now: 100, since: 90, left: 40, maybeApplied: false } },
+    { value: { now: 1 } },
+  ])
+  t.equal(events.length, 1)
 })

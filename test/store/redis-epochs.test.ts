@@ -1,4 +1,3 @@
-import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
 import type { MasterShards } from '../../src/store/redis-cluster.ts'
@@ -7,7 +6,7 @@ import { Epochs } from '../../src/store/redis-epochs.ts'
 import { Refused } from '../../src/store/redis-link.ts'
 import { StoreUnavailable } from '../../src/store/register.ts'
 import type { Safety } from '../../src/store/safety.ts'
-import { until } from './fixtures.ts'
+import { frozenClock } from '../support/frozen-clock.ts'
 
 /** Longer than any test. */
 const LONG: Millis = 1_000_000
@@ -210,14 +209,15 @@ void t.test('a refusal and silence begin no epoch', async (t) => {
 })
 
 void t.test('it looks four times per grace, until it is closed', async (t) => {
+  const clock = frozenClock(t)
   const server = newServer(50)
   const { epochs, held } = epochsOf(t, [server, server, server, server], { grace: 200 })
-  const began = performance.now()
-  await until(() => held.length === 4)
-  const took = performance.now() - began
-  t.ok(took >= 190 && took < 500, `after ${took} ms`)
+  await clock.pass(199)
+  t.equal(held.length, 3)
+  await clock.pass(1)
+  t.equal(held.length, 4)
   epochs.close()
-  await wait(120)
+  await clock.pass(1000)
   t.equal(held.length, 4)
 })
 
@@ -225,68 +225,52 @@ for (const isCluster of [false, true])
   void t.test(
     `a server${isCluster ? ' of a cluster' : ''} that is silent for half a grace is connected to again`,
     async (t) => {
+      const clock = frozenClock(t)
       const server = newServer(50)
       server.reconnect = () => void server.reconnects++
       const { epochs } = epochsOf(t, [server, server, server, server], { isCluster, grace: 400 })
       epochs.close()
       const silence = () => Promise.reject(new StoreUnavailable('silent', true))
       const lookAfter = async (ms: Millis) => {
-        await wait(ms)
+        await clock.pass(ms)
         await epochs.look()
-        await new Promise(setImmediate)
-        await new Promise(setImmediate)
+        await clock.settled()
         return server.reconnects
       }
       server.answer = silence
       t.equal(await lookAfter(0), 0)
-      t.equal(await lookAfter(50), 0)
-      t.equal(await lookAfter(210), 1)
-      t.equal(await lookAfter(50), 1, 'from then on it is given the same time again')
-      t.equal(await lookAfter(210), 2)
+      t.equal(await lookAfter(199), 0)
+      t.equal(await lookAfter(1), 1)
+      t.equal(await lookAfter(199), 1, 'from then on it is given the same time again')
+      t.equal(await lookAfter(200), 2)
       // A refusal is an answer, as is the end of a connection.
-      for (const answer of [refusing('NOPERM'), null]) {
+      const ended = () => {
+        server.isReady = false
+        return silence()
+      }
+      for (const answer of [refusing('NOPERM'), null, ended]) {
         server.answer = silence
         await lookAfter(0)
         server.answer = answer
         await lookAfter(10)
+        server.isReady = true
         server.answer = silence
-        t.equal(await lookAfter(210), 2)
+        t.equal(await lookAfter(200), 2)
         server.answer = null
         await epochs.look()
       }
+      // An answer just in time: two looks at once, of which the second is answered first.
       server.answer = silence
       await lookAfter(0)
-      server.answer = () => {
-        server.isReady = false
-        return silence()
-      }
-      await lookAfter(0)
-      server.isReady = true
-      server.answer = silence
-      t.equal(await lookAfter(210), 2)
+      await clock.pass(200)
+      const late = epochs.look()
+      server.answer = null
+      await epochs.look()
+      await clock.settled()
+      await late
+      t.equal(server.reconnects, 2)
     },
   )
-
-void t.test('an answer just in time keeps the connection', async (t) => {
-  const server = newServer(50)
-  server.reconnect = () => void server.reconnects++
-  const { epochs } = epochsOf(t, [server, server, server, server], { grace: 100 })
-  epochs.close()
-  let answer: (error: Error) => void = () => {}
-  server.answer = () => new Promise((_, reject) => (answer = reject))
-  const first = epochs.look()
-  await wait(60)
-  const second = epochs.look()
-  server.answer = null
-  const third = epochs.look()
-  await third
-  await new Promise(setImmediate)
-  await new Promise(setImmediate)
-  t.equal(server.reconnects, 0)
-  answer(new Error('late'))
-  await second
-  void first
-})
 
 void t.test('each look says which shards are as they were when it was sent', async (t) => {
   const [a, b] = [newServer(50), newServer(60)]

@@ -1,358 +1,272 @@
 import type { Socket } from 'node:net'
 import t, { type Test } from 'tap'
-import type { Millis } from '../../src/core/record.ts'
-import { openRedisStore } from '../../src/store/redis.ts'
-import type { Store } from '../../src/store/register.ts'
-import { fake, greeting } from '../support/fake-redis.ts'
-import { freePort, RedisServer } from '../support/redis.ts'
-import { MASTER, SentinelGroup } from '../support/redis-sentinel.ts'
-import { relay } from '../support/relay.ts'
-import { registerContract } from './contract.ts'
-import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+import {
+  array,
+  bulk,
+  int,
+  isLeft,
+  master,
+  type Says,
+  type Scripted,
+  scripted,
+  words,
+} from '../support/fake-redis.ts'
+import { frozenClock } from '../support/frozen-clock.ts'
+import { until } from './fixtures.ts'
+import { claim, NOT_APPLIED, open } from './redis-fixtures.ts'
 
-t.setTimeout(300_000)
+/* What Sentinels may answer, from servers that say what the test wants. Real ones: redis-sentinel.verify.ts. */
 
-const FAST: Millis = 300
-const PATIENT: Millis = 10_000
-const NOT_APPLIED = { name: 'StoreUnavailable', maybeApplied: false }
+const UNKNOWN = '-ERR No such master with that name\r\n'
+const configuration = (epoch: number | string) => words('name', 'pay', 'config-epoch', String(epoch))
+const place = (port: number) => words('127.0.0.1', String(port))
+const SWITCH = '+switch-master'
 
-const claim = () => bytesOf('in_progress', newToken())
-
-async function open(t: Test, url: string, timeoutMs = PATIENT) {
-  const events: string[] = []
-  const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
-  const store = await openRedisStore({ url, service: 'pay', timeoutMs, onEvent })
-  t.teardown(() => store.close())
-  return { store, events }
-}
-
-const writes = (store: Store) => async () => {
-  try {
-    return (await store.put(newId(), claim(), SPANS)).done
-  } catch {
-    return false
-  }
-}
-
-const group = await SentinelGroup.start()
-t.teardown(() => group[Symbol.asyncDispose]())
-let skew = 0
-
-registerContract(t, 'redis through Sentinel', async () => {
-  const open = (service = 'pay') =>
-    openRedisStore({ url: group.url, service, timeoutMs: PATIENT, onEvent: () => {}, skew: () => skew })
-  const [register, peer, other] = await Promise.all([open(), open(), open('pay.eu')])
-  await (await group.master())?.command('FLUSHALL')
+/** A Sentinel that knows the master since failover `epoch`, unless told otherwise. */
+async function sentinelOf(t: Test, of: { readonly port: number }, epoch = 1, more: Says = {}) {
+  const subscribers: Socket[] = []
+  const sentinel = await scripted(t, {
+    'sentinel master': configuration(epoch),
+    'sentinel get-master-addr-by-name': place(of.port),
+    'sentinel replicas': words(),
+    subscribe: (_, socket) => {
+      subscribers.push(socket)
+      return array(bulk('subscribe'), bulk(SWITCH), int(1))
+    },
+    ...more,
+  })
   return {
-    register,
-    peer,
-    other,
-    tellsPeers: true,
-    advance: (ms) => void (skew += ms),
-    [Symbol.asyncDispose]: async () =>
-      void (await Promise.all([register.close(), peer.close(), other.close()])),
+    ...sentinel,
+    subscribers,
+    /** From now on it names this master. */
+    names({ port }: { readonly port: number }, epoch: number) {
+      sentinel.says['sentinel master'] = configuration(epoch)
+      sentinel.says['sentinel get-master-addr-by-name'] = place(port)
+    },
+    announce(from: Scripted, to: Scripted, name = 'pay', kind = 'message') {
+      const text = `${name} 127.0.0.1 ${from.port} 127.0.0.1 ${to.port}`
+      for (const socket of subscribers) socket.write(words(kind, SWITCH, text))
+    },
+    queries: () => sentinel.asked.filter((name) => name === 'sentinel').length,
   }
-})
+}
 
-void t.test('operations and watchers follow an operator’s failover', async (t) => {
-  const { store, events } = await open(t, group.url)
-  const peer = (await open(t, group.url)).store
-  const before = await group.master()
+const urlOf = (...sentinels: readonly { readonly port: number }[]) =>
+  `redis+sentinel://${sentinels.map(({ port }) => `127.0.0.1:${port}`).join(',')}/pay`
+
+void t.test('the latest configuration names the master', async (t) => {
+  const servers = [await scripted(t), await scripted(t), await scripted(t)] as const
+  const sentinels = await Promise.all(
+    [1, 30, 4].map((epoch, n) => sentinelOf(t, servers[n] as Scripted, epoch)),
+  )
+  const { store, events } = await open(t, urlOf(...sentinels))
+  t.strictSame(events, [`connected: ${servers[1].name}`])
+  t.match(await claim(store), { done: true })
+  t.strictSame([servers[0].asked, servers[1].asked], [[], ['put']])
   t.equal(
     (await store.traits()).topology,
-    `of 3 Sentinels 3 answered; the latest configuration (epoch 0) names 127.0.0.1:${before?.port} as the master "${MASTER}"`,
+    `of 3 Sentinels 3 answered; the latest configuration (epoch 30) names ${servers[1].name} as the master "pay"`,
   )
-  const id = newId()
-  let told = 0
-  await store.watch(id, () => void told++)
-  t.ok((await store.put(id, claim(), SPANS)).done)
-  await group.failover()
-  await until(async () => {
-    const now = await group.master()
-    return now !== undefined && now !== before
-  })
-  const after = await group.master()
-  await until(() => events.at(-1) === `connected: 127.0.0.1:${after?.port}`)
-  await until(() => told > 0)
-  t.ok((await store.get(id)).bytes, 'the replicated record is there')
-  const { bytes } = await store.get(id)
-  const seen = told
-  await until(writes(peer))
-  const version = (bytes as Buffer).readUIntBE(4, 6)
-  t.ok((await peer.swap(id, { version }, bytesOf('unknown', newToken()), SPANS, false)).done)
-  await until(() => told > seen)
 })
 
-for (const [what, end] of [
-  ['killed', (server: RedisServer) => server.kill()],
-  ['paused', async (server: RedisServer) => server.pause()],
-] as const)
-  void t.test(`a ${what} master is replaced by the one that the Sentinels promote`, async (t) => {
-    await using group = await SentinelGroup.start()
-    const { store, events } = await open(t, group.url, FAST)
-    const id = newId()
-    t.ok((await store.put(id, claim(), SPANS)).done)
-    const before = (await group.master()) as RedisServer
-    await before.command('WAIT', 2, 0)
-    await group.impatient()
-    await end(before)
-    await until(writes(store))
-    // The other Sentinels hear of it a little later.
-    await until(async () => ![undefined, before].includes(await group.master()))
-    const after = await group.master()
-    t.equal(events.at(-1), `connected: 127.0.0.1:${after?.port}`)
-    t.ok((await store.get(id)).bytes)
-    if (what === 'paused') before.resume()
-    else await before.start()
-    t.ok((await store.get(id)).bytes, 'the old master is not asked')
+void t.test('once one has answered, the others are waited for a quarter of a second', async (t) => {
+  const clock = frozenClock(t)
+  const servers = [await scripted(t), await scripted(t)] as const
+  const first = await sentinelOf(t, servers[0], 1)
+  const late = await sentinelOf(t, servers[1], 2, { 'sentinel get-master-addr-by-name': null })
+  const silent = await sentinelOf(t, servers[0], 3, { 'sentinel get-master-addr-by-name': null })
+  const opening = open(t, urlOf(first, late, silent, { port: 1 }))
+  let isOpen = false
+  void opening.then(() => {
+    isOpen = true
   })
-
-void t.test('one Sentinel is enough: one that is down and one that hangs are not waited for', async (t) => {
-  await using group = await SentinelGroup.start()
-  await group.sentinels[0]?.stop()
-  group.sentinels[1]?.pause()
-  const { store } = await open(t, group.url)
-  t.ok(await writes(store)())
-  await group.servers[0]?.command('CLIENT', 'KILL', 'TYPE', 'normal')
-  await until(writes(store))
-  group.sentinels[1]?.resume()
+  await clock.until(() => [first, late, silent].every(({ queries }) => queries() === 2))
+  late.write(place(servers[1].port))
+  await clock.until(() => clock.timers() > 0)
+  // Until the answers have been read.
+  for (let n = 0; n < 20; n++) await clock.pass(12)
+  t.notOk(isOpen)
+  await clock.passUntil(() => isOpen)
+  const { store, events } = await opening
+  t.equal(events.at(-1), `connected: ${servers[1].name}`)
+  t.match((await store.traits()).topology, /^of 4 Sentinels 2 answered; the latest configuration \(epoch 2\)/)
 })
 
-void t.test('a server that is not a master is not used, whatever the Sentinels say', async (t) => {
-  await using replica = await RedisServer.start({ args: ['--replicaof', '127.0.0.1', '1'] })
-  await using sentinel = await RedisServer.start({
-    sentinel: [`sentinel monitor ${MASTER} 127.0.0.1 ${replica.port} 1`],
-  })
-  const { store, events } = await open(t, `redis+sentinel://127.0.0.1:${sentinel.port}/${MASTER}/0`)
-  await t.rejects(store.get(newId()), {
-    ...NOT_APPLIED,
-    message: new RegExp(`127.0.0.1:${replica.port} is a replica, not a master`),
-  })
-  t.notOk(events.some((event) => event.startsWith('connected')))
-  await replica.command('REPLICAOF', 'NO', 'ONE')
-  await until(writes(store))
+void t.test('if all have answered, nobody is waited for', async (t) => {
+  frozenClock(t)
+  const server = await scripted(t)
+  const { events } = await open(t, urlOf(await sentinelOf(t, server), await sentinelOf(t, server)))
+  t.strictSame(events, [`connected: ${server.name}`])
 })
 
-const CONFIGURATION = '*2\r\n$12\r\nconfig-epoch\r\n$1\r\n0\r\n'
-
-/** A Sentinel whose subscribers receive what the test says with `tell`; `subscribed` answers their SUBSCRIBE. */
-async function fakeSentinel(
-  t: Test,
-  master: () => string | null,
-  subscribed = '*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n',
-  configuration = CONFIGURATION,
-) {
-  const subscribers: Socket[] = []
-  const sentinel = await fake(
-    t,
-    greeting(([name, question], socket) => {
-      if (name === 'sentinel') return question === 'master' ? configuration : master()
-      subscribers.push(socket)
-      return subscribed
-    }),
-  )
-  const tell = (text: string): void => {
-    const words = ['message', '+switch-master', text].map((word) => `$${word.length}\r\n${word}\r\n`)
-    for (const socket of subscribers) socket.write(`*3\r\n${words.join('')}`)
+void t.test('only a name that nobody knows, or servers of another kind, are a mistake', async (t) => {
+  const server = await scripted(t)
+  const saying = (query: string | null, named: string | null = query) =>
+    sentinelOf(t, server, 1, {
+      ...(query === null ? {} : { 'sentinel master': query }),
+      ...(named === null ? {} : { 'sentinel get-master-addr-by-name': named }),
+    })
+  const unknown = await saying(UNKNOWN, '*-1\r\n')
+  const half = await saying(null, '*-1\r\n')
+  const other = await saying(UNKNOWN, null)
+  const plain = await saying("-ERR unknown command 'sentinel', with args\r\n")
+  const refuses = await saying('-NOPERM no\r\n')
+  const nobodyKnows =
+    /^store.url: no Sentinel of 127.0.0.1:\d+.* knows the master "pay"; allowed: a name listed by/
+  const noSentinel =
+    /^store.url: no Sentinel at 127.0.0.1:\d+, but a Redis; allowed: the addresses of Sentinels/
+  for (const [sentinels, message] of [
+    [[unknown], nobodyKnows],
+    [[half], nobodyKnows],
+    [[other], nobodyKnows],
+    [[unknown, half, other], nobodyKnows],
+    [[plain], noSentinel],
+  ] as const)
+    await t.rejects(open(t, urlOf(...sentinels)), { ...NOT_APPLIED, message })
+  const { length } = unknown.sockets
+  for (const sentinels of [
+    [refuses],
+    [{ port: 1 }],
+    [unknown, { port: 1 }],
+    [plain, { port: 1 }],
+    [plain, unknown],
+  ]) {
+    const { store, events } = await open(t, urlOf(...sentinels))
+    const why = /no Sentinel names the master "pay": 127.0.0.1:\d+: /
+    t.match(events, [why])
+    await t.rejects(store.ping(), { ...NOT_APPLIED, message: why })
+    await store.close()
   }
-  const { port } = sentinel
-  return { url: `redis+sentinel://127.0.0.1:${port}/${MASTER}`, port, subscribers, tell }
-}
+  t.ok(
+    unknown.asked.every((name) => name === 'sentinel'),
+    'nobody listens to it',
+  )
+  t.ok(unknown.sockets.length <= length + 2 * 2, 'nor asks again after a mistake')
+  const known = await sentinelOf(t, server)
+  t.strictSame((await open(t, urlOf(unknown, plain, known))).events, [`connected: ${server.name}`])
+})
 
-const hostsOf = (servers: readonly { readonly port: number }[]) =>
-  servers.map(({ port }) => `127.0.0.1:${port}`).join(',')
+void t.test('a malformed answer names no master', async (t) => {
+  const server = await scripted(t)
+  const malformed: Says[] = [
+    { 'sentinel master': words('config-epoch', '1', 'more') },
+    { 'sentinel master': words('config-epoch', 'x') },
+    { 'sentinel master': '+OK\r\n' },
+    { 'sentinel master': words('name', 'pay') },
+    { 'sentinel get-master-addr-by-name': '+OK\r\n' },
+    { 'sentinel get-master-addr-by-name': words('10.0.0.1') },
+    { 'sentinel get-master-addr-by-name': words('', '7001') },
+  ]
+  for (const more of malformed) {
+    const { store } = await open(t, urlOf(await sentinelOf(t, server, 1, more)))
+    await t.rejects(store.ping(), { ...NOT_APPLIED, message: /replies do not match/ })
+  }
+})
 
-const addressReply = (port: number) => `*2\r\n$9\r\n127.0.0.1\r\n$${String(port).length}\r\n${port}\r\n`
+void t.test('a server that is no master is not used, whatever the Sentinels say', async (t) => {
+  const server = await scripted(t)
+  const sentinel = await sentinelOf(t, server)
+  for (const [role, why] of [
+    [array(bulk('slave')), 'its ROLE is slave'],
+    ['+OK\r\n', 'its ROLE is undefined'],
+    ['-NOPERM role\r\n', 'NOPERM role'],
+  ] as const) {
+    server.says['role'] = role
+    const { store, events } = await open(t, urlOf(sentinel))
+    t.equal(events.length, 1)
+    await t.rejects(store.ping(), { ...NOT_APPLIED, message: new RegExp(`not connected: .*${why}`) })
+    server.says['role'] = master()
+    await until(() => events.at(-1) === `connected: ${server.name}`)
+  }
+})
 
-void t.test('a switch is followed even though the old master still answers', async (t) => {
-  await using old = await RedisServer.start()
-  await using next = await RedisServer.start()
-  let { port } = old
-  const { url, subscribers, tell } = await fakeSentinel(t, () => addressReply(port))
-  const { store, events } = await open(t, url)
-  await until(() => subscribers.length > 0)
-  tell(`other 127.0.0.1 ${old.port} 127.0.0.1 ${next.port}`)
-  tell(`${MASTER} 127.0.0.1 ${next.port} 127.0.0.1 ${old.port}`)
+void t.test('Sentinels that are down, or a master that is, may come later', async (t) => {
+  const sentinel = await sentinelOf(t, { port: 1 })
+  const { events } = await open(t, urlOf(sentinel))
+  t.match(events, [/^error: .*ECONNREFUSED/])
+  const server = await scripted(t)
+  sentinel.names(server, 2)
+  await until(() => events.at(-1) === `connected: ${server.name}`)
+})
+
+void t.test('an announced switch of its master is followed, though the old one still answers', async (t) => {
+  const [a, b] = [await scripted(t), await scripted(t)]
+  const sentinel = await sentinelOf(t, a)
+  const { store, events } = await open(t, urlOf(sentinel))
+  await until(() => sentinel.queries() === 4)
+  sentinel.announce(a, b, 'other')
+  sentinel.announce(b, a)
   await store.ping()
   t.equal(events.length, 1, 'a switch of another master, or to the one in use, changes nothing')
-  port = next.port
-  tell(`${MASTER} 127.0.0.1 ${old.port} 127.0.0.1 ${next.port}`)
-  await until(() => events.at(-1) === `connected: 127.0.0.1:${next.port}`)
-  t.ok(await writes(store)())
-  t.equal(await next.command('DBSIZE'), 2)
-  t.equal(await old.command('DBSIZE'), 0)
-})
-
-void t.test('a missed switch is noticed once a Sentinel can be heard again', async (t) => {
-  await using group = await SentinelGroup.start()
-  const before = (await group.master()) as RedisServer
-  // The Sentinels cannot make it a replica: it goes on taking writes.
-  await before.command('ACL', 'SETUSER', 'default', '-multi', '-slaveof', '-replicaof', '-client|kill')
-  const relays = await Promise.all(group.sentinels.map(({ port }) => relay(port)))
-  t.teardown(() => Promise.all(relays.map((one) => one[Symbol.asyncDispose]())))
-  const { store, events } = await open(t, `redis+sentinel://${hostsOf(relays)}/${MASTER}`)
-  for (const one of relays) {
-    one.accept = false
-    one.cut()
-  }
-  await group.impatient()
-  before.pause()
-  // Until every Sentinel has switched.
-  for (const one of group.sentinels)
-    await until(
-      async () => !String(await one.command('SENTINEL', 'MASTER', MASTER)).includes(`,${before.port},`),
-    )
-  before.resume()
-  t.ok(await writes(store)(), 'the store has not heard of it')
+  // No message, so that its connection ends, and it listens once more.
+  sentinel.announce(a, b, 'pay', 'pong')
+  await until(() => sentinel.subscribers.length === 2 && sentinel.queries() === 6)
   t.equal(events.length, 1)
-  for (const one of relays) one.accept = true
-  const after = await group.master()
-  await until(() => events.at(-1) === `connected: 127.0.0.1:${after?.port}`)
-  t.ok(await writes(store)())
-  t.match(await before.command('ROLE'), ['master'], 'the old master would still have taken the write')
+  sentinel.names(b, 2)
+  sentinel.announce(a, b)
+  await until(() => events.at(-1) === `connected: ${b.name}`)
+  t.match(await claim(store), { done: true })
+  t.strictSame([a.asked.includes('put'), b.asked.includes('put')], [false, true])
 })
 
-void t.test('a Sentinel that slept through a failover does not win by answering first', async (t) => {
-  await using old = await RedisServer.start()
-  await using next = await RedisServer.start()
-  const sentinelOf = ({ port }: RedisServer, epoch: number) =>
-    RedisServer.start({
-      sentinel: [
-        `sentinel monitor ${MASTER} 127.0.0.1 ${port} 1`,
-        `sentinel config-epoch ${MASTER} ${epoch}`,
-      ],
-    })
-  await using stale = await sentinelOf(old, 3)
-  await using fresh = await sentinelOf(next, 4)
-  await using first = await relay(stale.port)
-  await using second = await relay(fresh.port)
-  second.holdReplies = true
-  first.onReply = (bytes) => {
-    if (String(bytes).includes(String(old.port))) setImmediate(() => second.release())
+void t.test('a switch that was missed is followed, and an old one is not', async (t) => {
+  const [a, b, old] = [await scripted(t), await scripted(t), await scripted(t)]
+  const [stale, fresh] = [await sentinelOf(t, old, 3), await sentinelOf(t, a, 4)]
+  const { events } = await open(t, urlOf(stale, fresh))
+  await until(() => stale.queries() === 4 && fresh.queries() === 4)
+  const missed = async (sentinel: typeof fresh) => {
+    const before = sentinel.queries()
+    for (const socket of sentinel.subscribers.splice(0)) socket.destroy()
+    await until(() => sentinel.queries() > before)
   }
-  const { store, events } = await open(t, `redis+sentinel://${hostsOf([first, second])}/${MASTER}`)
-  t.strictSame(events, [`connected: 127.0.0.1:${next.port}`])
-  t.ok(await writes(store)())
-  t.equal(
-    (await store.traits()).topology,
-    `of 2 Sentinels 2 answered; the latest configuration (epoch 4) names 127.0.0.1:${next.port} as the master "${MASTER}"`,
-  )
-  // Its connection comes back, and its news is old.
-  first.cut()
-  const listens = Promise.withResolvers<void>()
-  first.onReply = (bytes) => void (String(bytes).includes(String(old.port)) && listens.resolve())
-  await listens.promise
-  t.ok(await writes(store)())
-  t.equal(events.length, 1)
+  await missed(stale)
+  t.strictSame(events, [`connected: ${a.name}`])
+  for (const sentinel of [stale, fresh]) sentinel.names(b, 5)
+  await missed(fresh)
+  await until(() => events.at(-1) === `connected: ${b.name}`)
+  t.equal(old.sockets.length, 0)
 })
 
-void t.test('a switch announced during a query overrides the answer to it', async (t) => {
-  await using old = await RedisServer.start()
-  await using next = await RedisServer.start()
-  let { port } = old
-  let isLost = false
-  const sentinel = await fakeSentinel(t, () => {
-    const answer = addressReply(port)
-    if (isLost && port === old.port)
-      setImmediate(() => {
-        port = next.port
-        sentinel.tell(`${MASTER} 127.0.0.1 ${old.port} 127.0.0.1 ${next.port}`)
-      })
-    return answer
-  })
-  // A silent one is waited for meanwhile.
-  const silent = await fakeSentinel(t, () => null)
-  const url = `redis+sentinel://${hostsOf([sentinel, silent])}/${MASTER}`
-  const { store, events } = await open(t, url)
-  await until(() => sentinel.subscribers.length > 0)
-  isLost = true
-  await old.command('CLIENT', 'KILL', 'TYPE', 'normal')
-  await until(writes(store))
-  const [before, after] = [old, next].map(({ port }) => `connected: 127.0.0.1:${port}`)
+void t.test('a switch announced while it asks makes it ask again', async (t) => {
+  const [a, b] = [await scripted(t), await scripted(t)]
+  const sentinel = await sentinelOf(t, a)
+  const { events } = await open(t, urlOf(sentinel))
+  await until(() => sentinel.queries() === 4)
+  sentinel.says['sentinel get-master-addr-by-name'] = null
+  a.hangUp()
+  await until(() => sentinel.queries() === 6)
+  const asking = sentinel.sockets.at(-1)
+  sentinel.announce(a, b)
+  sentinel.names(b, 2)
+  // Once the announcement has been read.
+  for (let n = 0; n < 5; n++) await new Promise(setImmediate)
+  asking?.write(place(a.port))
+  await until(() => events.at(-1) === `connected: ${b.name}`)
   t.strictSame(
     events.filter((event) => event.startsWith('connected')),
-    [before, after],
+    [a, b].map(({ name }) => `connected: ${name}`),
   )
 })
 
-void t.test('malformed answers name no master; a subscription is not required', async (t) => {
-  const nonsense = ['+OK\r\n', '*1\r\n$1\r\nx\r\n', '*0\r\n']
-  const sentinels = [
-    ...nonsense.map((one) => fakeSentinel(t, () => one)),
-    ...nonsense.map((one) => fakeSentinel(t, () => addressReply(1), undefined, one)),
-  ]
-  for (const { url } of await Promise.all(sentinels)) {
-    const { store } = await open(t, url)
-    await t.rejects(store.ping(), {
-      ...NOT_APPLIED,
-      message: /no Sentinel names the master.*replies do not match/,
-    })
-  }
-  await using server = await RedisServer.start()
-  for (const refused of ['-NOPERM channel\r\n', '+OK\r\n']) {
-    const { url, subscribers } = await fakeSentinel(t, () => addressReply(server.port), refused)
-    const { store } = await open(t, url)
-    await until(() => subscribers.length > 0)
-    t.ok(await writes(store)())
-  }
-})
-
-void t.test('an unknown master, absent Sentinels and a plain Redis each give a clear error', async (t) => {
-  const wrong = group.url.replace(MASTER, 'paymnets')
-  await t.rejects(open(t, wrong), {
-    ...NOT_APPLIED,
-    message:
-      /^store\.url: no Sentinel of (127\.0\.0\.1:\d+(, )?){3} knows the master "paymnets"; allowed: a name listed by SENTINEL MASTERS$/,
-  })
-  const free = await freePort()
-  const nobody = await open(t, `redis+sentinel://127.0.0.1:${free}/${MASTER}`)
-  await t.rejects(nobody.store.ping(), {
-    ...NOT_APPLIED,
-    message: new RegExp(`no Sentinel names the master "${MASTER}": 127.0.0.1:${free}: .*ECONNREFUSED`),
-  })
-  const six = await open(t, `redis+sentinel://[::1]:${free}/${MASTER}`)
-  await t.rejects(six.store.ping(), { message: new RegExp(`: \\[::1\\]:${free}: `) })
-  const server = group.servers[0] as RedisServer
-  await t.rejects(open(t, `redis+sentinel://127.0.0.1:${server.port}/${MASTER}`), {
-    ...NOT_APPLIED,
-    message: `store.url: no Sentinel at 127.0.0.1:${server.port}, but a Redis; allowed: the addresses of Sentinels, or redis:// for one server`,
-  })
-  const mixed = await open(t, `redis+sentinel://127.0.0.1:${server.port},127.0.0.1:${free}/${MASTER}`)
-  await t.rejects(mixed.store.ping(), { ...NOT_APPLIED, message: /unknown command 'sentinel'/ })
-  t.equal(mixed.events.length, 1)
-  const [sentinel] = group.sentinels
-  const alone = await open(t, String(sentinel?.url))
-  const { refusals } = await alone.store.traits()
-  t.ok(refusals.some((refusal) => refusal.startsWith('The server is a Sentinel, which holds no records')))
-})
-
-void t.test('servers and Sentinels can have different passwords, which no event shows', async (t) => {
-  await using server = await RedisServer.start({ args: ['--requirepass', 'p@ss'] })
-  const monitor = [`sentinel monitor ${MASTER} 127.0.0.1 ${server.port} 1`]
-  await using unguarded = await RedisServer.start({ sentinel: monitor })
-  await using alike = await RedisServer.start({ sentinel: [...monitor, 'requirepass p@ss'] })
-  await using guarded = await RedisServer.start({
-    sentinel: [...monitor, 'requirepass other', 'user eye on >s3n ~* &* +@all'],
-  })
-  const url = ({ port }: RedisServer, credentials: string, query = '') =>
-    `redis+sentinel://${credentials}127.0.0.1:${port}/${MASTER}/0${query}`
-  for (const right of [
-    url(unguarded, ':p%40ss@'),
-    url(unguarded, 'default:p%40ss@'),
-    url(alike, ':p%40ss@'),
-    url(guarded, ':p%40ss@', '?sentinelPassword=other'),
-    url(guarded, 'default:p%40ss@', '?sentinelUsername=eye&sentinelPassword=s3n'),
-  ]) {
-    const { store } = await open(t, right)
-    t.ok(await writes(store)(), right)
-  }
-  for (const [wrong, message] of [
-    [url(unguarded, ''), /NOAUTH/],
-    [url(alike, 'default:p%40ss@'), /no Sentinel names the master.*NOAUTH/],
-    [url(guarded, ':p%40ss@'), /no Sentinel names the master.*WRONGPASS/],
-  ] as const) {
-    const { store, events } = await open(t, wrong)
-    await t.rejects(store.ping(), { ...NOT_APPLIED, message })
-    t.notMatch(JSON.stringify(events), /p@ss|other|s3n/)
-  }
-})
+void t.test(
+  'a Sentinel that has seen no failover is followed, and one that cannot be heard is asked',
+  async (t) => {
+    const [a, b] = [await scripted(t), await scripted(t)]
+    for (const subscribe of ['-NOPERM channel\r\n', '+OK\r\n']) {
+      const sentinel = await sentinelOf(t, a, 0, { subscribe })
+      const { store, events } = await open(t, urlOf(sentinel))
+      t.match(await claim(store), { done: true })
+      await until(() => sentinel.asked.includes('subscribe'))
+      t.equal(sentinel.queries(), 2)
+      t.equal(events.length, 1)
+      await store.close()
+      await until(() => isLeft(sentinel))
+    }
+    const sentinel = await sentinelOf(t, a, 0)
+    const { events } = await open(t, urlOf(sentinel))
+    await until(() => sentinel.queries() === 4)
+    sentinel.names(b, 0)
+    for (const socket of sentinel.subscribers.splice(0)) socket.destroy()
+    await until(() => events.at(-1) === `connected: ${b.name}`)
+  },
+)

@@ -1,51 +1,27 @@
-import t from 'tap'
+import t, { type Test } from 'tap'
 import type { CompletedResponse } from '../../src/core/record.ts'
 import { PREFIX, readStamps } from '../../src/store/codec.ts'
 import { versionOf } from '../../src/store/prefix.ts'
-import { openRedisStore, RedisKeys } from '../../src/store/redis.ts'
 import { RedisServer } from '../support/redis.ts'
-import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
+import {
+  claim,
+  claiming,
+  KEYS,
+  NOT_APPLIED,
+  NOTE,
+  open as openStore,
+  redisContract,
+} from './redis-fixtures.ts'
 
 const server = await RedisServer.start()
 t.teardown(() => server[Symbol.asyncDispose]())
-let skew = 0
-const KEYS = new RedisKeys('pay')
-const NOTE = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
-const open = (service = 'pay') =>
-  openRedisStore({ url: server.url, service, timeoutMs: 5000, onEvent: () => {}, skew: () => skew })
+redisContract(t, 'redis', server.url, () => server.command('FLUSHALL'))
 
-registerContract(t, 'redis', async () => {
-  const [register, peer, other] = await Promise.all([open(), open(), open('pay.eu')])
-  await server.command('FLUSHALL')
-  return {
-    register,
-    peer,
-    other,
-    tellsPeers: true,
-    advance: (ms) => void (skew += ms),
-    [Symbol.asyncDispose]: async () =>
-      void (await Promise.all([register.close(), peer.close(), other.close()])),
-  }
-})
-
-void t.test('the keys of a record follow the fixed layout and share a hash tag', async (t) => {
-  const id = Buffer.alloc(32, 0xaf).toString('base64url') as ReturnType<typeof newId>
-  t.equal(KEYS.record(id), `idempotency:pay:{af}:r:${id}`)
-  t.equal(KEYS.index(id), 'idempotency:pay:{af}:u')
-  const register = await open()
-  t.teardown(() => register.close())
-  await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-  const ttl = Number(await server.command('PTTL', KEYS.record(id)))
-  t.ok(ttl > SPANS.dropIn - HOUR && ttl <= SPANS.dropIn, 'the expiry is the retention, not the lease')
-  const token = newToken()
-  const { now } = await register.put(newId(), bytesOf('in_progress', token), SPANS)
-  t.ok(Math.abs(now - skew - Date.now()) < HOUR)
-})
+const open = (t: Test, path = '') => openStore(t, `${server.url}${path}`)
 
 void t.test('a foreign value is returned by a claim and never overwritten', async (t) => {
-  const register = await open()
-  t.teardown(() => register.close())
+  const { store: register } = await open(t)
   const nothing = (length: number) => '\0'.repeat(length)
   for (const foreign of [
     'x',
@@ -81,8 +57,7 @@ void t.test('a foreign value is returned by a claim and never overwritten', asyn
 })
 
 void t.test('a record of nothing but its prefix lives and ends as any other', async (t) => {
-  const register = await open()
-  t.teardown(() => register.close())
+  const { store: register, advance } = await open(t)
   const [id, token] = [newId(), newToken()]
   const bytes = bytesOf('in_progress', token).subarray(0, PREFIX.end)
   const spans = { dueIn: MINUTE, dropIn: HOUR }
@@ -95,9 +70,9 @@ void t.test('a record of nothing but its prefix lives and ends as any other', as
   t.equal(await register.history.append(id, [NOTE]), true)
   t.equal((await register.history.read(id)).length, 1)
   t.same(await register.due(10), [])
-  skew += MINUTE
+  advance(MINUTE)
   t.same(await register.due(10), [id])
-  skew += HOUR
+  advance(HOUR)
   t.equal((await register.get(id)).bytes, null)
   t.match(await register.swap(id, { version: version + 2 }, bytes, spans, false), {
     done: false,
@@ -117,8 +92,7 @@ void t.test('a record of nothing but its prefix lives and ends as any other', as
 void t.test(
   'the index has the instant of each record that is unresolved, or whose response ends',
   async (t) => {
-    const register = await open()
-    t.teardown(() => register.close())
+    const { store: register, advance } = await open(t)
     const [id, token] = [newId(), newToken()]
     const score = async () => {
       const found = await server.command('ZSCORE', KEYS.index(id), id)
@@ -136,19 +110,18 @@ void t.test(
     t.equal(await score(), null)
     await swap(put.now + 2, bytesOf('unknown', token))
     t.not(await score(), null)
-    skew += SPANS.dropIn
+    advance(SPANS.dropIn)
     const again = await register.put(id, ends, SPANS)
     t.equal(await score(), 2 ** 48 + again.now + SPANS.dueIn)
-    skew += SPANS.dropIn
+    advance(SPANS.dropIn)
     t.ok((await register.put(id, bytesOf('completed', token), SPANS)).done)
     t.equal(await score(), null, 'nothing is left of the record before')
   },
 )
 
 void t.test('all operations have one clock', async (t) => {
-  const register = await open()
-  t.teardown(() => register.close())
-  for (let round = 0; round < 50; round++) {
+  const { store: register } = await open(t)
+  for (let round = 0; round < 10; round++) {
     const [id, token] = [newId(), newToken()]
     const bytes = bytesOf('in_progress', token)
     const own = { token, states: ['in_progress'] } as const
@@ -176,96 +149,163 @@ void t.test('all operations have one clock', async (t) => {
   }
 })
 
-void t.test('Redis drops a record when its retention ends', async (t) => {
-  const register = await open()
-  t.teardown(() => register.close())
+void t.test('Redis drops a record when its retention ends, and its history with it', async (t) => {
+  const { store } = await open(t)
   const [id, token] = [newId(), newToken()]
   const isLeft = async (dropIn: number) => {
     const left = Number(await server.command('PTTL', KEYS.record(id)))
     t.ok(left > dropIn - MINUTE && left <= dropIn, `${left} of ${dropIn}`)
+    await store.history.append(id, [NOTE])
+    const [record, history] = await Promise.all(
+      [KEYS.record(id), KEYS.history(id)].map((key) => server.command('PEXPIRETIME', key)),
+    )
+    t.equal(history, record, 'to the millisecond')
   }
-  const bytes = bytesOf('in_progress', token)
-  const { now } = await register.put(id, bytes, { dueIn: HOUR, dropIn: 2 * HOUR })
+  const { now } = await store.put(id, claiming(token), { dueIn: HOUR, dropIn: 2 * HOUR })
   await isLeft(2 * HOUR)
-  await register.swap(id, { version: now }, bytes, { dueIn: HOUR, dropIn: 5 * HOUR }, false)
+  await store.swap(id, { version: now }, claiming(token), { dueIn: HOUR, dropIn: 5 * HOUR }, false)
   await isLeft(5 * HOUR)
-  await register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }])
-  await isLeft(5 * HOUR)
-  await register.renew([{ id, token, dueIn: HOUR, dropIn: 9 * HOUR }])
+  for (const hours of [1, 9]) await store.renew([{ id, token, dueIn: HOUR, dropIn: hours * HOUR }])
   await isLeft(9 * HOUR)
-  await register.history.append(id, [NOTE])
-  t.equal(
-    await server.command('PEXPIRETIME', KEYS.history(id)),
-    await server.command('PEXPIRETIME', KEYS.record(id)),
-  )
 })
 
 void t.test('due removes members whose record is gone', async (t) => {
-  const register = await open()
-  t.teardown(() => register.close())
+  const { store } = await open(t)
   const [gone, there] = [newId(), newId()]
   for (const id of [gone, there])
-    await register.put(id, bytesOf('unknown', newToken()), { dueIn: 0, dropIn: HOUR })
+    await store.put(id, bytesOf('unknown', newToken()), { dueIn: 0, dropIn: HOUR })
   await server.command('DEL', KEYS.record(gone))
-  t.same(await register.due(10), [there])
+  t.same(await store.due(10), [there])
   t.equal(await server.command('ZSCORE', KEYS.index(gone), gone), null)
 })
 
 void t.test('a value of another type is a corrupt record', async (t) => {
-  const register = await open()
-  t.teardown(() => register.close())
+  const { store } = await open(t)
   const id = newId()
   await server.command('RPUSH', KEYS.record(id), 'x')
-  const bytes = bytesOf('in_progress', newToken())
-  await t.rejects(async () => register.put(id, bytes, SPANS), { name: 'CorruptRecord' })
-  await t.rejects(async () => register.swap(id, { version: 1 }, bytes, SPANS, false), {
-    name: 'CorruptRecord',
-  })
-  await t.rejects(register.get(id), { name: 'CorruptRecord' })
+  for (const ask of [
+    (): unknown => claim(store, id),
+    () => store.swap(id, { version: 1 }, claiming(), SPANS, false),
+    () => store.get(id),
+  ])
+    await t.rejects(async () => ask(), { name: 'CorruptRecord' })
   t.equal(await server.command('TYPE', KEYS.record(id)), 'list')
 })
 
-void t.test('a history expires with its record, to the millisecond, as of its last note', async (t) => {
-  const register = await open()
-  t.teardown(() => register.close())
-  const id = newId()
-  const expiries = async () =>
-    Promise.all([KEYS.record(id), KEYS.history(id)].map((key) => server.command('PEXPIRETIME', key)))
-  const put = await register.put(id, bytesOf('in_progress', newToken()), SPANS)
-  await register.history.append(id, [NOTE])
-  const [first, history] = await expiries()
-  t.ok(Number(first) > 0)
-  t.equal(history, first)
-  await register.swap(
-    id,
-    { version: put.now },
-    bytesOf('completed', newToken()),
-    { dueIn: 1, dropIn: HOUR },
-    false,
-  )
-  await register.history.append(id, [NOTE])
-  const [second, later] = await expiries()
-  t.not(second, first)
-  t.equal(later, second)
-  t.equal(KEYS.history(id).slice(0, 20), KEYS.record(id).slice(0, 20), 'in the slot of the record')
-})
-
 void t.test('list skips foreign keys, and pages through many records of one instant', async (t) => {
-  const register = await open()
-  t.teardown(() => register.close())
+  const { store } = await open(t)
   await server.command('FLUSHALL')
   await server.command('SET', 'idempotency:pay:{ff}:r:not-an-id', 'x')
   await server.command('SET', 'other', 'x')
-  t.same(await register.list('all', null, 1000), { ids: [], next: null })
+  t.same(await store.list('all', null, 1000), { ids: [], next: null })
   const ids = Array.from({ length: 25 }, () => newId()).sort()
   for (const id of ids) await server.command('ZADD', 'idempotency:pay:{00}:u', 1000, id)
   const seen: string[] = []
   let cursor: string | null = null
   do {
-    const page: { ids: readonly string[]; next: string | null } = await register.list('unresolved', cursor, 4)
+    const page: { ids: readonly string[]; next: string | null } = await store.list('unresolved', cursor, 4)
     seen.push(...page.ids)
     cursor = page.next
   } while (cursor !== null)
   t.same(seen, ids)
   await server.command('FLUSHALL')
+})
+
+void t.test('a bucket expires when it is full again, or goes with the last unit given back', async (t) => {
+  const { store } = await open(t)
+  const id = newId()
+  const rate = { count: 10, per: 10 * HOUR }
+  const taken = async (units: 1 | -1, hours: number) => {
+    t.equal(await store.limits.take(id, rate, units), 0)
+    const left = Number(await server.command('PTTL', KEYS.bucket(id)))
+    t.ok(left > (hours - 1) * HOUR && left <= hours * HOUR, `${left} of ${hours} hours`)
+  }
+  await taken(1, 1)
+  await taken(1, 2)
+  await taken(-1, 1)
+  await store.limits.take(id, rate, -1)
+  t.equal(await server.command('EXISTS', KEYS.bucket(id)), 0)
+  await server.command('SET', KEYS.bucket(id), 'of a later release')
+  t.equal(await store.limits.take(id, rate, 1), 0)
+})
+
+void t.test('R08 out of memory, Redis refuses new claims and still takes small outcomes', async (t) => {
+  const { store } = await open(t)
+  const [id, token, other] = [newId(), newToken(), newId()]
+  await store.put(id, claiming(token), SPANS)
+  await server.command('CONFIG', 'SET', 'maxmemory', '1')
+  const full = { name: 'StoreFull', maybeApplied: false, message: /Redis is full: OOM/ }
+  await t.rejects(claim(store, other), full)
+  await t.rejects(store.limits.take(other, { count: 1, per: HOUR }, 1), full)
+  t.match(await claim(store, id), { done: false })
+  t.same(await store.renew([{ id, token, dueIn: 1000, dropIn: 0 }]), [true])
+  const own = { token, states: ['in_progress'] } as const
+  const large = bytesOf('completed', token, { result: response(Buffer.alloc(100_000)) })
+  await t.rejects(async () => store.swap(id, own, large, SPANS, false), full)
+  t.ok((await store.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
+  await server.command('CONFIG', 'SET', 'maxmemory', '0')
+  t.ok((await claim(store, other)).done)
+})
+
+void t.test('R09 scripts that Redis has forgotten are sent again, unnoticed by the caller', async (t) => {
+  const { store } = await open(t)
+  const id = newId()
+  t.ok((await claim(store, id)).done)
+  await server.command('SCRIPT', 'FLUSH')
+  t.ok((await claim(store)).done)
+  t.ok((await store.get(id)).bytes)
+  await server.command('SCRIPT', 'FLUSH')
+  await server.command('DEL', KEYS.record(id))
+  await server.command('RPUSH', KEYS.record(id), 'x')
+  await t.rejects(store.get(id), { name: 'CorruptRecord' }, 'errors of the second try are reported alike')
+})
+
+void t.test('R07 traits report eviction and persistence', async (t) => {
+  const { store } = await open(t)
+  t.match(await store.traits(), {
+    durable: true,
+    evicts: false,
+    forgets: /^Claims wait for no replica/,
+    hasIdentity: true,
+    findings: [],
+    replication: 'claims wait for no replica (store.wait); no replica is connected',
+    room: /^\d+ MiB are used; maxmemory is not set/,
+  })
+  await server.command('CONFIG', 'SET', 'maxmemory-policy', 'allkeys-lru')
+  await server.command('CONFIG', 'SET', 'appendonly', 'no')
+  t.match(await store.traits(), {
+    durable: false,
+    evicts: true,
+    findings: [/appendonly is off/, /allkeys-lru, not noeviction/],
+  })
+  await server.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
+  await server.command('CONFIG', 'SET', 'appendonly', 'yes')
+})
+
+void t.test('user, password and database of the URL are used, and no event shows the password', async (t) => {
+  await server.command('ACL', 'SETUSER', 'app', 'on', '>p@ss:word/ü', '~idempotency:*', '+@all')
+  await server.command('FLUSHALL')
+  const as = (password: string, path = '') =>
+    openStore(t, `redis://app${password}@127.0.0.1:${server.port}${path}`)
+  const password = `:${encodeURIComponent('p@ss:word/ü')}`
+  const { store } = await as(password, '/3')
+  t.ok((await claim(store)).done)
+  t.match(await server.command('INFO', 'keyspace'), /db3:keys=2/)
+  await server.command('ACL', 'SETUSER', 'app', '-info', '-evalsha')
+  t.match(await store.traits(), {
+    durable: null,
+    evicts: null,
+    findings: [/may not run INFO.* 503: ACL SETUSER <user> \+info grants it, store\.acceptRisk: true/],
+  })
+  await t.rejects(claim(store), { ...NOT_APPLIED, message: /NOPERM/ })
+  await server.command('ACL', 'SETUSER', 'app', '+info', '+evalsha', '-ping', '-client')
+  t.ok((await claim((await as(password)).store)).done, 'a greeting needs no rights')
+  for (const [wrong, message] of [
+    [await as(':wrong'), /WRONGPASS/],
+    [await as(''), /WRONGPASS/],
+    [await as(password, '/99'), /DB index is out of range/],
+  ] as const) {
+    await t.rejects(claim(wrong.store), { ...NOT_APPLIED, message })
+    t.notMatch(JSON.stringify(wrong.events), /p@ss|connected/)
+  }
 })

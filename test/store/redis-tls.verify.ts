@@ -1,12 +1,12 @@
 import { dirname } from 'node:path'
 import t, { type Test } from 'tap'
-import { openRedisStore } from '../../src/store/redis.ts'
 import type { Store } from '../../src/store/register.ts'
 import { type Certificate, certificate } from '../support/certificates.ts'
 import { RedisServer } from '../support/redis.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
 import { SentinelGroup } from '../support/redis-sentinel.ts'
 import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+import { claim, open, takesClaims } from './redis-fixtures.ts'
 
 t.setTimeout(120_000)
 
@@ -32,17 +32,11 @@ const RIGHTS = [
   '+asking',
 ]
 
-async function open(t: Test, url: string): Promise<Store> {
-  const store = await openRedisStore({ url, service: 'pay', timeoutMs: 5000, grace: 0, onEvent: () => {} })
-  t.teardown(() => store.close())
-  return store
-}
+const storeOf = async (t: Test, url: string) => (await open(t, url)).store
 
 function urlOf(url: string, { certFile, keyFile }: Certificate, more = ''): string {
   return `${url.replace('://', '://app:p%40ss@')}?cacert=${own.certFile}&cert=${certFile}&key=${keyFile}${more}`
 }
-
-const claim = (store: Store) => Promise.resolve(store.put(newId(), bytesOf('in_progress', newToken()), SPANS))
 
 async function works(t: Test, store: Store): Promise<void> {
   for (let n = 0; n < 20; n++) t.match(await claim(store), { done: true })
@@ -64,7 +58,7 @@ async function refusesOthers(t: Test, url: string): Promise<void> {
     [url.replace('://', '://app:p%40ss@').concat(`?cacert=${own.certFile}`), /./],
     [urlOf(url, own).replace(own.certFile, stranger.certFile), /certificate/],
   ] as const) {
-    const store = await open(t, wrong)
+    const store = await storeOf(t, wrong)
     await t.rejects(claim(store), { name: 'StoreUnavailable', message: why })
   }
 }
@@ -72,7 +66,7 @@ async function refusesOthers(t: Test, url: string): Promise<void> {
 void t.test('TLS with client certificates and an ACL user works with one server', async (t) => {
   await using server = await RedisServer.start(tls)
   await server.command('ACL', 'SETUSER', 'app', ...RIGHTS)
-  await works(t, await open(t, urlOf(server.url, own)))
+  await works(t, await storeOf(t, urlOf(server.url, own)))
   await refusesOthers(t, server.url)
 })
 
@@ -89,27 +83,27 @@ void t.test('TLS with client certificates and an ACL user works with Sentinel', 
   for (const sentinel of group.sentinels)
     await sentinel.command('ACL', 'SETUSER', 'watcher', 'on', '>other', '&*', ...sentinelRights)
   const more = '&sentinelUsername=watcher&sentinelPassword=other'
-  const store = await open(t, urlOf(group.url, own, more))
+  const store = await storeOf(t, urlOf(group.url, own, more))
   await works(t, store)
   await refusesOthers(t, group.url)
   await group.failover()
   await until(
     async () => (await group.master()) === group.servers[1] || (await group.master()) === group.servers[2],
   )
-  await until(async () => (await claim(store).catch(() => null))?.done === true)
+  await until(takesClaims(store))
   await works(t, store)
 })
 
 void t.test('TLS with client certificates and an ACL user works with a cluster', async (t) => {
   await using cluster = await RedisCluster.start(tls)
   for (const { server } of cluster.members) await server.command('ACL', 'SETUSER', 'app', ...RIGHTS)
-  await works(t, await open(t, urlOf(cluster.url, own)))
+  await works(t, await storeOf(t, urlOf(cluster.url, own)))
   await refusesOthers(t, cluster.url)
 })
 
 void t.test('a missing certificate file gives a clear error at start', async (t) => {
   for (const url of ['rediss://h', 'rediss+sentinel://h/m', 'rediss+cluster://h'])
-    await t.rejects(open(t, `${url}?cacert=/nowhere/ca.pem`), {
+    await t.rejects(storeOf(t, `${url}?cacert=/nowhere/ca.pem`), {
       name: 'StoreUnavailable',
       message: /^store\.url: cacert cannot be read: ENOENT: .*\/nowhere\/ca\.pem/,
     })

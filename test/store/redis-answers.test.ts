@@ -1,0 +1,155 @@
+import t from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { SMALL_RECORD } from '../../src/store/codec.ts'
+import type { Store } from '../../src/store/register.ts'
+import { array, bulk, int, type Says, scripted, words } from '../support/fake-redis.ts'
+import { newId, newToken, SPANS } from './fixtures.ts'
+import { APPLIED, claiming, KEYS, NOT_APPLIED, open } from './redis-fixtures.ts'
+
+/* What the store makes of the answers to its commands, from a server that says what the test wants. */
+
+async function storeOn(t: Parameters<typeof open>[0], says: Says, options: Parameters<typeof open>[2] = {}) {
+  const server = await scripted(t, says)
+  return { server, ...(await open(t, server.url, options)) }
+}
+
+void t.test('time is the server’s, plus what a test travels', async (t) => {
+  const time = words('1795000000', '123999')
+  const { store, advance } = await storeOn(t, { time })
+  advance(5)
+  t.equal(await store.ping(), 1_795_000_000_128)
+  const plain = await storeOn(t, { time }, { skew: undefined as never })
+  t.equal(await plain.store.ping(), 1_795_000_000_123)
+  t.equal(plain.store.name, 'redis')
+})
+
+void t.test('what is due is the earliest of all indexes that still exists', async (t) => {
+  const ids = Array.from({ length: 3 }, () => newId()) as [RecordId, RecordId, RecordId]
+  const { store, server } = await storeOn(t, { due: [int(1)] })
+  t.strictSame(await store.due(10), [])
+  t.equal(server.asked.filter((name) => name === 'zrangebyscore').length, 256)
+  // As every index answers alike, each comes 256 times.
+  server.says['zrangebyscore'] = words(ids[0], '30', ids[1], '10', ids[2], '20')
+  t.strictSame(await store.due(300), [
+    ...Array.from({ length: 256 }, () => ids[1]),
+    ...Array.from({ length: 44 }, () => ids[2]),
+  ])
+  server.says['due'] = [int(0)]
+  t.strictSame(await store.due(300), [])
+  server.commands.splice(0)
+  await store.due(1000, 'bodies')
+  t.ok(Number(server.commands[1]?.at(-1)) < 1000, 'of expired responses, a share from each index')
+})
+
+void t.test('what one of several commands fails with is not what the others say', async (t) => {
+  const [id, other] = [newId(), newId()]
+  const items = [id, other].map((id) => ({ id, token: newToken(), ...SPANS }))
+  const refusing = (args: readonly string[]) => (args.includes(other) ? '-ERR no\r\n' : [int(1)])
+  const { store, server } = await storeOn(t, {
+    renew: refusing,
+    due: refusing,
+    zrangebyscore: ([, index]) => (index === KEYS.indexes[0] ? words(id, '1', other, '2') : '*0\r\n'),
+  })
+  t.strictSame(await store.renew(items), [true, false], 'a lease that nobody renewed')
+  t.strictSame(await store.due(10), [id])
+  server.says['renew'] = server.says['due'] = '-ERR no\r\n'
+  await t.rejects(store.renew(items), { message: /ERR no/ })
+  await t.rejects(store.due(10), { message: /ERR no/ })
+})
+
+void t.test('a list of all has the records that a scan finds, and says where it goes on', async (t) => {
+  const [id, other] = [newId(), newId()]
+  const strange = KEYS.record(id).replace('pay', 'pay.eu')
+  const scan = array(bulk('17'), words(KEYS.record(id), KEYS.history(id), strange, KEYS.record(other)))
+  const { store, server } = await storeOn(t, { scan })
+  t.strictSame(await store.list('all', null, 10), { ids: [id, other], next: '17' })
+  t.strictSame((await store.list({ beginning: id.slice(0, 8) }, '17', 10)).ids, [id])
+  t.equal(server.commands.at(-1)?.[1], '17')
+  server.says['scan'] = array(bulk('0'), '*0\r\n')
+  t.strictSame(await store.list('all', '5', 10), { ids: [], next: null })
+  await store.list('all', '12345678.0.5', 10)
+  t.equal(server.commands.at(-1)?.[1], '0', 'a cursor of other servers begins again')
+  await store.list('all', '9'.repeat(20), 10)
+  for (const wrong of ['', 'x', '1x', 'x1', '9'.repeat(21), '1234567.0.5', '12345678.12345.5', '.0.5', '5.5'])
+    await t.rejects(store.list('all', wrong, 10), RangeError, wrong)
+})
+
+void t.test(
+  'only what is small is written to a full store: outcomes, and in a grace what was lost',
+  async (t) => {
+    const held = ([, , count]: readonly string[]) =>
+      Array.from({ length: 2 * Number(count) }, (_, n) => int(n % 2 ? 9 : 40_000))
+    const { store, server, held: seen } = await storeOn(t, { admit: held }, { grace: 500_000 })
+    const sized = (length: number) => Buffer.concat([claiming(), Buffer.alloc(length)]).subarray(0, length)
+    while (seen.at(-1) !== 40_000) await new Promise(setImmediate)
+    server.asked.splice(0)
+    for (const length of [SMALL_RECORD, SMALL_RECORD + 1]) {
+      await store.swap(newId(), { version: 1 }, sized(length), SPANS, false)
+      for (const entry of ['claim', 'fresh', 'again'] as const)
+        await store.put(newId(), sized(length), SPANS, entry)
+    }
+    const small = ['swap though full', 'put', 'put', 'put though full']
+    t.strictSame(server.asked, [...small, 'swap', 'put', 'put', 'put'])
+    const calm = await storeOn(t, {})
+    await calm.store.put(newId(), claiming(), SPANS, 'again')
+    t.strictSame(calm.server.asked, ['put'])
+  },
+)
+
+void t.test('traits are those of the server, which may deny them', async (t) => {
+  const { store, server } = await storeOn(t, { info: bulk('role:master\r\nredis_version:6.2.0\r\n') })
+  const { refusals, topology } = await store.traits()
+  t.match(refusals, [/6.2.0 is too old/])
+  t.equal(topology, undefined)
+  server.says['info'] = '-NOPERM no\r\n'
+  t.match(await store.traits(), { durable: null, findings: [/may not run INFO/], refusals: [] })
+  server.says['info'] = '-LOADING data\r\n'
+  await t.rejects(store.traits(), { ...NOT_APPLIED, message: /LOADING/ })
+})
+
+void t.test('a reply of another form belongs to another command', async (t) => {
+  const texts = (...more: string[]) => words('1', '2', ...more)
+  const cases: [command: string, (store: Store) => Promise<unknown>, string[]][] = [
+    [
+      'time',
+      (store) => store.ping(),
+      [
+        int(1),
+        '+1 2\r\n',
+        bulk('1'),
+        words('1'),
+        texts('3'),
+        words('x', '2'),
+        words('1', 'x'),
+        array(int(1), bulk('2')),
+        array(bulk('1'), int(2)),
+        words('1 2', ''),
+      ],
+    ],
+    [
+      'scan',
+      (store) => store.list('all', null, 1),
+      [
+        int(1),
+        '$-1\r\n',
+        words('0'),
+        array(bulk('0'), int(1)),
+        array(int(0), '*0\r\n'),
+        array(bulk('0'), '*0\r\n', '*0\r\n'),
+        array(bulk('0'), array(int(1))),
+      ],
+    ],
+    [
+      'zrangebyscore',
+      (store) => store.list('unresolved', null, 1),
+      [int(1), words('a'), texts('3'), array(int(1), int(2))],
+    ],
+    ['zrangebyscore', (store) => store.due(1), [words('a')]],
+    ['info', (store) => store.traits(), [int(1), '*0\r\n', '+OK\r\n']],
+  ]
+  for (const [command, ask, replies] of cases)
+    for (const reply of replies) {
+      const { store } = await storeOn(t, { [command]: reply })
+      await t.rejects(ask(store), { ...APPLIED, message: /replies do not match/ }, JSON.stringify(reply))
+    }
+})

@@ -1,0 +1,395 @@
+import t, { type Test } from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import type { Wait } from '../../src/store/redis-barrier.ts'
+import type { PutReply } from '../../src/store/register.ts'
+import { RedisServer } from '../support/redis.ts'
+import { RedisCluster } from '../support/redis-cluster.ts'
+import { MASTER, SentinelGroup } from '../support/redis-sentinel.ts'
+import { relay } from '../support/relay.ts'
+import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+import {
+  claiming as claim,
+  takesClaims as claims,
+  idIn,
+  KEYS as keys,
+  open as openStore,
+  PATIENT,
+  redisContract,
+} from './redis-fixtures.ts'
+
+/* `store.wait` with real replicas. What a master may answer: redis-barrier.test.ts. */
+
+t.setTimeout(300_000)
+
+const UNREPLICATED = { name: 'Unreplicated', maybeApplied: true }
+
+/** By default the wait has a `timeout` for rounds that replicas answer: no test waits that long. */
+const open = (t: Test, url: string, wait: Partial<Wait>) =>
+  openStore(t, url, { wait: { replicas: 1, disk: 'none', timeout: PATIENT, ...wait } })
+
+/** A master with `count` replicas. */
+async function replicated(t: Test, count = 1) {
+  const master = await RedisServer.start({ args: ['--repl-diskless-sync-delay', '0'] })
+  t.teardown(() => master[Symbol.asyncDispose]())
+  const replicas: RedisServer[] = []
+  for (let n = 0; n < count; n++) replicas.push(await replicaOf(t, master))
+  return { master, replicas, replica: replicas[0] as RedisServer }
+}
+
+async function replicaOf(t: Test, master: RedisServer): Promise<RedisServer> {
+  const before = await connected(master)
+  const replica = await RedisServer.start({ args: ['--replicaof', '127.0.0.1', String(master.port)] })
+  t.teardown(() => replica[Symbol.asyncDispose]())
+  await until(async () => (await connected(master)) > before)
+  return replica
+}
+
+/** Its replicas, as `WAIT` counts them. */
+async function connected(master: RedisServer): Promise<number> {
+  return Number(await master.command('WAIT', 9, 1))
+}
+
+/** Whether a client is blocked, as one that waits is. */
+async function isBlocked(server: RedisServer): Promise<boolean> {
+  return / flags=b /.test(String(await server.command('CLIENT', 'LIST')))
+}
+
+async function waitsOf(server: RedisServer): Promise<number> {
+  const stats = String(await server.command('INFO', 'commandstats'))
+  return Number(/cmdstat_wait:calls=(\d+)/.exec(stats)?.[1] ?? 0)
+}
+
+const contract = await replicated(t)
+const [knowsWaitAof] = (await contract.master.command('COMMAND', 'INFO', 'waitaof')) as unknown[]
+/** Redis 7.2 or later, or Valkey: REDIS_SERVER can name another server than the system's. */
+const hasWaitAof = knowsWaitAof !== null
+redisContract(t, 'redis with store.wait', contract.master.url, () => contract.master.command('FLUSHALL'), {
+  wait: { replicas: 1, disk: 'none', timeout: PATIENT },
+})
+
+void t.test('W05 a claim that no replica has is rejected; nothing else waits for replicas', async (t) => {
+  const { master, replica } = await replicated(t)
+  const patient = await open(t, master.url, {})
+  const { store, waited } = await open(t, master.url, { timeout: 50 })
+  const before = newId()
+  const owner = newToken()
+  t.ok((await patient.store.put(before, claim(owner), SPANS)).done)
+  replica.pause()
+  const id = newId()
+  const token = newToken()
+  await t.rejects(async () => store.put(id, claim(token), SPANS), {
+    ...UNREPLICATED,
+    message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
+  })
+  t.ok((await store.get(id)).bytes, 'it exists, and has to be withdrawn')
+  await t.rejects(
+    async () => store.put(id, claim(token), SPANS),
+    UNREPLICATED,
+    'a repeated claim waits again',
+  )
+  t.strictSame(waited, [false, false])
+  t.match(await store.put(before, claim(), SPANS), { done: false }, 'somebody else’s claim does not wait')
+  t.match(await store.swap(before, { version: 1 }, claim(), SPANS, true), { done: false })
+  const failed = { token, states: ['in_progress'] } as const
+  t.ok((await store.swap(id, failed, bytesOf('failed_retryable', token), SPANS, false)).done)
+  const { bytes } = await store.get(id)
+  const version = (bytes as Buffer).readUIntBE(4, 6)
+  const next = newToken()
+  await t.rejects(
+    async () => store.swap(id, { version }, claim(next), SPANS, true),
+    UNREPLICATED,
+    'a takeover waits, too',
+  )
+  await t.rejects(async () => store.swap(id, { version }, claim(next), SPANS, true), UNREPLICATED)
+  const ended = { token: owner, states: ['in_progress'] } as const
+  t.ok((await store.swap(before, ended, bytesOf('completed', owner), SPANS, false)).done)
+  t.equal(waited.length, 4)
+  replica.resume()
+  t.ok(await claims(patient.store)())
+})
+
+void t.test(
+  'W05 a claim whose connection ends while it waits is rejected: its server may have been replaced',
+  async (t) => {
+    const { master, replica } = await replicated(t)
+    const { store, waited } = await open(t, master.url, {})
+    t.ok(await claims(store)())
+    replica.pause()
+    const rejected = t.rejects(async () => store.put(newId(), claim(), SPANS), {
+      ...UNREPLICATED,
+      message: 'store.wait is not satisfied: the connection of the claim has ended',
+    })
+    await until(() => isBlocked(master))
+    const clients = String(await master.command('CLIENT', 'LIST')).split('\n')
+    const own = clients.find((line) => line.includes('name=idempotency-proxy') && !line.includes(' flags=b '))
+    await master.command('CLIENT', 'KILL', 'ID', /^id=(\d+)/.exec(own ?? '')?.[1] ?? '')
+    await until(async () => (await store.ping().catch(() => null)) !== null)
+    replica.resume()
+    await rejected
+    t.strictSame(waited, [true, false])
+  },
+)
+
+void t.test('W05 simultaneous claims share a WAIT, also behind one that is already waiting', async (t) => {
+  const { master, replica } = await replicated(t)
+  const { store, waited } = await open(t, master.url, {})
+  await Promise.all(Array.from({ length: 500 }, async () => store.put(newId(), claim(), SPANS)))
+  t.equal(waited.length, 500)
+  t.ok((await waitsOf(master)) <= 50, 'at least ten claims per WAIT')
+  const begun = await waitsOf(master)
+  replica.pause()
+  const first = store.put(newId(), claim(), SPANS)
+  await until(() => isBlocked(master))
+  const others = Promise.all(Array.from({ length: 100 }, async () => store.put(newId(), claim(), SPANS)))
+  await until(async () => Number(await master.command('DBSIZE')) > 600)
+  replica.resume()
+  await first
+  await others
+  t.ok(waited.every(Boolean))
+  t.ok((await waitsOf(master)) - begun <= 20)
+})
+
+void t.test('replicas: 2 needs two; all needs every connected one, even one that joins', async (t) => {
+  const { master, replica } = await replicated(t)
+  const two = await open(t, master.url, { replicas: 2, timeout: 50 })
+  const all = await open(t, master.url, { replicas: 'all' })
+  await t.rejects(async () => two.store.put(newId(), claim(), SPANS), {
+    message: /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms$/,
+  })
+  t.ok(await claims(all.store)())
+  const second = await replicaOf(t, master)
+  await until(claims(two.store))
+  // The acknowledgement of the other one would be enough for `replicas: 1`.
+  second.pause()
+  const waiting = all.store.put(newId(), claim(), SPANS) as Promise<PutReply>
+  await until(async () => all.waited.length > 0 && (await waitsOf(master)) > 3)
+  t.equal(all.waited.length, 1)
+  second.resume()
+  t.ok((await waiting).done)
+  await replica.kill()
+  await second.kill()
+  const none = await open(t, master.url, { replicas: 'all', timeout: 50 })
+  await until(async () => String(await master.command('ROLE')).endsWith(','))
+  await t.rejects(async () => none.store.put(newId(), claim(), SPANS), {
+    message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
+  })
+})
+
+void t.test('R06 an acknowledgement by another process does not count', async (t) => {
+  const { master } = await replicated(t)
+  const { master: other } = await replicated(t)
+  await using front = await relay(master.port)
+  const { store } = await open(t, `redis://127.0.0.1:${front.port}`, {})
+  front.target = other.port
+  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
+    ...UNREPLICATED,
+    message:
+      /a second connection to 127\.0\.0\.1:\d+ reaches a different process from the one that takes the claims/,
+  })
+  t.equal(await other.command('DBSIZE'), 0, 'nothing is written to it')
+  front.target = master.port
+  t.ok(await claims(store)(), 'the next claim tries again')
+})
+
+void t.test('a second connection that is refused or ends is opened again', async (t) => {
+  const { master, replica } = await replicated(t)
+  await using front = await relay(master.port)
+  const { store, waited } = await open(t, `redis://127.0.0.1:${front.port}`, {})
+  front.accept = false
+  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
+    ...UNREPLICATED,
+    message: /^store\.wait is not satisfied: Redis is not connected: /,
+  })
+  front.accept = true
+  t.ok(await claims(store)())
+  replica.pause()
+  const waiting = store.put(newId(), claim(), SPANS) as Promise<PutReply>
+  await until(() => isBlocked(master))
+  await master.command('CLIENT', 'KILL', 'TYPE', 'normal')
+  await t.rejects(waiting, UNREPLICATED)
+  replica.resume()
+  await until(claims(store))
+  t.equal(waited.at(-1), true)
+})
+
+void t.test('R06 through Sentinel: a failover loses no claim that was granted', async (t) => {
+  await using group = await SentinelGroup.start()
+  const before = (await group.master()) as RedisServer
+  const replicas = group.servers.filter((server) => server !== before)
+  const patient = await open(t, group.url, {})
+  const { store } = await open(t, group.url, { timeout: 50 })
+  const kept = newId()
+  t.ok((await patient.store.put(kept, claim(), SPANS)).done)
+  // The replicas are cut off: what the master writes now will be lost.
+  for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masteruser', 'nobody')
+  for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masterauth', 'x')
+  await before.command('CLIENT', 'KILL', 'TYPE', 'replica')
+  const lost = newId()
+  await t.rejects(async () => store.put(lost, claim(), SPANS), UNREPLICATED)
+  await group.impatient()
+  before.pause()
+  for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masterauth', '')
+  for (const replica of replicas) await replica.command('CONFIG', 'SET', 'masteruser', '')
+  await until(claims(patient.store))
+  t.ok((await patient.store.get(kept)).bytes)
+  t.match(await patient.store.put(lost, claim(), SPANS), { done: true }, 'lost, and never executed')
+  before.resume()
+})
+
+void t.test('replicas: all counts a replica that is down until the Sentinels forget it', async (t) => {
+  await using group = await SentinelGroup.start()
+  const [, first, second] = group.servers
+  const patient = await open(t, group.url, { replicas: 'all' })
+  t.ok(await claims(patient.store)())
+  const { store } = await open(t, group.url, { replicas: 'all', timeout: 50 })
+  await second?.kill()
+  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
+    ...UNREPLICATED,
+    message: /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms$/,
+  })
+  t.match((await store.traits()).refusals, [
+    /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms: claims are answered 503\.$/,
+  ])
+  for (const sentinel of group.sentinels) await sentinel.command('SENTINEL', 'RESET', MASTER)
+  await until(claims(store))
+  await until(async () => (await store.traits()).refusals.length === 0)
+  t.match(
+    (await store.traits()).replication,
+    /^claims wait for every known replica, up to 50 ms; 1 replica is connected/,
+  )
+  // When the Sentinels cannot be asked, their last answer counts.
+  const later = await open(t, group.url, { replicas: 'all' })
+  t.ok(await claims(later.store)())
+  for (const sentinel of group.sentinels) await sentinel.kill()
+  const silence = performance.now()
+  await until(async () => {
+    t.ok(await claims(later.store)())
+    return performance.now() - silence > 1100
+  })
+  await first?.kill()
+  await t.rejects(async () => store.put(newId(), claim(), SPANS), UNREPLICATED)
+})
+
+const starting = RedisCluster.start({ replicas: 1 })
+t.teardown(async () => (await starting)[Symbol.asyncDispose]())
+
+void t.test('W06 in a cluster a moving slot does not hold up other claims', async (t) => {
+  const cluster = await starting
+  const { store, waited } = await open(t, cluster.url, {})
+  const shard = 7
+  const slot = await cluster.slotOf(keys.marker(shard))
+  const from = await cluster.ownerOf(slot)
+  const to = cluster.masters.find((one) => one !== from) as (typeof cluster.masters)[number]
+  // Its record and its index are at the source: the claim succeeds there, and only the marker is not.
+  const id = idIn(shard)
+  const neighbour = idIn(shard)
+  t.ok((await store.put(neighbour, claim(), SPANS)).done)
+  await from.server.command('DEL', keys.marker(shard))
+  // Everything that the scripts need is at the source.
+  await from.server.command('SET', keys.epoch(id), 'x')
+  const steps = await cluster.move(slot, to)
+  await steps[0]?.()
+  await steps[1]?.()
+  const others: RecordId[] = []
+  while (others.length < 20) {
+    const other = newId()
+    if (keys.shardOf(other) === shard) continue
+    if ((await cluster.ownerOf(await cluster.slotOf(keys.record(other)))) === from) others.push(other)
+  }
+  const token = newToken()
+  const taken = store.swap(neighbour, { version: 1 }, claim(token), SPANS, true)
+  const version = ((await store.get(neighbour)).bytes as Buffer).readUIntBE(4, 6)
+  const [over, ...rest] = await Promise.allSettled([
+    store.swap(neighbour, { version }, claim(token), SPANS, true),
+    ...others.map(async (other) => store.put(other, claim(), SPANS)),
+  ])
+  await taken
+  t.match(over, { status: 'rejected', reason: { ...UNREPLICATED, message: /Redis refuses: ASK / } })
+  t.ok(rest.every(({ status }) => status === 'fulfilled'))
+  t.equal(waited.filter((satisfied) => !satisfied).length, 1)
+  await t.rejects(async () => store.put(id, claim(), SPANS), {
+    name: 'StoreUnavailable',
+    maybeApplied: false,
+  })
+  for (const step of steps.slice(2)) await step()
+  await until(async () => {
+    try {
+      return (await store.put(id, claim(), SPANS)).done
+    } catch {
+      return false
+    }
+  })
+})
+
+void t.test('in a cluster claims wait for the replicas of their own master', async (t) => {
+  const cluster = await starting
+  const patient = await open(t, cluster.url, {})
+  const { store, waited } = await open(t, cluster.url, { timeout: 50 })
+  const all = await open(t, cluster.url, { replicas: 'all' })
+  await Promise.all(Array.from({ length: 300 }, async () => patient.store.put(newId(), claim(), SPANS)))
+  t.ok(patient.waited.every(Boolean))
+  t.ok(await claims(all.store)())
+  const [first] = cluster.masters
+  const replica = cluster.members[cluster.masters.length]
+  replica?.server.pause()
+  const ids = Array.from({ length: 100 }, newId)
+  const owners = await Promise.all(
+    ids.map(async (id) => cluster.ownerOf(await cluster.slotOf(keys.record(id)))),
+  )
+  const results = await Promise.allSettled(ids.map(async (id) => store.put(id, claim(), SPANS)))
+  for (const [n, result] of results.entries())
+    t.equal(result.status, owners[n] === first ? 'rejected' : 'fulfilled')
+  t.ok(waited.includes(true) && waited.includes(false))
+  replica?.server.resume()
+  // A replica that is down is still known.
+  const dead = await open(t, cluster.url, { replicas: 'all', timeout: 50 })
+  await replica?.server.kill()
+  await until(async () => String(await first?.server.command('ROLE')).endsWith(','))
+  const id = ids[owners.indexOf(first as never)] as RecordId
+  await t.rejects(async () => dead.store.put(idIn(keys.shardOf(id)), claim(), SPANS), {
+    ...UNREPLICATED,
+    message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
+  })
+})
+
+void t.test(
+  'claims wait for real disks',
+  { skip: hasWaitAof ? false : 'WAITAOF: Redis 7.2 or later' },
+  async (t) => {
+    const { master, replica } = await replicated(t)
+    for (const wait of [
+      { replicas: 'none', disk: 'local' },
+      { disk: 'local' },
+      { disk: 'replicas' },
+    ] as const) {
+      const { store } = await open(t, master.url, wait)
+      t.ok(await claims(store)(), JSON.stringify(wait))
+    }
+    const hasty = { timeout: 50 }
+    const both = await open(t, master.url, { disk: 'replicas', ...hasty })
+    const local = await open(t, master.url, { replicas: 'none', disk: 'local', ...hasty })
+    await replica.command('CONFIG', 'SET', 'appendonly', 'no')
+    await t.rejects(async () => both.store.put(newId(), claim(), SPANS), {
+      ...UNREPLICATED,
+      message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
+    })
+    await until(claims(local.store))
+    await master.command('CONFIG', 'SET', 'appendonly', 'no')
+    await t.rejects(async () => local.store.put(newId(), claim(), SPANS), {
+      ...UNREPLICATED,
+      message: /appendonly is disabled/,
+    })
+  },
+)
+
+void t.test('a server that cannot wait for disks gives a clear error at start', async (t) => {
+  const { master } = await replicated(t)
+  if (hasWaitAof) await master.command('CONFIG', 'SET', 'appendonly', 'no')
+  const why = hasWaitAof
+    ? 'appendonly is off on the server; allowed: appendonly yes'
+    : 'the server has no WAITAOF; allowed: Redis 7.2 or later, or Valkey'
+  await t.rejects(open(t, master.url, { disk: 'local' }), {
+    name: 'StoreUnavailable',
+    message: `store.wait.disk: found local, and ${why}, or disk: none`,
+  })
+})

@@ -1,0 +1,297 @@
+import t from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import { BREAKER_DEFAULTS, withBreaker } from '../../src/store/around.ts'
+import type { Store } from '../../src/store/register.ts'
+import { freePort, RedisServer } from '../support/redis.ts'
+import { RedisCluster } from '../support/redis-cluster.ts'
+import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
+import { claiming as claim, idIn, KEYS, NOT_APPLIED, NOTE, open, redisContract } from './redis-fixtures.ts'
+
+/* Real clusters. What their nodes may answer: redis-cluster.test.ts. */
+
+t.setTimeout(300_000)
+
+const cluster = await RedisCluster.start()
+t.teardown(() => cluster[Symbol.asyncDispose]())
+redisContract(t, 'redis cluster', cluster.url, () => cluster.command('FLUSHALL'))
+
+void t.test('notes of many records in one turn are kept, whatever their shards', async (t) => {
+  const { store } = await open(t, cluster.url)
+  const ids = Array.from({ length: 256 }, (_, shard) => idIn(shard))
+  for (const id of ids) await store.put(id, claim(), SPANS)
+  const done = await Promise.all(
+    ids.flatMap((id) => [store.history.append(id, [NOTE]), store.history.append(id, [NOTE])]),
+  )
+  t.ok(done.every((one) => one))
+  const kept = await Promise.all(ids.map((id) => store.history.read(id)))
+  t.ok(kept.every((notes) => notes.length === 1 && notes[0]?.count === 2))
+})
+
+void t.test('R10 W06 moving a slot by hand costs a request at most one retry per step', async (t) => {
+  const [{ store }, { store: peer }] = [await open(t, cluster.url), await open(t, cluster.url)]
+  const shard = 7
+  const slot = await cluster.slotOf(KEYS.index(idIn(shard)))
+  let told = 0
+  const token = newToken()
+  const own = { token, states: ['in_progress'] } as const
+  type Step = (id: RecordId) => Promise<boolean>
+  const steps: Step[] = [
+    async (id) => (await store.put(id, bytesOf('in_progress', token), SPANS)).done,
+    async (id) => {
+      told = 0
+      await store.watch(id, () => void told++)
+      return true
+    },
+    async (id) => (await store.renew([{ id, token, ...SPANS }]))[0] === true,
+    (id) => store.history.append(id, [NOTE]),
+    async (id) => (await peer.swap(id, own, bytesOf('completed', token), SPANS, false)).done,
+    async (id) => (await store.get(id)).bytes?.[3] === 2,
+  ]
+  /** How often a step of the request failed because of the move. */
+  let refused = 0
+  for (let gap = 0; gap < steps.length; gap++)
+    for (let moved = 1; moved <= 6; moved++) {
+      // The shard holds another record, or is empty.
+      await cluster.command('FLUSHALL')
+      if (moved % 2) await store.put(idIn(shard), claim(), SPANS)
+      const from = await cluster.ownerOf(slot)
+      const to = cluster.masters[(cluster.masters.indexOf(from) + 1) % 3] as typeof from
+      await to.server.command('SCRIPT', 'FLUSH')
+      const id = idIn(shard)
+      for (const step of steps.slice(0, gap)) t.ok(await step(id))
+      const moves = await cluster.move(slot, to)
+      for (const move of moves.slice(0, moved)) await move()
+      const [step, ...rest] = steps.slice(gap) as [Step, ...Step[]]
+      const [first] = await Promise.allSettled([step(id)])
+      if (first.status === 'rejected') {
+        refused++
+        t.match(first.reason, { ...NOT_APPLIED, message: /TRYAGAIN/ }, `${gap} ${moved}`)
+      } else t.ok(first.value, `${gap} ${moved}`)
+      for (const move of moves.slice(moved)) await move()
+      if (first.status === 'rejected') t.ok(await step(id), `${gap} ${moved} again`)
+      for (const step of rest) t.ok(await step(id), `${gap} ${moved}`)
+      if (gap > 0) await until(() => told > 0)
+      t.equal((await cluster.ownerOf(slot)).id, to.id)
+      t.equal(await to.server.command('CLUSTER', 'COUNTKEYSINSLOT', slot), moved % 2 ? 4 : 2)
+    }
+  t.ok(refused > 0, `${refused} of 36`)
+})
+
+void t.test('list reads an index whose slot is moving; due reads it or fails with TRYAGAIN', async (t) => {
+  const { store } = await open(t, cluster.url)
+  await cluster.command('FLUSHALL')
+  const id = idIn(9)
+  await store.put(id, bytesOf('unknown', newToken()), { dueIn: 0, dropIn: HOUR })
+  const slot = await cluster.slotOf(KEYS.index(id))
+  const from = await cluster.ownerOf(slot)
+  const to = cluster.masters.find(({ id }) => id !== from.id) as typeof from
+  for (const move of await cluster.move(slot, to)) {
+    await move()
+    t.same((await store.list('unresolved', null, 10)).ids, [id])
+    const [due] = await Promise.allSettled([store.due(10)])
+    if (due.status === 'fulfilled') t.same(due.value, [id])
+    else t.match(due.reason, { ...NOT_APPLIED, message: /TRYAGAIN/ })
+  }
+  t.same(await store.due(10), [id])
+})
+
+void t.test('watchers are notified once their slot has moved, and of changes after that', async (t) => {
+  const [{ store }, { store: peer }] = [await open(t, cluster.url), await open(t, cluster.url)]
+  const id = idIn(11)
+  const slot = await cluster.slotOf(KEYS.index(id))
+  let told = 0
+  const stop = await store.watch(id, () => void told++)
+  const from = await cluster.ownerOf(slot)
+  const to = cluster.masters.find(({ id }) => id !== from.id) as typeof from
+  for (const move of await cluster.move(slot, to)) await move()
+  await until(() => told > 0)
+  const seen = told
+  t.ok((await peer.put(id, bytesOf('completed', newToken()), SPANS)).done)
+  await until(() => told > seen)
+  stop()
+  await until(async () => ((await to.server.command('PUBSUB', 'SHARDCHANNELS')) as string[]).length === 0)
+})
+
+void t.test('a list over all servers starts over when slots have moved, and misses nothing', async (t) => {
+  const { store } = await open(t, cluster.url)
+  await cluster.command('FLUSHALL')
+  const ids = Array.from({ length: 200 }, newId)
+  for (const id of ids) await store.put(id, bytesOf('completed', newToken()), SPANS)
+  const moving = KEYS.shardOf(ids[0] as RecordId)
+  const slot = await cluster.slotOf(KEYS.index(ids[0] as RecordId))
+  const seen = new Set<RecordId>()
+  let cursor: string | null = null
+  let pages = 0
+  do {
+    const page = await store.list('all', cursor, 20)
+    for (const id of page.ids) if (pages >= 5 || KEYS.shardOf(id) !== moving) seen.add(id)
+    cursor = page.next
+    if (++pages !== 5) continue
+    const from = await cluster.ownerOf(slot)
+    const to = cluster.masters.find(({ id }) => id !== from.id) as typeof from
+    for (const move of await cluster.move(slot, to)) await move()
+  } while (cursor !== null)
+  t.same([...seen].toSorted(), ids.toSorted())
+  const { next } = await store.list('all', null, 10)
+  await t.rejects(store.list('all', String(next).replace(/\..*/, '.9.0'), 10), RangeError)
+})
+
+void t.test('while a master is down, only its own records and full lists fail', async (t) => {
+  await using cluster = await RedisCluster.start({ args: ['--cluster-require-full-coverage', 'no'] })
+  const { store, events } = await open(t, cluster.url)
+  const ids = Array.from({ length: 256 }, (_, shard) => idIn(shard))
+  const token = newToken()
+  for (const id of ids) await store.put(id, bytesOf('in_progress', token), { dueIn: 0, dropIn: HOUR })
+  const dead = cluster.masters[1] as (typeof cluster.masters)[0]
+  await dead.server.stop()
+  const results = await Promise.allSettled(ids.map((id) => store.get(id)))
+  const lost = ids.filter((_, n) => results[n]?.status === 'rejected')
+  t.ok(lost.length > 64 && lost.length < 128, `${lost.length} are on the dead master`)
+  await until(() => events.some((event) => event.startsWith(`error: 127.0.0.1:${dead.server.port}: `)))
+  for (const one of await Promise.allSettled(lost.map((id) => store.get(id))))
+    t.match(one, { reason: { ...NOT_APPLIED, message: /not connected/ } })
+  const there = ids.filter((id) => !lost.includes(id))
+  const states: string[] = []
+  const breaker = withBreaker(store, { ...BREAKER_DEFAULTS, onState: (state) => states.push(state) })
+  for (const one of await Promise.allSettled(lost.map((id) => breaker.get(id))))
+    t.match(one, { reason: NOT_APPLIED })
+  t.ok((await breaker.get(there[0] as RecordId)).bytes)
+  t.same(states, [], 'the breaker stays closed')
+  t.ok(await store.ping())
+  t.same((await store.due(1000)).toSorted(), there.toSorted())
+  const renewed = await store.renew(ids.map((id) => ({ id, token, dueIn: HOUR, dropIn: HOUR })))
+  t.same(
+    renewed,
+    ids.map((id) => there.includes(id)),
+  )
+  t.match(await store.traits(), {
+    durable: true,
+    evicts: false,
+    refusals: ['1 of 3 masters of the cluster do not answer.'],
+  })
+  await t.rejects(store.list('unresolved', null, 10), NOT_APPLIED, 'an incomplete list would be a lie')
+  await dead.server.start()
+  await until(async () => {
+    const results = await Promise.allSettled(lost.map((id) => store.get(id)))
+    return results.every((one) => one.status === 'fulfilled' && one.value.bytes !== null)
+  })
+  for (const { server } of cluster.masters) await server.stop()
+  await until(async () => (await Promise.allSettled([store.ping()]))[0]?.status === 'rejected')
+  const renewal = { id: newId(), token, ...SPANS }
+  for (const ask of [store.ping, store.traits, () => store.due(10), () => store.renew([renewal])])
+    await t.rejects(async () => void (await ask()), { name: 'StoreUnavailable' })
+  await until(() => events.some((event) => event.startsWith('error: no node of the cluster answers: ')))
+  const late = await open(t, cluster.url)
+  await t.rejects(late.store.get(newId()), { ...NOT_APPLIED, message: /no node of the cluster answers/ })
+  for (const { server } of cluster.masters) await server.start()
+  for (const one of [late.store, store])
+    await until(async () => {
+      const results = await Promise.allSettled(ids.map((id) => one.get(id)))
+      return results.every((one) => one.status === 'fulfilled' && one.value.bytes !== null)
+    })
+})
+
+void t.test('the traits of a cluster are those of its weakest server', async (t) => {
+  const { store } = await open(t, cluster.url)
+  t.match(await store.traits(), {
+    durable: true,
+    evicts: false,
+    forgets: /^Claims wait for no replica/,
+    hasIdentity: true,
+    findings: [],
+    refusals: [],
+    replication: 'claims wait for no replica (store.wait); no replica is connected',
+    topology:
+      /^3 masters share 256 shards of records: 127\.0\.0\.1:\d+ has \d+, .*; the largest share is 1\.\d\d times the mean$/,
+  })
+  const [first, second] = cluster.masters.map(({ server }) => server) as [RedisServer, RedisServer]
+  await first.command('CONFIG', 'SET', 'appendonly', 'no')
+  await second.command('CONFIG', 'SET', 'maxmemory-policy', 'allkeys-lru')
+  const { durable, evicts, findings } = await store.traits()
+  t.match({ durable, evicts, findings }, { durable: false, evicts: true })
+  t.match(findings.toSorted(), [
+    new RegExp(
+      `^127.0.0.1:${first.port}: appendonly is off|^127.0.0.1:${second.port}: maxmemory-policy is allkeys-lru`,
+    ),
+    /^127\.0\.0\.1/,
+  ])
+  await first.command('CONFIG', 'SET', 'appendonly', 'yes')
+  await second.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
+})
+
+void t.test('a plain server, uncovered slots and an absent cluster each give a clear error', async (t) => {
+  await using alone = await RedisServer.start()
+  await t.rejects(open(t, `redis+cluster://127.0.0.1:${alone.port}`), {
+    ...NOT_APPLIED,
+    message: `store.url: 127.0.0.1:${alone.port}: Redis refuses: ERR This instance has cluster support disabled; allowed: nodes of a cluster that covers all slots`,
+  })
+  await using node = await RedisServer.start({
+    args: ['--cluster-enabled', 'yes', '--cluster-port', String(await freePort())],
+  })
+  await node.command('CLUSTER', 'ADDSLOTSRANGE', 0, 16_000)
+  await t.rejects(open(t, `redis+cluster://127.0.0.1:${node.port}`), {
+    ...NOT_APPLIED,
+    message: `store.url: 127.0.0.1:${node.port}: 383 of 16384 slots belong to no node; allowed: nodes of a cluster that covers all slots`,
+  })
+})
+
+/** Claims as a proxy does: retries until there is an answer, and recognises its own claim by the token. */
+async function claimOnce(store: Store, id: RecordId): Promise<boolean> {
+  const token = newToken()
+  for (;;)
+    try {
+      const put = await store.put(id, bytesOf('in_progress', token), SPANS)
+      return put.done || put.bytes.includes(token)
+    } catch {
+      await new Promise((later) => setTimeout(later, 20))
+    }
+}
+
+for (const [how, fail] of [
+  ['killed', (master: RedisServer) => master.kill()],
+  [
+    'replaced by an operator',
+    async (_: RedisServer, replica: RedisServer) => void (await replica.command('CLUSTER', 'FAILOVER')),
+  ],
+] as const)
+  void t.test(`when a master is ${how} under load, two proxies execute no key twice`, async (t) => {
+    await using cluster = await RedisCluster.start({ replicas: 1, nodeTimeout: 2000 })
+    const stores = [(await open(t, cluster.url)).store, (await open(t, cluster.url)).store]
+    const executed = new Map<RecordId, number>()
+    const over = new AbortController()
+    const load = async (): Promise<void> => {
+      while (!over.signal.aborted) {
+        const id = newId()
+        const mine = await Promise.all(stores.map((store) => claimOnce(store, id)))
+        executed.set(id, mine.filter((one) => one).length)
+      }
+    }
+    const loads = Array.from({ length: 8 }, load)
+    await until(() => executed.size > 500)
+    const [master, replica] = [cluster.members[0], cluster.members[3]] as {
+      server: RedisServer
+      id: string
+    }[]
+    await fail(master?.server as RedisServer, replica?.server as RedisServer)
+    await until(async () => String(await replica?.server.command('ROLE')).startsWith('master'))
+    const then = executed.size
+    await until(() => executed.size > then + 500)
+    over.abort()
+    await Promise.all(loads)
+    t.same(
+      [...executed.values()].filter((times) => times > 1),
+      [],
+      `of ${executed.size} keys`,
+    )
+    // Asynchronous replication may lose a claim. Whatever was not lost is not given out again.
+    const [store] = stores as [Store]
+    const claimed = [...executed].filter(([, times]) => times === 1).map(([id]) => id)
+    const lost: RecordId[] = []
+    const again: RecordId[] = []
+    for (const id of claimed) {
+      if ((await store.get(id)).bytes === null) lost.push(id)
+      if (await claimOnce(store, id)) again.push(id)
+    }
+    t.same(again, lost, `${lost.length} of ${claimed.length} claims were lost`)
+    if (how !== 'killed') t.same(lost, [])
+  })

@@ -1,0 +1,195 @@
+import t, { type Test } from 'tap'
+import type { RecordId } from '../../src/core/record.ts'
+import type { RedisOptions } from '../../src/store/redis.ts'
+import { RedisServer } from '../support/redis.ts'
+import { RedisCluster } from '../support/redis-cluster.ts'
+import { SentinelGroup } from '../support/redis-sentinel.ts'
+import { relay } from '../support/relay.ts'
+import { newId, until } from './fixtures.ts'
+import {
+  answers,
+  claim,
+  GRACE,
+  heldBy as held,
+  KEYS,
+  open as openStore,
+  replacedBy as promoted,
+  sibling,
+} from './redis-fixtures.ts'
+
+/* The grace after real failovers. Its rules: redis-grace.test.ts. */
+
+t.setTimeout(300_000)
+
+const open = (t: Test, url: string, { grace = GRACE }: Partial<RedisOptions> = {}) =>
+  openStore(t, url, { grace })
+
+type Opened = Awaited<ReturnType<typeof open>>
+
+/** Claims keys until one is granted: a grace ends once a claim was held. Returns the results, without immediate repeats. */
+async function claimed({ store, advance }: Opened, idOf: () => RecordId = newId): Promise<readonly string[]> {
+  const found: string[] = []
+  await until(async () => {
+    const kind = await claim(store, idOf()).then(
+      () => 'granted',
+      (error: Error) => error.name,
+    )
+    if (kind === 'InGrace') advance(GRACE)
+    if (found.at(-1) !== kind) found.push(kind)
+    return kind === 'granted'
+  })
+  return found
+}
+
+void t.test('W01 after a Sentinel failover both proxies notice, and claims are held', async (t) => {
+  await using group = await SentinelGroup.start()
+  const [a, b] = [await open(t, group.url), await open(t, group.url)]
+  t.same(await claimed(a), ['granted'], 'a new store holds nothing')
+  const id = newId()
+  await claim(a.store, id)
+  await until(() => a.epochs.length === 1 && b.epochs.length === 1)
+  await group.impatient()
+  await (await group.master())?.kill()
+  await until(() => a.epochs.length === 2 && b.epochs.length === 2)
+  t.ok([a, b].every(({ epochs }) => epochs[1]?.concerns(id)))
+  t.match(await claim(a.store, id), { done: false }, 'an existing record answers')
+  t.match(await claim(b.store, newId(), 'again'), { done: true })
+  const found = await claimed(b)
+  t.ok(found.includes('InGrace'))
+})
+
+void t.test('W01 in a cluster, a promotion or a moved slot holds only its own shards', async (t) => {
+  await using cluster = await RedisCluster.start({ masters: 3, replicas: 1, nodeTimeout: 5000 })
+  const opened = await open(t, cluster.url)
+  const { epochs } = opened
+  /** An id of a shard that the nth master has. */
+  const idOf = async (nth: number): Promise<RecordId> => {
+    for (;;) {
+      const id = newId()
+      if ((await cluster.ownerOf(await cluster.slotOf(KEYS.record(id)))) === cluster.masters[nth]) return id
+    }
+  }
+  const ids = [await idOf(0), await idOf(1), await idOf(2)] as const
+  for (const id of ids) t.equal((await claimed(opened, () => sibling(id))).at(-1), 'granted')
+  await until(() => epochs.length >= 3)
+  const slot = await cluster.slotOf(KEYS.record(ids[0]))
+  for (const step of await cluster.move(slot, cluster.masters[2] as (typeof cluster.masters)[0])) await step()
+  t.ok((await claimed(opened, () => sibling(ids[0]))).includes('InGrace'), 'a needless pause of that shard')
+
+  const before = epochs.length
+  await cluster.members[4]?.server.command('CLUSTER', 'FAILOVER')
+  const concerned = (id: RecordId) => epochs.slice(before).some(({ concerns }) => concerns(id))
+  t.ok((await claimed(opened, () => sibling(ids[1]))).includes('InGrace'))
+  await until(() => concerned(ids[1]))
+  t.equal((await claimed(opened, () => sibling(ids[2]))).at(-1), 'granted', 'other shards are served')
+})
+
+void t.test('W01 a server that is back with an older snapshot begins a grace', async (t) => {
+  await using own = await RedisServer.start({ args: ['--appendonly', 'no', '--save', ''] })
+  const { store, epochs, advance } = await open(t, own.url)
+  const id = newId()
+  t.match(await claim(store, sibling(id)), { done: true })
+  await until(() => epochs.length === 1)
+  await own.command('SAVE')
+  await claim(store, id)
+  await own.kill()
+  await own.start()
+  await until(answers(store))
+  await held(store, id)
+  await until(() => epochs.length > 1)
+  t.ok(epochs.at(-1)?.concerns(id))
+  advance(GRACE)
+  t.match(await claim(store), { done: true })
+})
+
+void t.test('W01 a failover that nobody may write down is not noticed before somebody may', async (t) => {
+  await using own = await RedisServer.start()
+  await using name = await relay(own.port)
+  const { store, epochs, held: seen } = await open(t, `redis://127.0.0.1:${name.port}`, { grace: 400 })
+  await until(() => epochs.length === 1)
+  name.accept = false
+  name.cut()
+  await promoted(own)
+  await own.command('CONFIG', 'SET', 'min-replicas-to-write', '1')
+  name.accept = true
+  await until(answers(store))
+  await t.rejects(claim(store), { name: 'StoreUnavailable' })
+  // Several checks later.
+  const { length } = seen
+  await until(() => seen.length >= length + 3)
+  t.equal(epochs.length, 1)
+  await own.command('CONFIG', 'SET', 'min-replicas-to-write', '0')
+  await until(() => epochs.length === 2)
+  t.ok((epochs[1]?.left ?? 0) > 0)
+})
+
+void t.test('W01 returning to a server that had been left begins a new grace', async (t) => {
+  await using first = await RedisServer.start()
+  await using second = await RedisServer.start()
+  await using name = await relay(first.port)
+  await promoted(first)
+  const { store, epochs, advance } = await open(t, `redis://127.0.0.1:${name.port}`)
+  const id = newId()
+  for (const { port } of [first, second, first]) {
+    const before = epochs.length
+    name.target = port
+    name.cut()
+    await until(async () => (await store.ping().catch(() => null)) !== null && epochs.length > before)
+    await held(store, id)
+    advance(GRACE)
+    t.match(await claim(store, sibling(id)), { done: true })
+  }
+})
+
+void t.test('a master that has become a replica is left even if nothing is written', async (t) => {
+  await using own = await RedisServer.start()
+  await using between = await relay(own.port)
+  const { epochs } = await open(t, `redis://127.0.0.1:${between.port}`, { grace: 200 })
+  await until(() => epochs.length === 1)
+  let connections = 0
+  between.onCommand = (bytes) => void (connections += bytes.includes('setname') ? 1 : 0)
+  await own.command('REPLICAOF', '127.0.0.1', '1')
+  await until(() => connections > 0)
+})
+
+void t.test('a replica refuses a claim instead of holding it', async (t) => {
+  await using own = await RedisServer.start()
+  await promoted(own)
+  const { store } = await open(t, own.url)
+  await held(store)
+  await own.command('FLUSHALL')
+  await own.command('REPLICAOF', '127.0.0.1', '1')
+  await t.rejects(claim(store), /READONLY|not connected/)
+})
+
+void t.test('a grace begins on the only node of a cluster, too', async (t) => {
+  await using own = await RedisServer.start({ args: ['--cluster-enabled', 'yes'] })
+  await own.command('CLUSTER', 'ADDSLOTSRANGE', 0, 16383)
+  await until(async () => String(await own.command('CLUSTER', 'INFO')).includes('cluster_state:ok'))
+  for (const key of KEYS.epochs) await own.command('SET', key, `${'0'.repeat(40)} 1 2`)
+  const { store, epochs } = await open(t, own.url)
+  await until(() => epochs.length === 1)
+  t.ok(epochs[0]?.concerns(newId()))
+  await held(store)
+})
+
+void t.test('every proxy notices a new epoch, even if its server falls silent', async (t) => {
+  await using own = await RedisServer.start()
+  await promoted(own)
+  await using between = await relay(own.port)
+  const a = await open(t, own.url, { grace: 200 })
+  const b = await open(t, `redis://127.0.0.1:${between.port}`, { grace: 200 })
+  await until(() => a.epochs.length === 1 && b.epochs.length === 1)
+  t.ok(a.held.some((left) => left > 0))
+  await until(() => a.held.at(-1) === 0 && b.held.at(-1) === 0)
+  await own.command('FLUSHALL')
+  await until(() => a.epochs.length >= 2 && b.epochs.length >= 2)
+  // No reply, and no end of the connection: only a look notices.
+  let connections = 0
+  between.onCommand = (bytes) => void (connections += bytes.includes('setname') ? 1 : 0)
+  between.passReplies = false
+  await until(() => connections > 0)
+  between.passReplies = true
+  await own.restart()
+  await until(() => a.epochs.length >= 3 && b.epochs.length >= 3)
+})
