@@ -1,8 +1,9 @@
 import type { Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { type LinkOptions, PostgresLink, type SqlArg, type SqlRow } from '../../src/store/postgres-link.ts'
+import { type FrozenClock, frozenClock } from './frozen-clock.ts'
 
-interface Sent {
+export interface Sent {
   readonly text: string
   readonly args: readonly SqlArg[]
   /** With the number of the statement, as the functions of the schema do. */
@@ -24,14 +25,8 @@ export interface FakeLink {
   cut(why?: string): void
 }
 
-interface Timer {
-  readonly act: () => void
-  readonly every: Millis | null
-  at: Millis
-}
-
 /** Connections without a server, at a time that stands still but for {@link FakeLinks.pass}. */
-export interface FakeLinks {
+export interface FakeLinks extends Pick<FrozenClock, 'pass' | 'settled' | 'timers'> {
   readonly links: readonly FakeLink[]
   /** Attempts to connect. The test decides on each, unless {@link accepts}. */
   readonly attempts: {
@@ -40,81 +35,40 @@ export interface FakeLinks {
     refuse(why: string): void
   }[]
   accepts: boolean
-  pass(time: Millis): Promise<void>
-  /** Whatever can happen without time. */
-  settled(): Promise<void>
-  /** That have not fired. */
-  timers(): number
+  /** Called with each statement, as soon as nothing else is to be done. */
+  onSent: (sent: Sent, link: FakeLink) => void
+  /** Sends a notification on the connections that listen to the channel. */
+  notify(channel: string, message: string): void
 }
 
 /** Until the end of the test, there are no others in this process. */
 export function fakeLinks(t: Test): FakeLinks {
-  const real = {
-    setTimeout,
-    setInterval,
-    clearTimeout,
-    clearInterval,
-    now: performance.now,
-    open: PostgresLink.open,
-  }
-  const immediately = setImmediate
-  const timers = new Set<Timer>()
-  let now = 1_000_000
-  const plan = (every: boolean) => (act: () => void, delay: Millis) => {
-    const timer = { act, at: now + delay, every: every ? delay : null, unref: () => timer, ref: () => timer }
-    timers.add(timer)
-    return timer
-  }
-  const forget = (otherwise: (timer: never) => void) => (timer: unknown) =>
-    timers.has(timer as Timer) ? void timers.delete(timer as Timer) : otherwise(timer as never)
-  Object.assign(globalThis, {
-    setTimeout: plan(false),
-    setInterval: plan(true),
-    clearTimeout: forget(real.clearTimeout),
-    clearInterval: forget(real.clearInterval),
-  })
-  performance.now = () => now
+  const { open } = PostgresLink
+  const { pass, settled, timers } = frozenClock(t)
   t.teardown(() => {
-    const { now, open, ...rest } = real
-    Object.assign(globalThis, rest)
-    performance.now = now
     PostgresLink.open = open
   })
 
-  const links: FakeLink[] = []
+  const links: ReturnType<typeof fakeLink>[] = []
   const self: FakeLinks = {
     links,
     attempts: [],
     accepts: true,
-    async pass(time) {
-      await self.settled()
-      const end = now + time
-      for (;;) {
-        const next = Math.min(...[...timers].map(({ at }) => at))
-        if (next > end) break
-        now = next
-        // As in a real loop, before whatever is for immediately after.
-        for (const timer of [...timers].filter(({ at }) => at === next)) {
-          if (!timers.has(timer)) continue
-          if (timer.every === null) timers.delete(timer)
-          else timer.at += timer.every
-          timer.act()
-        }
-        await self.settled()
-      }
-      now = end
+    onSent: () => {},
+    notify(channel, message) {
+      for (const { isOver, sent, heard } of links)
+        if (!isOver && sent.some(({ text }) => text === `LISTEN ${channel}`)) heard(message)
     },
-    async settled() {
-      for (let n = 0; n < 3; n++) await new Promise((next) => immediately(next))
-    },
-    timers: () => timers.size,
+    pass,
+    settled,
+    timers,
   }
   PostgresLink.open = (_address, onEnd, options) =>
     new Promise((resolve, reject) => {
       const attempt = {
         timeoutMs: options?.timeoutMs,
         accept() {
-          const link = fakeLink(onEnd, options)
+          const link = fakeLink(onEnd, options, (sent) => self.onSent(sent, link))
           links.push(link)
           resolve(link as unknown as PostgresLink)
           return link
@@ -127,7 +81,11 @@ export function fakeLinks(t: Test): FakeLinks {
   return self
 }
 
-function fakeLink(onEnd: (why: string) => void, options: LinkOptions | undefined): FakeLink {
+function fakeLink(
+  onEnd: (why: string) => void,
+  options: LinkOptions | undefined,
+  onSent: (sent: Sent) => void,
+) {
   let pending: ((error: Error | null, rows: readonly SqlRow[]) => void) | null = null
   const settle = (error: Error | null, rows: readonly SqlRow[]): void => {
     const done = pending
@@ -145,6 +103,7 @@ function fakeLink(onEnd: (why: string) => void, options: LinkOptions | undefined
       fail: (code) => settle(Object.assign(new Error('because'), { code }), []),
     }
     link.sent.push(sent)
+    queueMicrotask(() => onSent(sent))
     if (link.isOver) setImmediate(() => settle(new Error('the connection ended'), []))
   }
   const link = {
@@ -160,6 +119,8 @@ function fakeLink(onEnd: (why: string) => void, options: LinkOptions | undefined
       settle(new Error(why), [])
       onEnd(why)
     },
+    heard: (_message: string) => {},
+    onNotification: (heard: (message: string) => void) => void (link.heard = heard),
     query,
     ask: (text: string, args: readonly SqlArg[] = []) =>
       new Promise<readonly SqlRow[]>((resolve, reject) =>

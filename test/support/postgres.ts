@@ -100,8 +100,17 @@ function folderFor({ uid, gid }: User): string {
   return dir
 }
 
+/** One database of a server. */
+export interface Database {
+  /** As a superuser. */
+  readonly url: string
+  /** Runs SQL on a new connection; returns rows as lists of text. */
+  sql(text: string): Promise<(string | null)[][]>
+  client(): Promise<pg.Client>
+}
+
 /** A real PostgreSQL on a free loopback port with its own folder. Durable, as it comes. */
-export class PostgresServer {
+export class PostgresServer implements Database {
   readonly port: number
   /** URL of the database `records`, as a superuser. */
   readonly url: string
@@ -109,6 +118,7 @@ export class PostgresServer {
   readonly #user: User
   readonly #settings: readonly string[]
   #process: ChildProcess | null = null
+  #databases = 0
 
   private constructor(port: number, settings: readonly string[]) {
     this.port = port
@@ -248,7 +258,7 @@ export class PostgresServer {
 
   /** Resolves when commits wait for a synchronous standby; there is none. */
   async requireStandby(): Promise<void> {
-    await this.sql('CREATE TABLE probe (n int)')
+    await this.sql('CREATE TABLE IF NOT EXISTS probe (n int)')
     await this.sql("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
     await this.sql('SELECT pg_reload_conf()')
     // Sessions may know it before the checkpointer makes commits wait.
@@ -258,6 +268,11 @@ export class PostgresServer {
       do cancelled += (await this.sql(cancel)).length
       while (!(await Promise.race([write, wait(10, false)])))
     }
+  }
+
+  async requireNoStandby(): Promise<void> {
+    await this.sql('ALTER SYSTEM RESET synchronous_standby_names')
+    await this.sql('SELECT pg_reload_conf()')
   }
 
   /** Takes effect at the next start. */
@@ -279,7 +294,18 @@ export class PostgresServer {
     await run(join(BIN ?? '', 'pg_ctl'), args, { ...this.#user, cwd: this.#dir })
   }
 
-  /** Runs SQL on a new connection; returns rows as lists of text. */
+  /** A new database, for a test that changes what is in the schema, or its settings. */
+  async database(): Promise<Database & { readonly name: string }> {
+    const name = `d${++this.#databases}`
+    await this.sql(`CREATE DATABASE ${name}`)
+    return {
+      name,
+      url: this.url.replace(/records$/, name),
+      sql: (text) => this.sql(text, name),
+      client: () => this.client(name),
+    }
+  }
+
   async sql(text: string, database = 'records'): Promise<(string | null)[][]> {
     const client = await this.client(database)
     try {
