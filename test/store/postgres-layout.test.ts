@@ -90,6 +90,28 @@ function tests(server: PostgresServer): void {
     },
   )
 
+  void t.test('functions and operators in another schema are not used', async (t) => {
+    const own = await server.database()
+    const { register } = await opened(t, own.url)
+    const id = newId()
+    await register.put(id, claim(), SPANS)
+    for (const [operator, left, right] of [
+      ['*', 'numeric', 'integer'],
+      ['>', 'bigint', 'smallint'],
+      ['=', 'smallint', 'bigint'],
+    ] as const)
+      await own.sql(`CREATE FUNCTION public.evil(${left}, ${right}) RETURNS boolean LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION 'evil'; END $$;
+        CREATE OPERATOR public.${operator} (LEFTARG = ${left}, RIGHTARG = ${right}, FUNCTION = public.evil)`)
+    const { register: later } = await opened(t, own.url)
+    t.match(await later.put(id, claim(), SPANS), { done: false })
+    t.ok((await later.put(newId(), claim(), SPANS)).done)
+    const schema = "pronamespace = 'idempotency'::regnamespace"
+    t.same(await own.sql(`SELECT DISTINCT proconfig FROM pg_proc WHERE ${schema}`), [
+      ['{"search_path=pg_catalog, pg_temp"}'],
+    ])
+  })
+
   void t.test('the view of the first release is replaced, and one that is missing is made', async (t) => {
     const link = await linked(t, await server.database())
     await prepare(link)
