@@ -10,6 +10,7 @@ import {
   openOf,
   sentOf,
   TIMEOUT,
+  textsOf,
 } from '../support/fake-lanes.ts'
 import type { FakeLink } from '../support/fake-links.ts'
 
@@ -33,9 +34,8 @@ void t.test('each connection has its number in what it sends, and says who it is
 void t.test(
   'statements take idle connections; more are made up to eight, of which two are for outcomes and leases',
   async (t) => {
-    const { links, attempts, run, fake, pass } = await open(t)
-    void run('a')
-    await fake.settled()
+    const { links, attempts, run, fake, pass, begun, answered } = await open(t)
+    await begun('a')
     t.same(attempts.length, 1)
     for (const name of ['b', 'c', 'd', 'e', 'f', 'g', 'h']) {
       void run(name, name < 'e' ? 'plain' : 'local')
@@ -43,27 +43,20 @@ void t.test(
     }
     await fake.settled()
     t.same(sentOf(links), ['a', 'b', 'c', 'd', 'e', 'f'])
-    for (const name of ['u', 'v', 'w']) void run(name, 'urgent')
-    await fake.settled()
+    for (const name of ['u', 'v', 'w']) await begun(name, 'urgent')
     t.same(sentOf(links), ['a', 'b', 'c', 'd', 'e', 'f', 'u', 'v'])
-    links[7]?.sent[0]?.answer()
-    await fake.settled()
-    t.same(
-      links[7]?.sent.map(({ text }) => text),
-      ['v', 'w'],
-    )
-    links[7]?.sent[1]?.answer()
-    await fake.settled()
+    await answered(links[7]?.sent[0])
+    t.same(textsOf(links[7]), ['v', 'w'])
+    await answered(links[7]?.sent[1])
     t.same(links[7]?.sent.length, 2, 'it is kept for outcomes')
-    links[0]?.sent[0]?.answer()
-    await fake.settled()
+    await answered(links[0]?.sent[0])
     t.same(sentOf(links).filter((text) => text === 'g').length, 1)
     t.equal(attempts.length, 8)
   },
 )
 
 void t.test('who has waited longest goes first, outcomes before all', async (t) => {
-  const { links, run, fake, pass } = await open(t)
+  const { links, run, fake, pass, answered } = await open(t)
   for (let n = 0; n < 6; n++) void run('first')
   for (const [name, kind] of [
     ['a', 'local'],
@@ -79,8 +72,7 @@ void t.test('who has waited longest goes first, outcomes before all', async (t) 
   await fake.settled()
   const order: string[] = []
   for (let n = 0; n < 6; n++) {
-    links[0]?.sent.at(-1)?.answer()
-    await fake.settled()
+    await answered(links[0]?.sent.at(-1))
     order.push(links[0]?.sent.at(-1)?.text ?? '')
   }
   t.same(order, ['a', 'b', 'c', 'd', 'e', 'f'])
@@ -140,7 +132,7 @@ void t.test('a server that examines for long is not a silent one', async (t) => 
 })
 
 void t.test('attempts become rarer until one succeeds', async (t) => {
-  const { fake, links, attempts, pass, events, run } = await open(t)
+  const { fake, links, attempts, pass, events, run, refused } = await open(t)
   fake.accepts = false
   for (let round = 0; round < 2; round++) {
     events.length = 0
@@ -152,8 +144,7 @@ void t.test('attempts become rarer until one succeeds', async (t) => {
       t.equal(attempts.length, length)
       await pass(1)
       t.equal(attempts.length, length + 1)
-      attempts.at(-1)?.refuse('refused')
-      await fake.settled()
+      await refused(attempts.at(-1), 'refused')
       t.match(await run('it'), { ...NOT_APPLIED, message: 'PostgreSQL is not connected: refused' })
     }
     t.same(events, ['disconnected: db:1', 'error: refused'], 'reported once')
@@ -165,7 +156,7 @@ void t.test('attempts become rarer until one succeeds', async (t) => {
 })
 
 void t.test('an attempt that is under way, or has its time, is the only one', async (t) => {
-  const { fake, links, attempts, pass, lanes, run } = await open(t)
+  const { fake, links, attempts, pass, lanes, begun, refused } = await open(t)
   fake.accepts = false
   lanes.recheck()
   lanes.recheck()
@@ -178,8 +169,7 @@ void t.test('an attempt that is under way, or has its time, is the only one', as
   attempts[1]?.accept()
   await fake.settled()
   lanes.recheck()
-  attempts[2]?.refuse('refused')
-  await fake.settled()
+  await refused(attempts[2], 'refused')
   lanes.recheck()
   links[1]?.cut()
   await pass(49)
@@ -194,27 +184,20 @@ void t.test('an attempt that is under way, or has its time, is the only one', as
   attempts[4]?.accept()
   await pass(500)
   t.equal(attempts.length, 5)
-  void run('it')
-  await fake.settled()
+  await begun('it')
   t.same(sentOf(links), ['it'])
 })
 
 void t.test('while a connection is in use, a failed attempt is no reason for the next one', async (t) => {
-  const { fake, links, attempts, pass, lanes, run, ends } = await open(t)
-  void run('slow')
-  await fake.settled()
+  const { fake, links, attempts, pass, lanes, ends, begun, answered, refused } = await open(t)
+  await begun('slow')
   fake.accepts = false
-  void run('waits')
-  await fake.settled()
-  attempts[1]?.refuse('no room')
-  await fake.settled()
-  void run('more')
-  await fake.settled()
+  await begun('waits')
+  await refused(attempts[1], 'no room')
+  await begun('more')
   t.equal(attempts.length, 2, 'not before its time')
-  links[0]?.sent[0]?.answer()
-  await fake.settled()
-  links[0]?.sent[1]?.answer()
-  await fake.settled()
+  await answered(links[0]?.sent[0])
+  await answered(links[0]?.sent[1])
   links[0]?.sent[2]?.answer()
   await pass(900)
   t.same(ends, ['slow: ', 'waits: ', 'more: '])
@@ -224,11 +207,10 @@ void t.test('while a connection is in use, a failed attempt is no reason for the
 })
 
 void t.test('a statement that waits for a connection gets one as soon as there may be one', async (t) => {
-  const { fake, links, attempts, pass, run } = await open(t)
+  const { fake, links, attempts, pass, run, begun } = await open(t)
   void run('slow')
   fake.accepts = false
-  void run('waits')
-  await fake.settled()
+  await begun('waits')
   attempts[1]?.refuse('no room')
   await pass(50)
   t.equal(attempts.length, 3)
@@ -238,14 +220,13 @@ void t.test('a statement that waits for a connection gets one as soon as there m
 })
 
 void t.test('every ten seconds an idle connection is made anew', async (t) => {
-  const { fake, links, attempts, pass, grow, run, lanes } = await open(t)
+  const { fake, links, attempts, pass, grow, run, lanes, begun, refused } = await open(t)
   await grow(2)
   await pass(9999)
   t.equal(attempts.length, 2)
   await pass(1)
   t.same(openOf(links), [2, 3])
-  void run('slow')
-  await fake.settled()
+  await begun('slow')
   t.equal(isBusy(links[1] as FakeLink), true)
   await pass(900)
   links[1]?.sent.at(-1)?.answer()
@@ -260,8 +241,7 @@ void t.test('every ten seconds an idle connection is made anew', async (t) => {
   lanes.recheck()
   await pass(10)
   t.equal(attempts.length, 5, 'one attempt at a time')
-  attempts[4]?.refuse('refused')
-  await fake.settled()
+  await refused(attempts[4], 'refused')
   t.same(openOf(links), [2, 3, 4])
   await pass(9970)
   lanes.recheck()
@@ -270,8 +250,7 @@ void t.test('every ten seconds an idle connection is made anew', async (t) => {
   t.equal(attempts.length, 6, 'none before its time')
   await pass(9990)
   t.equal(attempts.length, 7)
-  attempts[6]?.refuse('refused')
-  await fake.settled()
+  await refused(attempts[6], 'refused')
   t.same(openOf(links), [2, 3, 4], 'none goes where no other has come')
   await lanes.close()
   await pass(20_000)
@@ -280,7 +259,7 @@ void t.test('every ten seconds an idle connection is made anew', async (t) => {
 
 void t.test('a connection that does not tell who the server is ends after five seconds', async (t) => {
   const opened = await open(t)
-  const { fake, links, attempts, pass, run, lanes } = opened
+  const { links, attempts, pass, lanes, begun } = opened
   await pass(6000)
   t.same(openOf(links), [1], 'nothing ends one that has told')
   opened.prepare = async (link) => void (await link.ask('prepare'))
@@ -297,15 +276,14 @@ void t.test('a connection that does not tell who the server is ends after five s
   await pass(3000)
   t.equal(looksOf(links).length, 1)
   opened.prepare = async () => {}
-  void run('it')
-  await fake.settled()
+  await begun('it')
   t.ok(attempts.length >= 2)
   t.equal(sentOf(links).filter((text) => text === 'it').length, 1)
 })
 
 void t.test('a connection that ends while it is examined is not used', async (t) => {
   const opened = await open(t)
-  const { links, pass, events, run, fake } = opened
+  const { links, pass, events, begun } = opened
   opened.prepare = async (link) => link.cut()
   links[0]?.cut()
   await pass(50)
@@ -313,12 +291,8 @@ void t.test('a connection that ends while it is examined is not used', async (t)
   opened.prepare = async () => {}
   await pass(100)
   t.equal(events.at(-1), 'connected: db:1')
-  void run('it')
-  await fake.settled()
-  t.same(
-    links.at(-1)?.sent.map(({ text }) => text),
-    ['it'],
-  )
+  await begun('it')
+  t.same(textsOf(links.at(-1)), ['it'])
 })
 
 void t.test(
@@ -358,7 +332,7 @@ void t.test(
 )
 
 void t.test('a connection that has answered while the server is asked is kept', async (t) => {
-  const { links, pass, grow, run, fake } = await open(t)
+  const { links, pass, grow, run, fake, begun } = await open(t)
   await grow(3)
   void run('slow')
   void run('slower')
@@ -367,12 +341,8 @@ void t.test('a connection that has answered while the server is asked is kept', 
   const [look] = looksOf(links)
   links[0]?.sent[0]?.answer()
   links[1]?.sent[0]?.answer()
-  void run('next')
-  await fake.settled()
-  t.same(
-    links[0]?.sent.map(({ text }) => text),
-    ['slow', 'next'],
-  )
+  await begun('next')
+  t.same(textsOf(links[0]), ['slow', 'next'])
   look?.answer('')
   await fake.settled()
   t.same(openOf(links), [1, 2, 3])
@@ -382,109 +352,91 @@ void t.test('a connection that has answered while the server is asked is kept', 
 })
 
 void t.test('late answers give their connections back, but for those that are not needed', async (t) => {
-  const { pass, run, fake, attempts } = await open(t)
+  const { pass, run, attempts, begun } = await open(t)
   for (let n = 0; n < 6; n++) void run('early')
   await pass(TIMEOUT - 100)
-  void run('later')
-  await fake.settled()
+  await begun('later')
   t.equal(attempts.length, 6)
   await pass(100)
   t.equal(attempts.length, 7, 'what waits goes on at once')
 })
 
 void t.test('an answer that comes with the timeout counts', async (t) => {
-  const { links, pass, run, fake, attempts, ends } = await open(t)
-  void run('it')
-  await fake.settled()
+  const { links, pass, attempts, ends, begun } = await open(t)
+  await begun('it')
   setTimeout(() => links[0]?.sent[0]?.answer('x'), TIMEOUT)
   await pass(TIMEOUT)
   t.same(ends, ['it: x'])
-  void run('next')
-  await fake.settled()
-  t.same(
-    links[0]?.sent.map(({ text }) => text),
-    ['it', 'next'],
-  )
+  await begun('next')
+  t.same(textsOf(links[0]), ['it', 'next'])
   links[0]?.sent[1]?.answer()
   await pass(5000)
   t.equal(attempts.length, 1)
 })
 
 void t.test('an answer that makes a statement late gives a connection back that was given up', async (t) => {
-  const { links, pass, run, fake, attempts, events, lanes } = await open(t)
+  const { links, pass, run, fake, attempts, events, lanes, begun, refused } = await open(t)
   void run('slow')
   await pass(TIMEOUT)
   fake.accepts = false
   lanes.recheck()
-  attempts.at(-1)?.refuse('refused')
-  await fake.settled()
+  await refused(attempts.at(-1), 'refused')
   t.match(await run('it'), { ...NOT_APPLIED, message: /not connected: refused/ })
   links[0]?.sent[0]?.answer()
   t.same(events.slice(-2), ['error: refused', 'connected: db:1'])
-  void run('again')
-  await fake.settled()
+  await begun('again')
   t.equal(links[0]?.sent.at(-1)?.text, 'again')
 })
 
 void t.test('at most fourteen statements may hang; reads go on', async (t) => {
-  const { links, pass, run, fake, events, attempts } = await open(t)
+  const { links, pass, run, fake, events, attempts, begun, looked } = await open(t)
   const isHanging = () => events.some((event) => event.includes('does not finish'))
   let claims = 0
   while (claims < 14) {
     t.notOk(isHanging())
     const count = Math.min(6, 14 - claims)
-    for (let n = 0; n < count; n++) void run(`claim ${++claims}`)
-    await fake.settled()
-    await answerLooks(links)
+    for (let n = 0; n < count; n++) await begun(`claim ${++claims}`)
+    await looked()
     t.equal(sentOf(links).filter((text) => text.startsWith('claim')).length, claims)
     await pass(TIMEOUT)
-    await answerLooks(links)
+    await looked()
   }
   t.match(events.at(-1), /^error: PostgreSQL does not finish/)
   t.match(await run('more'), { ...NOT_APPLIED, message: /does not finish/ })
   t.ok((await run('more', 'urgent')) instanceof PartlyUnavailable)
-  void run('read', 'local')
-  await fake.settled()
-  await answerLooks(links)
+  await begun('read', 'local')
+  await looked()
   t.equal(sentOf(links).filter((text) => text === 'read').length, 1)
   t.ok(attempts.length <= 16)
   const { length } = events
   links[0]?.sent.find(({ text }) => text.startsWith('claim'))?.answer()
   await fake.settled()
-  void run('claim 15', 'urgent')
-  await fake.settled()
+  await begun('claim 15', 'urgent')
   await pass(TIMEOUT)
-  await answerLooks(links)
+  await looked()
   t.equal(events.length, length + 1, 'it is reported whenever it begins')
 })
 
 void t.test('reads do not count among the fourteen statements that may hang', async (t) => {
-  const { links, pass, run, fake } = await open(t)
-  const answered = () => answerLooks(links)
-  for (let round = 0; round < 2; round++) {
-    for (let n = 0; n < 6; n++) void run('claim')
-    await answered()
-    await pass(TIMEOUT)
-    await answered()
-  }
+  const { links, pass, run, fake, looked, late } = await open(t)
+  for (let round = 0; round < 2; round++) await late(6)
   void run('read', 'local')
-  await answered()
+  await looked()
   await pass(1)
   void run('a')
-  await answered()
+  await looked()
   void run('b')
   void run('u', 'urgent')
   void run('v', 'urgent')
-  await answered()
+  await looked()
   const sent = () => sentOf(links).filter((text) => /^(?:\w|read)$/.test(text))
   t.same(sent().sort(), ['a', 'read', 'u'], 'a was sent before the outcomes came')
-  const late = links.find(({ sent }) => sent.some(({ text }) => text === 'claim'))
-  late?.sent.find(({ text }) => text === 'claim')?.answer()
-  await answered()
+  const [first, second] = links.flatMap(({ sent }) => sent.filter(({ text }) => text === 'late'))
+  first?.answer()
+  await looked()
   t.same(sent().sort(), ['a', 'read', 'u', 'v'])
-  const other = links.filter(({ sent }) => sent.some(({ text }) => text === 'claim'))[1]
-  other?.sent.find(({ text }) => text === 'claim')?.answer()
-  await answered()
+  second?.answer()
+  await looked()
   t.same(sent().sort(), ['a', 'b', 'read', 'u', 'v'])
   await fake.settled()
 })
@@ -536,18 +488,17 @@ void t.test('an error that only a person can fix ends everything, and is what op
 })
 
 void t.test('closing refuses what waits, and leaves neither connections nor timers', async (t) => {
-  const { fake, lanes, links, run, pass, attempts, events } = await open(t)
+  const { fake, lanes, links, run, pass, attempts, events, refused, looked } = await open(t)
   const slow = run('slow')
   await pass(TIMEOUT)
   t.match(await slow, APPLIED)
   for (let n = 0; n < 3; n++) void run('sent')
-  await answerLooks(links)
+  await looked()
   fake.accepts = false
   const waiting = [run('waits'), run('waits', 'local'), run('waits', 'urgent')]
   for (let n = 0; n < 3; n++) waiting.push(run('waits', 'local'))
   await fake.settled()
-  attempts.at(-1)?.refuse('no room')
-  await fake.settled()
+  await refused(attempts.at(-1), 'no room')
   const { length } = events
   let isEnded = false
   const ending = lanes.close().then(() => {
@@ -583,52 +534,36 @@ void t.test('a connection that is made at the end is closed', async (t) => {
 })
 
 void t.test('there are sixteen connections at most, lost ones that still work among them', async (t) => {
-  const { links, pass, run, attempts, events } = await open(t)
-  const answered = () => answerLooks(links, 40)
-  for (const count of [6, 6, 2]) {
-    for (let n = 0; n < count; n++) void run('claim')
-    await answered()
-    await pass(TIMEOUT)
-    await answered()
-  }
+  const { links, pass, attempts, events, looked, late } = await open(t)
+  for (const count of [6, 6, 2]) await late(count)
   const isLate = () => links.filter((link) => !link.isOver && isBusy(link)).length
-  while (isLate() < 16) {
-    void run('read', 'local')
-    await answered()
-    await pass(TIMEOUT)
-    await answered()
-  }
+  while (isLate() < 16) await late(1, 'local')
   t.equal(openOf(links).length, 16)
   for (const rest of [16, 15]) {
     const { length } = attempts
     await pass(1000)
-    await answered()
+    await looked()
     t.ok(attempts.length > length, 'one more is tried, which may find out that the others never will answer')
     t.equal(openOf(links).length, rest)
     links.find((link) => isBusy(link) && !link.isOver)?.cut()
-    await answered()
+    await looked()
   }
   t.match(events.at(-1), /^error: PostgreSQL does not finish .* is missing$/)
 })
 
 void t.test('where there are sixteen, a statement waits for one of those that answer', async (t) => {
-  const { links, pass, run, attempts } = await open(t)
-  const answered = () => answerLooks(links, 40)
-  for (const count of [6, 6, 2, 1]) {
-    for (let n = 0; n < count; n++) void run('late', n + count > 1 ? 'plain' : 'local')
-    await answered()
-    await pass(TIMEOUT)
-    await answered()
-  }
+  const { links, run, attempts, looked, late } = await open(t)
+  for (const count of [6, 6, 2]) await late(count)
+  await late(1, 'local')
   const busy = () => links.filter((link) => !link.isOver && isBusy(link))
   t.equal(busy().length, 15)
   busy()[0]?.cut()
   void run('first', 'local')
-  await answered()
+  await looked()
   t.equal(openOf(links).length, 15)
   const { length } = attempts
   void run('second', 'local')
-  await answered()
+  await looked()
   t.equal(attempts.length, length)
   const [answering] = links.filter(({ sent }) => sent.at(-1)?.text === 'first')
   answering?.sent.at(-1)?.answer()
@@ -697,7 +632,7 @@ void t.test('what a lost connection was sent is not forgotten', async (t) => {
 
 void t.test('a new connection is told first which statements are lost', async (t) => {
   const opened = await open(t)
-  const { links, run, fake, pass } = opened
+  const { links, run, fake, pass, begun } = opened
   const lost = run('lost')
   await fake.settled()
   links[0]?.cut()
@@ -709,8 +644,7 @@ void t.test('a new connection is told first which statements are lost', async (t
   look?.rows(['0', '2'])
   await fake.settled()
   t.equal(opened.ups, 2)
-  void run('next')
-  await fake.settled()
+  await begun('next')
   t.equal(links[1]?.sent[1]?.text, 'next')
   links[1]?.sent[1]?.answer()
   // The look that was planned before.
@@ -721,11 +655,10 @@ void t.test('a new connection is told first which statements are lost', async (t
 })
 
 void t.test('a server that has become a standby is left, but for what waits for an answer', async (t) => {
-  const { links, run, fake, pass, grow } = await open(t)
+  const { links, run, fake, pass, grow, begun } = await open(t)
   await grow(3)
   const refused = run('refused')
-  void run('slow')
-  await fake.settled()
+  await begun('slow')
   links[0]?.sent[0]?.fail('IP001')
   t.match(await refused, NOT_APPLIED)
   await fake.settled()
@@ -733,8 +666,7 @@ void t.test('a server that has become a standby is left, but for what waits for 
   links[1]?.sent[0]?.fail('22012')
   await fake.settled()
   t.same(openOf(links), [2], 'another failure is no such sign')
-  void run('again')
-  await fake.settled()
+  await begun('again')
   links[1]?.sent[1]?.fail('IP001')
   await fake.settled()
   t.same(openOf(links), [])
@@ -743,18 +675,12 @@ void t.test('a server that has become a standby is left, but for what waits for 
 })
 
 void t.test('of more than eight idle connections some are closed', async (t) => {
-  const { links, run, pass } = await open(t)
-  const answered = () => answerLooks(links)
-  for (let round = 0; round < 2; round++) {
-    for (let n = 0; n < 5; n++) void run('late')
-    await answered()
-    await pass(TIMEOUT)
-    await answered()
-  }
-  const late = links.filter(({ sent }) => sent.some(({ text }) => text === 'late'))
-  t.equal(late.length, 10)
-  for (const link of late) link.sent.find(({ text }) => text === 'late')?.answer()
-  await answered()
+  const { links, looked, late } = await open(t)
+  for (let round = 0; round < 2; round++) await late(5)
+  const sent = links.flatMap(({ sent }) => sent.filter(({ text }) => text === 'late'))
+  t.equal(sent.length, 10)
+  for (const one of sent) one.answer()
+  await looked()
   t.equal(openOf(links).length, 8)
 })
 
@@ -824,7 +750,7 @@ void t.test('an old primary and a stranger are refused, and the reason is said o
 
 void t.test('a stranger is accepted once nobody is in use', async (t) => {
   const opened = await open(t)
-  const { links, pass, events, run } = opened
+  const { links, pass, events, run, looked } = opened
   opened.identity = { system: '1', timeline: 3 }
   opened.lanes.recheck()
   await pass(0)
@@ -850,15 +776,14 @@ void t.test('a stranger is accepted once nobody is in use', async (t) => {
   t.notOk(openOf(links).includes(3))
   t.equal(events.filter((event) => event.startsWith('error: PostgreSQL is a different server now')).length, 1)
   void run('next')
-  await answerLooks(links)
+  await looked()
   t.equal(sentOf(links).filter((text) => text === 'next').length, 1)
 })
 
 void t.test('what was lost on one server is nothing to the next', async (t) => {
   const opened = await open(t)
-  const { links, fake, pass, run } = opened
-  void run('lost')
-  await fake.settled()
+  const { links, pass, begun } = opened
+  await begun('lost')
   links[0]?.cut()
   opened.identity = { system: '1', timeline: 2 }
   await pass(50)
@@ -867,7 +792,7 @@ void t.test('what was lost on one server is nothing to the next', async (t) => {
 })
 
 void t.test('what waits for a connection in vain was not applied, and is not sent later', async (t) => {
-  const { links, attempts, fake, pass, run } = await open(t)
+  const { links, attempts, fake, pass, run, looked } = await open(t)
   const sent = run('sent')
   fake.accepts = false
   const waiting = (['plain', 'local', 'urgent'] as const).map((kind) => run(`waits, ${kind}`, kind))
@@ -877,7 +802,7 @@ void t.test('what waits for a connection in vain was not applied, and is not sen
     t.match(await one, { ...NOT_APPLIED, message: 'PostgreSQL has no connection free: timed out' })
   void run('next')
   attempts[1]?.accept()
-  await answerLooks(links)
+  await looked()
   t.same(
     sentOf(links).filter((text) => !text.startsWith('SELECT')),
     ['sent', 'next'],
@@ -885,10 +810,9 @@ void t.test('what waits for a connection in vain was not applied, and is not sen
 })
 
 void t.test('an answer that comes after the end does not undo it', async (t) => {
-  const { links, lanes, fake, run, events, ends } = await open(t)
+  const { links, lanes, fake, run, events, ends, begun } = await open(t)
   void run('it')
-  void run('other')
-  await fake.settled()
+  await begun('other')
   const ending = lanes.close()
   links[0]?.sent[0]?.answer('x')
   await ending
@@ -938,11 +862,10 @@ void t.test('a connection that is lost during an attempt adds no attempt', async
 })
 
 void t.test('a server that does not report what it runs is used all the same', async (t) => {
-  const { links, fake, pass, run } = await open(t)
+  const { links, fake, pass, run, begun } = await open(t)
   void run('slow')
   await pass(TIMEOUT)
-  void run('next')
-  await fake.settled()
+  await begun('next')
   const [look] = looksOf(links)
   look?.rows(['0', null])
   await fake.settled()
@@ -953,25 +876,24 @@ void t.test('a server that does not report what it runs is used all the same', a
 void t.test('as soon as lost statements have ended, others may hang in their place', async (t) => {
   for (const count of [13, 14])
     await t.test(`${count} lost`, async (t) => {
-      const { links, fake, pass, run, events } = await open(t)
+      const { links, pass, run, events, begun, looked } = await open(t)
       for (let n = 0; n < count; n++) {
         void run('lost')
-        await answerLooks(links)
+        await looked()
         links.at(-1)?.cut()
         await pass(50)
-        await answerLooks(links)
+        await looked()
       }
       void run('read', 'local')
       if (count === 13) void run('a')
       else t.match(await run('a'), { ...NOT_APPLIED, message: /does not finish/ })
-      await answerLooks(links)
+      await looked()
       // One is idle.
       links
         .flatMap(({ sent }) => sent)
         .find(({ text }) => text === 'read')
         ?.answer()
-      void run('b')
-      await fake.settled()
+      await begun('b')
       t.same(
         sentOf(links).filter((text) => /^[ab]$/.test(text)),
         count === 13 ? ['a'] : [],
@@ -983,8 +905,7 @@ void t.test('as soon as lost statements have ended, others may hang in their pla
       // A second after the first of them.
       await pass(400)
       await answerLooks(links, 0)
-      if (count === 14) void run('b')
-      await fake.settled()
+      if (count === 14) await begun('b')
       t.equal(sentOf(links).filter((text) => text === 'b').length, 1)
     })
 })
