@@ -1,29 +1,31 @@
 import t, { type Test } from 'tap'
-import type { Millis } from '../../src/core/record.ts'
+import type { Millis, RecordId } from '../../src/core/record.ts'
 import { PREFIX } from '../../src/store/codec.ts'
 import { openPostgresStore, type PostgresOptions, type PostgresStore } from '../../src/store/postgres.ts'
 import { REVISION } from '../../src/store/postgres-layout.ts'
+import type { SqlArg } from '../../src/store/postgres-link.ts'
 import { InGrace, PartlyUnavailable } from '../../src/store/register.ts'
 import { KEPT_FOR } from '../../src/store/safety.ts'
-import { type Asked, type FakePostgres, fakePostgres } from '../support/fake-postgres.ts'
-import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+import { type FakeLinks, fakeLinks, type Sent } from '../support/fake-links.ts'
+import { bytesOf, newId, newToken, SPANS } from './fixtures.ts'
 
-t.setTimeout(60_000)
+// What the store asks PostgreSQL, and makes of each answer, at a time that the test passes.
 
+type Columns = (string | null)[]
 /** What one function of the schema gives, but its number; null: no answer, or that of the test. */
-type Reply = (string | null)[] | null | ((args: Asked['args'], asked: Asked) => (string | null)[] | null)
+type Reply = Columns | null | ((args: Sent['args'], sent: Sent) => Columns | null)
 
 interface Opened {
-  readonly server: FakePostgres
+  readonly fake: FakeLinks
   readonly store: PostgresStore
   readonly replies: Record<string, Reply>
   /** Calls of the schema's functions: name and arguments without the number. */
-  readonly calls: (readonly [name: string, ...args: (string | null)[]])[]
+  readonly calls: (readonly [name: string, ...args: SqlArg[]])[]
   readonly of: (name: string) => Opened['calls']
 }
 
 /** Questions of a new connection: the schema is there, the role has its rights, and this is the server. */
-const PREPARED: readonly (readonly [RegExp, (string | null)[]])[] = [
+const PREPARED: readonly (readonly [RegExp, Columns])[] = [
   [/pg_is_in_recovery/, ['f', '15', '9', '1']],
   [/FROM idempotency\.layout/, ['1', String(REVISION)]],
   [/has_table_privilege/, [null, null]],
@@ -31,29 +33,31 @@ const PREPARED: readonly (readonly [RegExp, (string | null)[]])[] = [
 ]
 const [NOW, SINCE] = ['1700000000000', '1600000000000']
 const WRITTEN = [NOW, 't', '7', '8', '9']
+/** 2^48 - 1 is the last number that a record can hold. */
+const NO_NUMBERS = [null, '-1', '281474976710656', '1000000000000000']
+/** As a reply lost on the way: what was asked may have been done. */
+const NONSENSE = { name: 'StoreUnavailable', maybeApplied: true, message: /no answer .* that makes sense/ }
+const CORRUPT = { name: 'CorruptRecord' }
 
 async function open(t: Test, options: Partial<PostgresOptions> = {}): Promise<Opened> {
-  const server = await fakePostgres()
-  t.teardown(() => server[Symbol.asyncDispose]())
+  const fake = fakeLinks(t)
   const calls: Opened['calls'] = []
-  const unanswered: number[] = []
   const replies: Opened['replies'] = { prune: ['0'], admit: ['0', SINCE] }
-  server.onAsked = (asked) => {
-    const { text, args } = asked
+  fake.onSent = (sent) => {
+    const { text, args } = sent
     const known = PREPARED.find(([question]) => question.test(text))?.[1]
     const name = /idempotency\.(\w+)\(/.exec(text)?.[1]
-    if (known !== undefined) asked.answer(known)
-    else if (name === undefined) asked.answer([args[0] ?? null, unanswered.join(' ')])
+    if (known !== undefined) sent.rows(known)
+    // Every statement that is asked for still runs.
+    else if (name === undefined) sent.answer(Array.from({ length: 20 }, (_, n) => n + 1).join(' '))
     else {
-      const [number = null, ...rest] = args
-      calls.push([name, ...rest])
+      calls.push([name, ...args.slice(1)])
       const reply = replies[name]
-      if (reply === null) unanswered.push(asked.connection)
-      const columns = typeof reply === 'function' ? reply(rest, asked) : reply
-      if (columns !== null) asked.answer([number, ...(columns ?? [])])
+      const columns = typeof reply === 'function' ? reply(args.slice(1), sent) : reply
+      if (columns != null) sent.answer(...columns)
     }
   }
-  const url = `postgres://u@127.0.0.1:${server.port}/d`
+  const url = 'postgres://u@db/d'
   const store = await openPostgresStore({
     url,
     service: 'pay',
@@ -62,42 +66,30 @@ async function open(t: Test, options: Partial<PostgresOptions> = {}): Promise<Op
     ...options,
   })
   t.teardown(() => store.close())
-  return { server, store, replies, calls, of: (name) => calls.filter(([one]) => one === name) }
+  return { fake, store, replies, calls, of: (name) => calls.filter(([one]) => one === name) }
 }
 
 /** The columns of a stored record, from its version on. */
 function columnsOf(bytes: Buffer): string[] {
   const hex = (from: number, to: number) => `\\x${bytes.toString('hex', from, to)}`
   const head = PREFIX.end + 4 + bytes.readUInt32BE(PREFIX.end)
+  const bytesIn = [hex(PREFIX.token, PREFIX.createdAt), hex(PREFIX.end, head), hex(head, bytes.length)]
   return [
-    '7',
-    '8',
-    '9',
-    '10',
-    '11',
-    '12',
+    ...['7', '8', '9', '10', '11', '12'],
     String(bytes[PREFIX.schema]),
     String(bytes[PREFIX.state]),
-    hex(PREFIX.token, PREFIX.createdAt),
-    hex(PREFIX.end, head),
-    hex(head, bytes.length),
+    ...bytesIn,
   ]
 }
 
 /** As `put` and `swap` answer; `stored`: a record that was found. */
 const refused = (stored: string[], waiting: string | null = null) => [
-  NOW,
-  'f',
-  null,
-  null,
-  null,
-  waiting,
-  null,
-  null,
+  ...[NOW, 'f', null, null, null, waiting, null, null],
   ...stored,
 ]
 const claim = (token = newToken()) => bytesOf('in_progress', token)
 const outcome = (token = newToken()) => bytesOf('completed', token)
+const failureOf = (asked: Promise<unknown>): Promise<unknown> => asked.catch((error: unknown) => error)
 
 void t.test(
   'a claim says all that the record has, what is written, and what is known of the grace',
@@ -109,10 +101,10 @@ void t.test(
     const bytes = bytesOf('completed', token, { fence: 3, createdAt: 4 })
     const head = PREFIX.end + 4 + bytes.readUInt32BE(PREFIX.end)
     for (const [entry, number] of [
-      [undefined, '0'],
-      ['claim', '0'],
-      ['fresh', '1'],
-      ['again', '2'],
+      [undefined, 0],
+      ['claim', 0],
+      ['fresh', 1],
+      ['again', 2],
     ] as const) {
       calls.length = 0
       t.strictSame(await store.put(id, bytes, SPANS, entry), {
@@ -120,26 +112,17 @@ void t.test(
         now: Number(NOW),
         stamp: { version: 7, fence: 8, createdAt: 9 },
       })
-      const parts = [token, bytes.subarray(PREFIX.end, head), bytes.subarray(head)].map((part) =>
-        part.toString('latin1'),
-      )
-      const spans = [String(SPANS.dueIn), String(SPANS.dropIn)]
-      const record = ['1', '2', '3', parts[0], '4', parts[1], parts[2], ...spans]
-      t.strictSame(calls, [['put', 'pay', id, '0', '1250', ...record, number, '0', '0']])
+      const record = [1, 2, 3, token, 4, bytes.subarray(PREFIX.end, head), bytes.subarray(head)]
+      t.same(calls, [['put', 'pay', id, 0, 1250, ...record, SPANS.dueIn, SPANS.dropIn, number, 0, 0]])
+    }
+    for (const length of [0, 3, 4]) {
+      calls.length = 0
+      const rest = Buffer.alloc(length)
+      await store.put(newId(), Buffer.concat([claim().subarray(0, PREFIX.end), rest]), SPANS)
+      t.same(calls[0]?.slice(10, 12), [rest, Buffer.alloc(0)], 'what is too short for a head has none')
     }
   },
 )
-
-void t.test('what is too short for a head has none', async (t) => {
-  const { store, replies, calls } = await open(t)
-  replies['put'] = WRITTEN
-  for (const length of [0, 3, 4]) {
-    calls.length = 0
-    const rest = Buffer.alloc(length)
-    await store.put(newId(), Buffer.concat([claim().subarray(0, PREFIX.end), rest]), SPANS)
-    t.same(calls[0]?.slice(10, 12), [rest.toString('latin1'), ''])
-  }
-})
 
 void t.test('a refused claim gets the record that is there', async (t) => {
   const { store, replies } = await open(t)
@@ -155,44 +138,128 @@ void t.test('a claim that is held says since when, and for how long', async (t) 
   const { store, replies } = await open(t)
   for (const left of ['1', '5']) {
     replies['put'] = [NOW, 'f', null, null, null, null, left, SINCE]
-    const held = await store.put(newId(), claim(), SPANS).catch((error: unknown) => error)
+    const held = await failureOf(store.put(newId(), claim(), SPANS))
     t.ok(held instanceof InGrace)
     t.match(held, { now: Number(NOW), since: Number(SINCE), left: Number(left) })
   }
 })
 
+void t.test('a reply that makes no sense grants no claim', async (t) => {
+  const { store, replies } = await open(t)
+  const written = (at: number, value: string | null) =>
+    WRITTEN.map((column, n) => (n === at ? value : column))
+  const nonsense: Columns[] = [
+    ...[0, 2, 3, 4].flatMap((at) => NO_NUMBERS.map((value) => written(at, value))),
+    ...[2, 3].map((at) => written(at, '0')),
+    written(1, null),
+    ...[
+      ['-1', null],
+      ['9', null],
+    ].map((held) => [NOW, 'f', null, null, null, null, ...held]),
+  ]
+  const refusal = [NOW, 'f', ...Array(17).fill(null)]
+  for (const reply of [...nonsense, refusal]) {
+    for (const name of ['put', 'swap']) replies[name] = reply
+    await t.rejects(store.put(newId(), claim(), SPANS), NONSENSE, String(reply))
+    const swap = store.swap(newId(), { version: 7 }, claim(), SPANS, true)
+    if (reply === refusal) t.match(await swap, { done: false, bytes: null })
+    else await t.rejects(swap, NONSENSE, String(reply))
+  }
+})
+
+void t.test('times, waits, places and histories that make no sense are not believed', async (t) => {
+  const { store, replies } = await open(t)
+  for (const value of NO_NUMBERS) {
+    replies['get'] = [value, ...Array(11).fill(null)]
+    for (const name of ['ping', 'throttle']) replies[name] = [value]
+    await t.rejects(store.get(newId()), NONSENSE, String(value))
+    await t.rejects(store.ping(), NONSENSE, String(value))
+    await t.rejects(store.limits.take('bucket', { count: 1, per: 1000 }, 1), NONSENSE, String(value))
+  }
+  for (const listed of [null, '7', '7 a,', 'x a', '7 a 7 b', '12345678901234567 a']) {
+    replies['places'] = [listed]
+    await t.rejects(store.list('unresolved', null, 2), NONSENSE, String(listed))
+  }
+  replies['places'] = ['7 a,8 b']
+  t.match(await store.list('unresolved', null, 2), { ids: ['a', 'b'] })
+  await t.rejects(store.list('all', ' ', 1), RangeError, 'a cursor of another store')
+  for (const lines of ['{}', '7', '[7]', '["a 1 1 1 b", null]', '{"a 1 1 1 b"]']) {
+    replies['notes_of'] = [lines]
+    await t.rejects(store.history.read(newId()), CORRUPT, lines)
+  }
+  for (const [lines, notes] of [
+    ['["a 1 1 1 b"]', [{ tag: 'a', text: 'b' }]],
+    [null, []],
+  ] as const) {
+    replies['notes_of'] = [lines]
+    t.match(await store.history.read(newId()), notes)
+  }
+})
+
+void t.test('a row that is no record is corrupt, not absent or another', async (t) => {
+  const { store, replies } = await open(t)
+  const columns = columnsOf(outcome())
+  const changed = (n: number, to: (old: string) => string | null) =>
+    columns.map((column, m) => (m === n ? to(column) : column))
+  for (const stored of [
+    [],
+    columns.slice(0, 5),
+    [...columns.slice(0, 8).map(() => null), ...columns.slice(8, 9), null, null],
+    ...[0, 1, 2, 3, 4, 5].flatMap((n) => NO_NUMBERS.map((value) => changed(n, () => value))),
+    ...[6, 7].flatMap((n) => ['256', '-1'].map((value) => changed(n, () => value))),
+    changed(8, () => null),
+    changed(8, () => '\\x00'),
+    changed(8, (token) => token.replace('\\x', '00')),
+    changed(9, (head) => head.replace('\\x', '00')),
+    // Half a byte of the head would be completed by the payload.
+    changed(9, (head) => head.slice(0, -1)).map((column, n) =>
+      n === 10 ? `\\x0${column?.slice(2)}` : column,
+    ),
+    changed(10, (payload) => `${payload}0`),
+    changed(10, (payload) => `${payload}zz`),
+  ]) {
+    replies['get'] = [NOW, ...stored]
+    replies['put'] = refused(stored as string[])
+    await t.rejects(store.get(newId()), CORRUPT, String(stored))
+    if (stored.length > 0) await t.rejects(store.put(newId(), claim(), SPANS), CORRUPT, String(stored))
+  }
+  replies['get'] = [NOW, ...changed(6, () => '255')]
+  t.equal((await store.get(newId())).bytes?.[PREFIX.schema], 255, 'of another release')
+  replies['get'] = [NOW, ...columns.map(() => null)]
+  t.equal((await store.get(newId())).bytes, null)
+})
+
 void t.test(
   'while writes hang, a claim is answered by the record of another, and by nothing else',
   async (t) => {
-    const { store, replies } = await open(t, { timeoutMs: 60 })
+    const { fake, store, replies } = await open(t, { timeoutMs: 100 })
     replies['swap'] = null
-    const hang = async (): Promise<boolean> => {
-      const swap = () => store.swap(newId(), { version: 1 }, claim(), SPANS, false)
-      const [error] = await Promise.all(Array.from({ length: 4 }, () => swap().catch((one: unknown) => one)))
-      return error instanceof PartlyUnavailable
+    const swap = () => failureOf(store.swap(newId(), { version: 1 }, claim(), SPANS, false))
+    for (let n = 0; n < 2; n++) {
+      const all = Array.from({ length: 8 }, swap)
+      await fake.pass(100)
+      await Promise.all(all)
     }
-    await until(hang)
+    t.ok((await swap()) instanceof PartlyUnavailable)
     const mine = newToken()
-    const answers: [stored: (string | null)[], isThere: boolean][] = [
+    const answers: [stored: Columns, isThere: boolean][] = [
       [Array(11).fill(null), false],
       [columnsOf(claim(mine)), false],
       [columnsOf(claim()), true],
     ]
     for (const [stored, isThere] of answers) {
       replies['get'] = [NOW, ...stored]
-      const reply = await store.put(newId(), claim(mine), SPANS).catch((error: unknown) => error)
-      if (!isThere) t.ok(reply instanceof PartlyUnavailable)
-      else {
-        t.match(reply, { done: false, now: Number(NOW), bytes: Buffer })
-      }
+      const reply = await failureOf(store.put(newId(), claim(mine), SPANS))
+      if (isThere) t.match(reply, { done: false, now: Number(NOW), bytes: Buffer })
+      else t.ok(reply instanceof PartlyUnavailable)
     }
   },
 )
 
 void t.test('any other failure of a claim is no reason to read', async (t) => {
   const { store, replies, of } = await open(t)
-  replies['put'] = (_, asked) => {
-    asked.fail('22012')
+  replies['put'] = (_, sent) => {
+    sent.fail('22012')
     return null
   }
   await t.rejects(store.put(newId(), claim(), SPANS), { name: 'StoreUnavailable', maybeApplied: false })
@@ -200,13 +267,12 @@ void t.test('any other failure of a claim is no reason to read', async (t) => {
 })
 
 void t.test('those who wait are told of the end of an attempt, and of nothing else', async (t) => {
-  const { store, replies, calls, of } = await open(t)
+  const { fake, store, replies, calls, of } = await open(t)
   replies['tell'] = []
-  const version = { version: 7 }
   const there = columnsOf(claim())
-  const swapOf = (bytes: Buffer) => (id: ReturnType<typeof newId>) =>
-    store.swap(id, version, bytes, SPANS, false)
-  const putOf = (bytes: Buffer) => (id: ReturnType<typeof newId>) => store.put(id, bytes, SPANS)
+  const swapOf = (bytes: Buffer) => (id: RecordId) => store.swap(id, { version: 7 }, bytes, SPANS, false)
+  const putOf = (bytes: Buffer) => (id: RecordId) => store.put(id, bytes, SPANS)
+  const remove = (id: RecordId) => store.remove(id, 7)
   const written = (waiting: string | null) => [...WRITTEN, waiting]
   for (const [what, act, reply, isTold] of [
     ['an outcome', putOf(outcome()), written('a b'), true],
@@ -217,17 +283,16 @@ void t.test('those who wait are told of the end of an attempt, and of nothing el
     ['a takeover', swapOf(claim()), written('a b'), false],
     ['an outcome that ended nothing', swapOf(outcome()), written(null), false],
     ['a refusal that ended an attempt', swapOf(claim()), refused(there, 'a b'), true],
-    ['a removal', (id: ReturnType<typeof newId>) => store.remove(id, 7), ['t', 'a b'], true],
-    ['a removal for nobody', (id: ReturnType<typeof newId>) => store.remove(id, 7), ['t', null], false],
-    ['no removal', (id: ReturnType<typeof newId>) => store.remove(id, 7), ['f', 'a b'], false],
+    ['a removal', remove, ['t', 'a b'], true],
+    ['a removal for nobody', remove, ['t', null], false],
+    ['no removal', remove, ['f', 'a b'], false],
   ] as const) {
     calls.length = 0
     for (const name of ['put', 'swap', 'remove']) replies[name] = [...reply]
     const id = newId()
     await act(id)
-    replies['ping'] = [NOW]
-    await store.ping()
-    t.strictSame(of('tell'), isTold ? [['tell', '{"a","b"}', `pay ${id}`]] : [], what)
+    await fake.settled()
+    t.same(of('tell'), isTold ? [['tell', ['a', 'b'], `pay ${id}`]] : [], what)
   }
 })
 
@@ -237,8 +302,8 @@ void t.test('of leases renewed together, one that is locked does not keep the ot
   t.same(calls, [])
   const [renewed, revived, gone, locked] = [newId(), newId(), newId(), newId()]
   replies['renew'] = [renewed]
-  replies['revive'] = ([, id], asked) => {
-    if (id === locked) asked.fail('55P03')
+  replies['revive'] = ([, id], sent) => {
+    if (id === locked) sent.fail('55P03')
     return id === locked ? null : [id === revived ? 't' : 'f']
   }
   const items = [renewed, revived, gone, locked].map((id) => ({ id, token: newToken(), dueIn: 1, dropIn: 2 }))
@@ -248,65 +313,51 @@ void t.test('of leases renewed together, one that is locked does not keep the ot
 void t.test('with a grace, the server is looked at, and each claim says what was found', async (t) => {
   const held: Millis[] = []
   const epochs: Millis[] = []
-  const { server, store, replies, of } = await open(t, {
+  const { fake, store, replies, of } = await open(t, {
     grace: 3_600_000,
     onHeld: (left) => void held.push(left),
     onNewEpoch: ({ left }) => void epochs.push(left),
     skew: () => 6,
   })
   for (const name of ['put', 'swap']) replies[name] = WRITTEN
-  await until(() => held.length === 1)
+  await fake.settled()
   t.same([held, epochs], [[0], [0]])
-  t.same(of('admit'), [['admit', 'pay', '6', '1250', '3600000', '0']])
+  t.same(of('admit'), [['admit', 'pay', 6, 1250, 3_600_000, 0]])
   await store.put(newId(), claim(), SPANS)
   await store.swap(newId(), { version: 1 }, claim(), SPANS, true)
-  for (const name of ['put', 'swap']) t.same(of(name)[0]?.slice(-2), ['3600000', SINCE])
+  for (const name of ['put', 'swap']) t.same(of(name)[0]?.slice(-2), [3_600_000, Number(SINCE)])
 
   replies['admit'] = ['50', '1650000000000']
-  for (const socket of server.open.values()) socket.destroy()
-  await until(() => held.length === 2)
-  t.same(
-    [held, epochs],
-    [
-      [0, 50],
-      [0, 50],
-    ],
-    'again after each connection',
-  )
+  for (const link of fake.links) link.cut()
+  await fake.pass(50)
+  for (const found of [held, epochs]) t.same(found, [0, 50], 'again after each connection')
 })
 
 void t.test('callbacks of a grace are optional, and looks go on', async (t) => {
-  const { of } = await open(t, { grace: 200 })
-  await until(() => of('admit').length > 3)
+  const { fake, of } = await open(t, { grace: 200 })
+  await fake.pass(150)
+  t.equal(of('admit').length, 4)
 })
 
 void t.test('writes are safe once the server has been the same for long, and not before', async (t) => {
-  let skew = 0
-  const { now } = performance
-  t.capture(performance, 'now', () => now.call(performance) + skew)
   const safe: Millis[] = []
-  const held: Millis[] = []
-  const { store } = await open(t, {
-    grace: 200,
-    onSafe: (before) => void safe.push(before),
-    onHeld: (left) => void held.push(left),
-  })
-  await until(() => safe.length > 2)
-  t.ok(safe.every((before) => before === Number.NEGATIVE_INFINITY))
-  skew = KEPT_FOR
-  await until(() => Number.isFinite(safe.at(-1)))
+  const { fake, store, of } = await open(t, { grace: 4000, onSafe: (before) => void safe.push(before) })
+  await fake.pass(KEPT_FOR - 1)
+  t.ok(safe.length > 2 && safe.every((before) => before === Number.NEGATIVE_INFINITY))
+  await fake.pass(1000)
+  t.ok(Number.isFinite(safe.at(-1)))
   t.ok((safe.at(-1) as Millis) <= performance.now() - KEPT_FOR)
   await store.close()
-  const { length } = held
-  await new Promise((next) => setTimeout(next, 200))
-  t.equal(held.length, length, 'nobody looks after the end')
+  const { length } = of('admit')
+  await fake.pass(20_000)
+  t.equal(of('admit').length, length, 'nobody looks after the end')
 })
 
 void t.test('without a grace, there is no look', async (t) => {
   const { store, replies, of } = await open(t)
   replies['swap'] = WRITTEN
   await store.swap(newId(), { version: 1 }, claim(), SPANS, false)
-  t.same(of('swap')[0]?.slice(-2), ['0', '0'])
+  t.same(of('swap')[0]?.slice(-2), [0, 0])
   t.same(of('admit'), [])
 })
 
@@ -314,75 +365,25 @@ void t.test(
   'expired records are removed every second, at once if there are more, until the end',
   async (t) => {
     const pruned: number[] = []
-    const { store, replies, of } = await open(t, { onPruned: (records) => void pruned.push(records) })
-    const rounds: ((asked: Asked) => string[] | null)[] = [
-      () => ['500'],
-      () => ['500'],
-      () => ['499'],
-      (asked) => {
-        asked.fail('55P03')
-        return null
-      },
-      () => ['0'],
-      () => ['1'],
-    ]
+    const { fake, store, replies, of } = await open(t, { onPruned: (records) => void pruned.push(records) })
+    const begun = performance.now()
+    const rounds = ['500', '500', '499', null, '0', '1']
     const at: number[] = []
-    replies['prune'] = (_, asked) => {
-      at.push(performance.now())
-      return (rounds.shift() ?? (() => ['0']))(asked)
+    replies['prune'] = (_, sent) => {
+      at.push(performance.now() - begun)
+      const removed = rounds.shift()
+      if (removed === null) sent.fail('55P03')
+      return removed === null ? null : [removed ?? '0']
     }
-    await until(() => at.length === 6)
-    await until(() => pruned.length === 4)
+    await fake.pass(5500)
+    t.same(at, [1000, 1000, 1000, 2000, 3000, 4000, 5000])
     t.same(pruned, [500, 500, 499, 1], 'told if there were any')
-    const gaps = at.slice(1).map((one, n) => one - (at[n] as number))
-    t.same(
-      gaps.map((gap) => gap > 700),
-      [false, false, true, true, true],
-    )
+    replies['prune'] = null
+    await fake.pass(500)
     await store.close()
-    await new Promise((next) => setTimeout(next, 1300))
-    t.equal(of('prune').length, 6)
+    await fake.pass(5000)
+    t.equal(of('prune').length, 8, 'nor does one that was under way begin another')
+    t.ok(fake.links.every(({ isOver }) => isOver))
+    t.equal(fake.timers(), 0)
   },
 )
-
-void t.test('a close() during a removal is its last', async (t) => {
-  const { store, replies, of } = await open(t)
-  replies['prune'] = null
-  await until(() => of('prune').length === 1)
-  await store.close()
-  await new Promise((next) => setTimeout(next, 1300))
-  t.equal(of('prune').length, 1)
-})
-
-void t.test('a close leaves no connection', async (t) => {
-  const { server, store } = await open(t)
-  t.equal(server.open.size, 1)
-  await store.close()
-  t.equal(server.open.size, 0)
-})
-
-void t.test('a row that is no record is corrupt, not absent', async (t) => {
-  const { store, replies } = await open(t)
-  const columns = columnsOf(outcome())
-  const corrupt = { name: 'CorruptRecord' }
-  const changed = (n: number, to: (old: string) => string | null) =>
-    columns.map((column, m) => (m === n ? to(column) : column))
-  for (const stored of [
-    [],
-    columns.slice(0, 5),
-    changed(8, () => null),
-    changed(8, (token) => token.replace('\\x', '00')),
-    changed(9, (head) => head.replace('\\x', '00')),
-    changed(10, (payload) => `${payload}0`),
-    changed(10, (payload) => `${payload}zz`),
-    changed(6, () => '256'),
-    changed(7, () => '256'),
-  ]) {
-    replies['get'] = [NOW, ...stored]
-    await t.rejects(store.get(newId()), corrupt, String(stored.length))
-  }
-  replies['get'] = [NOW, ...changed(6, () => '255')]
-  t.equal((await store.get(newId())).bytes?.[PREFIX.schema], 255, 'of another release')
-  replies['get'] = [NOW, ...columns.map(() => null)]
-  t.equal((await store.get(newId())).bytes, null)
-})

@@ -1,68 +1,186 @@
-import t from 'tap'
-import { NO_POSTGRES } from '../support/postgres.ts'
-import {
-  BODY_ENDS,
-  COMPLETED,
-  EXPIRED,
-  HEAD,
-  has,
-  head,
-  IN_PROGRESS,
-  RETRYABLE,
-  sqlFunctions,
-  T,
-  UNKNOWN,
-} from '../support/sql-functions.ts'
+import { randomBytes } from 'node:crypto'
+import type pg from 'pg'
+import t, { type Test } from 'tap'
+import { layoutScript } from '../../src/store/postgres-layout.ts'
+import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { newId } from './fixtures.ts'
 
-// The functions to the millisecond.
+// The functions to the millisecond: what each does, what it leaves alone of what belongs to others, and for whom it waits.
 t.setTimeout(100_000)
+
+type Columns = Record<string, string | null>
+
+type Expected = Readonly<Record<string, string | number | null | RegExp>>
+
+const textsOf = (expected: Expected) =>
+  Object.fromEntries(
+    Object.entries(expected).map(([name, value]) => [name, typeof value === 'number' ? `${value}` : value]),
+  )
+
+/** Some columns of a row. Not `t.match`: for that, '10' is in '100'. */
+function has(t: Test, row: Columns | null | undefined, expected: Expected, message = ''): void {
+  const found = Object.entries(expected).map(([name, value]) => {
+    const column = row?.[name] ?? null
+    return [name, value instanceof RegExp && value.test(column ?? '') ? value : column]
+  })
+  t.strictSame(Object.fromEntries(found), textsOf(expected), message)
+}
+
+const exactly = (t: Test, row: Columns | null, expected: Expected) =>
+  void t.strictSame({ ...row }, textsOf(expected))
+
+interface Written {
+  readonly service?: string
+  readonly schema?: number
+  readonly state?: number
+  readonly fence?: number
+  readonly token?: string
+  readonly createdAt?: number
+  readonly head?: Buffer
+  readonly dueIn?: number
+  readonly dropIn?: number
+  readonly entry?: number
+  readonly grace?: number
+  readonly seen?: number
+}
+
+const [IN_PROGRESS, COMPLETED, RETRYABLE, UNKNOWN, EXPIRED] = [1, 2, 3, 4, 5]
+const T = 1_000_000
+/** Its fifth byte has the flags. */
+const head = (flags: number, more = 0) =>
+  Buffer.concat([Buffer.from([0, 0, 0, 1 + more, flags]), Buffer.alloc(more)])
+const HEAD = head(0, 3)
+const BODY_ENDS = head(4)
 
 if (NO_POSTGRES) t.plan(0, NO_POSTGRES)
 else await tests()
 
+/** The functions of the schema, on a server of its own whose clock for them stands still at the instant that each call gives. */
 async function tests(): Promise<void> {
-  const {
-    server,
-    client,
-    rows,
-    call,
-    put,
-    swap,
-    isClockRight,
-    isThere,
-    stored,
-    lease,
-    numbers,
-    waits,
-    held,
-    promoted,
-  } = await sqlFunctions(t)
-
-  void t.test('its time is in milliseconds since 1970', async (t) => {
-    t.ok(isClockRight)
+  const server = await PostgresServer.start('fsync=off')
+  t.teardown(() => server[Symbol.asyncDispose]())
+  const client: pg.Client = await server.client()
+  t.teardown(() => client.end())
+  await client.query(layoutScript())
+  const { rows: clocks } = await client.query(
+    'SELECT abs(idempotency.now(5000) - 5000 - extract(epoch FROM clock_timestamp()) * 1000) < 1000 AS is_right',
+  )
+  const isClockRight = clocks[0]?.is_right === true
+  await client.query(
+    `CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE sql AS 'SELECT _skew'`,
+  )
+  const types = { getTypeParser: () => (value: string) => value }
+  const rows = async (text: string, values: readonly unknown[] = []): Promise<Columns[]> =>
+    (await client.query({ text, values: [...values], types })).rows as Columns[]
+  const call = async (name: string, ...args: readonly unknown[]): Promise<Columns> => {
+    const places = args.map((_, n) => `$${n + 2}`).join(', ')
+    const [row = {}] = await rows(`SELECT f.* FROM idempotency.${name}($1, ${places}) f`, [77, ...args])
+    const { number, ...columns } = row
+    if (number !== '77') throw new Error(`${name} does not give back its number but ${number}`)
+    return columns
+  }
+  t.beforeEach(async () => {
+    await client.query(
+      `TRUNCATE idempotency.unresolved, idempotency.notes, idempotency.buckets, idempotency.waits, idempotency.epochs, idempotency.graces;
+       DELETE FROM idempotency.records; UPDATE idempotency.pruning SET page = 0, done_at = 0`,
+    )
   })
 
-  void t.test('a claim is stamped with its time, and has a lease', async (t) => {
+  const put = (id: string, at: number, over: Written = {}): Promise<Columns> => {
+    const { service = 'pay', schema = 1, state = IN_PROGRESS, fence = 0, token = 'mine' } = over
+    const { createdAt = 0, head = HEAD, dueIn = 10, dropIn = 100, entry = 0, grace = 0, seen = 0 } = over
+    const bytes = [Buffer.from(token), createdAt, head, Buffer.from('p')]
+    const record = [schema, state, fence, ...bytes, dueIn, dropIn]
+    return call('put', service, id, at, 1000, ...record, entry, grace, seen)
+  }
+  const swap = (
+    id: string,
+    at: number,
+    condition: { version?: number; token?: string; states?: number[] },
+    over: Written & { more?: number } = {},
+  ): Promise<Columns> => {
+    const { service = 'pay', schema = 1, state = IN_PROGRESS, fence = 0, token = 'mine', more = 0 } = over
+    const { head = HEAD, dueIn = 10, dropIn = 100, grace = 0, seen = 0 } = over
+    const { version = null, token: own, states = null } = condition
+    const expected = [version, own === undefined ? null : Buffer.from(own), states]
+    const record = [schema, state, fence, Buffer.from(token), head, Buffer.from('q'), dueIn, dropIn, more]
+    return call('swap', service, id, at, 1000, ...expected, ...record, grace, seen)
+  }
+  const get = (id: string, at: number, service = 'pay') => call('get', service, id, at, 1000)
+  const isThere = async (id: string, at: number, service = 'pay') =>
+    /[^(),]/.test((await get(id, at, service))['stored'] ?? '')
+  const found = async (columns: string, table: string, id: string, service: string) =>
+    (
+      await rows(
+        `SELECT ${columns}, state, convert_from(token, 'UTF8') AS token FROM idempotency.${table} WHERE id = $1 AND service = $2`,
+        [id, service],
+      )
+    )[0] ?? null
+  const stored = async (id: string, service = 'pay'): Promise<Columns> =>
+    (await found(
+      `version, fence, created_at, updated_at, due, drop_at, schema, encode(head, 'hex') AS head, convert_from(payload, 'UTF8') AS payload`,
+      'stored',
+      id,
+      service,
+    )) ?? {}
+  const lease = (id: string, service = 'pay') => found('due, drop_at, renewals', 'unresolved', id, service)
+  /** Each row in one text. */
+  const listed = async (text: string) => (await rows(text)).map((row) => Object.values(row).join(' '))
+  const waits = (id: string, service: string, ...channels: string[]) =>
+    rows('INSERT INTO idempotency.waits SELECT 1, $1, $2, c FROM unnest($3::text[]) c', [
+      id,
+      service,
+      channels,
+    ])
+
+  const held = (at: number, entry: number, seen = 0, service = 'pay', grace = 1000) =>
+    rows('SELECT remaining, since FROM idempotency.held($1, $2, $3, $4, $5)', [
+      service,
+      at,
+      entry,
+      grace,
+      seen,
+    ]).then(([row]) => [row?.['remaining'], row?.['since']].map((one) => (one == null ? null : Number(one))))
+  const promoted = (service = 'pay') =>
+    rows("UPDATE idempotency.epochs SET started = 'epoch' WHERE service = $1", [service])
+
+  const token = Buffer.from('mine')
+  const codeOf = (asked: Promise<unknown>): Promise<string> =>
+    asked.then(
+      () => 'done',
+      ({ code }: { code: string }) => code,
+    )
+  /** Until somebody waits for a lock of this connection. */
+  const untilWaiting = async (holder: pg.Client): Promise<void> => {
+    for (;;) {
+      const { rows: found } = await holder.query(
+        'SELECT FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))',
+      )
+      if (found.length > 0) return
+    }
+  }
+
+  void t.test('a claim is stamped with its time in milliseconds since 1970, and has a lease', async (t) => {
+    t.ok(isClockRight)
     const id = newId()
     has(t, await put(id, T), {
-      ...numbers({ at: T, version: T, fence: T, created_at: T }),
+      at: T,
+      version: T,
+      fence: T,
+      created_at: T,
       done: 't',
       waiting: '',
     })
     const stamps = { version: T, fence: T, created_at: T, updated_at: T, due: T + 10, drop_at: T + 100 }
     const rest = { schema: 1, state: 1, token: 'mine', head: HEAD.toString('hex'), payload: 'p' }
-    t.strictSame({ ...(await stored(id)) }, numbers({ ...stamps, ...rest }))
-    t.strictSame(
-      { ...(await lease(id)) },
-      numbers({ due: T + 10, drop_at: T + 100, renewals: 0, state: 1, token: 'mine' }),
-    )
+    exactly(t, await stored(id), { ...stamps, ...rest })
+    exactly(t, await lease(id), { due: T + 10, drop_at: T + 100, renewals: 0, state: 1, token: 'mine' })
     const given = newId()
-    has(t, await put(given, T, { fence: 5, createdAt: 6 }), numbers({ version: T, fence: 5, created_at: 6 }))
-    has(t, await stored(given), numbers({ version: T, fence: 5, created_at: 6 }))
+    has(t, await put(given, T, { fence: 5, createdAt: 6 }), { version: T, fence: 5, created_at: 6 })
+    has(t, await stored(given), { version: T, fence: 5, created_at: 6 })
     const completed = newId()
     await put(completed, T, { state: COMPLETED })
-    has(t, await stored(completed), numbers({ version: T, due: T + 10, drop_at: T + 100 }))
+    has(t, await stored(completed), { version: T, due: T + 10, drop_at: T + 100 })
   })
 
   void t.test('a claim that had to wait is stamped with the time after that', async (t) => {
@@ -88,15 +206,15 @@ async function tests(): Promise<void> {
         const fence = given.fence ?? at
         const createdAt = given.createdAt ?? at
         const stamps = { version: at, fence, created_at: createdAt }
-        has(t, await put(id, T, { ...given, state: RETRYABLE }), numbers({ ...stamps, at }))
-        has(t, await stored(id), numbers({ ...stamps, updated_at: at, due: at + 10, drop_at: at + 100 }))
+        has(t, await put(id, T, { ...given, state: RETRYABLE }), { ...stamps, at })
+        has(t, await stored(id), { ...stamps, updated_at: at, due: at + 10, drop_at: at + 100 })
         const open = newId()
         await put(open, T, { service: 'other' })
         const before = await stored(open, 'other')
         await ticking(step)
         await put(open, T, given)
         t.strictSame(await stored(open, 'other'), before)
-        has(t, await lease(open), numbers({ due: at + 10, drop_at: at + 100 }))
+        has(t, await lease(open), { due: at + 10, drop_at: at + 100 })
       }
   })
 
@@ -108,7 +226,7 @@ async function tests(): Promise<void> {
     t.ok(await isThere(id, last))
     t.notOk(await isThere(id, last + 1))
     t.notOk(await isThere(id, last, 'other'))
-    has(t, await put(id, last, { token: 'other' }), { done: 'f', at: String(last), stored: /mine|6d696e65/ })
+    has(t, await put(id, last, { token: 'other' }), { done: 'f', at: last, stored: /mine|6d696e65/ })
     has(t, await put(id, last), { done: 'f' }, 'its own claim is recognised')
     has(t, await swap(id, last + 1, version), { done: 'f', stored: null })
     has(t, await call('remove', 'pay', id, last + 1, 1000, T), { done: 'f' })
@@ -120,7 +238,7 @@ async function tests(): Promise<void> {
     has(t, await swap(id, last, version), { done: 't' })
     const again = newId()
     await put(again, T)
-    has(t, await put(again, last + 1, { token: 'next' }), { done: 't', version: String(last + 1) })
+    has(t, await put(again, last + 1, { token: 'next' }), { done: 't', version: last + 1 })
     has(t, await stored(again), { token: 'next' })
   })
 
@@ -155,7 +273,10 @@ async function tests(): Promise<void> {
       { state: COMPLETED, token: 'next', dueIn: 20, dropIn: 30 },
     )
     has(t, written, {
-      ...numbers({ at: T + 7, version: T + 1, fence: T, created_at: 5 }),
+      at: T + 7,
+      version: T + 1,
+      fence: T,
+      created_at: 5,
       done: 't',
       waiting: 'a b',
       stored: null,
@@ -168,14 +289,18 @@ async function tests(): Promise<void> {
       due: T + 27,
       drop_at: T + 37,
     }
-    t.strictSame(
-      { ...(await stored(id)) },
-      numbers({ ...stamps, schema: 1, state: 2, token: 'next', head: HEAD.toString('hex'), payload: 'q' }),
-    )
+    exactly(t, await stored(id), {
+      ...stamps,
+      schema: 1,
+      state: 2,
+      token: 'next',
+      head: HEAD.toString('hex'),
+      payload: 'q',
+    })
     t.equal(await lease(id), null)
-    has(t, await swap(id, T + 8, { version: T + 1 }, { more: 1 }), { fence: String(T + 1), waiting: '' })
-    has(t, await lease(id), numbers({ due: T + 18, drop_at: T + 108, renewals: 0 }))
-    has(t, await swap(id, T + 9, { version: T + 2 }, { fence: T + 5, more: 1 }), { fence: String(T + 5) })
+    has(t, await swap(id, T + 8, { version: T + 1 }, { more: 1 }), { fence: T + 1, waiting: '' })
+    has(t, await lease(id), { due: T + 18, drop_at: T + 108, renewals: 0 })
+    has(t, await swap(id, T + 9, { version: T + 2 }, { fence: T + 5, more: 1 }), { fence: T + 5 })
   })
 
   void t.test('a swap whose condition does not hold changes nothing', async (t) => {
@@ -228,11 +353,39 @@ async function tests(): Promise<void> {
       })
       has(t, reply, { done: 'f', waiting: isFolded ? 'a' : null, stored: /6d696e65/ })
       t.equal((await lease(id)) === null, isFolded)
-      has(t, await stored(id), { version: String(T + 1) }, 'which goes on counting')
+      has(t, await stored(id), { version: T + 1 }, 'which goes on counting')
       t.ok(await lease(other))
       t.ok(await lease(id, 'other'))
     }
   })
+
+  void t.test(
+    'renewals are added to the version of the record that was finished, and to no other',
+    async (t) => {
+      const [id, other] = [newId(), newId()]
+      const renewed = async (times: number): Promise<void> => {
+        for (let n = 0; n < times; n++) await call('renew', 'pay', T + 1, 1000, [id], [token], [10], [10])
+      }
+      for (const one of [id, other])
+        for (const service of ['pay', 'other'])
+          await put(one, T, { service, token: one === other && service === 'other' ? 'other' : 'mine' })
+      await renewed(2)
+      await rows("UPDATE idempotency.records SET state = 2 WHERE id = $1 AND service = 'pay'", [id])
+      has(t, await swap(id, T + 2, { token: 'mine', states: [IN_PROGRESS] }), { done: 'f', waiting: '' })
+      t.same(await rows('SELECT id, service, version FROM idempotency.records WHERE version <> $1', [T]), [
+        { id, service: 'pay', version: T + 2 },
+      ])
+      has(t, await stored(id), { state: COMPLETED })
+
+      await client.query('DELETE FROM idempotency.records; DELETE FROM idempotency.unresolved')
+      await put(id, T)
+      await renewed(1)
+      await rows("UPDATE idempotency.records SET state = 2, token = 'next'")
+      await rows('SELECT idempotency.fold($1, $2)', ['pay', id])
+      has(t, await stored(id), { version: T }, 'nor those of a lease of an earlier attempt')
+      t.same(await rows('SELECT FROM idempotency.unresolved'), [])
+    },
+  )
 
   void t.test('a renewal prolongs the lease of its owner, and of nobody else', async (t) => {
     const [mine, stranger, unknown, later, ended, twin] = Array.from({ length: 6 }, newId) as string[] as [
@@ -263,11 +416,11 @@ async function tests(): Promise<void> {
         ids.map(() => dropIn),
       )
     has(t, await renew(T + 9, 50, 1), { renewed: mine })
-    has(t, await stored(mine), numbers({ version: T + 1, due: T + 59, drop_at: T + 100, updated_at: T }))
+    has(t, await stored(mine), { version: T + 1, due: T + 59, drop_at: T + 100, updated_at: T })
     has(t, await renew(T + 99, 50, 60), { renewed: mine })
-    has(t, await stored(mine), numbers({ version: T + 2, due: T + 149, drop_at: T + 159 }))
-    has(t, await lease(mine, 'other'), numbers({ due: T + 10, renewals: 0 }))
-    for (const id of [stranger, unknown, later]) has(t, await stored(id), numbers({ version: T }))
+    has(t, await stored(mine), { version: T + 2, due: T + 149, drop_at: T + 159 })
+    has(t, await lease(mine, 'other'), { due: T + 10, renewals: 0 })
+    for (const id of [stranger, unknown, later]) has(t, await stored(id), { version: T })
     await rows('UPDATE idempotency.records SET state = 2 WHERE id = $1', [mine])
     has(t, await renew(T + 100, 50, 60), { renewed: '' }, 'its upstream has finished it')
   })
@@ -297,19 +450,15 @@ async function tests(): Promise<void> {
       const after = await stored(id, 'service' in over ? over.service : 'pay')
       if (!isRevived) t.strictSame(after, before)
       else {
-        has(t, after, numbers({ version: T + 1, state: 1, due: T + 55, drop_at: T + 100, updated_at: T }))
+        has(t, after, { version: T + 1, state: 1, due: T + 55, drop_at: T + 100, updated_at: T })
         const flags = over.head.length > 4 ? '00' : ''
         t.equal(
           after['head'],
           over.head.toString('hex').slice(0, 8) + flags + over.head.toString('hex').slice(10),
         )
-        has(
-          t,
-          await lease(id),
-          numbers({ due: T + 55, drop_at: T + 100, renewals: 0, state: 1, token: 'mine' }),
-        )
+        has(t, await lease(id), { due: T + 55, drop_at: T + 100, renewals: 0, state: 1, token: 'mine' })
         await revive(id, T + 50)
-        has(t, await stored(id), numbers({ version: T + 2, drop_at: T + 110 }))
+        has(t, await stored(id), { version: T + 2, drop_at: T + 110 })
       }
     }
   })
@@ -371,15 +520,19 @@ async function tests(): Promise<void> {
   })
 
   void t.test(
-    'leases of completed records are taken out before they keep others from the list',
+    'leases of finished records are taken out when they are due, before they keep others from the list',
     async (t) => {
-      for (const id of ['a', 'b']) await put(id, T, { dueIn: 1 })
-      await put('c', T, { dueIn: 2 })
-      await put('a', T, { dueIn: 1, service: 'other' })
-      await rows("UPDATE idempotency.records SET state = 2 WHERE id IN ('a', 'b')")
-      has(t, await call('due', 'pay', T + 2, 1000, 2), { ids: 'c' })
+      for (const id of ['a', 'b']) await put(id, T, { dueIn: 5 })
+      await put('c', T, { dueIn: 6 })
+      await put('d', T, { dueIn: 10 })
+      await put('a', T, { dueIn: 5, service: 'other' })
+      await rows("UPDATE idempotency.records SET state = 2 WHERE id IN ('a', 'b', 'd')")
+      has(t, await call('due', 'pay', T + 4, 1000, 2), { ids: '' })
+      t.ok(await lease('a'))
+      has(t, await call('due', 'pay', T + 6, 1000, 2), { ids: 'c' })
       t.ok(await lease('a', 'other'))
-      t.equal(await lease('b'), null)
+      t.same([await lease('a'), await lease('b')], [null, null])
+      t.ok(await lease('d'))
     },
   )
 
@@ -402,7 +555,7 @@ async function tests(): Promise<void> {
     t.equal(await bodies(T + 10), 'b a c')
     t.equal(await bodies(T + 99, 2), 'b a')
     t.equal(await bodies(T + 100), '')
-    has(t, await lease('a'), numbers({ due: 2 ** 48 + T + 10 }))
+    has(t, await lease('a'), { due: 2 ** 48 + T + 10 })
     for (const id of ['never', 'short', 'early']) t.equal(await lease(id), null)
     has(t, await call('due', 'pay', T + 10, 1000, 10), { ids: 'open' })
     await rows("UPDATE idempotency.unresolved SET token = 'x' WHERE id = 'a'")
@@ -463,6 +616,8 @@ async function tests(): Promise<void> {
     const lines = [`a 2 ${T - 7} ${T - 3} of a`, `b 4 ${T} ${T + 4} of b`]
     t.same(await notes(T + 99), lines)
     t.equal(await notes(T + 100), null)
+    const [row] = await rows("SELECT lines FROM idempotency.notes WHERE id = 'another'")
+    t.equal(row?.['lines'], `{"z 1 ${T} ${T} of another"}`)
     t.equal(await notes(T, 'other'), null)
     has(t, await note(T + 100, ['a', 1, 0, 0]), { done: 'f' })
     await put(id, T, { service: 'other' })
@@ -485,31 +640,29 @@ async function tests(): Promise<void> {
       Number((await call('throttle', 'pay', 'bucket', at, 1000, count, per, units))['wait'])
     const bucket = async () => (await rows('SELECT at, debt, count, full_at FROM idempotency.buckets'))[0]
     t.same([await take(T), await take(T), await take(T)], [0, 0, 500])
-    has(t, await bucket(), numbers({ at: T, debt: 2000, count: 2, full_at: T + 1000 }))
+    has(t, await bucket(), { at: T, debt: 2000, count: 2, full_at: T + 1000 })
     t.same([await take(T + 499), await take(T + 500), await take(T + 500)], [1, 0, 500])
     t.equal(await take(T + 600, -1), 0)
-    has(t, await bucket(), numbers({ at: T + 600, debt: 800, full_at: T + 1000 }))
+    has(t, await bucket(), { at: T + 600, debt: 800, full_at: T + 1000 })
     t.equal(await take(T + 600, -1), 0)
     t.equal(await bucket(), undefined, 'a full one is not kept')
     t.equal(await take(T + 600), 0)
     // Twice the rate: what is missing takes half the time, rounded up.
     t.same([await take(T + 600, 1, 3, 1000), await take(T + 600, 1, 3, 1000)], [0, 167])
-    has(t, await bucket(), numbers({ debt: 2500, count: 3, full_at: T + 600 + 834 }))
+    has(t, await bucket(), { debt: 2500, count: 3, full_at: T + 600 + 834 })
     t.equal(await take(T + 100, 1, 3, 1000), 0, 'a clock that went back fills it as well')
     const other = await call('throttle', 'other', 'bucket', T, 1000, 1, 1000, 1)
     has(t, other, { wait: '0' }, 'another service has its own')
   })
 
   void t.test('what somebody else is at work on is waited for, or passed over', async (t) => {
-    const id = newId()
-    const token = [Buffer.from('mine')]
+    const [id, another] = [newId(), newId()]
     const other = await server.client()
     t.teardown(() => other.end())
     const calls = {
-      swap: () =>
-        call('swap', 'pay', id, T, 50, T, null, null, 1, 1, 0, token[0], HEAD, HEAD, 10, 100, 0, 0, 0),
+      swap: () => call('swap', 'pay', id, T, 50, T, null, null, 1, 1, 0, token, HEAD, HEAD, 10, 100, 0, 0, 0),
       remove: () => call('remove', 'pay', id, T, 50, T),
-      revive: () => call('revive', 'pay', id, T, 50, token[0], 10, 10),
+      revive: () => call('revive', 'pay', id, T, 50, token, 10, 10),
       'a claim after its end': () =>
         call('put', 'pay', id, T + 100, 50, 1, 1, 0, Buffer.from('next'), 0, HEAD, HEAD, 10, 100, 0, 0, 0),
     }
@@ -518,39 +671,41 @@ async function tests(): Promise<void> {
       note: () => call('note', 'pay', id, T, 50, ['a'], [1], [0], [0], ['x']),
     }
     const passing = {
-      renew: async () => (await call('renew', 'pay', T, 50, [id], token, [10], [10]))['renewed'] === id,
+      renew: async () => (await call('renew', 'pay', T, 50, [id], [token], [10], [10]))['renewed'] === id,
       prune: async () => {
         await rows('UPDATE idempotency.pruning SET page = 0, done_at = 0')
         return (await call('prune', T + 100, 50, 50, 1000, 100))['pruned'] === '1'
       },
     }
     for (const table of ['records', 'unresolved'] as const)
-      for (const service of ['pay', 'other']) {
-        const lock = () =>
-          other.query(
-            `BEGIN; SELECT FROM idempotency.${table} WHERE id = '${id}' AND service = '${service}' FOR UPDATE`,
-          )
-        for (const [what, act] of Object.entries({ ...calls, ...reading })) {
-          for (const one of ['pay', 'other']) await put(id, T, { service: one })
-          await lock()
-          const end = await act().then(
-            () => 'done',
-            ({ code }) => code,
-          )
-          const waits = service === 'pay' && (what in calls || table === 'records')
-          t.equal(end, waits ? '55P03' : 'done', `${what}, ${table} of ${service}`)
-          await other.query('ROLLBACK')
-          await client.query('DELETE FROM idempotency.records; DELETE FROM idempotency.unresolved')
-        }
-        for (const [what, act] of Object.entries(passing)) {
+      for (const [locked, service] of [
+        [id, 'pay'],
+        [id, 'other'],
+        [another, 'pay'],
+      ] as const) {
+        const isOther = locked !== id || service !== 'pay'
+        const whileLocked = async (dropIn: number, act: () => Promise<void>): Promise<void> => {
           await put(id, T)
-          await put(id, T, { service: 'other', dropIn: 10_000 })
-          await lock()
-          const isRenewed = what === 'renew' && table === 'records'
-          t.equal(await act(), isRenewed || service === 'other', `${what}, ${table} of ${service}`)
+          await put(id, T, { service: 'other', dropIn })
+          await put(another, T, { dropIn })
+          await other.query(
+            `BEGIN; SELECT FROM idempotency.${table} WHERE id = '${locked}' AND service = '${service}' FOR UPDATE`,
+          )
+          await act()
           await other.query('ROLLBACK')
           await client.query('DELETE FROM idempotency.records; DELETE FROM idempotency.unresolved')
         }
+        const where = `${table} of ${locked === id ? service : 'another'}`
+        for (const [what, act] of Object.entries({ ...calls, ...reading }))
+          await whileLocked(100, async () => {
+            const waits = !isOther && (what in calls || table === 'records')
+            t.equal(await codeOf(act()), waits ? '55P03' : 'done', `${what}, ${where}`)
+          })
+        for (const [what, act] of Object.entries(passing))
+          await whileLocked(10_000, async () => {
+            const isRenewed = what === 'renew' && table === 'records'
+            t.equal(await act(), isRenewed || isOther, `${what}, ${where}`)
+          })
       }
   })
 
@@ -626,6 +781,307 @@ async function tests(): Promise<void> {
     for (const [what, act] of Object.entries(acts)) {
       await act()
       t.same(await settings(), before, what)
+    }
+  })
+
+  void t.test('a new store has no grace, nor has one for which none is set', async (t) => {
+    t.same(await held(T, 3, 0, 'pay', 0), [0, null])
+    t.same(await rows('SELECT FROM idempotency.epochs'), [])
+    t.same(await held(T, 3), [0, T])
+    for (const entry of [0, 1, 2, 3]) {
+      t.same(await held(T, entry), [0, T])
+      t.same(await held(T + 7, entry, T), [0, T])
+    }
+  })
+
+  void t.test('another server begins a grace, and its end is exact', async (t) => {
+    await held(T, 3)
+    await held(T, 3, 0, 'other')
+    await promoted()
+    t.same(await held(T + 5, 0, T), [1000, T + 5])
+    for (const entry of [0, 1, 3])
+      t.same(
+        [await held(T + 5, entry), await held(T + 1004, entry), await held(T + 1005, entry)],
+        [
+          [1000, T + 5],
+          [1, T + 5],
+          [0, T + 5],
+        ],
+      )
+    t.same(await held(T + 3000, 0), [0, T + 5])
+    t.same(await held(T + 5, 3, T, 'other'), [0, T], 'of this service alone')
+    // The records are in another file.
+    await client.query('UPDATE idempotency.epochs SET file = 1')
+    t.same(await held(T + 3000, 1, T + 5), [1000, T + 3000])
+    // A crash empties the table.
+    await client.query("DELETE FROM idempotency.graces WHERE service = 'pay'")
+    t.same(await held(T + 3001, 3, T + 3000), [1000, T + 3001])
+    // A clock that goes back.
+    t.same(await held(T + 3001, 3, T + 3001), [1000, T + 3001])
+    t.same(await held(T + 3000, 3, T + 3001), [1000, T + 3000])
+  })
+
+  void t.test('claims written again extend a grace by a moment, up to twice its length', async (t) => {
+    for (const service of ['pay', 'other', 'late']) {
+      await held(T, 3, 0, service)
+      await promoted(service)
+      t.same(await held(T, 3, 0, service), [1000, T])
+    }
+    t.same(await held(T + 800, 2), [200, T], 'by nothing while there is enough of it')
+    for (const entry of [0, 1, 3]) t.same(await held(T + 801, entry), [199, T])
+    t.same(await held(T + 801, 2), [200, T])
+    t.same(await held(T + 801, 3), [200, T])
+    t.same(await held(T + 801, 3, 0, 'other'), [199, T])
+    for (let at = T + 900; at <= T + 1800; at += 100) t.same(await held(at, 2), [200, T])
+    t.same(await held(T + 1900, 2), [100, T])
+    for (const entry of [2, 3]) t.same(await held(T + 2000, entry), [0, T], 'what is over is not extended')
+
+    // A proxy that comes late begins another one of the same server.
+    t.same(await held(T + 1500, 3, T - 7, 'late'), [1000, T])
+    for (const entry of [2, 0]) t.same(await held(T + 2400, entry, 0, 'late'), [100, T])
+  })
+
+  void t.test('who comes late, or knows that claims are lost, begins a grace', async (t) => {
+    await held(T, 3)
+    // Another proxy has taken the server for a new one after it lost what this one had claimed.
+    t.same(await held(T + 5, 0, T - 7), [1000, T])
+    t.same(await held(T + 6, 0, T - 7), [999, T], 'the same grace')
+    t.same(await held(T + 1004, 3, T - 7), [1, T])
+    t.same(await held(T + 1005, 0, T - 7), [0, T], 'a claim begins no further one')
+    t.same(await held(T + 1005, 3, T - 7), [1000, T], 'the look of a proxy that was away does')
+    const admitted = await call('admit', 'pay', T + 2005, 1000, 1000, T - 7)
+    has(t, admitted, { remaining: '1000', since: T })
+    has(t, await call('admit', 'pay', T + 2505, 1000, 1000, T - 7), { remaining: '500', since: T })
+    await client.query('DELETE FROM idempotency.epochs')
+    t.same(await held(T + 9000, 0, T), [1000, T + 9000], 'a store that lost everything')
+  })
+
+  void t.test('a grace holds new claims and takeovers, and nothing else', async (t) => {
+    await held(T, 3)
+    const [old, fresh, again] = [newId(), newId(), newId()]
+    await put(old, T, { grace: 1000, state: RETRYABLE, dropIn: 5000 })
+    await promoted()
+    const all = { grace: 1000, seen: T, dropIn: 5000 }
+    has(t, await put(newId(), T + 1, all), {
+      done: 'f',
+      remaining: '1000',
+      since: T + 1,
+      at: T + 1,
+    })
+    has(t, await put(fresh, T + 1, { ...all, entry: 1 }), { done: 't' })
+    has(t, await put(again, T + 1, { ...all, entry: 2 }), { done: 't' })
+    const takeOver = (at: number) => swap(old, at, { version: T }, { ...all, more: 1 })
+    has(t, await takeOver(T + 1000), {
+      done: 'f',
+      remaining: '1',
+      since: T + 1,
+      at: T + 1000,
+    })
+    has(t, await swap(again, T + 2, { version: T + 1 }, { ...all, state: COMPLETED }), { done: 't' })
+    has(t, await put(old, T + 2, all), { done: 'f', remaining: null, stored: /6d696e65/ })
+    has(t, await put(newId(), T + 1000, all), { done: 'f', remaining: '1' })
+    has(t, await put(newId(), T + 1001, all), { done: 't' })
+    has(t, await takeOver(T + 1001), { done: 't' })
+    has(t, await call('admit', 'pay', T + 1001, 1000, 1000, T + 1), { remaining: '0', since: T + 1 })
+  })
+
+  void t.test('one at a time writes down that the server is another', async (t) => {
+    const other = await server.client()
+    t.teardown(() => other.end())
+    for (const service of ['pay', 'other']) await held(T, 3, 0, service)
+    for (const service of ['pay', 'other']) {
+      await promoted()
+      await other.query(`BEGIN; SELECT FROM idempotency.epochs WHERE service = '${service}' FOR UPDATE`)
+      const end = await call('admit', 'pay', T + 1, 50, 1000, T).then(
+        ({ remaining }) => remaining,
+        ({ code }) => code,
+      )
+      t.equal(end, service === 'pay' ? '55P03' : '1000')
+      await other.query('ROLLBACK')
+    }
+  })
+
+  void t.test('what has expired is removed, page after page, once per interval', async (t) => {
+    const prune = async (at: number, limit = 100, pages = 1000) =>
+      Number((await call('prune', at, 1000, 50, pages, limit))['pruned'])
+    for (const [id, dropIn] of [
+      ['a', 10],
+      ['b', 11],
+      ['c', 10],
+    ] as const)
+      await put(id, T, { dropIn })
+    await put('a', T, { dropIn: 10, service: 'other', state: COMPLETED })
+    await call('renew', 'pay', T, 1000, ['c'], [Buffer.from('mine')], [10], [90])
+    await call('note', 'pay', 'a', T, 1000, ['x'], [1], [0], [0], ['x'])
+    const left = async (table: string) =>
+      await listed(`SELECT id FROM idempotency.${table} ORDER BY id, service`)
+    t.equal(await prune(T + 9), 0)
+    t.same(await left('records'), ['a', 'a', 'b', 'c'])
+    t.equal(await prune(T + 58), 0, 'too early')
+    t.equal(await prune(T + 8), 0, 'a clock that went back does not stop it')
+    t.equal(await prune(T + 57), 0)
+    await rows('UPDATE idempotency.pruning SET done_at = 0')
+    t.equal(await prune(T + 10), 2)
+    for (const table of ['records', 'unresolved']) t.same(await left(table), ['b', 'c'])
+    t.same(await left('notes'), [])
+    t.equal(await prune(T + 59), 0, 'b is due, but it is too early')
+    t.equal(await prune(T + 60), 1)
+    t.same(await left('records'), ['c'], 'its lease was renewed')
+  })
+
+  void t.test('only what has expired is discarded, whatever else has', async (t) => {
+    const discard = async (service: string, waits: boolean) => {
+      const [row] = await rows('SELECT idempotency.discard($1, $2, $3, $4) AS done', [
+        service,
+        'a',
+        T + 50,
+        waits,
+      ])
+      return row?.['done'] === 't'
+    }
+    for (const waits of [true, false]) {
+      t.equal(await discard('pay', waits), false, 'there is none')
+      await put('a', T)
+      await put('a', T, { service: 'other', state: COMPLETED, dropIn: 10 })
+      await put('b', T, { dropIn: 10 })
+      t.equal(await discard('pay', waits), false)
+      t.equal(await discard('other', waits), true, 'the lease is of another service')
+      await put('a', T, { service: 'other', dropIn: 10 })
+      t.equal(await discard('pay', waits), false)
+      const left = await rows('SELECT id, service FROM idempotency.records ORDER BY id, service')
+      t.same(
+        left.map(({ id, service }) => `${service} ${id}`),
+        ['other a', 'pay a', 'pay b'],
+      )
+      await client.query('DELETE FROM idempotency.records; DELETE FROM idempotency.unresolved')
+    }
+  })
+
+  void t.test('a removal with a limit goes on at once, and also takes buckets and waits', async (t) => {
+    const prune = async (at: number, limit: number) =>
+      Number((await call('prune', at, 1000, 50, 1000, limit))['pruned'])
+    for (const id of ['a', 'b', 'c']) await put(id, T, { dropIn: 1 })
+    for (const fullAt of [T + 1, T + 2])
+      await rows("INSERT INTO idempotency.buckets VALUES ($1, 1, 1, $1, $2, 'pay')", [fullAt, String(fullAt)])
+    const hour = 3_600_000
+    for (const since of [T + 1 - hour, T + 2 - hour])
+      await rows("INSERT INTO idempotency.waits VALUES ($1, 'a', 'pay', $2)", [since, String(since)])
+    t.equal(await prune(T + 1, 2), 2)
+    t.equal(await prune(T + 1, 2), 1)
+    t.equal(await prune(T + 1, 2), 0)
+    const [row] = await rows('SELECT page, done_at FROM idempotency.pruning')
+    has(t, row, { page: 0, done_at: T + 1 })
+    t.same(await listed('SELECT id FROM idempotency.buckets'), [String(T + 2)])
+    t.same(await listed('SELECT channel FROM idempotency.waits'), [String(T + 2 - hour)])
+  })
+
+  void t.test('a removal looks at as many pages as it may, and goes round the table', async (t) => {
+    await client.query('TRUNCATE idempotency.records')
+    // Three of them fill a page: bytes that cannot be compressed.
+    for (let n = 0; n < 9; n++)
+      await put(`r${n}`, T, { head: Buffer.concat([HEAD, randomBytes(1800)]), dropIn: n === 1 ? 900 : 1 })
+    const left = async () => await listed('SELECT id FROM idempotency.records ORDER BY id')
+    for (const [n, there] of [
+      ['r1', 'r3', 'r4', 'r5', 'r6', 'r7', 'r8'],
+      ['r1', 'r6', 'r7', 'r8'],
+      ['r1'],
+      ['r1'],
+    ].entries()) {
+      await call('prune', T + 100 * (n + 1), 1000, 50, 1, 100)
+      t.same(await left(), there)
+      const place = (await rows('SELECT page FROM idempotency.pruning'))[0]?.['page']
+      if (n < 3) t.equal(place, String((n + 1) % 3))
+    }
+    for (const at of [T + 900, T + 1000]) await call('prune', at, 1000, 50, 1000, 100)
+    t.same(await left(), [])
+  })
+
+  void t.test('a call waits for who has the lease, and reads what that one has written', async (t) => {
+    const id = newId()
+    const other = await server.client()
+    t.teardown(() => other.end())
+    await put(id, T)
+    for (const [n, act] of [
+      () => swap(id, T + 2, { version: T }, { state: COMPLETED }),
+      () => call('remove', 'pay', id, T + 2, 1000, T + 1),
+    ].entries()) {
+      await other.query('BEGIN')
+      await other.query({
+        text: "SELECT idempotency.renew(1, 'pay', $1, 1000, $2, $3, $4, $5)",
+        values: [T + 1, [id], [token], [10], [100]],
+      })
+      const acting = act()
+      await untilWaiting(other)
+      await other.query('COMMIT')
+      has(t, await acting, { done: 'f' })
+      has(t, await stored(id), { version: T + 1 + n, state: IN_PROGRESS })
+    }
+  })
+
+  void t.test('those who wait are told of every end, and of no claim', async (t) => {
+    for (const state of [IN_PROGRESS, COMPLETED, RETRYABLE, UNKNOWN]) {
+      const id = newId()
+      await waits(id, 'pay', 'a')
+      const waiting = state === IN_PROGRESS ? '' : 'a'
+      has(t, await put(id, T, { state }), { done: 't', waiting })
+      has(t, await swap(id, T, { version: T }, { state }), { done: 't', waiting })
+    }
+  })
+
+  void t.test('a rate of which nothing is used up has no row', async (t) => {
+    const throttle = async (at: number, units: number, bucket = 'a', service = 'pay') =>
+      (await call('throttle', service, bucket, at, 1000, 1, 1000, units))['wait']
+    const left = async () =>
+      (await rows('SELECT service, id FROM idempotency.buckets ORDER BY 1, 2')).map(
+        ({ service, id }) => `${service} ${id}`,
+      )
+    t.equal(await throttle(T, 0), '0')
+    t.same(await left(), [])
+    for (const bucket of ['a', 'b']) t.equal(await throttle(T, 1, bucket), '0')
+    t.equal(await throttle(T, 1, 'a', 'other'), '0')
+    const times = async () =>
+      (await rows('SELECT at, full_at FROM idempotency.buckets ORDER BY service, id')).map(
+        ({ at, full_at }) => [Number(at) - T, Number(full_at) - T],
+      )
+    t.same(await times(), [
+      [0, 1000],
+      [0, 1000],
+      [0, 1000],
+    ])
+    t.equal(await throttle(T + 999, 0), '0')
+    t.same(await times(), [
+      [0, 1000],
+      [999, 1000],
+      [0, 1000],
+    ])
+    t.equal((await left()).length, 3)
+    t.equal(await throttle(T + 1000, 0), '0')
+    t.same(await left(), ['other a', 'pay b'])
+    t.equal(await throttle(T + 5000, 1, 'b'), '0', 'all of it is there again')
+  })
+
+  void t.test('a header value is Latin-1 without the control characters of ASCII but the tab', async (t) => {
+    const isValue = async (value: string) =>
+      (await codeOf(rows('SELECT idempotency.header_lines($1)', [JSON.stringify([['a', value]])]))) === 'done'
+    for (const code of [9, 32, 126, 128, 159, 255])
+      t.equal(await isValue(`x${String.fromCharCode(code)}x`), true, `${code}`)
+    for (const code of [8, 10, 31, 127, 256])
+      t.equal(await isValue(`x${String.fromCharCode(code)}x`), false, `${code}`)
+    for (const blank of [' ', '\t'])
+      t.same([await isValue(`x${blank}`), await isValue(`${blank}x`)], [false, false], 'none around it')
+  })
+
+  void t.test('a list of what is due waits for nobody', async (t) => {
+    const other = await server.client()
+    t.teardown(() => other.end())
+    for (const id of ['a', 'b', 'c']) await put(id, T, { dueIn: 5 })
+    await rows("UPDATE idempotency.records SET state = 2 WHERE id IN ('a', 'b')")
+    for (const table of ['records', 'unresolved']) {
+      await other.query(`BEGIN; SELECT FROM idempotency.${table} WHERE id = 'a' FOR UPDATE`)
+      has(t, await call('due', 'pay', T + 5, 50, 10), { ids: 'c' })
+      t.ok(await lease('a'))
+      t.equal(await lease('b'), null)
+      await other.query('ROLLBACK')
     }
   })
 }

@@ -1,462 +1,911 @@
-import t, { type Test } from 'tap'
-import type { Millis } from '../../src/core/record.ts'
-import { Lanes } from '../../src/store/postgres-lanes.ts'
-import type { Identity } from '../../src/store/postgres-layout.ts'
+import t from 'tap'
 import { PartlyUnavailable, StoreUnavailable } from '../../src/store/register.ts'
-import { type Asked, type FakePostgres, fakePostgres } from '../support/fake-postgres.ts'
-import { until } from './fixtures.ts'
+import {
+  APPLIED,
+  answerLooks,
+  isBusy,
+  looksOf,
+  NOT_APPLIED,
+  fakeLanes as open,
+  openOf,
+  sentOf,
+  TIMEOUT,
+  textsOf,
+} from '../support/fake-lanes.ts'
+import type { FakeLink } from '../support/fake-links.ts'
 
-/** Longer than any test that does not wait for it. */
-const LONG: Millis = 60_000
-const APPLIED = { name: 'StoreUnavailable', maybeApplied: true }
-const NOT_APPLIED = { name: 'StoreUnavailable', maybeApplied: false }
-t.setTimeout(60_000)
+// When connections are made, dropped and used, and what replies, failures and other servers mean for them, at a time that the test passes.
 
-type Mutable<T> = { -readonly [K in keyof T]: T[K] }
-
-interface Opened {
-  readonly server: FakePostgres
-  readonly lanes: Lanes
-  /** Statements that wait for an answer, but those that ask which ones are running. */
-  readonly asked: Asked[]
-  readonly events: string[]
-  readonly looks: Asked[]
-  /** Answers them: the numbers of the connections whose statements run; null: the test does. */
-  running: (() => string | null) | null
-  /** What the next connections find out about their server. */
-  identity: Identity | null
-  ups: number
-}
-
-async function open(t: Test, { timeoutMs = LONG, grace = 0, welcomes = true } = {}): Promise<Opened> {
-  const server = await fakePostgres()
-  server.welcomes = welcomes
-  t.teardown(() => server[Symbol.asyncDispose]())
-  const self: Mutable<Omit<Opened, 'lanes'>> = {
-    server,
-    asked: [],
-    events: [],
-    looks: [],
-    running: () => '',
-    identity: { system: '1', timeline: 1 },
-    ups: 0,
-  }
-  server.onAsked = (one) => {
-    const isLook = one.text.includes('pg_stat_activity')
-    ;(isLook ? self.looks : self.asked).push(one)
-    if (isLook && self.running !== null) answer(one, self.running())
-  }
-  const onEvent = (kind: string, detail: string) => void self.events.push(`${kind}: ${detail}`)
-  const { address } = server
-  const lanes = new Lanes(
-    { address, timeoutMs, grace, onEvent },
-    async () => self.identity,
-    () => void self.ups++,
-  )
-  t.teardown(() => lanes.close())
-  await lanes.open()
-  return Object.assign(self, { lanes })
-}
-
-/** Answers as the functions of the schema do: the number comes back. */
-function answer(one: Asked | undefined, ...columns: (string | null)[]): void {
-  one?.answer([one.args[0] ?? null, ...columns])
-}
-
-const failureOf = (asked: Promise<unknown>): Promise<Error> =>
-  asked.then(
-    (done) => new Error(`none but ${String(done)}`),
-    (error: Error) => error,
-  )
-
-const numbersOf = (asked: readonly Asked[]) => asked.map(({ connection }) => connection).join(' ')
-
-/** Whether a claim is sent. */
-async function claims({ lanes, asked }: Opened): Promise<boolean> {
-  const { length } = asked
-  const reply = failureOf(lanes.run('claim', [], 'urgent'))
-  await Promise.race([reply, until(() => asked.length > length)])
-  answer(asked[length])
-  return asked.length > length
-}
-
-const soon = () => new Promise((next) => setTimeout(next, 30))
-
-void t.test('a statement gets a number, gives it back, and its other columns are the reply', async (t) => {
-  const { server, lanes, asked, events } = await open(t)
-  t.same(events, [`connected: 127.0.0.1:${server.port}`])
+void t.test('each connection has its number in what it sends, and says who it is', async (t) => {
+  const { links, attempts, grow, events, ups, lanes, fake } = await open(t)
   const reply = lanes.run('SELECT it', ['a', null, 7])
-  await until(() => asked.length > 0)
-  t.match(asked[0]?.text, /^\/\* idempotency-proxy [0-9a-f]{12} 1 \*\/ SELECT it$/)
-  t.same(asked[0]?.args.slice(1), ['a', null, '7'])
-  answer(asked[0], 'x', null)
-  t.same(await reply, ['x', null])
-})
-
-void t.test('a reply to another statement is not believed, and ends the connection', async (t) => {
-  const opened = await open(t)
-  const { server, lanes, asked } = opened
-  for (const [n, row] of [['0', 'x'], [null]].entries()) {
-    const reply = failureOf(lanes.run('SELECT it', []))
-    await until(() => asked.length > n)
-    asked[n]?.answer(row)
-    t.match(await reply, { ...APPLIED, message: /replies do not match/ })
-    await until(() => opened.ups === n + 2)
-    t.equal(server.opened, n + 2)
-  }
-})
-
-void t.test('eight connections, of which two serve outcomes and leases alone', async (t) => {
-  const { server, lanes, asked } = await open(t)
-  for (let n = 0; n < 5; n++) void lanes.run(`plain ${n}`, []).catch(() => {})
-  for (let n = 0; n < 5; n++) void lanes.run(`local ${n}`, [], 'local').catch(() => {})
-  await until(() => asked.length === 6)
-  await soon()
-  t.equal(asked.length, 6)
-  for (let n = 0; n < 5; n++) void lanes.run(`urgent ${n}`, [], 'urgent').catch(() => {})
-  await until(() => asked.length === 8)
-  await soon()
-  t.equal(asked.length, 8)
-  t.equal(server.open.size, 8)
-  t.same(new Set(asked.map(({ connection }) => connection)).size, 8, 'one statement each')
-  t.ok(asked.slice(6).every(({ text }) => text.includes('urgent')))
-  for (const one of asked.slice(0, 8)) answer(one)
-  await until(() => asked.length === 15)
-  t.same(
-    asked.slice(8).map(({ text }) => text.split('*/ ')[1]),
-    ['urgent 2', 'urgent 3', 'urgent 4', 'local 1', 'local 2', 'local 3', 'local 4'],
-    'outcomes first, then in their order',
-  )
-  t.equal(server.opened, 8)
-})
-
-void t.test('reads and claims go in the order in which they came', async (t) => {
-  const { lanes, asked } = await open(t)
-  for (let n = 0; n < 6; n++) void lanes.run('first', []).catch(() => {})
-  await until(() => asked.length === 6)
-  for (const name of ['a', 'b', 'c', 'd']) {
-    void lanes.run(name, [], name < 'c' ? 'local' : 'plain').catch(() => {})
-    await soon()
-  }
-  const next = async (): Promise<string> => {
-    const { length } = asked
-    answer(asked[length - 6])
-    await until(() => asked.length > length)
-    return asked.at(-1)?.text.at(-1) ?? ''
-  }
-  t.same([await next(), await next(), await next(), await next()], ['a', 'b', 'c', 'd'])
-  for (const name of ['e', 'f']) {
-    void lanes.run(name, [], name === 'e' ? 'plain' : 'local').catch(() => {})
-    await soon()
-  }
-  t.same([await next(), await next()], ['e', 'f'])
-})
-
-void t.test('a statement that was sent may be applied when it is late; one that waited is not', async (t) => {
-  const opened = await open(t, { timeoutMs: 60 })
-  const { server, lanes, asked, events } = opened
-  opened.running = () => numbersOf(asked)
-  const sent = Array.from({ length: 6 }, () => failureOf(lanes.run('sent', [])))
-  const waiting = failureOf(lanes.run('waiting', []))
-  for (const error of await Promise.all(sent)) t.match(error, { ...APPLIED, message: /timed out/ })
-  t.match(await waiting, { ...NOT_APPLIED, message: /no connection free: timed out/ })
-  await soon()
-  t.notOk(
-    asked.some(({ text }) => text.includes('waiting')),
-    'nor is it sent later',
-  )
-
-  for (const one of asked) answer(one, 'late')
-  const { opened: before } = server
-  const reply = lanes.run('next', [])
-  await until(() => asked.length === 7)
-  answer(asked[6], 'x')
-  t.same(await reply, ['x'])
-  await soon()
-  t.equal(server.opened, before, 'connections whose answers were only late are used again')
-  t.same(events, [`connected: 127.0.0.1:${server.port}`])
-})
-
-void t.test('what conflicts is sent again, four times at most, unless it is late', async (t) => {
-  const { lanes, asked } = await open(t)
-  const reply = failureOf(lanes.run('conflicting', []))
-  for (let n = 0; n < 4; n++) {
-    await until(() => asked.length > n)
-    asked[n]?.fail(n % 2 === 0 ? '40001' : '40P01')
-  }
-  t.match(await reply, { ...NOT_APPLIED, message: /\(40P01\)/ })
-  await soon()
-  t.equal(asked.length, 4)
-  t.equal(new Set(asked.map(({ args }) => args[0])).size, 1, 'under its number')
-
-  const other = await open(t, { timeoutMs: 60 })
-  t.match(await failureOf(other.lanes.run('late', [])), APPLIED)
-  other.asked[0]?.fail('40001')
-  await soon()
-  t.equal(other.asked.length, 1)
-})
-
-void t.test('a refusal keeps the connection; an uncertain outcome does not', async (t) => {
-  const opened = await open(t)
-  const { server, lanes, asked } = opened
-  const refused = failureOf(lanes.run('refused', []))
-  await until(() => asked.length === 1)
-  asked[0]?.fail('22012')
-  t.match(await refused, NOT_APPLIED)
-  await soon()
-  t.equal(server.open.size, 1)
-  const uncertain = failureOf(lanes.run('uncertain', []))
-  await until(() => asked.length === 2)
-  asked[1]?.fail('57P01')
-  t.match(await uncertain, APPLIED)
-  await until(() => opened.ups === 2)
-  t.same([...server.open.keys()], [2])
-})
-
-void t.test('a server that has become a standby is left', async (t) => {
-  const opened = await open(t)
-  const { server, lanes, asked } = opened
-  const replies = Array.from({ length: 3 }, () => failureOf(lanes.run('it', [])))
-  await until(() => asked.length === 3)
-  answer(asked[0])
-  asked[1]?.fail('IP001')
-  t.match(await replies[1], NOT_APPLIED)
-  await until(() => server.open.size === 1)
-  t.ok(server.open.has(asked[2]?.connection ?? 0), 'what waits for an answer stays')
-  asked[2]?.fail('IP001')
-  await until(() => opened.ups === 2)
-})
-
-void t.test('while many answers are late, only reads go on, and that is reported once', async (t) => {
-  const opened = await open(t, { timeoutMs: 200 })
-  const { server, lanes, asked, events } = opened
-  opened.running = () => numbersOf(asked)
-  const late: Promise<Error>[] = []
-  const isHanging = () => events.some((event) => event.includes('does not finish'))
-  while (!isHanging()) {
-    late.push(failureOf(lanes.run('claim', [])))
-    await new Promise((next) => setTimeout(next, 10))
-  }
-  await Promise.all(late)
-  // Two of sixteen connections are for reads.
-  t.equal(asked.length, 14)
-  t.ok(server.open.size <= 16, `${server.open.size}`)
-  for (const kind of ['plain', 'urgent'] as const) {
-    const refused = await failureOf(lanes.run('claim', [], kind))
-    t.match(refused, { ...NOT_APPLIED, message: /does not finish the statements/ })
-    t.ok(refused instanceof PartlyUnavailable)
-  }
-  const read = lanes.run('read', [], 'local')
-  await until(() => asked.length === 15)
-  answer(asked[0])
-  await until(() => claims(opened))
-  t.equal(asked.length, 16, 'a read takes the place of no claim')
-  answer(asked[14], 'x')
-  t.same(await read, ['x'])
-  t.equal(events.filter((event) => event.includes('does not finish')).length, 1)
-  for (const one of asked.slice(1, 14)) answer(one)
-  await until(() => server.open.size <= 8)
-  t.equal(server.open.size, 8, 'surplus connections are closed')
+  await fake.settled()
+  t.match(links[0]?.sent, [{ text: 'SELECT it', args: [/^\d+$/, 'a', null, 7] }])
+  links[0]?.sent[0]?.answer('x', null)
+  t.same(await reply, ['x', null], 'but the number of the statement')
+  await grow(2)
+  const [first, second] = links.map(({ options }) => options?.comment ?? '')
+  t.match(first, /^\/\* idempotency-proxy [0-9a-f]{12} 1 \*\/ $/)
+  t.equal(second, first?.replace(' 1 ', ' 2 '))
+  t.equal(attempts.length, 2)
+  t.same([events, ups], [['connected: db:1'], 1])
 })
 
 void t.test(
-  'the server is asked which late statements still run; others were answered in vain',
+  'statements take idle connections; more are made up to eight, of which two are for outcomes and leases',
   async (t) => {
-    const opened = await open(t, { timeoutMs: 300 })
-    const { server, lanes, asked, looks } = opened
-    opened.running = null
-    const replies = ['slow', 'lost'].map((text) => failureOf(lanes.run(text, [])))
-    for (const reply of replies) t.match(await reply, APPLIED)
-    await until(() => looks.length === 1)
-    const [slow, lost] = asked.map(({ connection }) => connection)
-    t.match(looks[0]?.args[1], /^\/\* idempotency-proxy [0-9a-f]{12} $/, 'of this process')
-    answer(looks[0], `${slow} ${looks[0]?.connection}`)
-    await until(() => !server.open.has(lost ?? 0))
-    t.ok(server.open.has(slow ?? 0))
-    await until(() => looks.length === 2)
-    // Not even this statement: the server does not tell.
-    answer(looks[1], null)
-    await until(() => looks.length === 3)
-    t.ok(server.open.has(slow ?? 0))
-    answer(asked[0])
-    answer(looks[2], `${looks[2]?.connection}`)
-    await new Promise((next) => setTimeout(next, 1200))
-    t.equal(looks.length, 3, 'as long as answers are late')
+    const { links, attempts, run, fake, pass, begun, answered } = await open(t)
+    await begun('a')
+    t.same(attempts.length, 1)
+    for (const name of ['b', 'c', 'd', 'e', 'f', 'g', 'h']) {
+      void run(name, name < 'e' ? 'plain' : 'local')
+      await pass(1)
+    }
+    await fake.settled()
+    t.same(sentOf(links), ['a', 'b', 'c', 'd', 'e', 'f'])
+    for (const name of ['u', 'v', 'w']) await begun(name, 'urgent')
+    t.same(sentOf(links), ['a', 'b', 'c', 'd', 'e', 'f', 'u', 'v'])
+    await answered(links[7]?.sent[0])
+    t.same(textsOf(links[7]), ['v', 'w'])
+    await answered(links[7]?.sent[1])
+    t.same(links[7]?.sent.length, 2, 'it is kept for outcomes')
+    await answered(links[0]?.sent[0])
+    t.same(sentOf(links).filter((text) => text === 'g').length, 1)
+    t.equal(attempts.length, 8)
   },
 )
 
-void t.test('statements of lost connections count until the server no longer runs them', async (t) => {
+void t.test('who has waited longest goes first, outcomes before all', async (t) => {
+  const { links, run, fake, pass, answered } = await open(t)
+  for (let n = 0; n < 6; n++) void run('first')
+  for (const [name, kind] of [
+    ['a', 'local'],
+    ['b', 'plain'],
+    ['c', 'local'],
+    ['d', 'plain'],
+    ['e', 'plain'],
+    ['f', 'local'],
+  ] as const) {
+    await pass(1)
+    void run(name, kind)
+  }
+  await fake.settled()
+  const order: string[] = []
+  for (let n = 0; n < 6; n++) {
+    await answered(links[0]?.sent.at(-1))
+    order.push(links[0]?.sent.at(-1)?.text ?? '')
+  }
+  t.same(order, ['a', 'b', 'c', 'd', 'e', 'f'])
+})
+
+void t.test(
+  'a connection may take two seconds, and longer and longer where the server is silent',
+  async (t) => {
+    for (const { grace, expected } of [
+      { grace: 0, expected: [2000, 4000, 8000, 16_000, 16_000] },
+      { grace: 8000, expected: [2000, 4000, 4000] },
+      { grace: 1000, expected: [500, 500] },
+    ])
+      await t.test(`grace ${grace}`, async (t) => {
+        const { fake, attempts, lanes, pass } = await open(t, { grace, opens: false })
+        fake.accepts = false
+        const opening = lanes.open()
+        const delays = [50, 100, 200, 400, 500, 500]
+        const delay = () => pass(delays.shift() ?? 0)
+        for (const time of expected) {
+          const { length } = attempts
+          t.equal(attempts.at(-1)?.timeoutMs, time)
+          await pass(time)
+          t.equal(attempts.length, length, 'one at a time')
+          attempts.at(-1)?.refuse('silent')
+          await delay()
+          t.equal(attempts.length, length + 1)
+        }
+        await opening
+        const first = expected[0] ?? 0
+        await pass((attempts.at(-1)?.timeoutMs ?? 0) - 1)
+        attempts.at(-1)?.refuse('refused')
+        await delay()
+        t.equal(attempts.at(-1)?.timeoutMs, first, 'an answer, whatever it is')
+        const link = attempts.at(-1)?.accept()
+        await pass(0)
+        link?.cut()
+        await pass(50)
+        t.equal(attempts.at(-1)?.timeoutMs, first)
+      })
+  },
+)
+
+void t.test('a server that examines for long is not a silent one', async (t) => {
   const opened = await open(t)
-  const { server, lanes, asked, events } = opened
-  const isHanging = () => events.some((event) => event.includes('does not finish'))
-  opened.running = () => numbersOf(asked)
-  for (let n = 0; n < 14; n++) {
-    t.notOk(isHanging())
-    const reply = failureOf(lanes.run('claim', []))
-    await until(() => asked.length > n)
-    server.open.get(asked[n]?.connection ?? 0)?.destroy()
-    t.match(await reply, APPLIED)
-    await until(() => opened.ups === n + 2)
-  }
-  t.ok(isHanging())
-  t.ok((await failureOf(lanes.run('claim', []))) instanceof PartlyUnavailable)
-  opened.running = () => null
-  await until(() => claims(opened))
-})
-
-void t.test('a later timeline of the same server takes over; an earlier one is refused', async (t) => {
-  const opened = await open(t)
-  const { server, lanes, asked, events } = opened
-  opened.running = () => numbersOf(asked)
-  const left = failureOf(lanes.run('on the old primary', []))
-  await until(() => asked.length === 1)
-  opened.identity = { system: '1', timeline: 2 }
-  lanes.recheck()
-  t.match(await left, APPLIED)
-  await until(() => server.open.size === 1)
-  t.same([...server.open.keys()], [2])
-  t.equal(opened.ups, 2)
-  t.match(events.slice(1), [/^error: PostgreSQL has failed over \(timeline 2\)/])
-  for (const identity of [
-    { system: '1', timeline: 1 },
-    { system: '2', timeline: 9 },
-  ]) {
-    opened.identity = identity
-    const { length } = events
-    await until(() => {
-      lanes.recheck()
-      return events.length > length
-    })
-    t.match(
-      events.at(-1),
-      identity.timeline === 1
-        ? /^error: the server is an old primary: its timeline is 1, that of its successor 2/
-        : /^error: the name leads to a different server while the one in use still answers/,
-    )
-    await until(() => server.open.size === 1)
-    t.ok(server.open.has(2))
-  }
-  for (const identity of [null, { system: '1', timeline: 2 }]) {
-    opened.identity = identity
-    const { opened: before } = server
-    const { length } = events
-    await until(() => {
-      lanes.recheck()
-      return server.opened > before
-    })
-    await soon()
-    t.equal(events.length, length, 'the same one, or one that does not tell')
-  }
-})
-
-void t.test('a different server is used once the one in use has been silent for long', async (t) => {
-  const opened = await open(t, { timeoutMs: 40 })
-  const { server, lanes, asked, events } = opened
-  opened.running = () => numbersOf(asked)
-  const begun = performance.now()
-  t.match(await failureOf(lanes.run('silent', [])), APPLIED)
-  opened.identity = { system: '2', timeline: 1 }
-  while (opened.ups < 2) {
-    lanes.recheck()
-    await new Promise((next) => setTimeout(next, 10))
-  }
-  const took = performance.now() - begun
-  t.ok(took > 10 * 40, `after ten timeouts, not ${took}`)
-  await until(() => !server.open.has(1))
-  t.ok(events.some((event) => event.startsWith('error: PostgreSQL is a different server now')))
-})
-
-void t.test('without a connection everything is refused, and one is tried again and again', async (t) => {
-  const opened = await open(t)
-  const { server, lanes, events } = opened
-  const name = `127.0.0.1:${server.port}`
-  // Once it was read: before that, some would end with a reset, which is another error.
-  const cut = () => server.open.forEach((socket) => socket.bytesRead > 0 && socket.destroy())
-  server.welcomes = false
-  cut()
-  await until(() => events.length === 2)
-  t.match(await failureOf(lanes.run('it', [], 'local')), {
-    ...NOT_APPLIED,
-    message: /is not connected: (?!closed)/,
-  })
-  for (let n = 0; n < 4; n++) {
-    const { opened: before } = server
-    await until(() => {
-      cut()
-      return server.opened > before
-    })
-  }
-  server.welcomes = true
-  cut()
-  await until(() => opened.ups === 2)
-  t.equal(events[1], `disconnected: ${name}`)
-  t.equal(events.at(-1), `connected: ${name}`)
-  t.equal(new Set(events).size, events.length - 1, 'each error is reported once')
-})
-
-void t.test('close() refuses what waits, fails what was sent, and leaves no connection', async (t) => {
-  const { server, lanes, asked } = await open(t)
-  const replies = Array.from({ length: 7 }, () => failureOf(lanes.run('it', [])))
-  await until(() => asked.length === 6)
-  await lanes.close()
-  for (const reply of replies.slice(0, 6)) t.match(await reply, APPLIED)
-  t.match(await replies[6], { ...NOT_APPLIED, message: /is not connected: closed/ })
-  t.match(await failureOf(lanes.run('later', [])), { ...NOT_APPLIED, message: /is not connected: closed/ })
-  lanes.recheck()
-  await until(() => server.open.size === 0)
-  const { opened } = server
-  await new Promise((next) => setTimeout(next, 200))
-  t.equal(server.opened, opened)
-})
-
-void t.test('a close waits until no connection is left', async (t) => {
-  const { server, lanes } = await open(t)
-  await lanes.close()
-  t.equal(server.open.size, 0)
-})
-
-void t.test('what only a person can fix ends it', async (t) => {
-  const server = await fakePostgres()
-  t.teardown(() => server[Symbol.asyncDispose]())
-  const address = { host: '127.0.0.1', port: server.port, user: 'u', password: '', database: 'd', tls: null }
-  const events: string[] = []
-  const onEvent = (kind: string) => void events.push(kind)
-  const lanes = new Lanes(
-    { address, timeoutMs: LONG, onEvent },
-    async () => {
-      throw new StoreUnavailable('of a later release', false)
-    },
-    () => {},
+  const { links, attempts, pass } = opened
+  opened.prepare = async (link) => void (await link.ask('prepare'))
+  links[0]?.cut()
+  await pass(50)
+  await pass(4999)
+  links[1]?.cut()
+  await pass(500)
+  t.same(
+    attempts.map(({ timeoutMs }) => timeoutMs),
+    [2000, 2000, 2000],
   )
-  await t.rejects(lanes.open(), { message: 'of a later release' })
-  t.match(await failureOf(lanes.run('it', [])), { message: /closed/ })
-  await new Promise((next) => setTimeout(next, 300))
-  t.equal(server.opened, 1)
 })
 
-void t.test('a connection takes half a grace at most, or the next would come too late', async (t) => {
-  const begun = performance.now()
-  const { server } = await open(t, { grace: 400, welcomes: false })
-  const took = performance.now() - begun
-  t.ok(took > 190 && took < 700, `${took}`)
-  await until(() => server.opened === 3)
-  const again = performance.now()
-  await until(() => server.open.size === 0)
-  t.ok(performance.now() - again < 700)
+void t.test('attempts become rarer until one succeeds', async (t) => {
+  const { fake, links, attempts, pass, events, run, refused } = await open(t)
+  fake.accepts = false
+  for (let round = 0; round < 2; round++) {
+    events.length = 0
+    links.at(-1)?.cut('gone')
+    t.match(await run('it', 'local'), { ...NOT_APPLIED, message: 'PostgreSQL is not connected: gone' })
+    for (const delay of [50, 100, 200, 400, 500, 500]) {
+      const { length } = attempts
+      await pass(delay - 1)
+      t.equal(attempts.length, length)
+      await pass(1)
+      t.equal(attempts.length, length + 1)
+      await refused(attempts.at(-1), 'refused')
+      t.match(await run('it'), { ...NOT_APPLIED, message: 'PostgreSQL is not connected: refused' })
+    }
+    t.same(events, ['disconnected: db:1', 'error: refused'], 'reported once')
+    await pass(500)
+    attempts.at(-1)?.accept()
+    await fake.settled()
+    t.equal(events.at(-1), 'connected: db:1')
+  }
 })
 
-void t.test('one connection is made at a time, and none before its time', async (t) => {
-  const opened = await open(t)
-  const { server, lanes, events } = opened
-  for (let n = 0; n < 5; n++) lanes.recheck()
-  await until(() => server.opened === 2)
-  await soon()
-  t.equal(server.opened, 2)
-  opened.identity = { system: '2', timeline: 1 }
+void t.test('an attempt that is under way, or has its time, is the only one', async (t) => {
+  const { fake, links, attempts, pass, lanes, begun, refused } = await open(t)
+  fake.accepts = false
   lanes.recheck()
-  await until(() => events.length === 2)
-  // The first delay is 50 ms.
-  for (let n = 0; n < 5; n++) lanes.recheck()
-  await new Promise((next) => setTimeout(next, 20))
-  t.equal(server.opened, 3)
+  lanes.recheck()
+  await fake.settled()
+  t.equal(attempts.length, 2)
+  // All connections are lost meanwhile.
+  links[0]?.cut()
+  await pass(200)
+  t.equal(attempts.length, 2)
+  attempts[1]?.accept()
+  await fake.settled()
+  lanes.recheck()
+  await refused(attempts[2], 'refused')
+  lanes.recheck()
+  links[1]?.cut()
+  await pass(49)
+  t.equal(attempts.length, 3)
+  await pass(1)
+  t.equal(attempts.length, 4)
+  attempts[3]?.refuse('refused')
+  await pass(99)
+  t.equal(attempts.length, 4)
+  await pass(1)
+  t.equal(attempts.length, 5)
+  attempts[4]?.accept()
+  await pass(500)
+  t.equal(attempts.length, 5)
+  await begun('it')
+  t.same(sentOf(links), ['it'])
+})
+
+void t.test('while a connection is in use, a failed attempt is no reason for the next one', async (t) => {
+  const { fake, links, attempts, pass, lanes, ends, begun, answered, refused } = await open(t)
+  await begun('slow')
+  fake.accepts = false
+  await begun('waits')
+  await refused(attempts[1], 'no room')
+  await begun('more')
+  t.equal(attempts.length, 2, 'not before its time')
+  await answered(links[0]?.sent[0])
+  await answered(links[0]?.sent[1])
+  links[0]?.sent[2]?.answer()
+  await pass(900)
+  t.same(ends, ['slow: ', 'waits: ', 'more: '])
+  t.equal(attempts.length, 2)
+  lanes.recheck()
+  t.equal(attempts.length, 3)
+})
+
+void t.test('a statement that waits for a connection gets one as soon as there may be one', async (t) => {
+  const { fake, links, attempts, pass, run, begun } = await open(t)
+  void run('slow')
+  fake.accepts = false
+  await begun('waits')
+  attempts[1]?.refuse('no room')
+  await pass(50)
+  t.equal(attempts.length, 3)
+  attempts[2]?.accept()
+  await fake.settled()
+  t.same(sentOf(links), ['slow', 'waits'])
+})
+
+void t.test('every ten seconds an idle connection is made anew', async (t) => {
+  const { fake, links, attempts, pass, grow, run, lanes, begun, refused } = await open(t)
+  await grow(2)
+  await pass(9999)
+  t.equal(attempts.length, 2)
+  await pass(1)
+  t.same(openOf(links), [2, 3])
+  await begun('slow')
+  t.equal(isBusy(links[1] as FakeLink), true)
+  await pass(900)
+  links[1]?.sent.at(-1)?.answer()
+  await pass(9000)
+  void run('slow')
+  await pass(100)
+  t.same(openOf(links), [2, 3, 4], 'one that is in use stays')
+  links[1]?.sent.at(-1)?.answer()
+
+  fake.accepts = false
+  await pass(9990)
+  lanes.recheck()
+  await pass(10)
+  t.equal(attempts.length, 5, 'one attempt at a time')
+  await refused(attempts[4], 'refused')
+  t.same(openOf(links), [2, 3, 4])
+  await pass(9970)
+  lanes.recheck()
+  attempts[5]?.refuse('refused')
+  await pass(40)
+  t.equal(attempts.length, 6, 'none before its time')
+  await pass(9990)
+  t.equal(attempts.length, 7)
+  await refused(attempts[6], 'refused')
+  t.same(openOf(links), [2, 3, 4], 'none goes where no other has come')
+  await lanes.close()
+  await pass(20_000)
+  t.equal(attempts.length, 7)
+})
+
+void t.test('a connection that does not tell who the server is ends after five seconds', async (t) => {
+  const opened = await open(t)
+  const { links, attempts, pass, lanes, begun } = opened
+  await pass(6000)
+  t.same(openOf(links), [1], 'nothing ends one that has told')
+  opened.prepare = async (link) => void (await link.ask('prepare'))
+  lanes.recheck()
+  await pass(4999)
+  t.same(openOf(links).length, 2)
+  await pass(1)
+  t.same(openOf(links).length, 1)
+  // What it was sent may still run, so the server is asked.
+  await pass(1000)
+  const looks = looksOf(links)
+  t.equal(looks.length, 1)
+  looks[0]?.answer('')
+  await pass(3000)
+  t.equal(looksOf(links).length, 1)
+  opened.prepare = async () => {}
+  await begun('it')
+  t.ok(attempts.length >= 2)
+  t.equal(sentOf(links).filter((text) => text === 'it').length, 1)
+})
+
+void t.test('a connection that ends while it is examined is not used', async (t) => {
+  const opened = await open(t)
+  const { links, pass, events, begun } = opened
+  opened.prepare = async (link) => link.cut()
+  links[0]?.cut()
+  await pass(50)
+  t.same(events.slice(1), ['disconnected: db:1', 'error: the connection ended'])
+  opened.prepare = async () => {}
+  await pass(100)
+  t.equal(events.at(-1), 'connected: db:1')
+  await begun('it')
+  t.same(textsOf(links.at(-1)), ['it'])
+})
+
+void t.test(
+  'the server is asked which late statements run, every second, as long as there are any',
+  async (t) => {
+    const { links, pass, grow, run, fake, attempts } = await open(t)
+    await grow(3)
+    const reply = run('slow')
+    await pass(TIMEOUT)
+    t.match(await reply, { ...APPLIED, message: 'no answer from PostgreSQL: timed out' })
+    await pass(999)
+    t.equal(looksOf(links).length, 0)
+    await pass(1)
+    const [look] = looksOf(links)
+    t.same(look?.args.slice(1), [links[0]?.options?.comment.slice(0, -'1 */ '.length)])
+    look?.answer('1 2')
+    await pass(1000)
+    t.same(openOf(links), [1, 2, 3])
+    t.equal(looksOf(links).length, 2)
+    // The server reports nothing at all.
+    looksOf(links)[1]?.answer(null)
+    await pass(1000)
+    t.same(openOf(links), [1, 2, 3])
+    looksOf(links)[2]?.rows([looksOf(links)[2]?.args[0] as string])
+    await pass(1000)
+    t.same(openOf(links), [1, 2, 3])
+    looksOf(links)[3]?.fail('42501')
+    await pass(1000)
+    t.equal(looksOf(links).length, 5, 'a failure is no answer')
+    looksOf(links)[4]?.answer('12 2')
+    await fake.settled()
+    t.same(openOf(links), [2, 3], 'its answer was lost')
+    await pass(3000)
+    t.equal(looksOf(links).length, 5)
+    t.equal(attempts.length, 3)
+  },
+)
+
+void t.test('a connection that has answered while the server is asked is kept', async (t) => {
+  const { links, pass, grow, run, fake, begun } = await open(t)
+  await grow(3)
+  void run('slow')
+  void run('slower')
+  await pass(TIMEOUT)
+  await pass(1000)
+  const [look] = looksOf(links)
+  links[0]?.sent[0]?.answer()
+  links[1]?.sent[0]?.answer()
+  await begun('next')
+  t.same(textsOf(links[0]), ['slow', 'next'])
+  look?.answer('')
+  await fake.settled()
+  t.same(openOf(links), [1, 2, 3])
+  links[0]?.sent[1]?.answer()
+  await pass(3000)
+  t.equal(looksOf(links).length, 1)
+})
+
+void t.test('late answers give their connections back, but for those that are not needed', async (t) => {
+  const { pass, run, attempts, begun } = await open(t)
+  for (let n = 0; n < 6; n++) void run('early')
+  await pass(TIMEOUT - 100)
+  await begun('later')
+  t.equal(attempts.length, 6)
+  await pass(100)
+  t.equal(attempts.length, 7, 'what waits goes on at once')
+})
+
+void t.test('an answer that comes with the timeout counts', async (t) => {
+  const { links, pass, attempts, ends, begun } = await open(t)
+  await begun('it')
+  setTimeout(() => links[0]?.sent[0]?.answer('x'), TIMEOUT)
+  await pass(TIMEOUT)
+  t.same(ends, ['it: x'])
+  await begun('next')
+  t.same(textsOf(links[0]), ['it', 'next'])
+  links[0]?.sent[1]?.answer()
+  await pass(5000)
+  t.equal(attempts.length, 1)
+})
+
+void t.test('an answer that makes a statement late gives a connection back that was given up', async (t) => {
+  const { links, pass, run, fake, attempts, events, lanes, begun, refused } = await open(t)
+  void run('slow')
+  await pass(TIMEOUT)
+  fake.accepts = false
+  lanes.recheck()
+  await refused(attempts.at(-1), 'refused')
+  t.match(await run('it'), { ...NOT_APPLIED, message: /not connected: refused/ })
+  links[0]?.sent[0]?.answer()
+  t.same(events.slice(-2), ['error: refused', 'connected: db:1'])
+  await begun('again')
+  t.equal(links[0]?.sent.at(-1)?.text, 'again')
+})
+
+void t.test('at most fourteen statements may hang; reads go on', async (t) => {
+  const { links, pass, run, fake, events, attempts, begun, looked } = await open(t)
+  const isHanging = () => events.some((event) => event.includes('does not finish'))
+  let claims = 0
+  while (claims < 14) {
+    t.notOk(isHanging())
+    const count = Math.min(6, 14 - claims)
+    for (let n = 0; n < count; n++) await begun(`claim ${++claims}`)
+    await looked()
+    t.equal(sentOf(links).filter((text) => text.startsWith('claim')).length, claims)
+    await pass(TIMEOUT)
+    await looked()
+  }
+  t.match(events.at(-1), /^error: PostgreSQL does not finish/)
+  t.match(await run('more'), { ...NOT_APPLIED, message: /does not finish/ })
+  t.ok((await run('more', 'urgent')) instanceof PartlyUnavailable)
+  await begun('read', 'local')
+  await looked()
+  t.equal(sentOf(links).filter((text) => text === 'read').length, 1)
+  t.ok(attempts.length <= 16)
+  const { length } = events
+  links[0]?.sent.find(({ text }) => text.startsWith('claim'))?.answer()
+  await fake.settled()
+  await begun('claim 15', 'urgent')
+  await pass(TIMEOUT)
+  await looked()
+  t.equal(events.length, length + 1, 'it is reported whenever it begins')
+})
+
+void t.test('reads do not count among the fourteen statements that may hang', async (t) => {
+  const { links, pass, run, fake, looked, late } = await open(t)
+  for (let round = 0; round < 2; round++) await late(6)
+  void run('read', 'local')
+  await looked()
+  await pass(1)
+  void run('a')
+  await looked()
+  void run('b')
+  void run('u', 'urgent')
+  void run('v', 'urgent')
+  await looked()
+  const sent = () => sentOf(links).filter((text) => /^(?:\w|read)$/.test(text))
+  t.same(sent().sort(), ['a', 'read', 'u'], 'a was sent before the outcomes came')
+  const [first, second] = links.flatMap(({ sent }) => sent.filter(({ text }) => text === 'late'))
+  first?.answer()
+  await looked()
+  t.same(sent().sort(), ['a', 'read', 'u', 'v'])
+  second?.answer()
+  await looked()
+  t.same(sent().sort(), ['a', 'b', 'read', 'u', 'v'])
+  await fake.settled()
+})
+
+void t.test('what conflicts is sent again, four times at most, unless it is late', async (t) => {
+  const { links, pass, run, lanes, fake } = await open(t)
+  const reply = run('it')
+  for (let n = 0; n < 4; n++) {
+    await fake.settled()
+    t.equal(links[0]?.sent.length, n + 1)
+    links[0]?.sent[n]?.fail('40001')
+  }
+  t.match(await reply, { ...NOT_APPLIED, message: /40001/ })
+  t.equal(links[0]?.sent.length, 4)
+  t.equal(new Set(links[0]?.sent.map(({ args }) => args[0])).size, 1, 'under its number')
+  const again = lanes.run('again', [])
+  await fake.settled()
+  links[0]?.sent[4]?.fail('40P01')
+  links[0]?.sent[5]?.answer('x')
+  t.same(await again, ['x'])
+  const late = run('late')
+  await pass(TIMEOUT)
+  t.match(await late, APPLIED)
+  links[0]?.sent[6]?.fail('40001')
+  t.equal(links[0]?.sent.length, 7)
+})
+
+void t.test('before the first connection there is none', async (t) => {
+  const { fake, lanes, attempts, run } = await open(t, { opens: false })
+  fake.accepts = false
+  const opening = lanes.open()
+  t.match(await run('it'), { ...NOT_APPLIED, message: 'PostgreSQL is not connected: connecting' })
+  attempts[0]?.accept()
+  await opening
+  void run('it')
+})
+
+void t.test('an error that only a person can fix ends everything, and is what opening reports', async (t) => {
+  const opened = await open(t, { opens: false })
+  const { fake, lanes, links, run, pass, attempts } = opened
+  opened.failure = new StoreUnavailable('of a later release', false)
+  await t.rejects(lanes.open(), opened.failure)
+  t.equal(fake.timers(), 0)
+  await fake.settled()
+  t.same(openOf(links), [])
+  t.match(await run('it'), { message: 'PostgreSQL is not connected: closed' })
+  await pass(20_000)
+  t.equal(attempts.length, 1)
+})
+
+void t.test('closing refuses what waits, and leaves neither connections nor timers', async (t) => {
+  const { fake, lanes, links, run, pass, attempts, events, refused, looked } = await open(t)
+  const slow = run('slow')
+  await pass(TIMEOUT)
+  t.match(await slow, APPLIED)
+  for (let n = 0; n < 3; n++) void run('sent')
+  await looked()
+  fake.accepts = false
+  const waiting = [run('waits'), run('waits', 'local'), run('waits', 'urgent')]
+  for (let n = 0; n < 3; n++) waiting.push(run('waits', 'local'))
+  await fake.settled()
+  await refused(attempts.at(-1), 'no room')
+  const { length } = events
+  let isEnded = false
+  const ending = lanes.close().then(() => {
+    isEnded = true
+  })
+  for (const error of await Promise.all(waiting.slice(0, 3)))
+    t.match(error, { ...NOT_APPLIED, message: 'PostgreSQL is not connected: closed' })
+  t.notOk(isEnded, 'not before its connections')
+  await ending
+  t.same(openOf(links), [])
+  t.equal(fake.timers(), 0)
+  lanes.recheck()
+  t.match(await run('it', 'local'), { ...NOT_APPLIED, message: 'PostgreSQL is not connected: closed' })
+  const { length: before } = attempts
+  await pass(30_000)
+  t.same([attempts.length, events.length], [before, length])
+})
+
+void t.test('a connection that is made at the end is closed', async (t) => {
+  const { fake, lanes, links, pass, attempts, events } = await open(t)
+  fake.accepts = false
+  lanes.recheck()
+  await fake.settled()
+  await lanes.close()
+  attempts[1]?.accept()
+  await fake.settled()
+  t.equal(fake.timers(), 0)
+  await pass(1000)
+  t.same(openOf(links), [])
+  lanes.recheck()
+  t.equal(attempts.length, 2)
+  t.equal(events.length, 1)
+})
+
+void t.test('there are sixteen connections at most, lost ones that still work among them', async (t) => {
+  const { links, pass, attempts, events, looked, late } = await open(t)
+  for (const count of [6, 6, 2]) await late(count)
+  const isLate = () => links.filter((link) => !link.isOver && isBusy(link)).length
+  while (isLate() < 16) await late(1, 'local')
+  t.equal(openOf(links).length, 16)
+  for (const rest of [16, 15]) {
+    const { length } = attempts
+    await pass(1000)
+    await looked()
+    t.ok(attempts.length > length, 'one more is tried, which may find out that the others never will answer')
+    t.equal(openOf(links).length, rest)
+    links.find((link) => isBusy(link) && !link.isOver)?.cut()
+    await looked()
+  }
+  t.match(events.at(-1), /^error: PostgreSQL does not finish .* is missing$/)
+})
+
+void t.test('where there are sixteen, a statement waits for one of those that answer', async (t) => {
+  const { links, run, attempts, looked, late } = await open(t)
+  for (const count of [6, 6, 2]) await late(count)
+  await late(1, 'local')
+  const busy = () => links.filter((link) => !link.isOver && isBusy(link))
+  t.equal(busy().length, 15)
+  busy()[0]?.cut()
+  void run('first', 'local')
+  await looked()
+  t.equal(openOf(links).length, 15)
+  const { length } = attempts
+  void run('second', 'local')
+  await looked()
+  t.equal(attempts.length, length)
+  const [answering] = links.filter(({ sent }) => sent.at(-1)?.text === 'first')
+  answering?.sent.at(-1)?.answer()
+  t.equal(answering?.sent.at(-1)?.text, 'second')
+})
+
+void t.test('a reply to another statement is not believed, and ends the connection', async (t) => {
+  const { links, run, fake, pass } = await open(t)
+  for (const [n, row] of [['0', 'x'], [null], undefined].entries()) {
+    const reply = run('it')
+    await fake.settled()
+    if (row === undefined) links[n]?.sent[0]?.rows()
+    else links[n]?.sent[0]?.rows(row)
+    t.match(await reply, { ...APPLIED, message: /replies do not match their statements/ })
+    await fake.settled()
+    t.same(openOf(links), [])
+    await pass(50)
+    t.same(openOf(links), [n + 2])
+  }
+})
+
+void t.test(
+  'a refusal keeps the connection, an uncertain outcome does not, nor is it forgotten',
+  async (t) => {
+    const { links, run, fake, pass, grow, events } = await open(t)
+    await grow(2)
+    const refused = run('refused')
+    await fake.settled()
+    links[0]?.sent[0]?.fail('22012')
+    t.match(await refused, NOT_APPLIED)
+    t.same(openOf(links), [1, 2])
+    const uncertain = run('uncertain')
+    await fake.settled()
+    links[0]?.sent[1]?.fail('57P01')
+    t.match(await uncertain, APPLIED)
+    await fake.settled()
+    t.same(openOf(links), [2])
+    await pass(999)
+    t.equal(looksOf(links).length, 0)
+    await pass(1)
+    looksOf(links)[0]?.answer('1')
+    await pass(1000)
+    t.equal(looksOf(links).length, 2, 'it still runs')
+    looksOf(links)[1]?.answer('2')
+    await pass(3000)
+    t.equal(looksOf(links).length, 2)
+    t.same(events, ['connected: db:1'])
+  },
+)
+
+void t.test('what a lost connection was sent is not forgotten', async (t) => {
+  const { links, run, fake, pass, grow } = await open(t)
+  await grow(2)
+  const lost = run('lost')
+  await fake.settled()
+  links[0]?.cut()
+  t.match(await lost, APPLIED)
+  // Nothing was sent on this one.
+  await pass(1000)
+  t.equal(looksOf(links).length, 1)
+  // Even this is not reported: it must not count forever.
+  looksOf(links)[0]?.answer(null)
+  await pass(3000)
+  t.equal(looksOf(links).length, 1)
+})
+
+void t.test('a new connection is told first which statements are lost', async (t) => {
+  const opened = await open(t)
+  const { links, run, fake, pass, begun } = opened
+  const lost = run('lost')
+  await fake.settled()
+  links[0]?.cut()
+  t.match(await lost, APPLIED)
+  t.same(opened.events, ['connected: db:1', 'disconnected: db:1'])
+  await pass(50)
+  const [look] = looksOf(links)
+  t.same(look?.args, ['0', links[0]?.options?.comment.slice(0, -'1 */ '.length)])
+  look?.rows(['0', '2'])
+  await fake.settled()
+  t.equal(opened.ups, 2)
+  await begun('next')
+  t.equal(links[1]?.sent[1]?.text, 'next')
+  links[1]?.sent[1]?.answer()
+  // The look that was planned before.
+  await pass(1000)
+  looksOf(links)[1]?.answer('')
+  await pass(3000)
+  t.equal(looksOf(links).length, 2)
+})
+
+void t.test('a server that has become a standby is left, but for what waits for an answer', async (t) => {
+  const { links, run, fake, pass, grow, begun } = await open(t)
+  await grow(3)
+  const refused = run('refused')
+  await begun('slow')
+  links[0]?.sent[0]?.fail('IP001')
+  t.match(await refused, NOT_APPLIED)
+  await fake.settled()
+  t.same(openOf(links), [2])
+  links[1]?.sent[0]?.fail('22012')
+  await fake.settled()
+  t.same(openOf(links), [2], 'another failure is no such sign')
+  await begun('again')
+  links[1]?.sent[1]?.fail('IP001')
+  await fake.settled()
+  t.same(openOf(links), [])
+  await pass(50)
+  t.same(openOf(links), [4])
+})
+
+void t.test('of more than eight idle connections some are closed', async (t) => {
+  const { links, looked, late } = await open(t)
+  for (let round = 0; round < 2; round++) await late(5)
+  const sent = links.flatMap(({ sent }) => sent.filter(({ text }) => text === 'late'))
+  t.equal(sent.length, 10)
+  for (const one of sent) one.answer()
+  await looked()
+  t.equal(openOf(links).length, 8)
+})
+
+void t.test('an answer does not bring an abandoned connection back', async (t) => {
+  const opened = await open(t)
+  const { links, run, fake, lanes, events } = opened
+  const left = run('left')
+  await fake.settled()
+  opened.identity = { system: '1', timeline: 2 }
+  fake.accepts = false
+  lanes.recheck()
+  const [first] = links
+  opened.attempts[1]?.accept()
+  await fake.settled()
+  t.same(openOf(links), [2])
+  t.match(await left, APPLIED)
+  t.same(events.slice(1), [
+    'error: PostgreSQL has failed over (timeline 2): connections to the old primary are closed',
+  ])
+  t.equal(opened.ups, 2)
+  t.equal(first?.isOver, true)
+  await opened.pass(3000)
+  t.equal(looksOf(links).length, 0, 'what ran on it is nothing to the new one')
+})
+
+void t.test('the same server, or one that does not tell, changes nothing', async (t) => {
+  const opened = await open(t)
+  const { links, fake, lanes, events } = opened
+  for (const identity of [{ system: '1', timeline: 1 }, null, { system: '1', timeline: 1 }]) {
+    opened.identity = identity
+    lanes.recheck()
+    await fake.settled()
+  }
+  t.same(openOf(links), [1, 2, 3, 4])
+  t.same([events.length, opened.ups], [1, 1])
+})
+
+void t.test('an old primary and a stranger are refused, and the reason is said once', async (t) => {
+  const opened = await open(t)
+  const { links, fake, lanes, events, pass } = opened
+  opened.identity = { system: '1', timeline: 3 }
+  lanes.recheck()
+  await fake.settled()
+  t.same(openOf(links), [2])
+  for (const [identity, event] of [
+    [
+      { system: '1', timeline: 2 },
+      'error: the server is an old primary: its timeline is 2, that of its successor 3',
+    ],
+    [
+      { system: '2', timeline: 4 },
+      'error: the name leads to a different server while the one in use still answers: with two, each key could be claimed twice',
+    ],
+  ] as const) {
+    opened.identity = identity
+    for (let n = 0; n < 2; n++) {
+      lanes.recheck()
+      await fake.settled()
+      t.same(openOf(links), [2])
+      await pass(1000)
+    }
+    t.equal(events.at(-1), event)
+  }
+  t.equal(events.length, 4)
+  t.equal(opened.ups, 2)
+})
+
+void t.test('a stranger is accepted once nobody is in use', async (t) => {
+  const opened = await open(t)
+  const { links, pass, events, run, looked } = opened
+  opened.identity = { system: '1', timeline: 3 }
+  opened.lanes.recheck()
+  await pass(0)
+  t.same(openOf(links), [2])
+  // None is there.
+  links[1]?.cut()
+  opened.identity = { system: '2', timeline: 1 }
+  await pass(50)
+  t.same(openOf(links), [3])
+  t.same(events.slice(2), ['disconnected: db:1', 'connected: db:1'])
+  t.equal(opened.ups, 3)
+
+  // One is silent.
+  void run('silent')
+  await pass(TIMEOUT)
+  opened.identity = { system: '3', timeline: 1 }
+  await pass(9 * TIMEOUT)
+  t.ok(openOf(links).includes(3))
+  for (let n = 0; n < 4; n++) {
+    opened.lanes.recheck()
+    await pass(TIMEOUT)
+  }
+  t.notOk(openOf(links).includes(3))
+  t.equal(events.filter((event) => event.startsWith('error: PostgreSQL is a different server now')).length, 1)
+  void run('next')
+  await looked()
+  t.equal(sentOf(links).filter((text) => text === 'next').length, 1)
+})
+
+void t.test('what was lost on one server is nothing to the next', async (t) => {
+  const opened = await open(t)
+  const { links, pass, begun } = opened
+  await begun('lost')
+  links[0]?.cut()
+  opened.identity = { system: '1', timeline: 2 }
+  await pass(50)
+  t.equal(opened.ups, 2)
+  t.equal(looksOf(links).length, 0)
+})
+
+void t.test('what waits for a connection in vain was not applied, and is not sent later', async (t) => {
+  const { links, attempts, fake, pass, run, looked } = await open(t)
+  const sent = run('sent')
+  fake.accepts = false
+  const waiting = (['plain', 'local', 'urgent'] as const).map((kind) => run(`waits, ${kind}`, kind))
+  await pass(TIMEOUT)
+  t.match(await sent, { ...APPLIED, message: 'no answer from PostgreSQL: timed out' })
+  for (const one of waiting)
+    t.match(await one, { ...NOT_APPLIED, message: 'PostgreSQL has no connection free: timed out' })
+  void run('next')
+  attempts[1]?.accept()
+  await looked()
+  t.same(
+    sentOf(links).filter((text) => !text.startsWith('SELECT')),
+    ['sent', 'next'],
+  )
+})
+
+void t.test('an answer that comes after the end does not undo it', async (t) => {
+  const { links, lanes, fake, run, events, ends, begun } = await open(t)
+  void run('it')
+  await begun('other')
+  const ending = lanes.close()
+  links[0]?.sent[0]?.answer('x')
+  await ending
+  t.same(ends, ['it: x', 'other failed'])
+  t.equal(fake.timers(), 0)
+  t.same(events, ['connected: db:1'])
+  t.match(await run('next'), { ...NOT_APPLIED, message: 'PostgreSQL is not connected: closed' })
+})
+
+void t.test('what waits is refused as soon as there is no connection that could serve it', async (t) => {
+  const { links, attempts, fake, pass, run, events } = await open(t)
+  void run('slow')
+  fake.accepts = false
+  const first = run('waits')
+  await fake.settled()
+  links[0]?.cut('gone')
+  t.match(await first, { ...NOT_APPLIED, message: 'PostgreSQL is not connected: gone' })
+  t.same(events, ['connected: db:1', 'disconnected: db:1'])
+  attempts[1]?.accept()
+  await answerLooks(links, 0)
+
+  void run('slow')
+  await pass(TIMEOUT)
+  const second = run('waits')
+  await fake.settled()
+  attempts.at(-1)?.refuse('refused')
+  t.match(await second, { ...NOT_APPLIED, message: 'PostgreSQL is not connected: refused' })
+  links[1]?.cut('gone, too')
+  await fake.settled()
+  t.same(events.slice(2), ['connected: db:1', 'error: refused'])
+})
+
+void t.test('a connection that is lost during an attempt adds no attempt', async (t) => {
+  const { links, attempts, fake, pass, lanes } = await open(t)
+  fake.accepts = false
+  lanes.recheck()
+  await fake.settled()
+  links[0]?.cut()
+  attempts[1]?.refuse('refused')
+  await pass(50)
+  t.equal(attempts.length, 3)
+  attempts[2]?.refuse('refused')
+  await pass(99)
+  t.equal(attempts.length, 3)
+  await pass(1)
+  t.equal(attempts.length, 4)
+})
+
+void t.test('a server that does not report what it runs is used all the same', async (t) => {
+  const { links, fake, pass, run, begun } = await open(t)
+  void run('slow')
+  await pass(TIMEOUT)
+  await begun('next')
+  const [look] = looksOf(links)
+  look?.rows(['0', null])
+  await fake.settled()
+  t.same(openOf(links), [1, 2])
+  t.equal(links[1]?.sent.at(-1)?.text, 'next')
+})
+
+void t.test('as soon as lost statements have ended, others may hang in their place', async (t) => {
+  for (const count of [13, 14])
+    await t.test(`${count} lost`, async (t) => {
+      const { links, pass, run, events, begun, looked } = await open(t)
+      for (let n = 0; n < count; n++) {
+        void run('lost')
+        await looked()
+        links.at(-1)?.cut()
+        await pass(50)
+        await looked()
+      }
+      void run('read', 'local')
+      if (count === 13) void run('a')
+      else t.match(await run('a'), { ...NOT_APPLIED, message: /does not finish/ })
+      await looked()
+      // One is idle.
+      links
+        .flatMap(({ sent }) => sent)
+        .find(({ text }) => text === 'read')
+        ?.answer()
+      await begun('b')
+      t.same(
+        sentOf(links).filter((text) => /^[ab]$/.test(text)),
+        count === 13 ? ['a'] : [],
+      )
+      t.equal(
+        events.some((event) => event.includes('does not finish')),
+        count === 14,
+      )
+      // A second after the first of them.
+      await pass(400)
+      await answerLooks(links, 0)
+      if (count === 14) await begun('b')
+      t.equal(sentOf(links).filter((text) => text === 'b').length, 1)
+    })
 })

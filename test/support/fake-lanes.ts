@@ -2,7 +2,7 @@ import type { Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { Lanes } from '../../src/store/postgres-lanes.ts'
 import type { Identity } from '../../src/store/postgres-layout.ts'
-import { type FakeLink, fakeLinks } from './fake-links.ts'
+import { type FakeLink, type FakeLinks, fakeLinks, type Sent } from './fake-links.ts'
 
 export const TIMEOUT: Millis = 1000
 export const APPLIED = { name: 'StoreUnavailable', maybeApplied: true }
@@ -48,6 +48,26 @@ export async function fakeLanes(t: Test, { grace = 0, timeoutMs = TIMEOUT, opens
         return error
       },
     )
+  const begun = (...args: Parameters<typeof run>): Promise<void> => {
+    void run(...args)
+    return fake.settled()
+  }
+  const answered = (sent: Sent | undefined): Promise<void> => {
+    sent?.answer()
+    return fake.settled()
+  }
+  const refused = (attempt: FakeLinks['attempts'][number] | undefined, why: string): Promise<void> => {
+    attempt?.refuse(why)
+    return fake.settled()
+  }
+  const looked = (): Promise<void> => answerLooks(fake.links)
+  /** As many statements whose answers are late. */
+  const late = async (count: number, kind: Kind = 'plain'): Promise<void> => {
+    for (let n = 0; n < count; n++) void run('late', kind)
+    await looked()
+    await fake.pass(TIMEOUT)
+    await looked()
+  }
   /** As many connections, all idle. */
   const grow = async (count: number): Promise<void> => {
     const replies = Array.from({ length: count }, (_, n) => run('grow', n < 6 ? 'plain' : 'urgent'))
@@ -58,7 +78,7 @@ export async function fakeLanes(t: Test, { grace = 0, timeoutMs = TIMEOUT, opens
     for (const link of fake.links) link.sent.length = 0
   }
   if (opens) await lanes.open()
-  return Object.assign(self, { lanes, run, grow })
+  return Object.assign(self, { lanes, run, begun, answered, refused, looked, late, grow })
 }
 
 export const isBusy = (link: FakeLink): boolean => link.isBusy
@@ -67,10 +87,11 @@ export const openOf = (links: readonly FakeLink[]): number[] =>
   links.flatMap(({ isOver }, n) => (isOver ? [] : [n + 1]))
 export const sentOf = (links: readonly FakeLink[]): string[] =>
   links.flatMap(({ sent }) => sent.map(({ text }) => text))
+export const textsOf = (link: FakeLink | undefined) => link?.sent.map(({ text }) => text)
 export const looksOf = (links: readonly FakeLink[]) => links.flatMap(({ sent }) => sent.filter(isLook))
 
 /** Answers whoever asks which statements run: those of the first connections. */
-export async function answerLooks(links: readonly FakeLink[], running = 20): Promise<void> {
+export async function answerLooks(links: readonly FakeLink[], running = 40): Promise<void> {
   for (let round = 0; round < 20; round++) {
     for (const link of links) {
       const last = link.sent.at(-1)

@@ -3,7 +3,7 @@ import type { Millis } from '../../src/core/record.ts'
 import { type LinkOptions, PostgresLink, type SqlArg, type SqlRow } from '../../src/store/postgres-link.ts'
 import { type FrozenClock, frozenClock } from './frozen-clock.ts'
 
-interface Sent {
+export interface Sent {
   readonly text: string
   readonly args: readonly SqlArg[]
   /** With the number of the statement, as the functions of the schema do. */
@@ -35,6 +35,10 @@ export interface FakeLinks extends Pick<FrozenClock, 'pass' | 'settled' | 'timer
     refuse(why: string): void
   }[]
   accepts: boolean
+  /** Called with each statement, as soon as nothing else is to be done. */
+  onSent: (sent: Sent, link: FakeLink) => void
+  /** Sends a notification on the connections that listen to the channel. */
+  notify(channel: string, message: string): void
 }
 
 /** Until the end of the test, there are no others in this process. */
@@ -45,11 +49,16 @@ export function fakeLinks(t: Test): FakeLinks {
     PostgresLink.open = open
   })
 
-  const links: FakeLink[] = []
+  const links: ReturnType<typeof fakeLink>[] = []
   const self: FakeLinks = {
     links,
     attempts: [],
     accepts: true,
+    onSent: () => {},
+    notify(channel, message) {
+      for (const { isOver, sent, heard } of links)
+        if (!isOver && sent.some(({ text }) => text === `LISTEN ${channel}`)) heard(message)
+    },
     pass,
     settled,
     timers,
@@ -59,7 +68,7 @@ export function fakeLinks(t: Test): FakeLinks {
       const attempt = {
         timeoutMs: options?.timeoutMs,
         accept() {
-          const link = fakeLink(onEnd, options)
+          const link = fakeLink(onEnd, options, (sent) => self.onSent(sent, link))
           links.push(link)
           resolve(link as unknown as PostgresLink)
           return link
@@ -72,7 +81,11 @@ export function fakeLinks(t: Test): FakeLinks {
   return self
 }
 
-function fakeLink(onEnd: (why: string) => void, options: LinkOptions | undefined): FakeLink {
+function fakeLink(
+  onEnd: (why: string) => void,
+  options: LinkOptions | undefined,
+  onSent: (sent: Sent) => void,
+) {
   let pending: ((error: Error | null, rows: readonly SqlRow[]) => void) | null = null
   const settle = (error: Error | null, rows: readonly SqlRow[]): void => {
     const done = pending
@@ -90,6 +103,7 @@ function fakeLink(onEnd: (why: string) => void, options: LinkOptions | undefined
       fail: (code) => settle(Object.assign(new Error('because'), { code }), []),
     }
     link.sent.push(sent)
+    queueMicrotask(() => onSent(sent))
     if (link.isOver) setImmediate(() => settle(new Error('the connection ended'), []))
   }
   const link = {
@@ -105,6 +119,8 @@ function fakeLink(onEnd: (why: string) => void, options: LinkOptions | undefined
       settle(new Error(why), [])
       onEnd(why)
     },
+    heard: (_message: string) => {},
+    onNotification: (heard: (message: string) => void) => void (link.heard = heard),
     query,
     ask: (text: string, args: readonly SqlArg[] = []) =>
       new Promise<readonly SqlRow[]>((resolve, reject) =>

@@ -83,8 +83,9 @@ export function frozenClock(t: Test): FrozenClock {
     },
     async passUntil(check) {
       while (!check()) {
-        await clock.pass(25)
+        await clock.pass(10)
         await clock.settled()
+        await new Promise((next) => real.setTimeout(next, 1))
       }
     },
     timers: () => timers.size,

@@ -1,41 +1,24 @@
 import t, { type Test } from 'tap'
-import type { Millis } from '../../src/core/record.ts'
+import type { RecordId } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
-import { openPostgresStore, type PostgresStore } from '../../src/store/postgres.ts'
+import type { PostgresStore } from '../../src/store/postgres.ts'
 import { PartlyUnavailable, StoreUnavailable } from '../../src/store/register.ts'
 import { NO_PGBOUNCER, PgBouncer } from '../support/pgbouncer.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
-import { type Relay, relay } from '../support/relay.ts'
+import { relay } from '../support/relay.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
+import { claim, FAST, NOT_APPLIED, opened, urlAt, works } from './postgres-fixtures.ts'
 
 /** docs/postgres.md: 8, 8 more while answers are late, one for a moment, and one for LISTEN. */
 const MOST = 17
-const FAST: Millis = 400
 t.setTimeout(300_000)
 
-const REFUSED = { name: /^StoreUnavailable|RecordLocked$/ }
-const NOT_APPLIED = { ...REFUSED, maybeApplied: false }
 const HANGS = { name: 'StoreUnavailable', maybeApplied: false, message: /does not finish the statements/ }
 
 if (NO_POSTGRES) t.plan(0, NO_POSTGRES)
-else tests()
+else tests(await PostgresServer.start())
 
-const claim = () => bytesOf('in_progress', newToken())
-const at = ({ port }: Relay) => `postgres://owner@127.0.0.1:${port}/records`
-
-async function open(t: Test, url: string, timeoutMs = FAST) {
-  const events: string[] = []
-  const onEvent = (kind: string, detail: string) => void events.push(`${kind}: ${detail}`)
-  const register = await openPostgresStore({ url, service: 'pay', timeoutMs, onEvent })
-  t.teardown(() => register.close())
-  return { register, events }
-}
-
-const works = (register: PostgresStore) => () =>
-  register.put(newId(), claim(), SPANS).then(
-    ({ done }) => done,
-    () => false,
-  )
+const open = (t: Test, url: string, timeoutMs = FAST) => opened(t, url, { timeoutMs })
 
 /** A primary with a synchronous standby that is connected. */
 async function replicated(t: Test, ...settings: string[]) {
@@ -77,8 +60,8 @@ async function counting(t: Test, server: PostgresServer, which = '') {
 interface Load {
   isOn: boolean
   /** Claims by their end: ids of those that were granted and those in doubt. */
-  readonly granted: ReturnType<typeof newId>[]
-  readonly doubtful: ReturnType<typeof newId>[]
+  readonly granted: RecordId[]
+  readonly doubtful: RecordId[]
   refused: number
   stop(): Promise<void>
 }
@@ -91,7 +74,7 @@ function load(register: PostgresStore): Load {
       const id = newId()
       const token = newToken()
       try {
-        const reply = await register.put(id, bytesOf('in_progress', token), SPANS)
+        const reply = await register.put(id, claim(token), SPANS)
         if (!reply.done) continue
         self.granted.push(id)
         await register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }])
@@ -114,10 +97,11 @@ function load(register: PostgresStore): Load {
   return self
 }
 
+/** A record with its outcome, as soon as there is a connection in time. */
 async function completed(register: PostgresStore) {
-  const id = newId()
-  const token = newToken()
-  await register.put(id, bytesOf('in_progress', token), SPANS)
+  await until(works(register))
+  const [id, token] = [newId(), newToken()]
+  await register.put(id, claim(token), SPANS)
   const own = { token, states: ['in_progress'] } as const
   await register.swap(id, own, bytesOf('completed', token), SPANS, false)
   return id
@@ -125,7 +109,9 @@ async function completed(register: PostgresStore) {
 
 const hangs = (events: readonly string[]) => () => events.some((event) => /does not finish/.test(event))
 
-function tests(): void {
+function tests(server: PostgresServer): void {
+  t.teardown(() => server[Symbol.asyncDispose]())
+
   void t.test(
     'without its synchronous standby, connections are bounded and reads answered; claims resume with it',
     async (t) => {
@@ -179,7 +165,7 @@ function tests(): void {
         const pooler = way === '' ? null : await PgBouncer.start(primary, 40)
         t.teardown(() => pooler?.[Symbol.asyncDispose]())
         await using wire = await relay(pooler === null ? primary.port : Number(new URL(pooler.url).port))
-        const { register, events } = await open(t, at(wire))
+        const { register, events } = await open(t, urlAt(wire))
         const there = await completed(register)
         // PgBouncer keeps idle ones for the next client.
         const counts = await counting(t, primary, pooler === null ? '' : "AND state <> 'idle'")
@@ -203,7 +189,7 @@ function tests(): void {
   void t.test('without track_activities, connections left behind by a cut are forgotten', async (t) => {
     await using server = await PostgresServer.start('track_activities=off')
     await using wire = await relay(server.port)
-    const { register } = await open(t, at(wire))
+    const { register } = await open(t, urlAt(wire))
     for (let cuts = 0; cuts < 20; cuts++) {
       wire.passReplies = false
       const lost = Promise.allSettled(Array.from({ length: 6 }, () => register.put(newId(), claim(), SPANS)))
@@ -223,8 +209,7 @@ function tests(): void {
       forgets: null,
       replication: 'commits wait for * (synchronous_commit on); connected: 1',
     })
-    await primary.sql('ALTER SYSTEM RESET synchronous_standby_names')
-    await primary.sql('SELECT pg_reload_conf()')
+    await primary.requireNoStandby()
     await until(async () => (await register.traits()).forgets !== null)
     t.match(await register.traits(), {
       forgets: /^The standby is asynchronous .* promoting it loses the latest claims/,
@@ -233,7 +218,6 @@ function tests(): void {
   })
 
   void t.test('connections do not pile up behind a hanging server', async (t) => {
-    await using server = await PostgresServer.start()
     const { register } = await open(t, server.url)
     await completed(register)
     const counts = await counting(t, server)
@@ -250,11 +234,11 @@ function tests(): void {
   })
 
   void t.test('records that an upstream keeps locked take no connections from others', async (t) => {
-    await using server = await PostgresServer.start()
-    const { register, events } = await open(t, server.url)
+    const { register, events } = await open(t, server.url, 2000)
     const token = newToken()
     const ids = Array.from({ length: 30 }, newId)
-    for (const id of ids) await register.put(id, bytesOf('in_progress', token), SPANS)
+    await until(works(register))
+    for (const id of ids) await register.put(id, claim(token), SPANS)
     const upstream = await server.client()
     await upstream.query('BEGIN; SELECT FROM idempotency.records FOR UPDATE')
     const counts = await counting(t, server)
@@ -264,11 +248,11 @@ function tests(): void {
     const late = new Set<string>()
     const outcome = (path: string) => bytesOf('completed', token, { path })
     const settling = ids.map(async (id) => {
-      while (tries < 300) {
+      while (tries < 60) {
         const nth = `/${++tries}`
         const swap = register.swap(id, own, outcome(nth), SPANS, false)
         const error = await swap.catch((reason: unknown) => reason)
-        t.match(error, REFUSED)
+        t.match(error, { name: NOT_APPLIED.name })
         if (error instanceof StoreUnavailable && error.maybeApplied) late.add(nth)
       }
     })
@@ -288,13 +272,13 @@ function tests(): void {
   void t.test(
     'when reads hang, too, no more connections are opened, and it recovers by itself',
     async (t) => {
-      await using server = await PostgresServer.start()
-      const { register, events } = await open(t, server.url)
+      const own = await server.database()
+      const { register, events } = await open(t, own.url)
       await completed(register)
       const counts = await counting(t, server)
-      const gate = await server.client()
+      const gate = await own.client()
       await gate.query('CREATE TABLE public.gate (closed boolean); INSERT INTO public.gate VALUES (true)')
-      await server.sql(`CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+      await own.sql(`CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE plpgsql AS $$
       BEGIN WHILE (SELECT g.closed FROM public.gate g) LOOP PERFORM pg_sleep(0.05); END LOOP;
       RETURN trunc(extract(epoch FROM clock_timestamp()) * 1000::numeric)::bigint + _skew; END $$`)
       let refused = 0
@@ -315,10 +299,9 @@ function tests(): void {
   )
 
   void t.test('another server under the name is used once the current one is silent for long', async (t) => {
-    await using server = await PostgresServer.start()
     await using stranger = await PostgresServer.unrelated()
     await using wire = await relay(server.port)
-    const { register, events } = await open(t, at(wire), 100)
+    const { register, events } = await open(t, urlAt(wire), 100)
     await completed(register)
     wire.passReplies = false
     await until(() =>

@@ -3,7 +3,8 @@ import { openPostgresStore, type PostgresStore } from '../../src/store/postgres.
 import { NO_PGBOUNCER, PgBouncer } from '../support/pgbouncer.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { registerContract } from './contract.ts'
-import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+import { newId, SPANS, until } from './fixtures.ts'
+import { answers, claim, connections } from './postgres-fixtures.ts'
 
 t.setTimeout(300_000)
 
@@ -43,16 +44,12 @@ async function tests(): Promise<void> {
     for (let round = 0; round < 5; round++) {
       const id = newId()
       const replies = await Promise.all(
-        Array.from({ length: 99 }, (_, n) =>
-          (stores[n % 3] as PostgresStore).put(id, bytesOf('in_progress', newToken()), SPANS),
-        ),
+        Array.from({ length: 99 }, (_, n) => (stores[n % 3] as PostgresStore).put(id, claim(), SPANS)),
       )
       t.equal(replies.filter(({ done }) => done).length, 1)
     }
-    const [[used] = []] = await server.sql(
-      "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'",
-    )
-    t.ok(Number(used) <= 3, `${used}`)
+    const used = await connections(server)
+    t.ok(used <= 3, `${used}`)
   })
 
   void t.test('a key is claimed at most once, even if server connections end in the middle', async (t) => {
@@ -60,21 +57,14 @@ async function tests(): Promise<void> {
     t.teardown(() => Promise.all([one.close(), two.close()]))
     for (let round = 0; round < 10; round++) {
       const id = newId()
-      const claims = [one, two, one, two].map((store) =>
-        store.put(id, bytesOf('in_progress', newToken()), SPANS),
-      )
+      const claims = [one, two, one, two].map((store) => store.put(id, claim(), SPANS))
       const settled = Promise.allSettled(claims)
       await server.sql(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'",
       )
       const done = (await settled).filter((reply) => reply.status === 'fulfilled' && reply.value.done)
       t.ok(done.length <= 1, `${done.length}`)
-      await until(() =>
-        Promise.all([one.ping(), two.ping()]).then(
-          () => true,
-          () => false,
-        ),
-      )
+      for (const store of [one, two]) await until(answers(store))
     }
   })
 
