@@ -6,8 +6,7 @@ import { decodeRecord, readStamps } from '../../src/store/codec.ts'
 import { memoryStore } from '../../src/store/memory.ts'
 import { enteredBy, isMarked, Lookout, markOf, PhaseConflict, Presence } from '../../src/store/phases.ts'
 import { InGrace, OutOfPhase, type Store, StoreUnavailable } from '../../src/store/register.ts'
-import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
-import { answeringLater } from './migrating-fixtures.ts'
+import { answeringLater, bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
 
 const MARKED_FOR = 15_000
 const SURE_FOR = 10_000
