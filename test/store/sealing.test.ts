@@ -155,8 +155,10 @@ void t.test('W08 a record with a flipped bit is refused, or reads the same', asy
       const written = draft(state, newToken(), { fence, ...SECRETS, leaseExpired })
       const sealed = stored(sealer.seal(id, encodeDraft(written)))
       const opened = sealer.open(id, sealed)
-      for (let at = 0; at < sealed.length; at++)
-        for (let bit = 0; bit < 8; bit++) {
+      for (let at = 0; at < sealed.length; at++) {
+        // Each bit of the prefix and the head; of what is encrypted, one of each byte.
+        const bits = at < PREFIX.end + 30 ? [0, 1, 2, 3, 4, 5, 6, 7] : [at % 8]
+        for (const bit of bits) {
           const flipped = Buffer.from(sealed)
           flipped.writeUInt8(flipped.readUInt8(at) ^ (1 << bit), at)
           let found: Buffer
@@ -173,6 +175,7 @@ void t.test('W08 a record with a flipped bit is refused, or reads the same', asy
           if (!isStamp(at) && !isLater) t.fail(`${state}: bit ${bit} of byte ${at}`)
           if (!stored(found).equals(opened)) t.fail(`${state}: byte ${at} says something else`)
         }
+      }
     }
 })
 
