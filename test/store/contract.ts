@@ -754,37 +754,40 @@ function registerEach(
     t.same(pages.flat().toSorted(), all.map(({ id }) => id).toSorted())
   })
 
-  test('notes are kept oldest first, and consecutive ones with the same tag are merged', async (t, h) => {
-    const { register, peer } = h
-    t.equal(await register.history.append(newId(), [note('a')]), false, 'there is no such record')
-    t.same(await register.history.read(newId()), [])
-    const { id, now: created } = await made(register, 'in_progress')
-    t.same(await register.history.read(id), [])
-    for (const [by, notes] of [
-      [register, [note('claimed:1', '{"ü":"a b"}', 100.4)]],
-      [peer, [note('replayed:x', 'first'), note('replayed:x', 'second', 0, 3)]],
-      [register, [note('replayed:x', 'third')]],
-      [register, [note('misuse:x', 'a 1 2 3 b'), note('replayed:x', 'last')]],
-    ] as const)
-      t.equal(await by.history.append(id, notes), true)
-    const notes = await peer.history.read(id)
-    t.same(
-      notes.map(({ tag, count, text }) => [tag, count, text]),
-      [
-        ['claimed:1', 1, '{"ü":"a b"}'],
-        ['replayed:x', 5, 'third'],
-        ['misuse:x', 1, 'a 1 2 3 b'],
-        ['replayed:x', 1, 'last'],
-      ],
-    )
-    const [claimed] = notes
-    t.equal((claimed?.last ?? 0) - (claimed?.first ?? 0), 50)
-    for (const { first, last } of notes) t.ok(first <= last && first >= created - 100)
-    const before = await there(register, id)
-    await register.history.append(id, [note('b')])
-    t.ok((await there(register, id)).equals(before), 'the record is unchanged')
-    t.match((await register.history.read(id)).at(-1), { tag: 'b', text: '' })
-  })
+  testBytes(
+    'notes are kept oldest first, and consecutive ones with the same tag are merged',
+    async (t, h) => {
+      const { register, peer } = h
+      t.equal(await register.history.append(newId(), [note('a')]), false, 'there is no such record')
+      t.same(await register.history.read(newId()), [])
+      const { id, now: created } = await made(register, 'in_progress')
+      t.same(await register.history.read(id), [])
+      for (const [by, notes] of [
+        [register, [note('claimed:1', '{"ü":"a b"}', 100.4)]],
+        [peer, [note('replayed:x', 'first'), note('replayed:x', 'second', 0, 3)]],
+        [register, [note('replayed:x', 'third')]],
+        [register, [note('misuse:x', 'a 1 2 3 b'), note('replayed:x', 'last')]],
+      ] as const)
+        t.equal(await by.history.append(id, notes), true)
+      const notes = await peer.history.read(id)
+      t.same(
+        notes.map(({ tag, count, text }) => [tag, count, text]),
+        [
+          ['claimed:1', 1, '{"ü":"a b"}'],
+          ['replayed:x', 5, 'third'],
+          ['misuse:x', 1, 'a 1 2 3 b'],
+          ['replayed:x', 1, 'last'],
+        ],
+      )
+      const [claimed] = notes
+      t.equal((claimed?.last ?? 0) - (claimed?.first ?? 0), 50)
+      for (const { first, last } of notes) t.ok(first <= last && first >= created - 100)
+      const before = await there(register, id)
+      await register.history.append(id, [note('b')])
+      t.ok((await there(register, id)).equals(before), 'the record is unchanged')
+      t.match((await register.history.read(id)).at(-1), { tag: 'b', text: '' })
+    },
+  )
 
   test('notes of several records that are told together keep to their records', async (t, { register }) => {
     const ids = Array.from({ length: 4 }, newId)
