@@ -1,4 +1,3 @@
-import type { RecordId } from '../../src/core/record.ts'
 import { openDynamoDbStore } from '../../src/store/dynamodb.ts'
 import {
   Client,
@@ -9,14 +8,24 @@ import {
   type OperationOutput,
 } from '../../src/store/dynamodb-client.ts'
 import { tableDefinition } from '../../src/store/dynamodb-layout.ts'
-import { CorruptRecord, type Store, StoreUnavailable } from '../../src/store/register.ts'
-import { bytesOf, SPANS } from '../store/fixtures.ts'
-import { same, type Target } from './engine.ts'
-import { recordBytes } from './record.ts'
+import type { Store } from '../../src/store/register.ts'
+import { SPANS } from '../store/fixtures.ts'
+import type { Target } from './engine.ts'
+import {
+  ANY,
+  claim,
+  type Expected,
+  ID,
+  NONE,
+  NOTE,
+  NOW,
+  OWN,
+  outcome,
+  recordBytes,
+  replies,
+  TOKEN,
+} from './replies.ts'
 
-const ID = 'A'.repeat(43) as RecordId
-const TOKEN = Buffer.alloc(16, 5)
-const NOW = 1_764_000_000_000
 const MOST = 2 ** 48 - 1
 
 /** What the table holds, whatever the key; null: nothing. */
@@ -78,12 +87,6 @@ async function opened(): Promise<Store> {
 }
 const store = await opened()
 
-/** Must be refused: by an error that says that the store is at fault, and by no other. */
-const NONE = Symbol('no such reply')
-/** A reply, NONE, or `isAny`. */
-type Expected = unknown
-const isAny: Expected = Symbol('whatever it is')
-
 type Kind = 'S' | 'N' | 'B'
 type Attributes = ReadonlyMap<string, { readonly kind: string; readonly value: string }>
 
@@ -140,9 +143,6 @@ interface Asked {
   readonly ask: () => unknown
   readonly expected: (item: Attributes | null) => Expected
 }
-const claim = () => bytesOf('in_progress', TOKEN)
-const outcome = () => bytesOf('completed', TOKEN)
-const own = { token: TOKEN, states: ['in_progress'] } as const
 
 function found(item: Attributes | null, isWhole = true): Expected {
   const bytes = recordOf(item, isWhole)
@@ -183,7 +183,7 @@ function refused(item: Attributes | null, isIt: (bytes: Buffer) => boolean, step
 const isOwn = (bytes: Buffer): boolean => bytes[3] === 1 && bytes.subarray(16, 32).equals(TOKEN)
 const isSeventh = (bytes: Buffer): boolean => bytes.readUIntBE(4, 6) === 7
 
-const settle = () => store.swap(ID, own, outcome(), SPANS, false)
+const settle = () => store.swap(ID, OWN, outcome(), SPANS, false)
 const over = () => store.swap(ID, { version: 7 }, claim(), SPANS, true)
 
 function whether(item: Attributes | null, is: (bytes: Buffer) => boolean): Expected {
@@ -213,16 +213,16 @@ const OPERATIONS: Readonly<Record<string, Asked>> = {
     },
     expected(item) {
       const expected = whether(item, isRenewable)
-      return expected === NONE ? isAny : expected
+      return expected === NONE ? ANY : expected
     },
   },
   // Removed is removed, whatever it was.
   remove: { holds: true, ask: () => store.remove(ID, 7), expected: () => true },
-  notes: { holds: true, ask: () => store.history.read(ID), expected: () => isAny },
+  notes: { holds: true, ask: () => store.history.read(ID), expected: () => ANY },
   append: {
     holds: true,
-    ask: () => store.history.append(ID, [{ tag: 'a', count: 1, firstAgo: 1, lastAgo: 0, text: '{}' }]),
-    expected: () => isAny,
+    ask: () => store.history.append(ID, [NOTE]),
+    expected: () => ANY,
   },
   take: {
     holds: true,
@@ -252,7 +252,7 @@ const OPERATIONS: Readonly<Record<string, Asked>> = {
       const page = await store.list('all', null, 2)
       if (page.next !== null) await store.list('all', page.next, 2)
     },
-    expected: () => isAny,
+    expected: () => ANY,
   },
 }
 
@@ -321,33 +321,11 @@ export const dynamodbItem: Target = {
     seed('unresolved', { w: `000${NOW} ${ID}` }),
     seed('list', { pk: 'pay/AA', sk: ID }),
   ],
+  // biome-ignore format: a list
   words: [
-    '\n',
-    ' N ',
-    ' S ',
-    ' B ',
-    ' NULL ',
-    ' NS ',
-    '-1',
-    '0',
-    '1',
-    '255',
-    '256',
-    'NaN',
-    '1e3',
-    '1E+12',
-    '0x10',
-    '1.5',
-    '281474976710655',
-    '281474976710656',
-    '9007199254740991',
-    '99999999999999999999',
-    '\nx N 0',
-    '\nk N 4294967296',
-    '\nq S a',
-    '\nz B 00',
-    '\np B 00',
-    '00',
+    '\n', ' N ', ' S ', ' B ', ' NULL ', ' NS ', '-1', '0', '1', '255', '256', 'NaN', '1e3', '1E+12', '0x10',
+    '1.5', '281474976710655', '281474976710656', '9007199254740991', '99999999999999999999', '\nx N 0',
+    '\nk N 4294967296', '\nq S a', '\nz B 00', '\np B 00', '00',
     ...Object.keys(OPERATIONS).map((name) => `${name}\n`),
   ],
   async check(input) {
@@ -357,17 +335,6 @@ export const dynamodbItem: Target = {
     const attributes = attributesOf(lines)
     there = itemOf(attributes)
     holds = operation.holds
-    const expected = operation.expected(attributes)
-    let reply: unknown
-    try {
-      reply = await operation.ask()
-    } catch (error) {
-      if (!(error instanceof StoreUnavailable || error instanceof CorruptRecord)) throw error
-      reply = NONE
-    }
-    if (expected === isAny || (reply === NONE && expected === NONE)) return
-    if (reply === NONE) throw new Error(`${name}: refused, expected ${JSON.stringify(expected)}`)
-    if (expected === NONE) throw new Error(`${name}: taken for ${JSON.stringify(reply)}`)
-    same(name, reply, expected)
+    await replies(name, operation.ask, operation.expected(attributes))
   },
 }

@@ -1,16 +1,24 @@
-import type { RecordId } from '../../src/core/record.ts'
 import { openPostgresStore } from '../../src/store/postgres.ts'
 import { Epoch } from '../../src/store/postgres-epoch.ts'
 import { PostgresLink, type SqlArg, type SqlRow } from '../../src/store/postgres-link.ts'
-import { CorruptRecord, type NewEpoch, StoreUnavailable } from '../../src/store/register.ts'
+import type { NewEpoch } from '../../src/store/register.ts'
 import { Safety } from '../../src/store/safety.ts'
-import { bytesOf, SPANS } from '../store/fixtures.ts'
-import { same, type Target } from './engine.ts'
-import { recordBytes } from './record.ts'
-
-const ID = 'A'.repeat(43) as RecordId
-const TOKEN = Buffer.alloc(16, 5)
-const NOW = 1_764_000_000_000
+import { SPANS } from '../store/fixtures.ts'
+import type { Target } from './engine.ts'
+import {
+  ANY,
+  claim,
+  type Expected,
+  ID,
+  NONE,
+  NOTE,
+  NOW,
+  OWN,
+  outcome,
+  recordBytes,
+  replies,
+  TOKEN,
+} from './replies.ts'
 
 /** What the server answers to the next statement of the store. */
 let row: SqlRow = []
@@ -45,11 +53,6 @@ const store = await openPostgresStore({
   timeoutMs: 60_000,
   onEvent: () => {},
 })
-
-/** Must be refused: by an error that says that the store is at fault, and by no other. */
-const NONE = Symbol('no such reply')
-/** A reply, NONE, or `isAny`. */
-type Expected = unknown
 
 /** What PostgreSQL writes for a number that a record can hold. */
 function numberOf(text: string | null | undefined, bits = 48): number | null {
@@ -88,19 +91,16 @@ function written(columns: SqlRow): Expected {
   return bytes === NONE ? NONE : { done: false, now, bytes }
 }
 
-function isReply(reply: Expected, of: (reply: never) => boolean): Expected {
-  return reply !== NONE && of(reply as never) ? reply : NONE
+/** Of a claim: what is there, or that it was made. */
+function claimed(columns: SqlRow): Expected {
+  const reply = written(columns)
+  return reply === NONE || (reply as { bytes?: unknown }).bytes === null ? NONE : reply
 }
-
-const isAny: Expected = Symbol('whatever it is')
 
 interface Operation {
   readonly ask: () => unknown
   readonly expected: (columns: SqlRow) => Expected
 }
-const claim = () => bytesOf('in_progress', TOKEN)
-const outcome = () => bytesOf('completed', TOKEN)
-const own = { token: TOKEN, states: ['in_progress'] } as const
 
 async function admitted(): Promise<unknown> {
   const told: unknown[] = []
@@ -120,21 +120,13 @@ async function admitted(): Promise<unknown> {
 const OPERATIONS: Readonly<Record<string, Operation>> = {
   claim: {
     ask: () => store.put(ID, claim(), SPANS),
-    expected: (columns) =>
-      isReply(
-        written(columns),
-        ({ done, bytes }: { done: boolean; bytes: unknown }) => done || bytes !== null,
-      ),
+    expected: claimed,
   },
   again: {
     ask: () => store.put(ID, outcome(), SPANS, 'again'),
-    expected: (columns) =>
-      isReply(
-        written(columns),
-        ({ done, bytes }: { done: boolean; bytes: unknown }) => done || bytes !== null,
-      ),
+    expected: claimed,
   },
-  settle: { ask: () => store.swap(ID, own, outcome(), SPANS, false), expected: written },
+  settle: { ask: () => store.swap(ID, OWN, outcome(), SPANS, false), expected: written },
   over: { ask: () => store.swap(ID, { version: 7 }, claim(), SPANS, true), expected: written },
   get: {
     ask: () => store.get(ID),
@@ -153,8 +145,8 @@ const OPERATIONS: Readonly<Record<string, Operation>> = {
     ask: () => store.renew([{ id: ID, token: TOKEN, ...SPANS }]),
     expected: ([renewed]) => [renewed === 't' || renewed?.split(' ').includes(ID) === true],
   },
-  due: { ask: () => store.due(5), expected: () => isAny },
-  list: { ask: () => store.list('all', null, 5), expected: () => isAny },
+  due: { ask: () => store.due(5), expected: () => ANY },
+  list: { ask: () => store.list('all', null, 5), expected: () => ANY },
   places: {
     async ask() {
       const page = await store.list('unresolved', null, 2)
@@ -168,9 +160,9 @@ const OPERATIONS: Readonly<Record<string, Operation>> = {
       return places.includes(undefined) ? NONE : places
     },
   },
-  notes: { ask: () => store.history.read(ID), expected: () => isAny },
+  notes: { ask: () => store.history.read(ID), expected: () => ANY },
   append: {
-    ask: () => store.history.append(ID, [{ tag: 'a', count: 1, firstAgo: 1, lastAgo: 0, text: '{}' }]),
+    ask: () => store.history.append(ID, [NOTE]),
     expected: ([done]) => done === 't',
   },
   admit: {
@@ -225,51 +217,17 @@ export const sqlReply: Target = {
     seed('append', 't'),
     seed('admit', 0, NOW),
   ],
+  // biome-ignore format: a list
   words: [
-    '\n',
-    '\n\\N',
-    '\\N\n',
-    '\\x',
-    '00',
-    '-1',
-    '0',
-    '1',
-    'NaN',
-    'Infinity',
-    '1e3',
-    '0x10',
-    '256',
-    '281474976710656',
-    '9223372036854775807',
-    '\nt',
-    '\nf',
-    'true',
-    ' ',
-    ',',
-    '[]',
-    '"',
-    '{}',
-    'null',
-    `\\x${TOKEN.toString('hex')}`,
-    ...Object.keys(OPERATIONS).map((name) => `${name}\n`),
+    '\n', '\n\\N', '\\N\n', '\\x', '00', '-1', '0', '1', 'NaN', 'Infinity', '1e3', '0x10', '256',
+    '281474976710656', '9223372036854775807', '\nt', '\nf', 'true', ' ', ',', '[]', '"', '{}', 'null',
+    `\\x${TOKEN.toString('hex')}`, ...Object.keys(OPERATIONS).map((name) => `${name}\n`),
   ],
   async check(input) {
     const [name = '', ...columns] = input.toString('latin1').split('\n')
     const operation = Object.hasOwn(OPERATIONS, name) ? OPERATIONS[name] : undefined
     if (operation === undefined) return
     row = columns.map((column) => (column === '\\N' ? null : column))
-    const expected = operation.expected(row)
-    let reply: unknown
-    try {
-      reply = await operation.ask()
-    } catch (error) {
-      if (!(error instanceof StoreUnavailable || error instanceof CorruptRecord)) throw error
-      reply = NONE
-    }
-    if (expected === isAny) return
-    if (reply === NONE && expected === NONE) return
-    if (reply === NONE) throw new Error(`${name}: refused, expected ${JSON.stringify(expected)}`)
-    if (expected === NONE) throw new Error(`${name}: taken for ${JSON.stringify(reply)}`)
-    same(name, reply, expected)
+    await replies(name, operation.ask, operation.expected(row))
   },
 }

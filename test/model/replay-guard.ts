@@ -37,6 +37,10 @@ export interface Followed {
   held: number
 }
 
+export function nothingYet(): Followed {
+  return { paths: 0, steps: 0, sent: 0, answers: 0, held: 0 }
+}
+
 const ASKS: ReadonlySet<StepName> = new Set(['its claim arrives', 'it asks for its claim again'])
 /** What those who resolve a record say that the upstream answered (bystanders.ts). */
 const RESOLVED = bytesOf((response() as Extract<CompletedResponse, { kept: true }>).response)

@@ -1,4 +1,4 @@
-import t from 'tap'
+import t, { type Test } from 'tap'
 import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from '../../src/store/around.ts'
 import {
   CorruptRecord,
@@ -8,6 +8,35 @@ import {
   StoreUnavailable,
 } from '../../src/store/register.ts'
 import { newId, newToken, SPANS, until } from './fixtures.ts'
+
+/** Timers of the breaker wait until the test lets them go. Returns how long each is to wait, in order. */
+function byHand(t: Test) {
+  const { setTimeout, clearTimeout } = globalThis
+  t.teardown(() => Object.assign(globalThis, { setTimeout, clearTimeout }))
+  const waits: number[] = []
+  let due: (() => void) | null = null
+  Object.assign(globalThis, {
+    setTimeout: (run: () => void, wait: number) => {
+      waits.push(wait)
+      due = run
+      return { unref: () => run }
+    },
+    clearTimeout: (timer: unknown) => {
+      if (timer === due) due = null
+    },
+  })
+  /** The time of the timer that waits, if one does, has come. Returns whether it had not been cleared. */
+  const elapse = async (): Promise<boolean> => {
+    const run = due
+    due = null
+    run?.()
+    await turn()
+    return run !== null
+  }
+  return { waits, elapse }
+}
+
+const turn = (): Promise<void> => new Promise((next) => setImmediate(next))
 
 /** A store that does what the test says. */
 function scripted() {
@@ -197,17 +226,13 @@ void t.test('failures of operations from before it opened do not open it again',
 })
 
 void t.test('each probe waits twice as long as the one before, up to a limit', async (t) => {
+  const { waits, elapse } = byHand(t)
   const { script, breaker } = setup({ threshold: 1, probeAfter: 100, probeAtMost: 500 })
-  const waits: number[] = []
-  const { setTimeout } = globalThis
-  t.teardown(() => Object.assign(globalThis, { setTimeout }))
-  const soon = (run: () => void, wait: number) => (waits.push(wait), setTimeout(run, 0))
-  Object.assign(globalThis, { setTimeout: soon })
   script.fail = down
   await t.rejects(breaker.get(id), down)
-  while (script.calls.length < 5) await new Promise((next) => setImmediate(next))
+  for (let n = 0; n < 4; n++) t.ok(await elapse())
   await breaker.close()
-  t.same(waits.slice(0, 5), [100, 200, 400, 500, 500])
+  t.same(waits, [100, 200, 400, 500, 500])
 })
 
 void t.test('close waits for the store to close', async (t) => {
@@ -223,64 +248,60 @@ void t.test('close waits for the store to close', async (t) => {
 })
 
 void t.test('close ends the probing', async (t) => {
+  const { elapse } = byHand(t)
   const { script, states, breaker } = setup({ threshold: 1 })
   script.fail = down
   await t.rejects(breaker.get(id), down)
   await breaker.close()
-  await new Promise((done) => setTimeout(done, 50))
+  t.notOk(await elapse())
   t.same(script.calls, ['get', 'close'])
   t.same(states, ['open'])
 })
 
-void t.test('close during a probe ends it, too', async (t) => {
+/** A store that is down, whose answer to a probe the test gives. */
+async function probed(t: Test) {
+  const { elapse } = byHand(t)
   const { store } = scripted()
   const states: BreakerState[] = []
   let fail: (error: Error) => void = () => {}
   const ping = () => new Promise<never>((_, reject) => (fail = reject))
-  const get = () => Promise.reject(down)
-  const options = {
-    threshold: 1,
-    probeAfter: 1,
-    probeAtMost: 1,
-    onState: (s: BreakerState) => void states.push(s),
-  }
-  const breaker = withBreaker({ ...store, get, ping }, options)
-  await t.rejects(breaker.get(id), down)
-  await until(() => states.at(-1) === 'half_open')
-  await breaker.close()
-  fail(down)
-  await new Promise((done) => setTimeout(done, 30))
-  t.same(states, ['open', 'half_open', 'open'])
-})
-
-void t.test('any sign of life from the store closes it at once, whatever a probe does', async (t) => {
-  const { store } = scripted()
-  const states: BreakerState[] = []
-  let fail: (error: Error) => void = () => {}
-  const ping = () => new Promise<never>((_, reject) => (fail = reject))
-  const get = () => Promise.reject(down)
   const onState = (state: BreakerState) => void states.push(state)
-  const breaker = withBreaker(
-    { ...store, get, ping },
-    { threshold: 1, probeAfter: 1, probeAtMost: 1, onState },
-  )
+  const options = { threshold: 1, probeAfter: 1, probeAtMost: 1, onState }
+  const breaker = withBreaker({ ...store, get: () => Promise.reject(down), ping }, options)
   t.teardown(() => breaker.close())
   breaker.heard()
   t.same(states, [])
   await t.rejects(breaker.get(id), down)
-  await until(() => states.at(-1) === 'half_open')
+  t.ok(await elapse())
+  t.same(states, ['open', 'half_open'])
+  return { breaker, states, elapse, fail: () => fail(down) }
+}
+
+void t.test('close during a probe ends it, too', async (t) => {
+  const { breaker, states, elapse, fail } = await probed(t)
+  await breaker.close()
+  fail()
+  await turn()
+  t.notOk(await elapse())
+  t.same(states, ['open', 'half_open', 'open'])
+})
+
+void t.test('any sign of life from the store closes it at once, whatever a probe does', async (t) => {
+  const { breaker, states, elapse, fail } = await probed(t)
   breaker.heard()
-  fail(down)
-  await new Promise((done) => setTimeout(done, 30))
+  fail()
+  await turn()
+  t.notOk(await elapse())
   t.same(states, ['open', 'half_open', 'closed'])
 })
 
 void t.test('a sign of life ends the probing, and the count of failures starts over', async (t) => {
-  const { script, states, breaker } = setup({ threshold: 2, probeAfter: 20 })
+  const { elapse } = byHand(t)
+  const { script, states, breaker } = setup({ threshold: 2 })
   script.fail = down
   for (let n = 0; n < 2; n++) await t.rejects(breaker.get(id), down)
   breaker.heard()
-  await new Promise((done) => setTimeout(done, 50))
+  t.notOk(await elapse())
   t.same(script.calls, ['get', 'get'], 'no probe')
   await t.rejects(breaker.get(id), down)
   t.same(states, ['open', 'closed'])

@@ -1,18 +1,11 @@
-import t, { type Test } from 'tap'
-import type { RecordDraft, RecordId, Spans } from '../../src/core/record.ts'
+import t from 'tap'
 import { decodeRecord, encodeDraft, readStamps } from '../../src/store/codec.ts'
 import { areTheSame, CopyDiffers, copyRecord, findRunning } from '../../src/store/copying.ts'
 import { memoryStore } from '../../src/store/memory.ts'
-import { openPostgresStore } from '../../src/store/postgres.ts'
-import { openRedisStore } from '../../src/store/redis.ts'
 import { CorruptRecord, type Store, StoreFull, StoreUnavailable } from '../../src/store/register.ts'
 import { openSqliteStore } from '../../src/store/sqlite.ts'
-import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
-import { RedisServer } from '../support/redis.ts'
+import { ALL, bytesIn, copiesUnchanged, knowsItself, made, NOTE } from './copying.ts'
 import { bytesOf, HOUR, MINUTE, newId, newToken, SPANS, tempDir } from './fixtures.ts'
-
-const ALL = { completedOnly: false, writes: true }
-const NOTE = { tag: 'replayed:a', count: 3, firstAgo: HOUR, lastAgo: MINUTE, text: '{"status":201}' }
 
 /** Their clocks are an hour apart. */
 function memories(): { readonly from: Store; readonly to: Store } {
@@ -21,117 +14,15 @@ function memories(): { readonly from: Store; readonly to: Store } {
   return { from: store(0), to: store(-HOUR) }
 }
 
-async function bytesIn(store: Store, id: RecordId): Promise<Buffer> {
-  const { bytes } = await store.get(id)
-  if (bytes === null) throw new Error('there is no record')
-  return bytes
-}
-
-/** Writes it as a proxy does: claimed, then settled. */
-async function made(
-  store: Store,
-  state: RecordDraft['state'],
-  more: { readonly id?: RecordId; readonly spans?: Spans; readonly over?: Partial<RecordDraft> } = {},
-): Promise<{ readonly id: RecordId; readonly token: Buffer; readonly bytes: Buffer }> {
-  const { id = newId(), spans = SPANS, over = {} } = more
-  const token = newToken()
-  await store.put(id, bytesOf('in_progress', token), SPANS)
-  if (state !== 'in_progress' || spans !== SPANS) {
-    const states = ['in_progress'] as const
-    await store.swap(id, { token, states }, bytesOf(state, token, over), spans, false)
-  }
-  return { id, token, bytes: await bytesIn(store, id) }
-}
-
-/** What a copy keeps of a record. */
-function essence(bytes: Buffer, now: number): unknown {
-  const { version: _version, updatedAt: _updatedAt, dropAt, ...record } = decodeRecord(bytes)
-  const { due } = readStamps(bytes)
-  return { ...record, leaseUntil: 0, nextLookAt: 0, expiresAt: 0, dropIn: dropAt - now, dueIn: due - now }
-}
-
-async function stores(t: Test): Promise<Readonly<Record<string, () => Promise<Store>>>> {
-  const redis = await RedisServer.start()
-  t.teardown(() => redis[Symbol.asyncDispose]())
-  const dir = tempDir()
-  t.teardown(() => dir[Symbol.dispose]())
+void t.test('§9 a record in any state is copied unchanged into another store', async (t) => {
+  using dir = tempDir()
   const settings = { service: 'test', timeoutMs: 10_000, onEvent: () => {} }
-  let files = 0
-  const open = async (opening: Promise<Store>): Promise<Store> => {
-    const store = await opening
-    t.teardown(() => store.close())
-    return store
-  }
-  const embedded = {
-    sqlite: () => open(openSqliteStore({ ...settings, path: `${dir.path}/${files++}.db` })),
-    redis: async () => {
-      await redis.command('FLUSHALL')
-      return open(openRedisStore({ ...settings, url: redis.url }))
-    },
-  }
-  if (NO_POSTGRES !== false) return embedded
-  const postgres = await PostgresServer.start()
-  t.teardown(() => postgres[Symbol.asyncDispose]())
-  let services = 0
-  const fresh = () =>
-    open(openPostgresStore({ ...settings, service: `test${services++}`, url: postgres.url }))
-  return { ...embedded, postgres: fresh }
-}
-
-void t.test('§9 a record in any state is copied unchanged into any other store', async (t) => {
-  const kinds = await stores(t)
-  for (const [source, openFrom] of Object.entries(kinds))
-    for (const [target, openTo] of Object.entries(kinds).filter(([name]) => name !== source)) {
-      const [from, to] = [await openFrom(), await openTo()]
-      const large = Buffer.alloc(300_000, 0xfe)
-      const records = [
-        await made(from, 'completed'),
-        await made(from, 'completed', {
-          over: {
-            result: {
-              kept: true,
-              response: { status: 200, reason: '', headers: [], body: large, trailers: [] },
-            },
-          } as Partial<RecordDraft>,
-        }),
-        await made(from, 'failed_retryable', { over: { lastError: 'refused', attempts: 7 } }),
-        await made(from, 'unknown', { spans: { dueIn: -MINUTE, dropIn: HOUR } }),
-        await made(from, 'in_progress', { spans: { dueIn: -MINUTE, dropIn: HOUR } }),
-        await made(from, 'completed', { spans: { dueIn: -MINUTE, dropIn: HOUR } }),
-        await made(from, 'expired'),
-      ]
-      for (const { id, bytes } of records) {
-        await from.history.append(id, [NOTE, { ...NOTE, tag: 'misuse:a' }])
-        const { updatedAt } = readStamps(bytes)
-        t.strictSame(await copyRecord(from, to, id, ALL), { became: 'copied', updatedAt })
-        const [ours, there] = [await from.get(id), await to.get(id)]
-        const state = decodeRecord(bytes).state
-        // The remaining times may differ by as long as the copy took, not by more.
-        const [a, b] = [essence(bytes, ours.now), essence(there.bytes as Buffer, there.now)] as [
-          Record<string, number>,
-          Record<string, number>,
-        ]
-        for (const left of ['dropIn', 'dueIn']) {
-          t.ok(
-            Math.abs((a[left] as number) - (b[left] as number)) < MINUTE,
-            `${source} ${target} ${state} ${left}`,
-          )
-          a[left] = b[left] = 0
-        }
-        t.strictSame(b, a, `${source} → ${target}: ${state}`)
-        const notes = await to.history.read(id)
-        t.match(notes, [{ tag: 'replayed:a', count: 3, text: NOTE.text }, { tag: 'misuse:a' }])
-        const [first] = notes
-        t.ok(Math.abs(there.now - (first?.first ?? 0) - HOUR) < MINUTE, 'a note keeps its age')
-
-        const version = readStamps(there.bytes as Buffer).version
-        t.match(await copyRecord(from, to, id, ALL), { became: 'there' }, 'a second copy changes nothing')
-        t.equal(readStamps(await bytesIn(to, id)).version, version)
-        t.equal((await to.history.read(id)).length, 2)
-      }
-      const page = async (store: Store) => new Set((await store.list('unresolved', null, 10)).ids)
-      t.strictSame(await page(to), await page(from), 'the sweeper of the target finds them')
-    }
+  const file = await openSqliteStore({ ...settings, path: `${dir.path}/records.db` })
+  const { from, to } = memories()
+  const [sqlite, memory] = [async () => file, async () => from]
+  await copiesUnchanged(t, { sqlite, memory })
+  await knowsItself(t, { sqlite }, to)
+  await file.close()
 })
 
 void t.test('a claim in the target after a copy continues the fence of the source', async (t) => {
@@ -337,12 +228,6 @@ void t.test('one store under two names is recognised as the same', async (t) => 
   const { from, to } = memories()
   t.equal(await areTheSame(from, to), false)
   t.equal(await areTheSame(from, from), true)
-  const kinds = await stores(t)
-  for (const [kind, open] of Object.entries(kinds)) {
-    const store = await open()
-    t.equal(await areTheSame(store, to), false, kind)
-    t.equal(await areTheSame(store, store), true, kind)
-  }
   const take = (error: Error) => ({ take: () => Promise.reject(error) })
   const full = { ...from, limits: take(new StoreFull('full')) }
   t.equal(await areTheSame(full, to), false, 'records can be moved out of a full store')

@@ -5,6 +5,7 @@ import { join } from 'node:path'
 import type { CompletedResponse, Fingerprint, RecordDraft, RecordId, Spans } from '../../src/core/record.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
+import type { Store } from '../../src/store/register.ts'
 import type { Harness } from './contract.ts'
 
 export const MINUTE = 60_000
@@ -107,5 +108,15 @@ export function memoryHarness(): Harness {
     tellsPeers: true,
     advance: (ms) => void (now += ms),
     [Symbol.asyncDispose]: () => register.close(),
+  }
+}
+
+/** A memory store that answers later, as a server does. */
+export function answeringLater(clock: () => number): Store {
+  const store = memoryStore({ clock, maxBytes: MEMORY_BYTES })
+  return {
+    ...store,
+    put: async (...args) => store.put(...args),
+    swap: async (...args) => store.swap(...args),
   }
 }

@@ -19,7 +19,8 @@ import { packed } from '../../src/store/packed.ts'
 import { Records } from '../../src/store/records.ts'
 import { CorruptRecord, type SealError } from '../../src/store/register.ts'
 import { Sealer, sealerOf } from '../../src/store/sealing.ts'
-import { bytesOf, draft, newId, newToken, response, SPANS } from './fixtures.ts'
+import { packedContract } from './contract.ts'
+import { bytesOf, draft, memoryHarness, newId, newToken, response, SPANS } from './fixtures.ts'
 
 const [ONE, TWO, THREE] = [0x11, 0x22, 0x33].map((byte, n) => ({
   id: `k${n + 1}`,
@@ -43,6 +44,8 @@ function stored(sealed: Buffer, fence = FENCE): Buffer {
 function read(sealer: Sealer, id: RecordId, bytes: Buffer) {
   return decodeRecord(sealer.open(id, bytes))
 }
+
+packedContract(t, 'memory', async () => memoryHarness())
 
 void t.test('a record opens as it was sealed, with the stamps of the store', async (t) => {
   const sealer = new Sealer([ONE])
@@ -155,8 +158,10 @@ void t.test('W08 a record with a flipped bit is refused, or reads the same', asy
       const written = draft(state, newToken(), { fence, ...SECRETS, leaseExpired })
       const sealed = stored(sealer.seal(id, encodeDraft(written)))
       const opened = sealer.open(id, sealed)
-      for (let at = 0; at < sealed.length; at++)
-        for (let bit = 0; bit < 8; bit++) {
+      for (let at = 0; at < sealed.length; at++) {
+        // Each bit of the prefix and the head; of what is encrypted, one of each byte.
+        const bits = at < PREFIX.end + 30 ? [0, 1, 2, 3, 4, 5, 6, 7] : [at % 8]
+        for (const bit of bits) {
           const flipped = Buffer.from(sealed)
           flipped.writeUInt8(flipped.readUInt8(at) ^ (1 << bit), at)
           let found: Buffer
@@ -173,6 +178,7 @@ void t.test('W08 a record with a flipped bit is refused, or reads the same', asy
           if (!isStamp(at) && !isLater) t.fail(`${state}: bit ${bit} of byte ${at}`)
           if (!stored(found).equals(opened)) t.fail(`${state}: byte ${at} says something else`)
         }
+      }
     }
 })
 

@@ -10,9 +10,8 @@ import { tempDir } from '../store/fixtures.ts'
 import { DynamoDbServer } from '../support/dynamodb.ts'
 import { PostgresServer } from '../support/postgres.ts'
 import { RedisServer } from '../support/redis.ts'
-import { explore, sample } from './explore.ts'
+import { explore, namesCode, sample } from './explore.ts'
 import { MISTAKES, migration, STEPS } from './migration.ts'
-import { namesCode } from './replay.ts'
 import { APART, memoryPair, replayMigration } from './replay-migration.ts'
 
 t.setTimeout(300_000)

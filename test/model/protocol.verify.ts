@@ -1,10 +1,10 @@
 import t from 'tap'
 import { after } from '../../src/runtime/scheduling.ts'
-import { explore, sample } from './explore.ts'
+import { explore, namesCode, sample } from './explore.ts'
 import type { Plant } from './process.ts'
 import { protocol } from './promises.ts'
-import { STEPS, type StepName } from './protocol.ts'
-import { type Followed, replayGuard } from './replay-guard.ts'
+import { MISTAKES, type Rules, STEPS, type StepName } from './protocol.ts'
+import { nothingYet, replayGuard } from './replay-guard.ts'
 import { VARIANTS } from './variants.ts'
 
 t.setTimeout(600_000)
@@ -120,9 +120,11 @@ const taken = new Set<StepName>()
 for (const [variant, rules] of Object.entries(VARIANTS(2)))
   void t.test(`two requests, ${variant}`, async (t) => {
     const found = explore(protocol(rules))
+    t.equal(found.broken, null, 'no way leads to what the contract forbids')
+    t.comment(`${found.states} states, ${found.steps} steps`)
 
     void t.test('the guard follows the paths of the model', async (t) => {
-      const followed = nothing()
+      const followed = nothingYet()
       for (const path of sample(found, MANY)) {
         await replayGuard(path, rules, followed)
         for (const { name } of path) taken.add(name)
@@ -138,7 +140,7 @@ for (const [variant, rules] of Object.entries(VARIANTS(2)))
     for (const [mistake, planted] of Object.entries(PLANTED))
       if (planted.variant === variant)
         void t.test(`the paths find: ${mistake}`, async (t) => {
-          const followed = nothing()
+          const followed = nothingYet()
           const following = async (): Promise<void> => {
             for (const path of sample(found, MANY)) await replayGuard(path, rules, followed, planted.plant)
           }
@@ -147,10 +149,20 @@ for (const [variant, rules] of Object.entries(VARIANTS(2)))
         })
   })
 
-void t.test('the paths include every step of the model', async (t) => {
+void t.test('every step of the model is taken, and the code that it names is there', async (t) => {
   t.same([...taken].sort(), Object.keys(STEPS).sort())
+  for (const [name, where] of Object.entries(STEPS)) t.ok(namesCode(where), name)
 })
 
-function nothing(): Followed {
-  return { paths: 0, steps: 0, sent: 0, answers: 0, held: 0 }
-}
+/** Those that must find every mistake. */
+const REVEALING = ['plain', 'a failover with grace', 'a failover with grace on some replicas only']
+
+void t.test('the model finds every mistake', async (t) => {
+  for (const mistake of MISTAKES) {
+    let broken: ReturnType<typeof explore>['broken'] = null
+    for (const name of REVEALING)
+      broken ??= explore(protocol({ ...(VARIANTS(2)[name] as Rules), mistake })).broken
+    t.not(broken, null, mistake)
+    t.comment(`${mistake}: ${broken?.what}: ${broken?.trace.join(', ')}`)
+  }
+})
