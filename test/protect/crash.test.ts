@@ -1,7 +1,20 @@
 import t, { type Test } from 'tap'
 import type { Profile } from '../../src/core/policy.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
-import { idle, LEASE, Replica, replica, route, type Seen, Store, Stream, seen, TTL } from './harness.ts'
+import {
+  BROKEN,
+  idle,
+  LEASE,
+  NOT_SENT,
+  Replica,
+  replica,
+  route,
+  type Seen,
+  Store,
+  Stream,
+  seen,
+  TTL,
+} from './harness.ts'
 
 /** When the process dies: before the port call begins, or once it is done but before the process hears of it. */
 type Death = 'before' | 'after'
@@ -16,11 +29,9 @@ interface Story {
   readonly faults?: Readonly<Record<number, 'lost' | 'dropped' | 'down'>>
 }
 
-const notSent: Forwarded = { proof: 'not_sent', reason: 'refused' }
-
 async function releasedBefore(store: Store): Promise<void> {
   const earlier = new Replica({ store })
-  earlier.script.push(notSent)
+  earlier.script.push(NOT_SENT)
   await earlier.get()
   earlier.close()
   store.calls = 0
@@ -45,7 +56,7 @@ const STORIES: readonly Story[] = [
   },
   { name: 'the reply to the completion is lost', reply: whole, faults: { 2: 'lost' } },
   { name: 'the completion is dropped', reply: whole, faults: { 2: 'dropped', 3: 'down' } },
-  { name: 'no bytes were sent', reply: () => notSent },
+  { name: 'no bytes were sent', reply: () => NOT_SENT },
   {
     name: 'the upstream declares not-applied',
     reply: (r) => r.responded(200, 'x', { declaredOutcome: 'not-applied' }),
@@ -54,7 +65,7 @@ const STORIES: readonly Story[] = [
     name: 'bytes were sent, no answer came',
     reply: (_, executed) => {
       executed()
-      return { proof: 'unknown', reason: 'reset', timedOut: false, status: null }
+      return BROKEN
     },
   },
   {

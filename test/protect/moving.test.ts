@@ -1,7 +1,7 @@
 import t from 'tap'
 import type { Phase } from '../../src/core/copies.ts'
 import { migrating } from '../../src/store/migrating.ts'
-import { Gate, HOUR, LEASE, replica, route, Store, seen } from './harness.ts'
+import { HOUR, LEASE, replica, route, Store } from './harness.ts'
 
 for (const onLeaseExpired of ['unknown', 'retry'] as const)
   for (const [executes, retries] of [
@@ -17,10 +17,7 @@ for (const onLeaseExpired of ['unknown', 'retry'] as const)
         const policy = route({ onLeaseExpired })
         const owner = replica(t, { store: executes === 'new' ? to : from, wire: on(executes) })
         const other = replica(t, { store: retries === 'new' ? to : from, wire: on(retries) })
-        const gate = new Gate()
-        owner.script.push(gate.before(() => owner.responded(201, 'late')))
-        const running = owner.send({ route: policy })
-        await gate.reached
+        const running = await owner.working({ route: policy }, () => owner.responded(201, 'late'))
         const [[, run] = []] = [...owner.ports.running]
         const token = run?.attempt.token as Buffer
         for (let n = 0; n < 6; n++) {
@@ -29,8 +26,7 @@ for (const onLeaseExpired of ['unknown', 'retry'] as const)
           const renewal = { id: owner.id, token, dueIn: LEASE, dropIn: HOUR }
           t.same(await owner.wire.renew([renewal]), [true])
         }
-        gate.open()
-        const { bytes } = seen(await running)
+        const { bytes } = await running.end()
         t.match(await other.get({ route: policy }), { replayed: true, bytes })
         t.equal(owner.n + other.n, 1)
       },

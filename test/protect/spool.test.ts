@@ -9,10 +9,12 @@ import { spoolRoom } from '../../src/protect/settler.ts'
 import { Outbox } from '../../src/store/outbox.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import {
+  BROKEN,
   type Fault,
   HOUR,
   idle,
   LEASE,
+  NOT_SENT,
   Replica,
   refused,
   replica,
@@ -44,8 +46,6 @@ for (const method of ['appendFile', 'datasync', 'sync'] as const) {
 
 const MiB = 1024 ** 2
 const BYPASS = route({ onStoreUnavailable: 'bypass' })
-const notSent: Forwarded = { proof: 'not_sent', reason: 'refused' }
-const broken: Forwarded = { proof: 'unknown', reason: 'reset', timedOut: false, status: null }
 
 function folder(t: Test): string {
   const path = mkdtempSync(join(tmpdir(), 'spool-'))
@@ -102,38 +102,35 @@ async function deferred(r: Replica, reply: () => Forwarded, fault: Fault = 'down
   return await r.get()
 }
 
-void t.test(
-  'R04 after a kill with the store down, the next process answers the retry from the spool',
-  async (t) => {
-    for (const fault of ['down', 'dropped', 'lost', 'late', 'full'] as const) {
-      const store = new Store()
-      const a = await spooling(t, store, folder(t))
-      const first = await deferred(a.replica, () => a.replica.responded(), fault)
-      t.equal(first.status, 201)
-      const b = await spooling(t, store, remains(t, a.directory))
-      a.replica.close()
-      store.fault = () => 'down'
-      t.match(await b.replica.get(), { bytes: first.bytes, replayed: true }, fault)
-      await refused(t, b.replica, { body: 'other' }, 'idempotency_key_reused')
-      t.equal(b.replica.ports.settler.size, 1)
-      t.equal(b.replica.bytes.held, '{"id":"p1"}'.length, 'counted like any held body')
+void t.test('R04 after a kill with the store down, the next process answers from the spool', async (t) => {
+  for (const fault of ['down', 'dropped', 'lost', 'late', 'full'] as const) {
+    const store = new Store()
+    const a = await spooling(t, store, folder(t))
+    const first = await deferred(a.replica, () => a.replica.responded(), fault)
+    t.equal(first.status, 201)
+    const b = await spooling(t, store, remains(t, a.directory))
+    a.replica.close()
+    store.fault = () => 'down'
+    t.match(await b.replica.get(), { bytes: first.bytes, replayed: true }, fault)
+    await refused(t, b.replica, { body: 'other' }, 'idempotency_key_reused')
+    t.equal(b.replica.ports.settler.size, 1)
+    t.equal(b.replica.bytes.held, '{"id":"p1"}'.length, 'counted like any held body')
 
-      store.fault = () => null
-      await store.arrive()
-      t.ok(await b.replica.ports.settler.flush())
-      t.equal((await store.read(a.replica.id))?.state, 'completed')
-      t.equal(b.replica.bytes.held, 0)
-      await b.outbox.close()
-      t.same(readdirSync(b.directory), ['spool.lock'], 'nothing is left over')
-      t.match(
-        await replica(t, { store }).get(),
-        { bytes: first.bytes, replayed: true },
-        'any replica replays it',
-      )
-      t.equal(a.replica.n + b.replica.n, 1)
-    }
-  },
-)
+    store.fault = () => null
+    await store.arrive()
+    t.ok(await b.replica.ports.settler.flush())
+    t.equal((await store.read(a.replica.id))?.state, 'completed')
+    t.equal(b.replica.bytes.held, 0)
+    await b.outbox.close()
+    t.same(readdirSync(b.directory), ['spool.lock'], 'nothing is left over')
+    t.match(
+      await replica(t, { store }).get(),
+      { bytes: first.bytes, replayed: true },
+      'any replica replays it',
+    )
+    t.equal(a.replica.n + b.replica.n, 1)
+  }
+})
 
 void t.test('R05 a spooled outcome is written with the token, fence and age of its claim', async (t) => {
   const store = new Store()
@@ -168,10 +165,7 @@ void t.test('a spooled outcome is stale if a newer attempt exists', async (t) =>
   const store = new Store()
   const retrying = route({ onLeaseExpired: 'retry' })
   const a = await spooling(t, store, folder(t))
-  a.replica.script.push(() => {
-    store.fault = () => 'down'
-    return a.replica.responded(201, 'first')
-  })
+  a.replica.downAtEnd(() => a.replica.responded(201, 'first'))
   await a.replica.get({ route: retrying })
   a.replica.close()
   store.fault = () => null
@@ -189,11 +183,11 @@ void t.test('a spooled outcome is stale if a newer attempt exists', async (t) =>
 })
 
 void t.test(
-  '§7 the next process frees the key of a request proven not executed once the store is back',
+  '§7 the next process frees the key of what was not executed once the store is back',
   async (t) => {
     const store = new Store()
     const a = await spooling(t, store, folder(t))
-    t.equal((await deferred(a.replica, () => notSent)).code, 'upstream_unreachable')
+    t.equal((await deferred(a.replica, () => NOT_SENT)).code, 'upstream_unreachable')
     const b = await spooling(t, store, remains(t, a.directory))
     a.replica.close()
     await refused(t, b.replica, {}, 'idempotency_store_unavailable')
@@ -207,7 +201,7 @@ void t.test(
 void t.test('§7 an uncertain outcome is unknown to the next process too', async (t) => {
   const store = new Store()
   const a = await spooling(t, store, folder(t))
-  t.equal((await deferred(a.replica, () => broken)).code, 'upstream_failed')
+  t.equal((await deferred(a.replica, () => BROKEN)).code, 'upstream_failed')
   const b = await spooling(t, store, remains(t, a.directory))
   a.replica.close()
   await refused(t, b.replica, {}, 'idempotency_outcome_unknown')
@@ -220,7 +214,7 @@ void t.test('§7 an uncertain outcome is unknown to the next process too', async
 void t.test('§3 a spooled withdrawal frees the key in the next process', async (t) => {
   const store = new Store()
   const a = await spooling(t, store, folder(t))
-  store.next.push({ op: 'put', fault: 'lost' }, { op: 'put', fault: 'dropped' })
+  store.fails('put', 'lost', 'dropped')
   store.fault = ({ op }) => (op === 'put' ? null : 'down')
   t.equal((await a.replica.get()).code, 'idempotency_store_unavailable')
   await until(() => readdirSync(a.directory).length > 1)
@@ -242,10 +236,10 @@ void t.test('§3 a spooled withdrawal frees the key in the next process', async 
 void t.test('§3 the next process withdraws a late takeover, which is refused when it arrives', async (t) => {
   const store = new Store()
   const first = replica(t, { store })
-  first.script.push(notSent)
+  first.script.push(NOT_SENT)
   await first.get()
   const a = await spooling(t, store, folder(t))
-  store.next.push({ op: 'swap', fault: 'late' })
+  store.fails('swap', 'late')
   store.fault = ({ n }) => (n > store.calls - 1 && store.next.length === 0 ? 'down' : null)
   t.equal((await a.replica.get()).code, 'idempotency_store_unavailable')
   await a.replica.ports.settler.close()
@@ -276,40 +270,37 @@ void t.test('R02 bypass: the next process settles what was executed without a cl
   t.equal(a.replica.n + b.replica.n, 1)
 })
 
-void t.test(
-  'the next process settles a bypass over a lapsed claim as the route’s onLeaseExpired says',
-  async (t) => {
-    for (const onLeaseExpired of ['unknown', 'retry'] as const) {
-      const policy = route({ onStoreUnavailable: 'bypass', onLeaseExpired })
-      const store = new Store()
-      // A claim whose owner fell silent.
-      const silent = new Replica({ store, forward: () => new Promise(() => {}) })
-      void silent.send({ route: policy })
-      await idle()
-      silent.close()
-      store.now += 2 * LEASE
-      const a = await spooling(t, store, folder(t))
-      store.fault = () => 'down'
-      const first = await a.replica.get({ route: policy })
-      t.equal(first.status, 201)
-      a.replica.close()
-      const b = await spooling(t, store, remains(t, a.directory))
-      store.fault = () => null
-      t.ok(await b.replica.ports.settler.flush())
-      t.same(b.replica.said('completed'), [onLeaseExpired === 'retry' ? 'stored' : 'stale'])
-      const retry = await b.replica.get({ route: policy })
-      if (onLeaseExpired === 'retry') t.match(retry, { bytes: first.bytes, replayed: true })
-      else t.equal(retry.code, 'idempotency_outcome_unknown')
-      t.equal(b.replica.n, 0)
-    }
-  },
-)
+void t.test('the next process settles a bypass over a lapsed claim as onLeaseExpired says', async (t) => {
+  for (const onLeaseExpired of ['unknown', 'retry'] as const) {
+    const policy = route({ onStoreUnavailable: 'bypass', onLeaseExpired })
+    const store = new Store()
+    // A claim whose owner fell silent.
+    const silent = new Replica({ store, forward: () => new Promise(() => {}) })
+    void silent.send({ route: policy })
+    await idle()
+    silent.close()
+    store.now += 2 * LEASE
+    const a = await spooling(t, store, folder(t))
+    store.fault = () => 'down'
+    const first = await a.replica.get({ route: policy })
+    t.equal(first.status, 201)
+    a.replica.close()
+    const b = await spooling(t, store, remains(t, a.directory))
+    store.fault = () => null
+    t.ok(await b.replica.ports.settler.flush())
+    t.same(b.replica.said('completed'), [onLeaseExpired === 'retry' ? 'stored' : 'stale'])
+    const retry = await b.replica.get({ route: policy })
+    if (onLeaseExpired === 'retry') t.match(retry, { bytes: first.bytes, replayed: true })
+    else t.equal(retry.code, 'idempotency_outcome_unknown')
+    t.equal(b.replica.n, 0)
+  }
+})
 
 void t.test('several outcomes of one record are restored in order', async (t) => {
   const store = new Store()
   const a = await spooling(t, store, folder(t))
   store.fault = () => 'down'
-  a.replica.script.push(notSent)
+  a.replica.script.push(NOT_SENT)
   t.equal((await a.replica.get({ route: BYPASS })).code, 'upstream_unreachable')
   const first = await a.replica.get({ route: BYPASS })
   t.equal(first.status, 201)
@@ -327,10 +318,7 @@ void t.test('the spool holds only what the store has not taken', async (t) => {
   const a = await spooling(t, store, folder(t))
   t.equal((await a.replica.get()).status, 201)
   t.same(readdirSync(a.directory), ['spool.lock'])
-  a.replica.script.push(() => {
-    store.fault = () => 'down'
-    return a.replica.responded()
-  })
+  a.replica.downAtEnd()
   await a.replica.get({ key: 'another' })
   t.equal(readdirSync(a.directory).length, 2)
   store.fault = () => null
@@ -342,10 +330,7 @@ void t.test('a spooled outcome older than its record can be is dropped with a me
   const store = new Store()
   const a = await spooling(t, store, folder(t))
   const short = route({ unresolvedTtl: 1 })
-  a.replica.script.push(() => {
-    store.fault = () => 'down'
-    return a.replica.responded()
-  })
+  a.replica.downAtEnd()
   await a.replica.get({ route: short })
   a.replica.close()
   const directory = remains(t, a.directory)
@@ -377,19 +362,16 @@ void t.test('a clock set back does not keep a spooled outcome longer', async (t)
   await outbox.close()
 })
 
-void t.test(
-  'with a full spool an outcome is held in memory only, reported, and lost with the process',
-  async (t) => {
-    const store = new Store()
-    const a = await spooling(t, store, folder(t), 100)
-    const first = await deferred(a.replica, () => a.replica.responded())
-    t.equal(first.status, 201)
-    t.ok(a.replica.troubles().includes('an outcome could not be spooled; it is held in memory only'))
-    t.match(await a.replica.get(), { bytes: first.bytes, replayed: true })
-    await a.replica.ports.settler.close()
-    t.equal(a.replica.troubles().at(-1), 'an outcome could not be stored and is lost')
-  },
-)
+void t.test('with a full spool an outcome is held in memory, reported, lost with the process', async (t) => {
+  const store = new Store()
+  const a = await spooling(t, store, folder(t), 100)
+  const first = await deferred(a.replica, () => a.replica.responded())
+  t.equal(first.status, 201)
+  t.ok(a.replica.troubles().includes('an outcome could not be spooled; it is held in memory only'))
+  t.match(await a.replica.get(), { bytes: first.bytes, replayed: true })
+  await a.replica.ports.settler.close()
+  t.equal(a.replica.troubles().at(-1), 'an outcome could not be stored and is lost')
+})
 
 void t.test('a spool has room for everything that memory may hold', async (t) => {
   const store = new Store()
@@ -473,13 +455,13 @@ const STORIES: readonly Story[] = [
     faults: [null, 'lost'],
   },
   { name: 'a completion that arrives late', policy: route(), reply: whole, faults: [null, 'late'] },
-  { name: 'no bytes were sent', policy: route(), reply: () => notSent, faults: [null] },
+  { name: 'no bytes were sent', policy: route(), reply: () => NOT_SENT, faults: [null] },
   {
     name: 'bytes were sent, no answer came',
     policy: route(),
     reply: (_, executed) => {
       executed()
-      return broken
+      return BROKEN
     },
     faults: [null],
   },

@@ -7,10 +7,7 @@ const SHORT = route({ lease: 1 })
 void t.test('L06 a renewed run is in progress up to three times its lease, and executes once', async (t) => {
   const a = replica(t)
   const policy = route({ lease: LEASE })
-  const gate = new Gate()
-  a.script.push(gate.before(() => a.responded()))
-  const first = a.send({ route: policy })
-  await gate.reached
+  const first = await a.working({ route: policy })
   // By the renewer's own clock nothing is due yet, so the test sends what it would send.
   const [[, run] = []] = [...a.ports.running]
   if (run === undefined) throw new Error('nothing runs')
@@ -19,58 +16,43 @@ void t.test('L06 a renewed run is in progress up to three times its lease, and e
     t.same(await a.wire.renew([{ id: run.id, token: run.attempt.token, dueIn: LEASE, dropIn: 0 }]), [true])
     await refused(t, a, { route: policy }, 'idempotency_key_in_progress')
   }
-  gate.open()
-  t.equal(seen(await first).status, 201)
+  t.equal((await first.end()).status, 201)
   t.equal((await a.get({ route: policy })).replayed, true)
   t.equal(a.n, 1)
 })
 
-void t.test(
-  'L06 a run holds its lease while the upstream works, and releases it before the outcome is written',
-  async (t) => {
-    const a = replica(t)
-    const gate = new Gate()
-    a.script.push(gate.before(() => a.responded()))
-    const first = a.send({ route: SHORT })
-    await gate.reached
-    t.equal(a.ports.leases.size, 1)
-    // Only this moves the store's clock: the lease lapses, and the timer renews it, since the owner lives.
-    a.store.now += 1
-    await refused(t, a, { route: SHORT }, 'idempotency_outcome_unknown')
-    await until(async () => (await a.store.read(a.id))?.state === 'in_progress')
-    let leases = -1
-    a.store.gate = async ({ op }) => {
-      if (op === 'swap') leases = a.ports.leases.size
-    }
-    gate.open()
-    seen(await first)
-    t.equal(leases, 0)
-  },
-)
+void t.test('L06 a run holds its lease until its outcome is about to be written', async (t) => {
+  const a = replica(t)
+  const first = await a.working({ route: SHORT })
+  t.equal(a.ports.leases.size, 1)
+  // Only this moves the store's clock: the lease lapses, and the timer renews it, since the owner lives.
+  a.store.now += 1
+  await refused(t, a, { route: SHORT }, 'idempotency_outcome_unknown')
+  await until(async () => (await a.store.read(a.id))?.state === 'in_progress')
+  let leases = -1
+  a.store.gate = async ({ op }) => {
+    if (op === 'swap') leases = a.ports.leases.size
+  }
+  await first.end()
+  t.equal(leases, 0)
+})
 
-void t.test(
-  'L06 after a failed renewal the record reads unknown, and the owner’s outcome is still accepted',
-  async (t) => {
-    const a = replica(t)
-    const gate = new Gate()
-    a.script.push(gate.before(() => a.responded()))
-    const first = a.send({ route: SHORT })
-    await gate.reached
-    a.store.fault = ({ op }) => (op === 'renew' ? 'down' : null)
-    a.store.now += 1
-    await until(() => a.renewalErrors.length > 0)
-    await refused(t, a, { route: SHORT }, 'idempotency_outcome_unknown')
-    gate.open()
-    const own = seen(await first)
-    t.match(await a.get(), { replayed: true, bytes: own.bytes })
-    t.equal(a.n, 1)
-  },
-)
+void t.test('L06 after a failed renewal the record is unknown, and the owner’s outcome counts', async (t) => {
+  const a = replica(t)
+  const first = await a.working({ route: SHORT })
+  a.store.fault = ({ op }) => (op === 'renew' ? 'down' : null)
+  a.store.now += 1
+  await until(() => a.renewalErrors.length > 0)
+  await refused(t, a, { route: SHORT }, 'idempotency_outcome_unknown')
+  const own = await first.end()
+  t.match(await a.get(), { replayed: true, bytes: own.bytes })
+  t.equal(a.n, 1)
+})
 
 const WITHIN = route({ respondWithin: 1 })
 
 void t.test(
-  'U13 respondWithin: the client gets 504 upstream_slow, the work goes on and a retry gets the result',
+  'U13 respondWithin: 504 upstream_slow, the work goes on and a retry gets the result',
   async (t) => {
     const a = replica(t, { maxInFlight: 1 })
     const gate = new Gate()
@@ -92,20 +74,17 @@ void t.test(
   },
 )
 
-void t.test(
-  'U13 respondWithin: a retry is in progress until the upstream times out, then unknown',
-  async (t) => {
-    const a = replica(t)
-    const gate = new Gate()
-    a.script.push(gate.before(() => ({ proof: 'unknown', reason: 'x', timedOut: true, status: null })))
-    t.equal((await a.get({ route: WITHIN })).code, 'upstream_slow')
-    await refused(t, a, {}, 'idempotency_key_in_progress')
-    gate.open()
-    await until(() => a.ports.inFlight.count === 0)
-    await refused(t, a, {}, 'idempotency_outcome_unknown')
-    t.equal(a.n, 1)
-  },
-)
+void t.test('U13 respondWithin: a retry is in progress until the upstream times out', async (t) => {
+  const a = replica(t)
+  const gate = new Gate()
+  a.script.push(gate.before(() => ({ proof: 'unknown', reason: 'x', timedOut: true, status: null })))
+  t.equal((await a.get({ route: WITHIN })).code, 'upstream_slow')
+  await refused(t, a, {}, 'idempotency_key_in_progress')
+  gate.open()
+  await until(() => a.ports.inFlight.count === 0)
+  await refused(t, a, {}, 'idempotency_outcome_unknown')
+  t.equal(a.n, 1)
+})
 
 void t.test('U13 respondWithin: a stream that begins too late is drained to its end', async (t) => {
   const a = replica(t)
@@ -121,28 +100,25 @@ void t.test('U13 respondWithin: a stream that begins too late is drained to its 
   await refused(t, a, {}, 'idempotency_response_unavailable')
 })
 
-void t.test(
-  'U13 respondWithin: an answer in time is passed on; a bug is thrown, or reported if it comes late',
-  async (t) => {
-    const a = replica(t)
-    const patient = route({ respondWithin: 60_000 })
-    t.match(await a.get({ route: patient }), { status: 201, replayed: false })
-    t.match(a.trace, { outcome: 'executed', after: 'completed' })
-    a.script.push(new TypeError('a bug'))
-    await t.rejects(a.send({ route: patient, key: 'bug' }), { message: 'a bug' })
-    const gate = new Gate()
-    a.script.push(
-      gate.before(() => {
-        throw new TypeError('a late bug')
-      }),
-    )
-    t.equal((await a.get({ route: WITHIN, key: 'late bug' })).code, 'upstream_slow')
-    gate.open()
-    await until(() => a.ports.inFlight.count === 0)
-    t.same(a.troubles(), ['internal error after the client was answered'])
-    t.equal(a.bytes.held, 0)
-  },
-)
+void t.test('U13 respondWithin: an answer in time is passed on; a late bug is reported', async (t) => {
+  const a = replica(t)
+  const patient = route({ respondWithin: 60_000 })
+  t.match(await a.get({ route: patient }), { status: 201, replayed: false })
+  t.match(a.trace, { outcome: 'executed', after: 'completed' })
+  a.script.push(new TypeError('a bug'))
+  await t.rejects(a.send({ route: patient, key: 'bug' }), { message: 'a bug' })
+  const gate = new Gate()
+  a.script.push(
+    gate.before(() => {
+      throw new TypeError('a late bug')
+    }),
+  )
+  t.equal((await a.get({ route: WITHIN, key: 'late bug' })).code, 'upstream_slow')
+  gate.open()
+  await until(() => a.ports.inFlight.count === 0)
+  t.same(a.troubles(), ['internal error after the client was answered'])
+  t.equal(a.bytes.held, 0)
+})
 
 void t.test('X01 a client that leaves while the upstream works changes nothing', async (t) => {
   const a = replica(t)
@@ -190,29 +166,25 @@ void t.test('X03 the outcome is stored before the first byte of the answer leave
   t.equal((await a.store.read(a.id))?.state, 'completed')
 })
 
-void t.test(
-  'the room of a kept body is given back once both the client and the store are done with it',
-  async (t) => {
-    for (const held of [false, true]) {
-      const a = replica(t)
-      a.script.push(() => {
-        if (held) a.store.fault = () => 'down'
-        return a.responded(201, 'x'.repeat(1000))
-      })
-      const answer = await a.send()
-      if (answer.kind !== 'response') throw new Error('no response')
-      t.equal(a.bytes.held, 1000)
-      answer.release()
-      answer.release()
-      t.equal(a.bytes.held, held ? 1000 : 0)
-      a.store.fault = () => null
-      t.ok(await a.ports.settler.flush())
-      t.equal(a.bytes.held, 0)
-      answer.release()
-      t.equal(a.bytes.held, 0)
-    }
-  },
-)
+void t.test('the room of a kept body is given back once both client and store are done', async (t) => {
+  for (const held of [false, true]) {
+    const a = replica(t)
+    a.script.push(() => {
+      if (held) a.store.fault = () => 'down'
+      return a.responded(201, 'x'.repeat(1000))
+    })
+    const answer = await a.send()
+    if (answer.kind !== 'response') throw new Error('no response')
+    t.equal(a.bytes.held, 1000)
+    answer.release()
+    answer.release()
+    t.equal(a.bytes.held, held ? 1000 : 0)
+    t.ok(await a.storeIsBack())
+    t.equal(a.bytes.held, 0)
+    answer.release()
+    t.equal(a.bytes.held, 0)
+  }
+})
 
 void t.test('an outcome that keeps no body holds no room while the store is down', async (t) => {
   const policies = [
@@ -222,10 +194,7 @@ void t.test('an outcome that keeps no body holds no room while the store is down
   ] as const
   for (const [status, policy] of policies) {
     const a = replica(t)
-    a.script.push(() => {
-      a.store.fault = () => 'down'
-      return a.responded(status)
-    })
+    a.downAtEnd(() => a.responded(status))
     t.equal((await a.get({ route: policy })).status, status)
     t.equal(a.ports.settler.size, 1)
     t.equal(a.bytes.held, 0)
@@ -233,7 +202,7 @@ void t.test('an outcome that keeps no body holds no room while the store is down
 })
 
 void t.test(
-  'record ids are keyed if a secret is set; F20 a changed recipe still replays an unchanged request',
+  'F20 a changed recipe still replays an unchanged request; a secret keys record ids',
   async (t) => {
     const store = new Store()
     const headers = ['Content-Type', 'application/json']

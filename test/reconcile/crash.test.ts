@@ -1,5 +1,5 @@
 import t from 'tap'
-import { Gate, idle, LEASE, replica, Store } from '../protect/harness.ts'
+import { BROKEN, Gate, idle, LEASE, replica, Store } from '../protect/harness.ts'
 import { asking, broken, stored, unknownIn, Worker, worker } from './harness.ts'
 
 const FAULTS = ['down', 'full', 'lost', 'dropped', 'dead', 'dead_applied'] as const
@@ -14,7 +14,7 @@ async function failAt(
   const store = new Store()
   const owner = replica(t, { store })
   const gate = new Gate()
-  owner.script.push(gate.before(() => ({ proof: 'unknown', reason: 'x', timedOut: false, status: null })))
+  owner.script.push(gate.before(() => BROKEN))
   void owner.send({ route: policy })
   await gate.reached
   store.now += LEASE

@@ -3,9 +3,11 @@ import t from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import {
+  BROKEN,
   type Fault,
   idle,
   LEASE,
+  NOT_SENT,
   never,
   Replica,
   RUNS,
@@ -24,11 +26,11 @@ const REPLIES: readonly {
   readonly reply: (r: Replica, n: number) => Forwarded
 }[] = [
   { did: 'paid', reply: (r, n) => r.responded(201, `"answer ${n}"`) },
-  { did: 'paid', reply: () => ({ proof: 'unknown', reason: 'reset', timedOut: false, status: null }) },
+  { did: 'paid', reply: () => BROKEN },
   { did: 'declined', reply: () => ({ proof: 'unknown', reason: 'reset', timedOut: true, status: 402 }) },
   // The request itself was lost on the way.
-  { did: null, reply: () => ({ proof: 'unknown', reason: 'reset', timedOut: false, status: null }) },
-  { did: null, reply: () => ({ proof: 'not_sent', reason: 'refused' }) },
+  { did: null, reply: () => BROKEN },
+  { did: null, reply: () => NOT_SENT },
 ]
 
 /** How the upstream treats a status query. */
@@ -130,7 +132,7 @@ async function play(policy: RoutePolicy, script: readonly Step[]): Promise<void>
       const now = mood
       await turn()
       if (dead === at) return never
-      if (now === 'breaks') return { proof: 'unknown', reason: 'x', timedOut: false, status: null }
+      if (now === 'breaks') return BROKEN
       if (now === 'unsure') return made.says(202)
       if (now === 'another') return made.says(200, { key: 'another', payment: 'another' })
       if (first === undefined) return made.says(404, {})

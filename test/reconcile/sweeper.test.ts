@@ -4,6 +4,7 @@ import { outcomeSpans, resolvedDraft } from '../../src/core/settle.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
 import { RecordLocked, StoreUnavailable } from '../../src/store/register.ts'
 import {
+  BROKEN,
   Gate,
   HOUR,
   LEASE,
@@ -38,10 +39,7 @@ void t.test('a lapsed lease is written down once, as the unknown record it reads
   for (const policy of [route(), asking()]) {
     const store = new Store()
     const owner = replica(t, { store })
-    const gate = new Gate()
-    owner.script.push(gate.before(() => owner.responded(201, 'late')))
-    const first = owner.send({ route: policy })
-    await gate.reached
+    const first = await owner.working({ route: policy }, () => owner.responded(201, 'late'))
     const workers = [worker(t, store, policy), worker(t, store, policy)]
     store.now += LEASE - 1
     await Promise.all(workers.map((one) => one.round()))
@@ -64,8 +62,7 @@ void t.test('a lapsed lease is written down once, as the unknown record it reads
       policy.reconcile === null ? [] : ['scheduled'],
     )
     t.equal((await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')).retryAfter, 5)
-    gate.open()
-    seen(await first)
+    await first.end()
     const retry = await owner.get({ route: policy })
     t.ok(retry.replayed, 'the owner’s own late outcome is accepted')
     t.match(retry.bytes, /late/)
@@ -77,7 +74,7 @@ void t.test('a locked record stays due and does not hold up the others', async (
   const owner = replica(t, { store })
   await broken(owner, route())
   const locked = owner.id
-  owner.script.push({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })
+  owner.script.push(BROKEN)
   await owner.get({ key: 'key-another-0123456789' })
   store.now += LEASE
   t.equal((await store.inner.due(10)).length, 2)
@@ -93,10 +90,7 @@ void t.test('a locked record stays due and does not hold up the others', async (
 void t.test('a lease renewed after the index listed it has not lapsed', async (t) => {
   const store = new Store()
   const owner = replica(t, { store })
-  const gate = new Gate()
-  owner.script.push(gate.before(() => owner.responded()))
-  const first = owner.send({ route: route() })
-  await gate.reached
+  const first = await owner.working({ route: route() })
   const { token } = await stored(store)
   store.now += LEASE
   store.fault = ({ op, id }) => {
@@ -107,8 +101,7 @@ void t.test('a lease renewed after the index listed it has not lapsed', async (t
   await one.round()
   t.equal((await stored(store)).state, 'in_progress')
   t.same(one.told, [])
-  gate.open()
-  seen(await first)
+  await first.end()
 })
 
 void t.test('a record without a status query is looked at less and less often', async (t) => {
@@ -145,39 +138,36 @@ void t.test('a record without a status query is looked at less and less often', 
   t.equal((await unknownIn(store)).nextLookAt - store.now, HOUR + 6 * MINUTE, 'looks are spread')
 })
 
-void t.test(
-  'O02 a request found completed is stored for the route’s ttl, replays, and wakes its waiters',
-  async (t) => {
-    const store = new Store()
-    const policy = asking({}, { ttl: 2 * TTL, ttlFailed: TTL, tombstone: HOUR })
-    const owner = replica(t, { store })
-    await broken(owner, policy)
-    t.equal((await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')).retryAfter, 5)
-    const one = worker(t, store, policy)
-    await one.round()
-    t.equal(one.asked.length, 0, 'not before it is due')
-    store.now += EVERY
-    await one.round()
-    t.match(one.asked, [
-      { method: 'GET', target: `/payments?key=${KEY}`, responseLimit: policy.limits.response },
-    ])
-    t.equal(one.asked[0]?.body.length, 0)
-    t.match(await stored(store), {
-      state: 'completed',
-      key: KEY,
-      token: Buffer.alloc(16),
-      expiresAt: store.now + 2 * TTL,
-      dropAt: store.now + 2 * TTL + HOUR,
-    })
-    t.same(one.results, ['scheduled', 'completed'])
-    t.same(one.woken, [owner.id])
-    const retry = await owner.get({ route: policy })
-    t.equal(retry.bytes, JSON.stringify([201, '', ['Content-Type', 'application/json'], '{"id":"p1"}', []]))
-    t.ok(retry.replayed)
-    t.equal(owner.n, 1)
-    t.equal((await owner.get({ route: policy, body: 'other' })).code, 'idempotency_key_reused')
-  },
-)
+void t.test('O02 a request found completed is stored for the ttl, replays, wakes its waiters', async (t) => {
+  const store = new Store()
+  const policy = asking({}, { ttl: 2 * TTL, ttlFailed: TTL, tombstone: HOUR })
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  t.equal((await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')).retryAfter, 5)
+  const one = worker(t, store, policy)
+  await one.round()
+  t.equal(one.asked.length, 0, 'not before it is due')
+  store.now += EVERY
+  await one.round()
+  t.match(one.asked, [
+    { method: 'GET', target: `/payments?key=${KEY}`, responseLimit: policy.limits.response },
+  ])
+  t.equal(one.asked[0]?.body.length, 0)
+  t.match(await stored(store), {
+    state: 'completed',
+    key: KEY,
+    token: Buffer.alloc(16),
+    expiresAt: store.now + 2 * TTL,
+    dropAt: store.now + 2 * TTL + HOUR,
+  })
+  t.same(one.results, ['scheduled', 'completed'])
+  t.same(one.woken, [owner.id])
+  const retry = await owner.get({ route: policy })
+  t.equal(retry.bytes, JSON.stringify([201, '', ['Content-Type', 'application/json'], '{"id":"p1"}', []]))
+  t.ok(retry.replayed)
+  t.equal(owner.n, 1)
+  t.equal((await owner.get({ route: policy, body: 'other' })).code, 'idempotency_key_reused')
+})
 
 void t.test('O02 a request found declined is completed too, for `ttlFailed`', async (t) => {
   const store = new Store()
@@ -192,70 +182,64 @@ void t.test('O02 a request found declined is completed too, for `ttlFailed`', as
   t.match(await owner.get({ route: policy }), { status: 402, replayed: true })
 })
 
-void t.test(
-  'O03 after two "not found" in a row, not before `after`, exactly one retry executes',
-  async (t) => {
-    const store = new Store()
-    const policy = asking()
-    const owner = replica(t, { store })
-    await broken(owner, policy)
-    const one = worker(t, store, policy)
-    const claimed = store.now
-    const states: [number, number, string][] = []
-    while ((await stored(store)).state === 'unknown') {
+void t.test('O03 after two "not found" in a row, not before `after`, one retry executes', async (t) => {
+  const store = new Store()
+  const policy = asking()
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const one = worker(t, store, policy)
+  const claimed = store.now
+  const states: [number, number, string][] = []
+  while ((await stored(store)).state === 'unknown') {
+    store.now = (await unknownIn(store)).nextLookAt
+    one.script.push(one.says(404, {}))
+    await one.round()
+    const record = await stored(store)
+    const streak = record.state === 'unknown' ? (record.reconciliation?.notFound ?? -1) : 2
+    states.push([(store.now - claimed) / SECOND, streak, record.state])
+  }
+  t.same(states, [
+    [5, 0, 'unknown'],
+    [15, 0, 'unknown'],
+    [35, 0, 'unknown'],
+    [60, 1, 'unknown'],
+    [65, 2, 'failed_retryable'],
+  ])
+  t.same(one.results, ['scheduled', 'pending', 'pending', 'pending', 'pending', 'retryable'])
+  t.match(await stored(store), { lastError: 'the upstream does not know of it', key: KEY })
+  t.equal((await owner.get({ route: policy, body: 'other' })).code, 'idempotency_key_reused')
+  const retries = await Promise.all(Array.from({ length: 10 }, () => owner.get({ route: policy })))
+  t.equal(owner.n, 2, 'exactly one')
+  t.equal(retries.filter(({ replayed, code }) => !replayed && code === null).length, 1)
+})
+
+void t.test('O03 "not found" frees nothing if the query does not find a completed request', async (t) => {
+  const store = new Store()
+  const policy = asking({ after: 1 })
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const one = worker(t, store, policy)
+  const twice = async (): Promise<void> => {
+    for (let n = 0; n < 2; n++) {
       store.now = (await unknownIn(store)).nextLookAt
       one.script.push(one.says(404, {}))
       await one.round()
-      const record = await stored(store)
-      const streak = record.state === 'unknown' ? (record.reconciliation?.notFound ?? -1) : 2
-      states.push([(store.now - claimed) / SECOND, streak, record.state])
     }
-    t.same(states, [
-      [5, 0, 'unknown'],
-      [15, 0, 'unknown'],
-      [35, 0, 'unknown'],
-      [60, 1, 'unknown'],
-      [65, 2, 'failed_retryable'],
-    ])
-    t.same(one.results, ['scheduled', 'pending', 'pending', 'pending', 'pending', 'retryable'])
-    t.match(await stored(store), { lastError: 'the upstream does not know of it', key: KEY })
-    t.equal((await owner.get({ route: policy, body: 'other' })).code, 'idempotency_key_reused')
-    const retries = await Promise.all(Array.from({ length: 10 }, () => owner.get({ route: policy })))
-    t.equal(owner.n, 2, 'exactly one')
-    t.equal(retries.filter(({ replayed, code }) => !replayed && code === null).length, 1)
-  },
-)
-
-void t.test(
-  'O03 "not found" frees nothing if the status query fails to find a completed request',
-  async (t) => {
-    const store = new Store()
-    const policy = asking({ after: 1 })
-    const owner = replica(t, { store })
-    await broken(owner, policy)
-    const one = worker(t, store, policy)
-    const twice = async (): Promise<void> => {
-      for (let n = 0; n < 2; n++) {
-        store.now = (await unknownIn(store)).nextLookAt
-        one.script.push(one.says(404, {}))
-        await one.round()
-      }
-    }
-    for (const [proof, answer] of [
-      [{ kind: 'refuted' }, /neither is a completed request/],
-      [{ kind: 'unanswered', why: 'status 500' }, /could not be asked: status 500/],
-    ] as const) {
-      one.proof = proof
-      await twice()
-      t.match(await stored(store), { state: 'unknown', reconciliation: { notFound: 0, answer } })
-      await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')
-    }
-    one.proof = { kind: 'proven' }
+  }
+  for (const [proof, answer] of [
+    [{ kind: 'refuted' }, /neither is a completed request/],
+    [{ kind: 'unanswered', why: 'status 500' }, /could not be asked: status 500/],
+  ] as const) {
+    one.proof = proof
     await twice()
-    t.equal((await stored(store)).state, 'failed_retryable')
-    t.same(one.results, ['scheduled', 'pending', 'failed', 'pending', 'failed', 'pending', 'retryable'])
-  },
-)
+    t.match(await stored(store), { state: 'unknown', reconciliation: { notFound: 0, answer } })
+    await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')
+  }
+  one.proof = { kind: 'proven' }
+  await twice()
+  t.equal((await stored(store)).state, 'failed_retryable')
+  t.same(one.results, ['scheduled', 'pending', 'failed', 'pending', 'failed', 'pending', 'retryable'])
+})
 
 void t.test('O03 the owner’s late outcome wins if no retry has claimed the key', async (t) => {
   const policy = asking({ after: 1 })
@@ -272,19 +256,16 @@ void t.test('O03 the owner’s late outcome wins if no retry has claimed the key
   t.same([owner.n, owner.said('completed')], [1, ['stored']])
 })
 
-void t.test(
-  'a completed resolution is final: the late owner is stale, its client gets its own answer',
-  async (t) => {
-    const policy = asking()
-    const { store, owner, late, first, one } = await silentOwner(t, policy)
-    store.now += EVERY
-    await one.round()
-    late.open()
-    t.match(seen(await first).bytes, /late/)
-    t.same(owner.said('completed'), ['stale'])
-    t.match((await owner.get({ route: policy })).bytes, /p1/)
-  },
-)
+void t.test('a completed resolution is final: the late owner is stale, its client answered', async (t) => {
+  const policy = asking()
+  const { store, owner, late, first, one } = await silentOwner(t, policy)
+  store.now += EVERY
+  await one.round()
+  late.open()
+  t.match(seen(await first).bytes, /late/)
+  t.same(owner.said('completed'), ['stale'])
+  t.match((await owner.get({ route: policy })).bytes, /p1/)
+})
 
 void t.test('the answer to a status query does not override a faster owner, operator or claim', async (t) => {
   const policy = asking()
@@ -321,7 +302,7 @@ void t.test('the answer to a status query does not override a faster owner, oper
 })
 
 void t.test(
-  'after exactly `attempts` status queries a record is dead-lettered, still unknown, and asked about no more',
+  'after `attempts` status queries a record is dead-lettered, and asked about no more',
   async (t) => {
     const store = new Store()
     const policy = asking({ attempts: 4 })
@@ -400,23 +381,20 @@ void t.test('an owner’s late unknown outcome does not undo a dead letter', asy
   t.equal(one.asked.length, 3, 'asked no more')
 })
 
-void t.test(
-  'a new configuration with fewer attempts dead-letters a record without another status query',
-  async (t) => {
-    const store = new Store()
-    const owner = replica(t, { store })
-    await broken(owner, asking())
-    const before = worker(t, store, asking())
-    before.script.push(before.says(202))
-    store.now += EVERY
-    await before.round()
-    const one = worker(t, store, asking({ attempts: 1 }))
-    store.now += 10 * MINUTE
-    await one.round()
-    t.equal(one.asked.length, 0)
-    t.same(one.results, ['dead_lettered'])
-  },
-)
+void t.test('a configuration with fewer attempts dead-letters without another status query', async (t) => {
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, asking())
+  const before = worker(t, store, asking())
+  before.script.push(before.says(202))
+  store.now += EVERY
+  await before.round()
+  const one = worker(t, store, asking({ attempts: 1 }))
+  store.now += 10 * MINUTE
+  await one.round()
+  t.equal(one.asked.length, 0)
+  t.same(one.results, ['dead_lettered'])
+})
 
 void t.test('a record whose key was not kept is dead-lettered without a status query', async (t) => {
   const store = new Store()
@@ -437,7 +415,7 @@ void t.test('the id of an event is not kept, since it names nothing without its 
   const owner = replica(t, { store })
   const policy = asking()
   const events = { ...policy, key: { ...policy.key, from: [{ kind: 'json', pointer: '/id' } as const] } }
-  owner.script.push({ proof: 'unknown', reason: 'cut', timedOut: false, status: null })
+  owner.script.push(BROKEN)
   await owner.get({
     key: null,
     route: events,
@@ -497,28 +475,25 @@ void t.test('an unusable answer counts as failed, and the record stays unknown',
   t.match(await stored(store), { reconciliation: { asked: answers.length } })
 })
 
-void t.test(
-  'a completed answer that a full store refuses is asked for again, then kept without its body',
-  async (t) => {
-    const policy = asking({ attempts: 2 })
-    const store = new Store()
-    const owner = replica(t, { store })
-    await broken(owner, policy)
-    const one = worker(t, store, policy)
-    for (let n = 1; n <= 2; n++) {
-      store.now = (await unknownIn(store)).nextLookAt
-      store.next.push({ op: 'swap', fault: null }, { op: 'swap', fault: 'full' })
-      await one.round()
-      t.equal(one.asked.length, n)
-      t.same(one.results, n === 1 ? ['scheduled'] : ['scheduled', 'completed'])
-    }
-    t.match(await owner.get({ route: policy }), {
-      code: 'idempotency_response_unavailable',
-      original: { status: 201 },
-    })
-    t.equal(owner.n, 1)
-  },
-)
+void t.test('an answer that a full store refuses is asked for again, then kept without body', async (t) => {
+  const policy = asking({ attempts: 2 })
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const one = worker(t, store, policy)
+  for (let n = 1; n <= 2; n++) {
+    store.now = (await unknownIn(store)).nextLookAt
+    store.fails('swap', null, 'full')
+    await one.round()
+    t.equal(one.asked.length, n)
+    t.same(one.results, n === 1 ? ['scheduled'] : ['scheduled', 'completed'])
+  }
+  t.match(await owner.get({ route: policy }), {
+    code: 'idempotency_response_unavailable',
+    original: { status: 201 },
+  })
+  t.equal(owner.n, 1)
+})
 
 void t.test('a key that the upstream got in quotes is asked about with and without them', async (t) => {
   const quoted = `"${KEY}"`
@@ -527,7 +502,7 @@ void t.test('a key that the upstream got in quotes is asked about with and witho
   const world = async () => {
     const store = new Store()
     const owner = replica(t, { store })
-    owner.script.push({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })
+    owner.script.push(BROKEN)
     await owner.get({ route: policy, key: quoted })
     const one = worker(t, store, policy)
     const ask = async (times: number, status: 200 | 404, key: string): Promise<void> => {
@@ -583,34 +558,31 @@ void t.test('a status query that did not reach the upstream is not counted', asy
   t.same(one.results, ['scheduled', 'failed', 'failed', 'failed', 'failed', 'failed', 'completed'])
 })
 
-void t.test(
-  'while a status query is under way no other is sent, unless it takes longer than its timeout',
-  async (t) => {
-    const policy = asking()
-    const store = new Store()
-    const owner = replica(t, { store })
-    await broken(owner, policy)
-    const lost = worker(t, store, policy)
-    const other = worker(t, store, policy)
-    const gate = new Gate()
-    lost.script.push(gate.before(() => lost.says(200)))
-    store.now += EVERY
-    const asking_ = lost.round()
-    await gate.reached
-    t.equal(lost.sweeper.pendingQueries, 1)
-    t.equal((await unknownIn(store)).nextLookAt - store.now, STATUS_QUERY_TIMEOUT + 5 * SECOND)
-    store.now += STATUS_QUERY_TIMEOUT
-    await Promise.all([lost.sweeper.sweep(), other.round()])
-    t.equal(other.asked.length, 0)
-    store.now += 5 * SECOND
-    await Promise.all([lost.sweeper.sweep(), other.round()])
-    t.equal(other.asked.length, 1)
-    t.same(other.results, ['completed'])
-    gate.open()
-    await asking_
-    t.same(lost.results, ['scheduled'])
-  },
-)
+void t.test('while a status query is under way no other is sent, until its timeout', async (t) => {
+  const policy = asking()
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const lost = worker(t, store, policy)
+  const other = worker(t, store, policy)
+  const gate = new Gate()
+  lost.script.push(gate.before(() => lost.says(200)))
+  store.now += EVERY
+  const asking_ = lost.round()
+  await gate.reached
+  t.equal(lost.sweeper.pendingQueries, 1)
+  t.equal((await unknownIn(store)).nextLookAt - store.now, STATUS_QUERY_TIMEOUT + 5 * SECOND)
+  store.now += STATUS_QUERY_TIMEOUT
+  await Promise.all([lost.sweeper.sweep(), other.round()])
+  t.equal(other.asked.length, 0)
+  store.now += 5 * SECOND
+  await Promise.all([lost.sweeper.sweep(), other.round()])
+  t.equal(other.asked.length, 1)
+  t.same(other.results, ['completed'])
+  gate.open()
+  await asking_
+  t.same(lost.results, ['scheduled'])
+})
 
 void t.test('the sweeper leaves its own replica’s records alone', async (t) => {
   const policy = asking()
@@ -708,33 +680,30 @@ void t.test('that report does not disturb a status query under way', async (t) =
   }
 })
 
-void t.test(
-  'records that wait for a slow upstream are asked about once and do not hold up others',
-  async (t) => {
-    const store = new Store()
-    const policy = asking()
-    const put = async (count: number, dueIn: number, state: 'unknown' | 'in_progress'): Promise<void> => {
-      for (let n = 0; n < count; n++) {
-        const bytes = encodeDraft(draft(state, newToken(), { route: policy.name, key: KEY }))
-        await store.inner.put(newId(), bytes, { dueIn, dropIn: DAY })
-      }
+void t.test('records that wait for a slow upstream do not hold up others', async (t) => {
+  const store = new Store()
+  const policy = asking()
+  const put = async (count: number, dueIn: number, state: 'unknown' | 'in_progress'): Promise<void> => {
+    for (let n = 0; n < count; n++) {
+      const bytes = encodeDraft(draft(state, newToken(), { route: policy.name, key: KEY }))
+      await store.inner.put(newId(), bytes, { dueIn, dropIn: DAY })
     }
-    await put(600, 1, 'unknown')
-    await put(1, 2, 'in_progress')
-    store.now += 10
-    const one = worker(t, store, policy)
-    const gate = new Gate()
-    for (let n = 0; n < 600; n++) one.script.push(gate.before(() => one.says(202)))
-    const more: boolean[] = []
-    for (let n = 0; n < 4; n++) more.push(await one.sweeper.sweep())
-    t.same(more, [false, false, false, false], 'nothing more to do at once')
-    t.equal(one.sweeper.pendingQueries, 600)
-    t.equal(one.said('leaseExpired').length, 1, 'the lapsed lease behind them')
-    gate.open()
-    await one.sweeper.idle()
-    t.equal(one.asked.length, 600, 'each once')
-  },
-)
+  }
+  await put(600, 1, 'unknown')
+  await put(1, 2, 'in_progress')
+  store.now += 10
+  const one = worker(t, store, policy)
+  const gate = new Gate()
+  for (let n = 0; n < 600; n++) one.script.push(gate.before(() => one.says(202)))
+  const more: boolean[] = []
+  for (let n = 0; n < 4; n++) more.push(await one.sweeper.sweep())
+  t.same(more, [false, false, false, false], 'nothing more to do at once')
+  t.equal(one.sweeper.pendingQueries, 600)
+  t.equal(one.said('leaseExpired').length, 1, 'the lapsed lease behind them')
+  gate.open()
+  await one.sweeper.idle()
+  t.equal(one.asked.length, 600, 'each once')
+})
 
 void t.test('at most 1024 status queries wait at a time', async (t) => {
   const store = new Store()
@@ -771,27 +740,24 @@ void t.test('an unreadable record is reported once and does not hold up the othe
   t.same(one.said('trouble'), ['an unresolved record cannot be read; it is left as it is'])
 })
 
-void t.test(
-  'only the first 1000 unreadable records are reported, and those behind them get their turn',
-  async (t) => {
-    const policy = asking()
-    const store = new Store()
-    const owner = replica(t, { store })
-    await broken(owner, policy)
-    const bytes = Buffer.from((await store.dump())[owner.id] as string, 'latin1')
-    const corrupt = Buffer.concat([bytes, Buffer.from('x')])
-    for (let n = 0; n < 1500; n++)
-      await store.inner.put(`AA${n}` as typeof owner.id, corrupt, { dueIn: 0, dropIn: DAY })
-    const one = worker(t, store, policy)
-    store.now += EVERY
-    // Otherwise the next sweep would follow in 50 ms and find the same.
-    for (let n = 0; n < 7; n++) t.equal(await one.sweeper.sweep(), false)
-    t.equal(one.said('trouble').length, 1001)
-    t.equal(one.said('trouble').at(-1), 'further unresolved records that cannot be read are not reported')
-    await one.round()
-    t.same(one.results, ['scheduled', 'completed'])
-  },
-)
+void t.test('the first 1000 unreadable records are reported, and those behind get their turn', async (t) => {
+  const policy = asking()
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const bytes = Buffer.from((await store.dump())[owner.id] as string, 'latin1')
+  const corrupt = Buffer.concat([bytes, Buffer.from('x')])
+  for (let n = 0; n < 1500; n++)
+    await store.inner.put(`AA${n}` as typeof owner.id, corrupt, { dueIn: 0, dropIn: DAY })
+  const one = worker(t, store, policy)
+  store.now += EVERY
+  // Otherwise the next sweep would follow in 50 ms and find the same.
+  for (let n = 0; n < 7; n++) t.equal(await one.sweeper.sweep(), false)
+  t.equal(one.said('trouble').length, 1001)
+  t.equal(one.said('trouble').at(-1), 'further unresolved records that cannot be read are not reported')
+  await one.round()
+  t.same(one.results, ['scheduled', 'completed'])
+})
 
 void t.test('a bug over a record is reported once, and sweeps go on', async (t) => {
   const store = new Store()
@@ -813,7 +779,7 @@ void t.test('three replicas ask about each of many records once', async (t) => {
   const owner = replica(t, { store })
   const keys = Array.from({ length: 100 }, (_, n) => `key-of-record-number-${n}`)
   for (const key of keys) {
-    owner.script.push({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })
+    owner.script.push(BROKEN)
     await owner.get({ route: policy, key })
   }
   const workers = [1, 2, 3].map(() => worker(t, store, policy))
@@ -841,7 +807,7 @@ void t.test('the sweeper runs on its own, survives failures of the store, and st
   await broken(owner, policy)
   const one = worker(t, store, policy)
   store.now += EVERY
-  store.next.push({ op: 'due', fault: 'down' }, { op: 'due', fault: new Error('a bug') })
+  store.fails('due', 'down', new Error('a bug'))
   const gate = new Gate()
   one.script.push(gate.before(() => one.says(200)))
   // Its own timers keep no process alive.
@@ -910,7 +876,7 @@ void t.test('status queries still waiting when the sweeper stops are not sent', 
   const store = new Store()
   const owner = replica(t, { store })
   for (let n = 0; n < 40; n++) {
-    owner.script.push({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })
+    owner.script.push(BROKEN)
     await owner.get({ route: policy, key: `key-of-record-number-${n}` })
   }
   const one = worker(t, store, policy)
