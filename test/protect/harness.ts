@@ -140,9 +140,6 @@ export const WIRE_FAULTS: readonly (Fault | null)[] = [
   'full',
 ]
 
-/** Generated runs of one property (INTERLEAVINGS=1500 SEED=…). */
-export const RUNS = Number(process.env['INTERLEAVINGS'] ?? 150)
-
 export const never: Promise<never> = new Promise(() => {})
 
 export interface StoreCall {
@@ -485,6 +482,14 @@ export class Replica {
     return this.ports.settler.flush()
   }
 
+  /** Renews the leases of what runs here, as the timer does every third of a lease. */
+  renews(): Promise<readonly boolean[]> {
+    const running = [...this.ports.running]
+    return this.wire.renew(
+      running.map(([id, { attempt }]) => ({ id, token: attempt.token, dueIn: LEASE, dropIn: HOUR })),
+    )
+  }
+
   call(over: Sent): ProtectedRequest {
     const { key = 'key-0123456789abcdef', headers = [], path = '/v1/payments', query = '' } = over
     const own = [...(key === null ? [] : ['Idempotency-Key', key]), 'Authorization', 'Bearer a', ...headers]
@@ -739,6 +744,20 @@ export function hurried(t: Test): number[] {
   }
   t.intercept(globalThis, 'setTimeout', { value })
   return pauses
+}
+
+/** What repeats then does so only when the test calls the result. */
+export function repeating(t: Test): () => Promise<void> {
+  const calls: (() => void)[] = []
+  const value = (call: () => void) => {
+    calls.push(call)
+    return { unref: () => ({}) }
+  }
+  t.intercept(globalThis, 'setInterval', { value })
+  return async () => {
+    for (const call of calls) call()
+    await idle()
+  }
 }
 
 export const context = new AsyncLocalStorage<{ readonly tokens: string[] }>()

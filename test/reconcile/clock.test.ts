@@ -29,9 +29,6 @@ void t.test('V08 a healthy owner keeps its record when the store’s clock steps
   const { a, b, store } = pair(t)
   const policy = asking({ after: MINUTE })
   const run = await a.working({ route: policy }, () => a.responded(201, 'late'))
-  const token = a.ports.running.get(a.id)?.attempt.token as Buffer
-  /** As its process does every third of a lease. */
-  const renews = () => a.wire.renew([{ id: a.id, token, dueIn: LEASE, dropIn: HOUR }])
   const { one, passes } = bystander(t, store, policy)
   await passes(5 * SECOND)
   store.now += 90 * SECOND
@@ -39,11 +36,11 @@ void t.test('V08 a healthy owner keeps its record when the store’s clock steps
   await passes(9 * SECOND)
   t.match(await stored(store), { state: 'unknown', leaseExpired: true })
   t.equal(one.asked.length, 1, 'asked, but not believed')
-  t.same(await renews(), [true])
+  t.same(await a.renews(), [true])
   t.match(await b.get({ route: policy }), { code: 'idempotency_key_in_progress' })
   for (let n = 0; n < 20; n++) {
     await passes(LEASE / 3)
-    t.same(await renews(), [true])
+    t.same(await a.renews(), [true])
   }
   t.equal(one.asked.length, 1)
   const { bytes } = await run.end()
