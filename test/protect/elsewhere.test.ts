@@ -80,44 +80,41 @@ void t.test('§4 a key in the body', async (t) => {
       t.match(await refused(t, a, other, 'idempotency_key_reused'), { detail: differs })
     }
   })
-  await t.test(
-    'without an optional key a request is forwarded unprotected, without a store call',
-    async (t) => {
-      const a = replica(t)
-      const sent = { key: null, route: optional, body: '{"amount":1}' }
-      for (const n of [1, 2]) {
-        t.match(await a.get(sent), {
-          status: 201,
-          replayed: false,
-          proxyHeaders: ['Idempotency-Status', 'ignored'],
-        })
-        t.equal(a.n, n)
-        t.match(a.trace, { outcome: 'passed', id: null })
-      }
-      t.same(a.asked[0]?.headers, ['Authorization', 'Bearer a'])
-      t.equal(a.store.calls, 0)
-      a.script.push(NOT_SENT)
-      t.match(await a.get(sent), { status: 502, code: 'upstream_unreachable', instance: null })
-      a.script.push(BROKEN)
-      t.match(await a.get(sent), { status: 502, code: 'upstream_failed', instance: null, retry: 'no' })
-      a.script.push({ proof: 'unknown', reason: 'slow', timedOut: true, status: null })
-      t.match(await a.get(sent), { status: 504, code: 'upstream_timeout', retry: 'no' })
-      const stream = new Stream()
-      a.script.push(stream.reply())
-      const untold = await a.get({ ...sent, route: route({ ...optional, statusHeader: false }) })
-      t.equal(untold.live, stream)
-      t.same(untold.proxyHeaders, [])
-      t.equal(a.store.calls, 0)
-      t.equal(a.bytes.held, 0)
+  await t.test('a request without an optional key is forwarded unprotected, without the store', async (t) => {
+    const a = replica(t)
+    const sent = { key: null, route: optional, body: '{"amount":1}' }
+    for (const n of [1, 2]) {
+      t.match(await a.get(sent), {
+        status: 201,
+        replayed: false,
+        proxyHeaders: ['Idempotency-Status', 'ignored'],
+      })
+      t.equal(a.n, n)
+      t.match(a.trace, { outcome: 'passed', id: null })
+    }
+    t.same(a.asked[0]?.headers, ['Authorization', 'Bearer a'])
+    t.equal(a.store.calls, 0)
+    a.script.push(NOT_SENT)
+    t.match(await a.get(sent), { status: 502, code: 'upstream_unreachable', instance: null })
+    a.script.push(BROKEN)
+    t.match(await a.get(sent), { status: 502, code: 'upstream_failed', instance: null, retry: 'no' })
+    a.script.push({ proof: 'unknown', reason: 'slow', timedOut: true, status: null })
+    t.match(await a.get(sent), { status: 504, code: 'upstream_timeout', retry: 'no' })
+    const stream = new Stream()
+    a.script.push(stream.reply())
+    const untold = await a.get({ ...sent, route: route({ ...optional, statusHeader: false }) })
+    t.equal(untold.live, stream)
+    t.same(untold.proxyHeaders, [])
+    t.equal(a.store.calls, 0)
+    t.equal(a.bytes.held, 0)
 
-      const b = replica(t, { maxInFlight: 1 })
-      const running = await b.working(sent)
-      t.equal(b.bytes.held, sent.body.length, 'its body is held')
-      await refused(t, b, sent, 'overloaded')
-      t.match(await running.end(), { status: 201 })
-      t.equal(b.bytes.held, 0)
-    },
-  )
+    const b = replica(t, { maxInFlight: 1 })
+    const running = await b.working(sent)
+    t.equal(b.bytes.held, sent.body.length, 'its body is held')
+    await refused(t, b, sent, 'overloaded')
+    t.match(await running.end(), { status: 201 })
+    t.equal(b.bytes.held, 0)
+  })
 })
 
 void t.test('§4 derive makes a key where the client sent none', async (t) => {
@@ -325,25 +322,22 @@ void t.test('§10 limits.newKeys', async (t) => {
     for (const key of ['2', '3']) t.match(await a.get({ ...sent, key }), { status: 201 })
     await refused(t, a, { ...sent, key: '4' }, 'rate_limited')
   })
-  await t.test(
-    'a request is refused if the store fails at the lookup, the count or the return',
-    async (t) => {
-      for (const op of ['get', 'throttle'] as const) {
-        const a = replica(t)
-        a.store.next.push({ op, fault: 'down' })
-        t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
-        t.equal(a.n, 0)
-      }
+  await t.test('a request is refused if the store fails at lookup, count or return', async (t) => {
+    for (const op of ['get', 'throttle'] as const) {
       const a = replica(t)
-      a.store.fails('get', new CorruptRecord('x'))
+      a.store.next.push({ op, fault: 'down' })
       t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
-      a.store.fails('get', new Error('a bug'))
-      await t.rejects(a.get(sent), { message: 'a bug' })
-      a.store.fails('throttle', null, 'down')
-      a.store.fails('put', 'down')
-      t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
-    },
-  )
+      t.equal(a.n, 0)
+    }
+    const a = replica(t)
+    a.store.fails('get', new CorruptRecord('x'))
+    t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
+    a.store.fails('get', new Error('a bug'))
+    await t.rejects(a.get(sent), { message: 'a bug' })
+    a.store.fails('throttle', null, 'down')
+    a.store.fails('put', 'down')
+    t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
+  })
 })
 
 void t.test('§6 authorizeReplay', async (t) => {

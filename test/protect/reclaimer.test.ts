@@ -377,20 +377,17 @@ void t.test('R02 a request that runs without a claim is not claimed again', asyn
   t.match(await run.end(), { status: 201 })
 })
 
-void t.test(
-  'W01 a decision on an unknown outcome stands if the store goes back to before both',
-  async (t) => {
-    const it = reclaiming(t)
-    const run = await it.a.working({}, () => BROKEN)
-    const claimed = await it.bytes()
-    await run.end()
-    const { version, fence, createdAt } = await it.record()
-    it.reclaimer.decided({ id: it.a.id, version, written: decided({ fence, createdAt }) })
-    await it.fallsBack(claimed)
-    await it.rewrites()
-    t.equal((await it.record()).state, 'completed')
-  },
-)
+void t.test('W01 a decision on an unknown outcome stands if the store goes back before both', async (t) => {
+  const it = reclaiming(t)
+  const run = await it.a.working({}, () => BROKEN)
+  const claimed = await it.bytes()
+  await run.end()
+  const { version, fence, createdAt } = await it.record()
+  it.reclaimer.decided({ id: it.a.id, version, written: decided({ fence, createdAt }) })
+  await it.fallsBack(claimed)
+  await it.rewrites()
+  t.equal((await it.record()).state, 'completed')
+})
 
 void t.test('W01 a store that refuses gets everything once it takes it again', async (t) => {
   const it = reclaiming(t)
@@ -461,32 +458,29 @@ void t.test('a record that an operator removed stays removed, whatever came befo
   t.match(await it.a.get(), { replayed: true }, 'what was executed since is written again')
 })
 
-void t.test(
-  'a decision is not applied to another state than it was about, even at its version',
-  async (t) => {
-    const it = reclaiming(t)
-    const decisions = [{ draft: draft('failed_retryable', newToken()), spans: SPANS }, null]
-    for (const state of ['completed', 'in_progress'] as const)
-      for (const written of decisions) {
-        const { id, version } = await it.puts(state)
-        it.reclaimer.decided({ id, version, written })
-        await it.rewrites()
-        if (state === 'in_progress' || written !== null) t.match(await it.record(id), { state, version })
-      }
-    t.same(it.written, [1], 'only the removal of the completed record')
-    const there = await Promise.all(
-      decisions.map(async (written) => ({ ...(await it.puts('unknown')), written })),
-    )
-    for (const one of there) it.reclaimer.decided(one)
-    // Somebody else removes them just then.
-    it.store.gate = async ({ op }) => {
-      if (op === 'swap' || op === 'remove') for (const id of it.store.ids) await it.fallsBack(null, id)
+void t.test('a decision is not applied to another state, even at its version', async (t) => {
+  const it = reclaiming(t)
+  const decisions = [{ draft: draft('failed_retryable', newToken()), spans: SPANS }, null]
+  for (const state of ['completed', 'in_progress'] as const)
+    for (const written of decisions) {
+      const { id, version } = await it.puts(state)
+      it.reclaimer.decided({ id, version, written })
+      await it.rewrites()
+      if (state === 'in_progress' || written !== null) t.match(await it.record(id), { state, version })
     }
-    await it.rewrites()
-    t.equal(await it.bytes(there[1]?.id), null)
-    t.same(it.bugs, [])
-  },
-)
+  t.same(it.written, [1], 'only the removal of the completed record')
+  const there = await Promise.all(
+    decisions.map(async (written) => ({ ...(await it.puts('unknown')), written })),
+  )
+  for (const one of there) it.reclaimer.decided(one)
+  // Somebody else removes them just then.
+  it.store.gate = async ({ op }) => {
+    if (op === 'swap' || op === 'remove') for (const id of it.store.ids) await it.fallsBack(null, id)
+  }
+  await it.rewrites()
+  t.equal(await it.bytes(there[1]?.id), null)
+  t.same(it.bugs, [])
+})
 
 void t.test('W01 an outcome whose write is unanswered is written before the reclaimer ends', async (t) => {
   for (const begins of ['before the passes', 'in the last pass'] as const) {

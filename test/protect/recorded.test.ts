@@ -68,27 +68,24 @@ for (const [name, made] of Object.entries(ends)) {
     t.same([one.bytes.held, one.budget.held], [0, 0], 'nothing is held')
   })
 
-  void t.test(
-    `retries get response_unavailable if the upstream recorded no answer and ends ${name}`,
-    async (t) => {
-      const one = replica(t)
-      one.script.push(async () => {
-        await complete(one, NOT_KEPT)
-        return made(one)
+  void t.test(`retries get response_unavailable if it recorded no answer and ends ${name}`, async (t) => {
+    const one = replica(t)
+    one.script.push(async () => {
+      await complete(one, NOT_KEPT)
+      return made(one)
+    })
+    const first = await one.get()
+    if (name === 'with another answer')
+      t.match(first, { status: 202, bytes: /live/ }, 'the only answer there is')
+    else
+      t.match(first, {
+        code: 'idempotency_response_unavailable',
+        status: 409,
+        original: { status: 202, location: '/p/1' },
       })
-      const first = await one.get()
-      if (name === 'with another answer')
-        t.match(first, { status: 202, bytes: /live/ }, 'the only answer there is')
-      else
-        t.match(first, {
-          code: 'idempotency_response_unavailable',
-          status: 409,
-          original: { status: 202, location: '/p/1' },
-        })
-      t.match(await refused(t, one, {}, 'idempotency_response_unavailable'), { original: { status: 202 } })
-      t.equal(one.bytes.held, 0)
-    },
-  )
+    t.match(await refused(t, one, {}, 'idempotency_response_unavailable'), { original: { status: 202 } })
+    t.equal(one.bytes.held, 0)
+  })
 }
 
 void t.test('the first client gets the streamed answer, retries get the recorded one', async (t) => {
@@ -115,21 +112,18 @@ void t.test('the client gets the recorded answer even with a full budget', async
   t.match(await one.get(), { status: 201, replayed: false })
 })
 
-void t.test(
-  'the client gets the live answer of a locked record, and retries then the recorded one',
-  async (t) => {
-    const one = replica(t)
-    one.store.fault = ({ op }) => (op === 'swap' ? new RecordLocked('somebody has it') : null)
-    const live = await one.get()
-    t.match(live, { status: 201 })
-    t.equal((await one.get()).bytes, live.bytes, 'retries here get the same')
-    t.same(one.said('completed'), ['deferred'])
-    await complete(one, RECORDED)
-    t.ok(await one.storeIsBack())
-    t.match(await one.get(), { status: 201, replayed: true, bytes: /recorded/ })
-    t.equal(one.n, 1)
-  },
-)
+void t.test('of a locked record the client gets the live answer, and retries the recorded one', async (t) => {
+  const one = replica(t)
+  one.store.fault = ({ op }) => (op === 'swap' ? new RecordLocked('somebody has it') : null)
+  const live = await one.get()
+  t.match(live, { status: 201 })
+  t.equal((await one.get()).bytes, live.bytes, 'retries here get the same')
+  t.same(one.said('completed'), ['deferred'])
+  await complete(one, RECORDED)
+  t.ok(await one.storeIsBack())
+  t.match(await one.get(), { status: 201, replayed: true, bytes: /recorded/ })
+  t.equal(one.n, 1)
+})
 
 void t.test('a locked record does not keep other outcomes from the store', async (t) => {
   const one = replica(t)

@@ -535,35 +535,32 @@ void t.test('R02 X02 bypass: nothing executes with too many unsettled outcomes',
   t.equal(a.n, 1)
 })
 
-void t.test(
-  'R02 the last thousand outcomes that were held here are remembered for slow claims',
-  async (t) => {
-    const a = replica(t)
-    const { settler } = a.ports
-    const all = Array.from({ length: 1001 }, () => pending('completed', { claimed: false }))
-    const since = performance.now()
-    restore(a, all)
-    t.ok(await settler.flush())
-    const found = all.filter(({ id }) => settler.held(id, since) !== null)
-    t.equal(found.length, 1000)
-    t.equal(settler.held((all[1000] as PendingOutcome).id, performance.now() + 1), null, 'an earlier claim')
-    const claimed = pending('completed')
-    restore(a, [claimed])
-    t.ok(await settler.flush())
-    t.equal(settler.held(claimed.id, since), null, 'its record answers, with the body')
+void t.test('R02 the last thousand outcomes held here are remembered for slow claims', async (t) => {
+  const a = replica(t)
+  const { settler } = a.ports
+  const all = Array.from({ length: 1001 }, () => pending('completed', { claimed: false }))
+  const since = performance.now()
+  restore(a, all)
+  t.ok(await settler.flush())
+  const found = all.filter(({ id }) => settler.held(id, since) !== null)
+  t.equal(found.length, 1000)
+  t.equal(settler.held((all[1000] as PendingOutcome).id, performance.now() + 1), null, 'an earlier claim')
+  const claimed = pending('completed')
+  restore(a, [claimed])
+  t.ok(await settler.flush())
+  t.equal(settler.held(claimed.id, since), null, 'its record answers, with the body')
 
-    const without = { kept: false, why: 'outcome_only', status: 201, location: null } as const
-    const bare = pending('completed', { claimed: false }, { result: without })
-    restore(a, [bare])
-    t.ok(await settler.flush())
-    t.match(settler.held(bare.id, since), { state: 'completed', result: without })
-    t.notOk(a.troubles().includes('an outcome could not be stored and is lost'))
+  const without = { kept: false, why: 'outcome_only', status: 201, location: null } as const
+  const bare = pending('completed', { claimed: false }, { result: without })
+  restore(a, [bare])
+  t.ok(await settler.flush())
+  t.match(settler.held(bare.id, since), { state: 'completed', result: without })
+  t.notOk(a.troubles().includes('an outcome could not be stored and is lost'))
 
-    const other = pending('completed', { claimed: false })
-    restore(a, [other])
-    const instant = performance.now()
-    t.intercept(performance, 'now', { value: () => instant })
-    t.ok(await settler.flush())
-    t.ok(settler.held(other.id, instant), 'a claim of that very instant')
-  },
-)
+  const other = pending('completed', { claimed: false })
+  restore(a, [other])
+  const instant = performance.now()
+  t.intercept(performance, 'now', { value: () => instant })
+  t.ok(await settler.flush())
+  t.ok(settler.held(other.id, instant), 'a claim of that very instant')
+})

@@ -125,66 +125,60 @@ void t.test('L05 a claim gives a broken connection time to come back', async (t)
   }
 })
 
-void t.test(
-  '§3.4 a claim lost twice is withdrawn, and a retry executes, whatever arrives when',
-  async (t) => {
-    const faults: readonly Fault[] = ['lost', 'dropped', 'late']
-    for (const op of ['put', 'swap'] as const)
-      for (const first of faults)
-        for (const second of [...faults, 'down'] as const)
-          for (const arrives of ['before', 'after'] as const)
-            for (const elsewhere of [false, true]) {
-              const title = `${op} ${first}, then ${second}, late ones arrive ${arrives} the withdrawal`
-              const { a, b } = pair(t)
-              if (op === 'swap') await released(a)
-              const { n } = a
-              a.store.fails(op, first)
-              // A takeover that was applied shows itself to the next put: that reply gets lost too.
-              if (op === 'swap' && first === 'lost') a.store.fails('put', null)
-              // A store that is down is asked again while the connection may come back.
-              const times = second === 'down' ? 4 : 1
-              await refusedClaim(t, a, first === 'lost' ? 'put' : op, ...Array<Fault>(times).fill(second))
-              t.equal(a.n, n, 'nothing executed')
-              if (arrives === 'before') await a.store.arrive()
-              t.ok(await a.ports.settler.flush())
-              await a.store.arrive()
-              t.equal((await a.store.read(a.id))?.state, 'failed_retryable', `${title}: freed`)
-              const retry = await (elsewhere ? b : a).get()
-              t.ok(ok(retry), `${title}: the retry executes`)
-              await a.store.arrive()
-              t.match(await a.get(), { replayed: true, bytes: retry.bytes })
-              t.equal(a.n + b.n, n + 1)
-              t.notOk(a.said('completed').includes('stale'))
-              t.notOk(a.said('completed').includes('recovered'), 'an absent record was no loss')
-            }
-  },
-)
+void t.test('§3.4 a claim lost twice is withdrawn, a retry executes, whatever arrives when', async (t) => {
+  const faults: readonly Fault[] = ['lost', 'dropped', 'late']
+  for (const op of ['put', 'swap'] as const)
+    for (const first of faults)
+      for (const second of [...faults, 'down'] as const)
+        for (const arrives of ['before', 'after'] as const)
+          for (const elsewhere of [false, true]) {
+            const title = `${op} ${first}, then ${second}, late ones arrive ${arrives} the withdrawal`
+            const { a, b } = pair(t)
+            if (op === 'swap') await released(a)
+            const { n } = a
+            a.store.fails(op, first)
+            // A takeover that was applied shows itself to the next put: that reply gets lost too.
+            if (op === 'swap' && first === 'lost') a.store.fails('put', null)
+            // A store that is down is asked again while the connection may come back.
+            const times = second === 'down' ? 4 : 1
+            await refusedClaim(t, a, first === 'lost' ? 'put' : op, ...Array<Fault>(times).fill(second))
+            t.equal(a.n, n, 'nothing executed')
+            if (arrives === 'before') await a.store.arrive()
+            t.ok(await a.ports.settler.flush())
+            await a.store.arrive()
+            t.equal((await a.store.read(a.id))?.state, 'failed_retryable', `${title}: freed`)
+            const retry = await (elsewhere ? b : a).get()
+            t.ok(ok(retry), `${title}: the retry executes`)
+            await a.store.arrive()
+            t.match(await a.get(), { replayed: true, bytes: retry.bytes })
+            t.equal(a.n + b.n, n + 1)
+            t.notOk(a.said('completed').includes('stale'))
+            t.notOk(a.said('completed').includes('recovered'), 'an absent record was no loss')
+          }
+})
 
-void t.test(
-  'W05 a claim that no replica has is withdrawn before its 503, and a retry executes',
-  async (t) => {
-    for (const op of ['put', 'swap'] as const)
-      for (const onStoreUnavailable of ['reject', 'bypass'] as const)
-        for (const elsewhere of [false, true]) {
-          const title = `${op}, ${onStoreUnavailable}, ${elsewhere ? 'elsewhere' : 'here'}`
-          const { a, b } = pair(t)
-          const sent = { route: route({ onStoreUnavailable }) }
-          if (op === 'swap') await released(a)
-          const { n } = a
-          a.store.fails(op, 'unreplicated')
-          const refusal = { code: UNAVAILABLE, retryAfter: 1, detail: /^the claim did not reach/ }
-          t.match(await a.get(sent), refusal, title)
-          t.equal(a.n, n, 'nothing executed, even on a bypass route')
-          t.equal(a.ports.settler.size, 0)
-          t.equal((await a.store.read(a.id))?.state, 'failed_retryable', 'the client may retry at once')
-          const retry = await (elsewhere ? b : a).get(sent)
-          t.ok(ok(retry), `${title}: the retry executes`)
-          t.match(await a.get(sent), { replayed: true, bytes: retry.bytes })
-          t.equal(a.n + b.n, n + 1)
-          t.notOk(a.said('completed').includes('deferred'))
-        }
-  },
-)
+void t.test('W05 a claim that no replica has is withdrawn before its 503; a retry executes', async (t) => {
+  for (const op of ['put', 'swap'] as const)
+    for (const onStoreUnavailable of ['reject', 'bypass'] as const)
+      for (const elsewhere of [false, true]) {
+        const title = `${op}, ${onStoreUnavailable}, ${elsewhere ? 'elsewhere' : 'here'}`
+        const { a, b } = pair(t)
+        const sent = { route: route({ onStoreUnavailable }) }
+        if (op === 'swap') await released(a)
+        const { n } = a
+        a.store.fails(op, 'unreplicated')
+        const refusal = { code: UNAVAILABLE, retryAfter: 1, detail: /^the claim did not reach/ }
+        t.match(await a.get(sent), refusal, title)
+        t.equal(a.n, n, 'nothing executed, even on a bypass route')
+        t.equal(a.ports.settler.size, 0)
+        t.equal((await a.store.read(a.id))?.state, 'failed_retryable', 'the client may retry at once')
+        const retry = await (elsewhere ? b : a).get(sent)
+        t.ok(ok(retry), `${title}: the retry executes`)
+        t.match(await a.get(sent), { replayed: true, bytes: retry.bytes })
+        t.equal(a.n + b.n, n + 1)
+        t.notOk(a.said('completed').includes('deferred'))
+      }
+})
 
 void t.test('W05 a withdrawal that the store does not take is kept, and a retry executes', async (t) => {
   for (const fault of ['down', 'lost'] as const) {
@@ -310,26 +304,23 @@ void t.test('R01 R03 R08 a store that is down or full at the claim: 503, and not
   }
 })
 
-void t.test(
-  'R02 bypass: a request is forwarded and marked, and settled once the store is back',
-  async (t) => {
-    const a = replica(t)
-    a.store.fault = () => 'down'
-    const first = await a.get(BYPASS)
-    t.match(first, { status: 201, proxyHeaders: ['Idempotency-Status', 'bypassed'] })
-    t.match(a.trace, { outcome: 'bypassed', after: 'completed', fence: null })
-    t.same(a.said('claimed'), ['error'])
-    t.same(a.said('completed'), ['deferred'])
-    t.ok(a.bytes.held > 0, 'its body is held')
-    t.match(await a.get(BYPASS), { bytes: first.bytes, replayed: true }, 'answered from the held outcome')
-    await refused(t, a, { ...BYPASS, body: 'other' }, 'idempotency_key_reused')
-    a.store.fault = () => null
-    await until(() => a.ports.settler.size === 0)
-    t.same(a.said('completed'), ['deferred', 'stored'], 'of itself')
-    t.match(await a.get(BYPASS), { bytes: first.bytes, replayed: true })
-    t.same([a.n, a.bytes.held], [1, 0])
-  },
-)
+void t.test('R02 bypass: a request is forwarded, marked, and settled once the store is back', async (t) => {
+  const a = replica(t)
+  a.store.fault = () => 'down'
+  const first = await a.get(BYPASS)
+  t.match(first, { status: 201, proxyHeaders: ['Idempotency-Status', 'bypassed'] })
+  t.match(a.trace, { outcome: 'bypassed', after: 'completed', fence: null })
+  t.same(a.said('claimed'), ['error'])
+  t.same(a.said('completed'), ['deferred'])
+  t.ok(a.bytes.held > 0, 'its body is held')
+  t.match(await a.get(BYPASS), { bytes: first.bytes, replayed: true }, 'answered from the held outcome')
+  await refused(t, a, { ...BYPASS, body: 'other' }, 'idempotency_key_reused')
+  a.store.fault = () => null
+  await until(() => a.ports.settler.size === 0)
+  t.same(a.said('completed'), ['deferred', 'stored'], 'of itself')
+  t.match(await a.get(BYPASS), { bytes: first.bytes, replayed: true })
+  t.same([a.n, a.bytes.held], [1, 0])
+})
 
 void t.test('R02 bypass: simultaneous requests with one key execute once on one replica', async (t) => {
   const a = replica(t)
@@ -534,33 +525,30 @@ void t.test('§3 after an unstored not-executed outcome only a bypass route exec
   t.same([a.n, a.bytes.held], [2, 0])
 })
 
-void t.test(
-  'R04 R05 a store that dies before the completion: the answer is sent, no retry executes',
-  async (t) => {
-    for (const fault of ['down', 'lost', 'dropped', 'late'] as const) {
-      const { a, b, store } = pair(t)
-      store.fails('swap', fault)
-      a.downAtEnd()
-      const first = await a.get({ route: route({ statusHeader: true }) })
-      t.match(first, { status: 201, proxyHeaders: ['Idempotency-Status', 'executed'] })
-      t.equal(a.trace.outcome, 'executed')
-      t.same(a.said('completed'), ['deferred'])
-      t.match(await a.get(), { bytes: first.bytes, replayed: true }, 'this replica holds it')
-      t.equal((await b.get()).code, UNAVAILABLE)
-      store.fault = () => null
-      const other = await b.get()
-      t.ok(other.replayed || other.code === 'idempotency_key_in_progress')
-      await store.arrive()
-      t.ok(await a.ports.settler.flush())
-      t.same(a.said('completed'), ['deferred', 'stored'], `${fault}: a duplicate completion is idempotent`)
-      t.match(await b.get(), { bytes: first.bytes, replayed: true })
-      t.same([a.n + b.n, a.bytes.held], [1, 0])
-      const record = await store.read(a.id)
-      await store.arrive()
-      t.same(await store.read(a.id), record)
-    }
-  },
-)
+void t.test('R04 R05 if the store dies before the completion, no retry executes', async (t) => {
+  for (const fault of ['down', 'lost', 'dropped', 'late'] as const) {
+    const { a, b, store } = pair(t)
+    store.fails('swap', fault)
+    a.downAtEnd()
+    const first = await a.get({ route: route({ statusHeader: true }) })
+    t.match(first, { status: 201, proxyHeaders: ['Idempotency-Status', 'executed'] })
+    t.equal(a.trace.outcome, 'executed')
+    t.same(a.said('completed'), ['deferred'])
+    t.match(await a.get(), { bytes: first.bytes, replayed: true }, 'this replica holds it')
+    t.equal((await b.get()).code, UNAVAILABLE)
+    store.fault = () => null
+    const other = await b.get()
+    t.ok(other.replayed || other.code === 'idempotency_key_in_progress')
+    await store.arrive()
+    t.ok(await a.ports.settler.flush())
+    t.same(a.said('completed'), ['deferred', 'stored'], `${fault}: a duplicate completion is idempotent`)
+    t.match(await b.get(), { bytes: first.bytes, replayed: true })
+    t.same([a.n + b.n, a.bytes.held], [1, 0])
+    const record = await store.read(a.id)
+    await store.arrive()
+    t.same(await store.read(a.id), record)
+  }
+})
 
 void t.test('R04 unknown and not-executed outcomes survive a store that is down at their end', async (t) => {
   for (const [reply, state, code] of [
@@ -642,28 +630,25 @@ void t.test('R05 an outcome is written once, however many retries ask for it', a
   t.same(a.said('completed'), ['deferred', 'released', 'stored'])
 })
 
-void t.test(
-  '§3 a full store keeps an outcome without its body; if that fails, it is held whole',
-  async (t) => {
-    const a = replica(t)
-    a.store.fails('swap', 'full')
-    const first = await a.get({ route: route({ statusHeader: true }) })
-    t.match(first, { status: 201, bytes: /p1/ }, 'never answered overloaded')
-    t.equal(first.proxyHeaders[2], 'Idempotency-Expires')
-    t.same(a.said('completed'), ['too_large'])
-    t.match(await refused(t, a, {}, 'idempotency_response_unavailable'), { original: { status: 201 } })
-    t.equal(a.bytes.held, 0)
-    for (const second of ['full', new Error('a bug')] as const) {
-      const b = replica(t)
-      b.store.fails('swap', 'full', second)
-      const { bytes } = await b.get()
-      t.match(await b.get(), { bytes, replayed: true }, 'held whole, whatever else goes wrong')
-      t.ok(await b.ports.settler.flush())
-      t.match(await b.get(), { bytes, replayed: true }, 'room again: nothing was thrown away')
-      t.equal(b.bytes.held, 0)
-    }
-  },
-)
+void t.test('§3 a full store keeps an outcome without its body; else it is held whole', async (t) => {
+  const a = replica(t)
+  a.store.fails('swap', 'full')
+  const first = await a.get({ route: route({ statusHeader: true }) })
+  t.match(first, { status: 201, bytes: /p1/ }, 'never answered overloaded')
+  t.equal(first.proxyHeaders[2], 'Idempotency-Expires')
+  t.same(a.said('completed'), ['too_large'])
+  t.match(await refused(t, a, {}, 'idempotency_response_unavailable'), { original: { status: 201 } })
+  t.equal(a.bytes.held, 0)
+  for (const second of ['full', new Error('a bug')] as const) {
+    const b = replica(t)
+    b.store.fails('swap', 'full', second)
+    const { bytes } = await b.get()
+    t.match(await b.get(), { bytes, replayed: true }, 'held whole, whatever else goes wrong')
+    t.ok(await b.ports.settler.flush())
+    t.match(await b.get(), { bytes, replayed: true }, 'room again: nothing was thrown away')
+    t.equal(b.bytes.held, 0)
+  }
+})
 
 void t.test('L11 an outcome whose record is gone is written again, unless claimed since', async (t) => {
   for (const then of ['nothing', 'a claim', 'a lost reply'] as const) {

@@ -197,51 +197,45 @@ for (const onLeaseExpired of ['unknown', 'retry'] as const)
     ['new', 'both'],
     ['both', 'new'],
   ] as const satisfies readonly (readonly [Phase, Phase])[])
-    void t.test(
-      `V07 ${onLeaseExpired}: an owner in ${executes} is not silent to a replica in ${retries}`,
-      async (t) => {
-        const [from, to] = [new Store(), new Store()]
-        to.now -= HOUR
-        const on = (phase: Phase) => ({
-          store: phase === 'new' ? to : from,
-          wire: (by: unknown) => migrating(from.wire(by), to.wire(by), phase),
-        })
-        const policy = { route: route({ onLeaseExpired }) }
-        const [owner, other] = [replica(t, on(executes)), replica(t, on(retries))]
-        const run = await owner.working(policy, () => owner.responded(201, 'late'))
-        for (let n = 0; n < 6; n++) {
-          t.match(await other.get(policy), { code: 'idempotency_key_in_progress' })
-          for (const store of [from, to]) store.now += LEASE / 2
-          t.same(await owner.renews(), [true])
-        }
-        const { bytes } = await run.end()
-        t.match(await other.get(policy), { replayed: true, bytes })
-        t.equal(owner.n + other.n, 1)
-      },
-    )
+    void t.test(`V07 ${onLeaseExpired}: an owner in ${executes} is not silent to ${retries}`, async (t) => {
+      const [from, to] = [new Store(), new Store()]
+      to.now -= HOUR
+      const on = (phase: Phase) => ({
+        store: phase === 'new' ? to : from,
+        wire: (by: unknown) => migrating(from.wire(by), to.wire(by), phase),
+      })
+      const policy = { route: route({ onLeaseExpired }) }
+      const [owner, other] = [replica(t, on(executes)), replica(t, on(retries))]
+      const run = await owner.working(policy, () => owner.responded(201, 'late'))
+      for (let n = 0; n < 6; n++) {
+        t.match(await other.get(policy), { code: 'idempotency_key_in_progress' })
+        for (const store of [from, to]) store.now += LEASE / 2
+        t.same(await owner.renews(), [true])
+      }
+      const { bytes } = await run.end()
+      t.match(await other.get(policy), { replayed: true, bytes })
+      t.equal(owner.n + other.n, 1)
+    })
 
 const WITHIN = { route: route({ respondWithin: 1 }) }
 
-void t.test(
-  'U13 respondWithin: 504 upstream_slow, the work goes on and a retry gets the result',
-  async (t) => {
-    const a = replica(t, { maxInFlight: 1 })
-    const run = await a.working(WITHIN)
-    t.match(await run.answer, { code: 'upstream_slow', status: 504, instance: a.id })
-    t.match(a.trace, { outcome: 'upstream_slow', before: 'absent', after: 'in_progress', status: 504 })
-    t.ok((a.trace.fence ?? 0) > 0)
-    t.equal(a.ports.inFlight.count, 1, 'work that goes on counts')
-    t.equal((await a.get({ key: 'another' })).code, 'overloaded')
-    t.equal(a.ports.leases.size, 1)
-    t.ok(a.bytes.held > 0, 'the body that may still be sent')
-    run.open()
-    await until(() => a.ports.inFlight.count === 0)
-    t.equal(a.bytes.held, 0)
-    t.match(await a.get(WITHIN), { status: 201, replayed: true })
-    t.equal(a.n, 1)
-    t.same(a.said('completed'), ['stored'])
-  },
-)
+void t.test('U13 respondWithin: 504 upstream_slow, the work goes on, a retry gets the result', async (t) => {
+  const a = replica(t, { maxInFlight: 1 })
+  const run = await a.working(WITHIN)
+  t.match(await run.answer, { code: 'upstream_slow', status: 504, instance: a.id })
+  t.match(a.trace, { outcome: 'upstream_slow', before: 'absent', after: 'in_progress', status: 504 })
+  t.ok((a.trace.fence ?? 0) > 0)
+  t.equal(a.ports.inFlight.count, 1, 'work that goes on counts')
+  t.equal((await a.get({ key: 'another' })).code, 'overloaded')
+  t.equal(a.ports.leases.size, 1)
+  t.ok(a.bytes.held > 0, 'the body that may still be sent')
+  run.open()
+  await until(() => a.ports.inFlight.count === 0)
+  t.equal(a.bytes.held, 0)
+  t.match(await a.get(WITHIN), { status: 201, replayed: true })
+  t.equal(a.n, 1)
+  t.same(a.said('completed'), ['stored'])
+})
 
 void t.test('U13 respondWithin: a retry is in progress until the upstream times out', async (t) => {
   const a = replica(t)
@@ -353,21 +347,18 @@ void t.test('an outcome that keeps no body holds no room while the store is down
   }
 })
 
-void t.test(
-  'F20 a changed recipe still replays an unchanged request; a secret keys record ids',
-  async (t) => {
-    const store = new Store()
-    const headers = ['Content-Type', 'application/json']
-    const a = replica(t, { store })
-    await a.get({ headers })
-    await replica(t, { store, secret: Buffer.from('secret') }).get({ headers })
-    t.equal(store.ids.size, 2)
-    const recipe = route({ fingerprint: { ...route().fingerprint, body: 'raw' } })
-    t.equal((await a.get({ headers, route: recipe })).replayed, true)
-    await refused(t, a, { headers, route: recipe, body: '{ "amount":1}' }, 'idempotency_key_reused')
-    t.equal((await a.get({ headers, body: '{ "amount":1}' })).replayed, true)
-  },
-)
+void t.test('F20 a changed recipe still replays an unchanged request; a secret keys ids', async (t) => {
+  const store = new Store()
+  const headers = ['Content-Type', 'application/json']
+  const a = replica(t, { store })
+  await a.get({ headers })
+  await replica(t, { store, secret: Buffer.from('secret') }).get({ headers })
+  t.equal(store.ids.size, 2)
+  const recipe = route({ fingerprint: { ...route().fingerprint, body: 'raw' } })
+  t.equal((await a.get({ headers, route: recipe })).replayed, true)
+  await refused(t, a, { headers, route: recipe, body: '{ "amount":1}' }, 'idempotency_key_reused')
+  t.equal((await a.get({ headers, body: '{ "amount":1}' })).replayed, true)
+})
 
 void t.test('an attempt that could not begin in time frees its key, and a retry executes', async (t) => {
   const a = replica(t)

@@ -277,24 +277,21 @@ void t.test('L08 waiting duplicates notice a lapsed lease: unknown, or one takes
   }
 })
 
-void t.test(
-  '§2 waiting duplicates do not claim a record that vanished, and get the run’s answer',
-  async (t) => {
-    const { a, b, store } = pair(t)
-    const run = await a.working(waiting)
-    const held = [a.get(waiting), b.get(waiting)]
-    await until(() => a.ports.waiters.size + b.ports.waiters.size === 2)
-    const { record } = orThrow(await b.records.get(a.id))
-    await store.inner.remove(a.id, record?.version ?? 0)
-    const calls = store.calls
-    a.ports.waiters.tell(a.id, null)
-    await until(() => store.calls >= calls + 2)
-    const first = await run.end()
-    for (const one of held) t.equal((await one).bytes, first.bytes)
-    t.equal(a.n + b.n, 1)
-    t.equal(a.said('completed').at(-1), 'recovered')
-  },
-)
+void t.test('§2 waiting duplicates do not claim a record that vanished: the run answers', async (t) => {
+  const { a, b, store } = pair(t)
+  const run = await a.working(waiting)
+  const held = [a.get(waiting), b.get(waiting)]
+  await until(() => a.ports.waiters.size + b.ports.waiters.size === 2)
+  const { record } = orThrow(await b.records.get(a.id))
+  await store.inner.remove(a.id, record?.version ?? 0)
+  const calls = store.calls
+  a.ports.waiters.tell(a.id, null)
+  await until(() => store.calls >= calls + 2)
+  const first = await run.end()
+  for (const one of held) t.equal((await one).bytes, first.bytes)
+  t.equal(a.n + b.n, 1)
+  t.equal(a.said('completed').at(-1), 'recovered')
+})
 
 void t.test('§2 a waiting duplicate gets 503 if the record can no longer be read', async (t) => {
   const store = new Store()

@@ -189,56 +189,53 @@ function declared(r: Replica, status: number, declaredOutcome: string): Forwarde
   return r.responded(status, 'x', { declaredOutcome })
 }
 
-void t.test(
-  '§7 a live answer is in_progress until it ends, then kept without its body or unknown',
-  async (t) => {
-    for (const why of ['streamed', 'too_large', 'no_room'] as const)
-      await t.test(`P19 P21 ${why}`, async (t) => {
-        const a = replica(t)
-        const stream = new Stream(201)
-        a.script.push(stream.reply(why))
-        const first = await a.get({ route: route({ statusHeader: true }) })
-        t.equal(first.live, stream)
-        t.same(first.proxyHeaders, ['Idempotency-Status', 'executed'])
-        t.match(a.trace, { outcome: 'executed', after: 'in_progress', status: 201 })
-        t.equal(a.ports.inFlight.count, 1, 'work that goes on counts')
-        t.equal(a.ports.leases.size, 1, 'and keeps its lease')
-        await refused(t, a, {}, 'idempotency_key_in_progress')
-        stream.end('complete')
-        await until(() => a.ports.inFlight.count === 0)
-        const gone = await refused(t, a, {}, 'idempotency_response_unavailable')
-        t.match(gone, { status: 409, original: { status: 201, location: '/v1/payments/1' }, instance: a.id })
-        t.match(a.trace, { outcome: 'response_unavailable', before: 'completed', after: 'completed' })
-        t.same(a.said('completed'), ['too_large'])
-        t.equal(a.ports.leases.size, 0)
-        t.equal(a.bytes.held, 0)
-      })
-    await t.test('U05 a broken one is unknown, with its status noted', async (t) => {
+void t.test('§7 a live answer is in_progress until it ends, then without body or unknown', async (t) => {
+  for (const why of ['streamed', 'too_large', 'no_room'] as const)
+    await t.test(`P19 P21 ${why}`, async (t) => {
       const a = replica(t)
-      const stream = new Stream(200)
-      a.script.push(stream.reply())
-      await a.get()
-      stream.end('broken')
+      const stream = new Stream(201)
+      a.script.push(stream.reply(why))
+      const first = await a.get({ route: route({ statusHeader: true }) })
+      t.equal(first.live, stream)
+      t.same(first.proxyHeaders, ['Idempotency-Status', 'executed'])
+      t.match(a.trace, { outcome: 'executed', after: 'in_progress', status: 201 })
+      t.equal(a.ports.inFlight.count, 1, 'work that goes on counts')
+      t.equal(a.ports.leases.size, 1, 'and keeps its lease')
+      await refused(t, a, {}, 'idempotency_key_in_progress')
+      stream.end('complete')
       await until(() => a.ports.inFlight.count === 0)
-      t.match(await a.store.read(a.id), { state: 'unknown', status: 200 })
-      await refused(t, a, {}, 'idempotency_outcome_unknown')
+      const gone = await refused(t, a, {}, 'idempotency_response_unavailable')
+      t.match(gone, { status: 409, original: { status: 201, location: '/v1/payments/1' }, instance: a.id })
+      t.match(a.trace, { outcome: 'response_unavailable', before: 'completed', after: 'completed' })
+      t.same(a.said('completed'), ['too_large'])
+      t.equal(a.ports.leases.size, 0)
+      t.equal(a.bytes.held, 0)
     })
-    await t.test('its status or Idempotency-Outcome may free the key', async (t) => {
-      for (const [status, said] of [
-        [429, null],
-        [200, 'not-applied'],
-      ] as const) {
-        const a = replica(t)
-        const stream = new Stream(status)
-        a.script.push(stream.reply('streamed', said))
-        await a.get()
-        stream.end('complete')
-        await until(() => a.ports.inFlight.count === 0)
-        t.equal((await a.store.read(a.id))?.state, 'failed_retryable')
-      }
-    })
-  },
-)
+  await t.test('U05 a broken one is unknown, with its status noted', async (t) => {
+    const a = replica(t)
+    const stream = new Stream(200)
+    a.script.push(stream.reply())
+    await a.get()
+    stream.end('broken')
+    await until(() => a.ports.inFlight.count === 0)
+    t.match(await a.store.read(a.id), { state: 'unknown', status: 200 })
+    await refused(t, a, {}, 'idempotency_outcome_unknown')
+  })
+  await t.test('its status or Idempotency-Outcome may free the key', async (t) => {
+    for (const [status, said] of [
+      [429, null],
+      [200, 'not-applied'],
+    ] as const) {
+      const a = replica(t)
+      const stream = new Stream(status)
+      a.script.push(stream.reply('streamed', said))
+      await a.get()
+      stream.end('complete')
+      await until(() => a.ports.inFlight.count === 0)
+      t.equal((await a.store.read(a.id))?.state, 'failed_retryable')
+    }
+  })
+})
 
 void t.test('§6 refusals before the claim never reach the store', async (t) => {
   const a = replica(t, { maxInFlight: 1 })
@@ -314,74 +311,68 @@ void t.test('§6 refusals by the record leave its bytes unchanged', async (t) =>
     const policy = route({ profile: 'stripe' })
     t.match(await refused(t, a, { ...B, route: policy }, 'idempotency_key_reused'), { status: 400 })
   })
-  await t.test(
-    'F02 I01 in flight, misuse gets 422, a retry 409; the first request is unaffected',
-    async (t) => {
-      const a = replica(t)
-      const first = await a.working(A)
-      t.equal((await refused(t, a, B, 'idempotency_key_reused')).status, 422)
-      t.match(await refused(t, a, A, 'idempotency_key_in_progress'), {
-        status: 409,
-        retryAfter: LEASE / SECOND,
-      })
-      t.match(a.trace, { outcome: 'in_progress', before: 'in_progress', after: 'in_progress' })
-      t.same(a.said('claimed'), ['created', 'key_misuse', 'in_progress'])
-      const locked = { ...A, route: route({ inFlight: { mode: 'reject', wait: 0, status: 423 } }) }
-      t.equal((await refused(t, a, locked, 'idempotency_key_in_progress')).status, 423, 'I07')
-      t.match(await first.end(), { status: 201 })
-      t.equal((await a.get(A)).replayed, true)
-      t.equal(a.n, 1)
-      t.same(a.said('prevented').length, 3)
-    },
-  )
+  await t.test('F02 I01 in flight, misuse gets 422, a retry 409; the first is unaffected', async (t) => {
+    const a = replica(t)
+    const first = await a.working(A)
+    t.equal((await refused(t, a, B, 'idempotency_key_reused')).status, 422)
+    t.match(await refused(t, a, A, 'idempotency_key_in_progress'), {
+      status: 409,
+      retryAfter: LEASE / SECOND,
+    })
+    t.match(a.trace, { outcome: 'in_progress', before: 'in_progress', after: 'in_progress' })
+    t.same(a.said('claimed'), ['created', 'key_misuse', 'in_progress'])
+    const locked = { ...A, route: route({ inFlight: { mode: 'reject', wait: 0, status: 423 } }) }
+    t.equal((await refused(t, a, locked, 'idempotency_key_in_progress')).status, 423, 'I07')
+    t.match(await first.end(), { status: 201 })
+    t.equal((await a.get(A)).replayed, true)
+    t.equal(a.n, 1)
+    t.same(a.said('prevented').length, 3)
+  })
   for (const [read, size] of [
     ['in steps', 200_000],
     ['in steps, as the digest of its bytes', 600_000],
   ] as const)
-    await t.test(
-      `F01 F02 I01 a long body, fingerprinted ${read}, replays and is refused like any other`,
-      async (t) => {
-        const fill = 'x,'
-          .repeat(size / 4)
-          .split(',')
-          .map((x) => JSON.stringify(x))
-          .join()
-        const policy = route({ fingerprint: { ...route().fingerprint, body: 'json' } })
-        const sent = { route: policy, headers: ['Content-Type', 'application/json'] }
-        const long = { ...sent, body: `{"amount":1,"fill":[${fill}]}` }
-        const respelled = { ...sent, body: `{"fill":[${fill}],"amount":1.0}` }
-        const other = { ...sent, body: `{"amount":2,"fill":[${fill}]}` }
-        const { a, b } = pair(t)
-        const first = await a.working(long)
-        for (const one of [a, b]) {
-          for (const same of [long, respelled]) await refused(t, one, same, 'idempotency_key_in_progress')
-          await refused(t, one, other, 'idempotency_key_reused')
-        }
-        const { bytes } = await first.end()
-        for (const one of [a, b]) {
-          for (const same of [long, respelled]) t.match(await one.get(same), { replayed: true, bytes })
-          await refused(t, one, other, 'idempotency_key_reused')
-        }
-        t.equal(a.n + b.n, 1)
-        a.store.fails('get', 'down')
-        await refused(t, a, { ...long, key: 'other' }, 'idempotency_store_unavailable')
-        t.equal(a.n + b.n, 1)
-        // One lost reply does not make the store unavailable.
-        a.store.fails('get', 'dropped', 'down', 'down')
-        const bypass = { ...policy, onStoreUnavailable: 'bypass' as const }
-        t.match(await a.get({ ...long, route: bypass }), { replayed: true, bytes })
-        t.equal(a.n + b.n, 1)
-        a.store.fails('get', 'dropped')
-        t.match(await a.get({ ...long, key: 'another' }), { status: 201, replayed: false })
-        t.equal(a.n + b.n, 2)
-        a.store.fails('get', 'dropped', 'dropped')
-        await refused(t, a, { ...long, key: 'third' }, 'idempotency_store_unavailable')
-        for (const fault of ['dropped', 'down', 'down', 'down', 'down'] as const)
-          a.store.next.push({ op: 'get', fault })
-        await refused(t, a, { ...long, key: 'third' }, 'idempotency_store_unavailable')
-        t.equal(a.n + b.n, 2)
-      },
-    )
+    await t.test(`F01 F02 I01 a long body, fingerprinted ${read}, is like any other`, async (t) => {
+      const fill = 'x,'
+        .repeat(size / 4)
+        .split(',')
+        .map((x) => JSON.stringify(x))
+        .join()
+      const policy = route({ fingerprint: { ...route().fingerprint, body: 'json' } })
+      const sent = { route: policy, headers: ['Content-Type', 'application/json'] }
+      const long = { ...sent, body: `{"amount":1,"fill":[${fill}]}` }
+      const respelled = { ...sent, body: `{"fill":[${fill}],"amount":1.0}` }
+      const other = { ...sent, body: `{"amount":2,"fill":[${fill}]}` }
+      const { a, b } = pair(t)
+      const first = await a.working(long)
+      for (const one of [a, b]) {
+        for (const same of [long, respelled]) await refused(t, one, same, 'idempotency_key_in_progress')
+        await refused(t, one, other, 'idempotency_key_reused')
+      }
+      const { bytes } = await first.end()
+      for (const one of [a, b]) {
+        for (const same of [long, respelled]) t.match(await one.get(same), { replayed: true, bytes })
+        await refused(t, one, other, 'idempotency_key_reused')
+      }
+      t.equal(a.n + b.n, 1)
+      a.store.fails('get', 'down')
+      await refused(t, a, { ...long, key: 'other' }, 'idempotency_store_unavailable')
+      t.equal(a.n + b.n, 1)
+      // One lost reply does not make the store unavailable.
+      a.store.fails('get', 'dropped', 'down', 'down')
+      const bypass = { ...policy, onStoreUnavailable: 'bypass' as const }
+      t.match(await a.get({ ...long, route: bypass }), { replayed: true, bytes })
+      t.equal(a.n + b.n, 1)
+      a.store.fails('get', 'dropped')
+      t.match(await a.get({ ...long, key: 'another' }), { status: 201, replayed: false })
+      t.equal(a.n + b.n, 2)
+      a.store.fails('get', 'dropped', 'dropped')
+      await refused(t, a, { ...long, key: 'third' }, 'idempotency_store_unavailable')
+      for (const fault of ['dropped', 'down', 'down', 'down', 'down'] as const)
+        a.store.next.push({ op: 'get', fault })
+      await refused(t, a, { ...long, key: 'third' }, 'idempotency_store_unavailable')
+      t.equal(a.n + b.n, 2)
+    })
   await t.test('F01 a body of 64 KiB is claimed without looking up its record first', async (t) => {
     const a = replica(t)
     const text = (spaces: string) => `{"b":"${'x'.repeat(64 * 1024 - 15)}",${spaces}"a":1}`
@@ -404,39 +395,36 @@ void t.test('§6 refusals by the record leave its bytes unchanged', async (t) =>
       await refused(t, a, { ...B, route: policy }, 'idempotency_key_reused')
     }
   })
-  await t.test(
-    'T01 T02 retention counts from completion; then the key is free, or a tombstone',
-    async (t) => {
-      const a = replica(t)
-      const sent = await a.working()
-      a.store.now += 20 * SECOND
-      await sent.end()
-      a.store.now += TTL - 1
-      t.equal((await a.get()).replayed, true)
-      a.store.now += 1
-      t.match(await a.get(), { status: 201, replayed: false })
-      t.equal(a.n, 2)
-      t.equal(a.trace.before, 'absent')
+  await t.test('T01 T02 retention counts from completion; then the key is free or expired', async (t) => {
+    const a = replica(t)
+    const sent = await a.working()
+    a.store.now += 20 * SECOND
+    await sent.end()
+    a.store.now += TTL - 1
+    t.equal((await a.get()).replayed, true)
+    a.store.now += 1
+    t.match(await a.get(), { status: 201, replayed: false })
+    t.equal(a.n, 2)
+    t.equal(a.trace.before, 'absent')
 
-      const b = replica(t)
-      const policy = route({ tombstone: HOUR, ttl: MINUTE, ttlFailed: SECOND })
-      await b.get({ route: policy })
-      b.store.now += MINUTE
-      t.match(await refused(t, b, { route: policy }, 'idempotency_key_expired'), {
-        status: 409,
-        retryAfter: null,
-      })
-      t.match(b.trace, { outcome: 'expired', before: 'expired', after: 'expired' })
-      t.same(b.said('claimed'), ['created', 'replay'])
-      t.equal(b.said('prevented').length, 1)
-      b.store.now += HOUR
-      t.equal((await b.get({ route: policy })).replayed, false)
-      b.script.push(b.responded(404))
-      await b.get({ key: 'failed', route: policy })
-      b.store.now += SECOND
-      await refused(t, b, { key: 'failed', route: policy }, 'idempotency_key_expired')
-    },
-  )
+    const b = replica(t)
+    const policy = route({ tombstone: HOUR, ttl: MINUTE, ttlFailed: SECOND })
+    await b.get({ route: policy })
+    b.store.now += MINUTE
+    t.match(await refused(t, b, { route: policy }, 'idempotency_key_expired'), {
+      status: 409,
+      retryAfter: null,
+    })
+    t.match(b.trace, { outcome: 'expired', before: 'expired', after: 'expired' })
+    t.same(b.said('claimed'), ['created', 'replay'])
+    t.equal(b.said('prevented').length, 1)
+    b.store.now += HOUR
+    t.equal((await b.get({ route: policy })).replayed, false)
+    b.script.push(b.responded(404))
+    await b.get({ key: 'failed', route: policy })
+    b.store.now += SECOND
+    await refused(t, b, { key: 'failed', route: policy }, 'idempotency_key_expired')
+  })
   await t.test('S08 keep: outcome stores neither the body nor the headers of the answer', async (t) => {
     const a = replica(t)
     const policy = route({ keep: 'outcome' })
@@ -565,92 +553,85 @@ void t.test('S07 excluded headers reach only the first client', async (t) => {
   t.notMatch((await b.get({ route: policy })).bytes, /set-cookie/i, 'even if stored before')
 })
 
-void t.test(
-  'P16 T02 L12 statusHeader: the answer and its replay have the same Idempotency-Expires',
-  async (t) => {
-    const a = replica(t)
-    const policy = route({ statusHeader: true })
-    const first = await a.get({ route: policy })
-    const expires = new Date(a.store.now + TTL).toISOString()
-    t.same(first.proxyHeaders, ['Idempotency-Status', 'executed', 'Idempotency-Expires', expires])
-    a.store.now += HOUR
-    t.same((await a.get({ route: policy })).proxyHeaders, [
-      'Idempotent-Replayed',
-      'true',
-      'Idempotency-Status',
-      'replayed',
-      'Idempotency-Expires',
-      expires,
-    ])
-    a.script.push(a.responded(429))
-    const released = await a.get({ key: 'released', route: policy })
-    t.same(released.proxyHeaders, ['Idempotency-Status', 'executed'], 'what is not kept does not expire')
-  },
-)
+void t.test('P16 T02 L12 statusHeader: an answer and its replay have one Idempotency-Expires', async (t) => {
+  const a = replica(t)
+  const policy = route({ statusHeader: true })
+  const first = await a.get({ route: policy })
+  const expires = new Date(a.store.now + TTL).toISOString()
+  t.same(first.proxyHeaders, ['Idempotency-Status', 'executed', 'Idempotency-Expires', expires])
+  a.store.now += HOUR
+  t.same((await a.get({ route: policy })).proxyHeaders, [
+    'Idempotent-Replayed',
+    'true',
+    'Idempotency-Status',
+    'replayed',
+    'Idempotency-Expires',
+    expires,
+  ])
+  a.script.push(a.responded(429))
+  const released = await a.get({ key: 'released', route: policy })
+  t.same(released.proxyHeaders, ['Idempotency-Status', 'executed'], 'what is not kept does not expire')
+})
 
-void t.test(
-  'T04 I01 Retry-After is what remains of the lease, or less by the latency, at least 1',
-  async (t) => {
-    const a = replica(t)
-    const first = await a.working()
-    const retryAfter = async () => (await refused(t, a, {}, 'idempotency_key_in_progress')).retryAfter
-    t.equal(await retryAfter(), 30)
-    a.store.now += 100
-    t.equal(await retryAfter(), 29, 'rounded down')
-    a.ports.latency.saw('payments', 4000)
-    t.equal(await retryAfter(), 3, 'from the first answer on')
-    a.ports.latency.saw('payments', 9000)
-    t.equal(await retryAfter(), 8, 'what most answers take')
-    a.store.now += 10 * SECOND
-    t.equal(await retryAfter(), 10, 'longer than usual: perhaps as long again')
-    a.store.now += 9 * SECOND
-    t.equal(await retryAfter(), 10, 'no longer than the lease')
-    a.store.now += 10 * SECOND + 500
-    t.equal(await retryAfter(), 1)
-    a.store.now += 400
-    t.match(
-      await refused(t, a, {}, 'idempotency_outcome_unknown'),
-      { retryAfter: 1 },
-      'lapsed: unknown, at once',
-    )
-    t.match(a.trace, { outcome: 'unknown', before: 'unknown' })
-    t.same(a.said('leaseExpired'), [], 'counted when it is written down, not at each retry')
-    await first.end()
-    t.equal((await a.get()).replayed, true, 'the owner’s own late outcome is accepted over unknown')
-    t.same(a.said('completed'), ['stored'])
+void t.test('T04 I01 Retry-After is the rest of the lease, or less by the latency, at least 1', async (t) => {
+  const a = replica(t)
+  const first = await a.working()
+  const retryAfter = async () => (await refused(t, a, {}, 'idempotency_key_in_progress')).retryAfter
+  t.equal(await retryAfter(), 30)
+  a.store.now += 100
+  t.equal(await retryAfter(), 29, 'rounded down')
+  a.ports.latency.saw('payments', 4000)
+  t.equal(await retryAfter(), 3, 'from the first answer on')
+  a.ports.latency.saw('payments', 9000)
+  t.equal(await retryAfter(), 8, 'what most answers take')
+  a.store.now += 10 * SECOND
+  t.equal(await retryAfter(), 10, 'longer than usual: perhaps as long again')
+  a.store.now += 9 * SECOND
+  t.equal(await retryAfter(), 10, 'no longer than the lease')
+  a.store.now += 10 * SECOND + 500
+  t.equal(await retryAfter(), 1)
+  a.store.now += 400
+  t.match(
+    await refused(t, a, {}, 'idempotency_outcome_unknown'),
+    { retryAfter: 1 },
+    'lapsed: unknown, at once',
+  )
+  t.match(a.trace, { outcome: 'unknown', before: 'unknown' })
+  t.same(a.said('leaseExpired'), [], 'counted when it is written down, not at each retry')
+  await first.end()
+  t.equal((await a.get()).replayed, true, 'the owner’s own late outcome is accepted over unknown')
+  t.same(a.said('completed'), ['stored'])
 
-    const fresh = replica(t)
-    await fresh.get()
-    t.ok(fresh.ports.latency.remaining('payments', 0) < LEASE, 'answers set the latency')
+  const fresh = replica(t)
+  await fresh.get()
+  t.ok(fresh.ports.latency.remaining('payments', 0) < LEASE, 'answers set the latency')
 
-    const b = replica(t)
-    b.script.push(BROKEN)
-    await b.get()
-    t.match(
-      await refused(t, b, {}, 'idempotency_outcome_unknown'),
-      {
-        retryAfter: 30,
-        checking: false,
-        detail:
-          /^it is not known whether the first request was executed, and an operator must find out\. Keep retrying with the same key: a new key is not safe/,
-      },
-      'until the next look',
-    )
-    const request = { method: 'GET', path: '/v1/payments?key={key}', headers: [] }
-    const asking = { completed: [], notFound: null, pending: null, after: 0, every: MINUTE, attempts: 1 }
-    const reconcile = { request, identity: [], ...asking }
-    t.match(await refused(t, b, { route: route({ reconcile }) }, 'idempotency_outcome_unknown'), {
-      checking: true,
+  const b = replica(t)
+  b.script.push(BROKEN)
+  await b.get()
+  t.match(
+    await refused(t, b, {}, 'idempotency_outcome_unknown'),
+    {
+      retryAfter: 30,
+      checking: false,
       detail:
-        /^it is not known yet whether the first request was executed; retry with the same key: a new key/,
-    })
-    t.same(
-      b.events.filter(([name]) => name === 'leaseExpired'),
-      [],
-      'unknown, but no lease lapsed',
-    )
-  },
-)
+        /^it is not known whether the first request was executed, and an operator must find out\. Keep retrying with the same key: a new key is not safe/,
+    },
+    'until the next look',
+  )
+  const request = { method: 'GET', path: '/v1/payments?key={key}', headers: [] }
+  const asking = { completed: [], notFound: null, pending: null, after: 0, every: MINUTE, attempts: 1 }
+  const reconcile = { request, identity: [], ...asking }
+  t.match(await refused(t, b, { route: route({ reconcile }) }, 'idempotency_outcome_unknown'), {
+    checking: true,
+    detail: /^it is not known yet whether the first request was executed; retry with the same key: a new key/,
+  })
+  t.same(
+    b.events.filter(([name]) => name === 'leaseExpired'),
+    [],
+    'unknown, but no lease lapsed',
+  )
+})
 
 void t.test('L01 of 50 simultaneous requests one executes, the others are refused or replay', async (t) => {
   const a = replica(t)
@@ -702,36 +683,33 @@ void t.test('L03 the loser replays if the winner finishes before the loser’s t
   t.equal(b.n, 0)
 })
 
-void t.test(
-  'L08 after a lapsed lease retries get unknown by default; with retry, one executes',
-  async (t) => {
-    for (const onLeaseExpired of ['unknown', 'retry'] as const) {
-      const store = new Store()
-      const dead = new Replica({ store })
-      dead.script.push(() => new Promise(() => {}))
-      void dead.send()
-      await until(() => dead.n === 1)
-      dead.ports.leases.close()
-      const policy = route({ onLeaseExpired })
-      const a = replica(t, { store })
-      await refused(t, a, { route: policy }, 'idempotency_key_in_progress')
-      store.now += LEASE
-      if (onLeaseExpired === 'unknown') {
-        for (let i = 0; i < 20; i++) await refused(t, a, { route: policy }, 'idempotency_outcome_unknown')
-        t.equal(a.n, 0)
-        continue
-      }
-      const b = replica(t, { store })
-      const retries = await Promise.all(
-        Array.from({ length: 20 }, (_, i) => (i % 2 ? a : b).get({ route: policy })),
-      )
-      t.equal(a.n + b.n, 1)
-      t.equal(retries.filter((one) => one.status === 201 && !one.replayed).length, 1)
-      t.same([...a.said('claimed'), ...b.said('claimed')].filter((word) => word === 'failed_retry').length, 1)
-      t.match(await store.read(a.id), { state: 'completed', attempts: 2 })
+void t.test('L08 after a lapsed lease retries get unknown; with retry, one executes', async (t) => {
+  for (const onLeaseExpired of ['unknown', 'retry'] as const) {
+    const store = new Store()
+    const dead = new Replica({ store })
+    dead.script.push(() => new Promise(() => {}))
+    void dead.send()
+    await until(() => dead.n === 1)
+    dead.ports.leases.close()
+    const policy = route({ onLeaseExpired })
+    const a = replica(t, { store })
+    await refused(t, a, { route: policy }, 'idempotency_key_in_progress')
+    store.now += LEASE
+    if (onLeaseExpired === 'unknown') {
+      for (let i = 0; i < 20; i++) await refused(t, a, { route: policy }, 'idempotency_outcome_unknown')
+      t.equal(a.n, 0)
+      continue
     }
-  },
-)
+    const b = replica(t, { store })
+    const retries = await Promise.all(
+      Array.from({ length: 20 }, (_, i) => (i % 2 ? a : b).get({ route: policy })),
+    )
+    t.equal(a.n + b.n, 1)
+    t.equal(retries.filter((one) => one.status === 201 && !one.replayed).length, 1)
+    t.same([...a.said('claimed'), ...b.said('claimed')].filter((word) => word === 'failed_retry').length, 1)
+    t.match(await store.read(a.id), { state: 'completed', attempts: 2 })
+  }
+})
 
 void t.test('L09 L10 an outcome is stale after a newer attempt, and only its client gets it', async (t) => {
   const late: readonly ((r: Replica) => Forwarded)[] = [

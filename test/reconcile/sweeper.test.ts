@@ -30,6 +30,7 @@ import {
   silentOwner,
   stored,
   unknownIn,
+  unresolved,
   worker,
 } from './harness.ts'
 
@@ -119,8 +120,7 @@ void t.test('a record without a status query is looked at less and less often', 
     [4 * LEASE, 8 * LEASE],
     [10 * HOUR, HOUR],
   ] as const) {
-    store.now += pause
-    await one.round()
+    await one.after(pause)
     const record = await unknownIn(store)
     t.match(record, { dropAt, lastError: 'reset', reconciliation: { since, asked: 0 } })
     t.equal(record.nextLookAt - store.now, next)
@@ -133,8 +133,7 @@ void t.test('a record without a status query is looked at less and less often', 
   }
   t.same(one.told, [])
   one.random = 0.5
-  store.now += HOUR
-  await one.round()
+  await one.after(HOUR)
   t.equal((await unknownIn(store)).nextLookAt - store.now, HOUR + 6 * MINUTE, 'looks are spread')
 })
 
@@ -147,8 +146,7 @@ void t.test('O02 a request found completed is stored for the ttl, replays, wakes
   const one = worker(t, store, policy)
   await one.round()
   t.equal(one.asked.length, 0, 'not before it is due')
-  store.now += EVERY
-  await one.round()
+  await one.after(EVERY)
   t.match(one.asked, [
     { method: 'GET', target: `/payments?key=${KEY}`, responseLimit: policy.limits.response },
   ])
@@ -170,30 +168,21 @@ void t.test('O02 a request found completed is stored for the ttl, replays, wakes
 })
 
 void t.test('O02 a request found declined is completed too, for `ttlFailed`', async (t) => {
-  const store = new Store()
   const policy = asking({}, { ttlFailed: HOUR })
-  const owner = replica(t, { store })
-  await broken(owner, policy)
-  const one = worker(t, store, policy)
+  const { store, owner, one } = await unresolved(t, policy)
   one.script.push(one.says(402, { key: KEY, declined: true }))
-  store.now += EVERY
-  await one.round()
+  await one.after(EVERY)
   t.match(await stored(store), { state: 'completed', expiresAt: store.now + HOUR })
   t.match(await owner.get({ route: policy }), { status: 402, replayed: true })
 })
 
 void t.test('O03 after two "not found" in a row, not before `after`, one retry executes', async (t) => {
-  const store = new Store()
   const policy = asking()
-  const owner = replica(t, { store })
-  await broken(owner, policy)
-  const one = worker(t, store, policy)
+  const { store, owner, one } = await unresolved(t, policy)
   const claimed = store.now
   const states: [number, number, string][] = []
   while ((await stored(store)).state === 'unknown') {
-    store.now = (await unknownIn(store)).nextLookAt
-    one.script.push(one.says(404, {}))
-    await one.round()
+    await one.next(one.says(404, {}))
     const record = await stored(store)
     const streak = record.state === 'unknown' ? (record.reconciliation?.notFound ?? -1) : 2
     states.push([(store.now - claimed) / SECOND, streak, record.state])
@@ -214,16 +203,11 @@ void t.test('O03 after two "not found" in a row, not before `after`, one retry e
 })
 
 void t.test('O03 "not found" frees nothing if the query does not find a completed request', async (t) => {
-  const store = new Store()
   const policy = asking({ after: 1 })
-  const owner = replica(t, { store })
-  await broken(owner, policy)
-  const one = worker(t, store, policy)
+  const { store, owner, one } = await unresolved(t, policy)
   const twice = async (): Promise<void> => {
     for (let n = 0; n < 2; n++) {
-      store.now = (await unknownIn(store)).nextLookAt
-      one.script.push(one.says(404, {}))
-      await one.round()
+      await one.next(one.says(404, {}))
     }
   }
   for (const [proof, answer] of [
@@ -243,26 +227,21 @@ void t.test('O03 "not found" frees nothing if the query does not find a complete
 
 void t.test('O03 the owner’s late outcome wins if no retry has claimed the key', async (t) => {
   const policy = asking({ after: 1 })
-  const { store, owner, late, first, one } = await silentOwner(t, policy)
+  const { store, owner, run, one } = await silentOwner(t, policy)
   for (let n = 0; n < 2; n++) {
-    store.now = (await unknownIn(store)).nextLookAt
-    one.script.push(one.says(404, {}))
-    await one.round()
+    await one.next(one.says(404, {}))
   }
   t.equal((await stored(store)).state, 'failed_retryable')
-  late.open()
-  t.match(seen(await first), { status: 201 })
+  t.match(await run.end(), { status: 201 })
   t.match(await owner.get({ route: policy }), { replayed: true })
   t.same([owner.n, owner.said('completed')], [1, ['stored']])
 })
 
 void t.test('a completed resolution is final: the late owner is stale, its client answered', async (t) => {
   const policy = asking()
-  const { store, owner, late, first, one } = await silentOwner(t, policy)
-  store.now += EVERY
-  await one.round()
-  late.open()
-  t.match(seen(await first).bytes, /late/)
+  const { owner, run, one } = await silentOwner(t, policy)
+  await one.after(EVERY)
+  t.match((await run.end()).bytes, /late/)
   t.same(owner.said('completed'), ['stale'])
   t.match((await owner.get({ route: policy })).bytes, /p1/)
 })
@@ -270,15 +249,11 @@ void t.test('a completed resolution is final: the late owner is stale, its clien
 void t.test('the answer to a status query does not override a faster owner, operator or claim', async (t) => {
   const policy = asking()
   for (const who of ['owner', 'operator completes', 'operator frees', 'next attempt'] as const) {
-    const { store, owner, late, first, one } = await silentOwner(t, policy)
+    const { store, owner, run, one } = await silentOwner(t, policy)
     store.now += EVERY
-    const gate = new Gate()
-    one.script.push(gate.before(() => one.says(200)))
-    const asking = one.round()
-    await gate.reached
+    const { gate, round: asking } = await one.asking()
     if (who === 'owner') {
-      late.open()
-      await first
+      await run.end()
     } else {
       const record = await unknownIn(store)
       const result = { kept: false, why: 'outcome_only', status: 200, location: null } as const
@@ -296,49 +271,45 @@ void t.test('the answer to a status query does not override a faster owner, oper
     await asking
     t.same(await store.dump(), before, `${who}: nothing is written`)
     t.same(one.results, ['scheduled'], 'and nothing counted')
-    late.open()
-    await first
+    await run.end()
   }
 })
 
-void t.test(
-  'after `attempts` status queries a record is dead-lettered, and asked about no more',
-  async (t) => {
-    const store = new Store()
-    const policy = asking({ attempts: 4 })
-    const owner = replica(t, { store })
-    await broken(owner, policy)
-    const workers = [worker(t, store, policy), worker(t, store, policy)]
-    for (const one of workers) for (let n = 0; n < 9; n++) one.script.push(() => one.says(202, {}))
-    for (let n = 0; n < 4; n++) {
-      store.now = (await unknownIn(store)).nextLookAt
-      await Promise.all(workers.map((one) => one.round()))
-    }
-    const asked = (): number => workers.reduce((sum, one) => sum + one.asked.length, 0)
-    t.equal(asked(), 4)
-    t.match(await stored(store), {
-      state: 'unknown',
-      lastError: 'reset',
-      nextLookAt: store.now + HOUR,
-      reconciliation: { asked: 4, deadLettered: true, answer: 'status 202, still pending' },
-    })
-    t.same(workers.flatMap((one) => one.results.map(String)).toSorted(), [
-      'dead_lettered',
-      'pending',
-      'pending',
-      'pending',
-      'scheduled',
-    ])
-    t.match(workers.flatMap((one) => one.said('trouble')).join(), 'dead-lettered')
-    for (let n = 0; n < 5; n++) {
-      store.now += HOUR
-      await Promise.all(workers.map((one) => one.round()))
-    }
-    t.equal(asked(), 4)
-    t.match(await stored(store), { state: 'unknown', reconciliation: { deadLettered: true } })
-    await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')
-  },
-)
+void t.test('after `attempts` status queries a record is dead-lettered, and left alone', async (t) => {
+  const store = new Store()
+  const policy = asking({ attempts: 4 })
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  const workers = [worker(t, store, policy), worker(t, store, policy)]
+  for (const one of workers) one.otherwise = () => one.says(202, {})
+  for (let n = 0; n < 4; n++) {
+    store.now = (await unknownIn(store)).nextLookAt
+    await Promise.all(workers.map((one) => one.round()))
+  }
+  const asked = (): number => workers.reduce((sum, one) => sum + one.asked.length, 0)
+  t.equal(asked(), 4)
+  t.match(await stored(store), {
+    state: 'unknown',
+    lastError: 'reset',
+    nextLookAt: store.now + HOUR,
+    reconciliation: { asked: 4, deadLettered: true, answer: 'status 202, still pending' },
+  })
+  t.same(workers.flatMap((one) => one.results.map(String)).toSorted(), [
+    'dead_lettered',
+    'pending',
+    'pending',
+    'pending',
+    'scheduled',
+  ])
+  t.match(workers.flatMap((one) => one.said('trouble')).join(), 'dead-lettered')
+  for (let n = 0; n < 5; n++) {
+    store.now += HOUR
+    await Promise.all(workers.map((one) => one.round()))
+  }
+  t.equal(asked(), 4)
+  t.match(await stored(store), { state: 'unknown', reconciliation: { deadLettered: true } })
+  await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')
+})
 
 void t.test('an owner’s late unknown outcome does not undo a dead letter', async (t) => {
   const store = new Store()
@@ -351,12 +322,9 @@ void t.test('an owner’s late unknown outcome does not undo a dead letter', asy
   const first = owner.send({ route: policy })
   await gate.reached
   const one = worker(t, store, policy)
-  store.now += LEASE
-  await one.round()
+  await one.after(LEASE)
   for (let n = 0; n < 3; n++) {
-    one.script.push(one.says(202, {}))
-    store.now = (await unknownIn(store)).nextLookAt
-    await one.round()
+    await one.next(one.says(202, {}))
   }
   const before = await unknownIn(store)
   t.equal(before.reconciliation?.deadLettered, true)
@@ -376,8 +344,7 @@ void t.test('an owner’s late unknown outcome does not undo a dead letter', asy
   t.same([leaseExpired, status, lastError], [false, 500, 'no answer'], 'and it says why')
   t.same([owner.said('completed'), swaps], [['unknown'], 4])
   store.gate = null
-  store.now += DAY
-  await one.round()
+  await one.after(DAY)
   t.equal(one.asked.length, 3, 'asked no more')
 })
 
@@ -390,8 +357,7 @@ void t.test('a configuration with fewer attempts dead-letters without another st
   store.now += EVERY
   await before.round()
   const one = worker(t, store, asking({ attempts: 1 }))
-  store.now += 10 * MINUTE
-  await one.round()
+  await one.after(10 * MINUTE)
   t.equal(one.asked.length, 0)
   t.same(one.results, ['dead_lettered'])
 })
@@ -402,8 +368,7 @@ void t.test('a record whose key was not kept is dead-lettered without a status q
   await broken(owner, route())
   t.equal((await stored(store)).key, null, 'it is not kept where nobody asks by it')
   const one = worker(t, store, asking())
-  store.now += LEASE
-  await one.round()
+  await one.after(LEASE)
   t.same([one.asked.length, one.results], [0, ['dead_lettered']])
   t.match(await stored(store), {
     reconciliation: { asked: 0, deadLettered: true, answer: /key was not kept/ },
@@ -436,18 +401,14 @@ void t.test('a status query by {record} needs no key, and none is kept', async (
   t.equal((await stored(store)).key, null)
   const one = worker(t, store, policy)
   one.script.push(() => one.says(200, { record: owner.id, payment: 1 }))
-  store.now += EVERY
-  await one.round()
+  await one.after(EVERY)
   t.equal(one.asked[0]?.target, `/by-record/${owner.id}`)
   t.same(one.results, ['scheduled', 'completed'])
 })
 
 void t.test('an unusable answer counts as failed, and the record stays unknown', async (t) => {
   const policy = asking()
-  const store = new Store()
-  const owner = replica(t, { store })
-  await broken(owner, policy)
-  const one = worker(t, store, policy)
+  const { store, one } = await unresolved(t, policy)
   const stream = new Stream(200)
   const answers = [
     [stream.reply('too_large'), 'status 200, which is longer than `limits.response`'],
@@ -461,9 +422,7 @@ void t.test('an unusable answer counts as failed, and the record stays unknown',
     [one.says(200, { key: 'another', payment: 1 }), 'status 200, and /key is not that of this record'],
   ] as const
   for (const [said, answer] of answers) {
-    one.script.push(said)
-    store.now = (await unknownIn(store)).nextLookAt
-    await one.round()
+    await one.next(said)
     t.match(await stored(store), { state: 'unknown', reconciliation: { answer, notFound: 0 } })
   }
   t.same(
@@ -477,10 +436,7 @@ void t.test('an unusable answer counts as failed, and the record stays unknown',
 
 void t.test('an answer that a full store refuses is asked for again, then kept without body', async (t) => {
   const policy = asking({ attempts: 2 })
-  const store = new Store()
-  const owner = replica(t, { store })
-  await broken(owner, policy)
-  const one = worker(t, store, policy)
+  const { store, owner, one } = await unresolved(t, policy)
   for (let n = 1; n <= 2; n++) {
     store.now = (await unknownIn(store)).nextLookAt
     store.fails('swap', null, 'full')
@@ -540,21 +496,16 @@ void t.test('a key that the upstream got in quotes is asked about with and witho
 
 void t.test('a status query that did not reach the upstream is not counted', async (t) => {
   const policy = asking({ attempts: 2 })
-  const store = new Store()
-  const owner = replica(t, { store })
-  await broken(owner, policy)
-  const one = worker(t, store, policy)
+  const { store, one } = await unresolved(t, policy)
   for (let n = 0; n < 5; n++) {
     one.script.push({ proof: 'not_sent', reason: 'connect ECONNREFUSED 10.0.0.1:80' })
-    store.now += EVERY
-    await one.round()
+    await one.after(EVERY)
     t.match(await stored(store), {
       nextLookAt: store.now + EVERY,
       reconciliation: { asked: 0, answer: 'the upstream could not be reached' },
     })
   }
-  store.now += EVERY
-  await one.round()
+  await one.after(EVERY)
   t.same(one.results, ['scheduled', 'failed', 'failed', 'failed', 'failed', 'failed', 'completed'])
 })
 
@@ -586,13 +537,9 @@ void t.test('while a status query is under way no other is sent, until its timeo
 
 void t.test('the sweeper leaves its own replica’s records alone', async (t) => {
   const policy = asking()
-  const store = new Store()
-  const owner = replica(t, { store })
-  await broken(owner, policy)
-  const one = worker(t, store, policy)
+  const { owner, one } = await unresolved(t, policy)
   one.isOwn = (id) => id === owner.id
-  store.now += EVERY
-  await one.round()
+  await one.after(EVERY)
   t.same([one.asked.length, one.told], [0, []])
   one.isOwn = () => false
   await one.round()
@@ -604,21 +551,16 @@ void t.test('records of routes that are gone, off or in shadow mode are not aske
     const store = new Store()
     await broken(replica(t, { store }), asking())
     const one = worker(t, store, ...policies)
-    store.now += EVERY
-    await one.round()
+    await one.after(EVERY)
     t.same([one.asked.length, one.told], [0, []])
     t.ok((await unknownIn(store)).nextLookAt > store.now)
   }
 })
 
 void t.test('`keep: outcome` keeps nothing of the answer', async (t) => {
-  const store = new Store()
   const policy = asking({}, { keep: 'outcome' })
-  const owner = replica(t, { store })
-  await broken(owner, policy)
-  const one = worker(t, store, policy)
-  store.now += EVERY
-  await one.round()
+  const { store, owner, one } = await unresolved(t, policy)
+  await one.after(EVERY)
   t.match(await owner.get({ route: policy }), {
     code: 'idempotency_response_unavailable',
     original: { status: 201 },
@@ -635,7 +577,7 @@ void t.test('a record about to be dropped unresolved is reported once, a day bef
     const owner = replica(t, { store })
     await broken(owner, policy)
     const workers = [worker(t, store, policy), worker(t, store, policy)]
-    for (const one of workers) for (let n = 0; n < 9; n++) one.script.push(() => one.says(202, {}))
+    for (const one of workers) one.otherwise = () => one.says(202, {})
     const { dropAt } = await stored(store)
     const expiring = (): unknown[] => workers.flatMap((one) => one.said('expiring'))
     store.now = dropAt - DAY - 1
@@ -733,8 +675,7 @@ void t.test('an unreadable record is reported once and does not hold up the othe
   const corrupt = Buffer.concat([bytes, Buffer.from('x')])
   await store.inner.put('AAcorrupt' as typeof owner.id, corrupt, { dueIn: 0, dropIn: DAY })
   const one = worker(t, store, policy)
-  store.now += EVERY
-  await one.round()
+  await one.after(EVERY)
   await one.round()
   t.same(one.results, ['scheduled', 'completed'])
   t.same(one.said('trouble'), ['an unresolved record cannot be read; it is left as it is'])
@@ -760,15 +701,11 @@ void t.test('the first 1000 unreadable records are reported, and those behind ge
 })
 
 void t.test('a bug over a record is reported once, and sweeps go on', async (t) => {
-  const store = new Store()
-  const owner = replica(t, { store })
-  await broken(owner, asking())
-  const one = worker(t, store, asking())
+  const { one } = await unresolved(t, asking())
   one.isOwn = () => {
     throw new Error('a bug')
   }
-  store.now += EVERY
-  await one.round()
+  await one.after(EVERY)
   await one.round()
   t.same(one.said('trouble'), ['internal error over an unresolved record'])
 })
@@ -802,10 +739,7 @@ void t.test('three replicas ask about each of many records once', async (t) => {
 
 void t.test('the sweeper runs on its own, survives failures of the store, and stops', async (t) => {
   const policy = asking()
-  const store = new Store()
-  const owner = replica(t, { store })
-  await broken(owner, policy)
-  const one = worker(t, store, policy)
+  const { store, one } = await unresolved(t, policy)
   store.now += EVERY
   store.fails('due', 'down', new Error('a bug'))
   const gate = new Gate()
@@ -855,18 +789,14 @@ void t.test('more due records than one sweep takes are all asked about', async (
 })
 
 void t.test('a record deleted before its last answer comes is not dead-lettered', async (t) => {
-  const store = new Store()
   const policy = asking({ attempts: 1 })
-  const owner = replica(t, { store })
-  await broken(owner, policy)
-  const one = worker(t, store, policy)
+  const { store, owner, one } = await unresolved(t, policy)
   one.script.push(async () => {
     const record = await unknownIn(store)
     await store.inner.remove(owner.id, record.version)
     return one.says(202)
   })
-  store.now += EVERY
-  await one.round()
+  await one.after(EVERY)
   t.same([one.results, one.said('trouble')], [['scheduled'], []])
   t.same(await store.dump(), {}, 'what was deleted stays deleted')
 })

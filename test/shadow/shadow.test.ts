@@ -180,28 +180,25 @@ void t.test('a request that meets a tombstone is expired', async (t) => {
   t.match(a.told[1]?.[1], { before: 'expired' })
 })
 
-void t.test(
-  'a retry over an unknown record completes it, or changes nothing without an answer',
-  async (t) => {
-    for (const [result, state] of [
-      [null, 'completed'],
-      [NOT_SENT, 'unknown'],
-      [BROKEN, 'unknown'],
-    ] as const) {
-      const a = shadowed(t)
-      await a.pass(BROKEN)
-      const before = await a.replica.store.read(a.replica.id)
-      t.equal(await a.pass(result ?? undefined), 'unknown')
-      const after = await a.replica.store.read(a.replica.id)
-      t.match(after, { state })
-      if (state === 'unknown') t.same(after, before, 'nothing was learnt: nothing is written')
-      else t.match(after, { attempts: 2, createdAt: before?.createdAt })
-      const code = state === 'unknown' ? 'idempotency_outcome_unknown' : null
-      t.match(await a.replica.get(), { code })
-      t.equal(a.replica.n, 0, 'enforce never executes it again')
-    }
-  },
-)
+void t.test('a retry over an unknown record completes it, or changes nothing', async (t) => {
+  for (const [result, state] of [
+    [null, 'completed'],
+    [NOT_SENT, 'unknown'],
+    [BROKEN, 'unknown'],
+  ] as const) {
+    const a = shadowed(t)
+    await a.pass(BROKEN)
+    const before = await a.replica.store.read(a.replica.id)
+    t.equal(await a.pass(result ?? undefined), 'unknown')
+    const after = await a.replica.store.read(a.replica.id)
+    t.match(after, { state })
+    if (state === 'unknown') t.same(after, before, 'nothing was learnt: nothing is written')
+    else t.match(after, { attempts: 2, createdAt: before?.createdAt })
+    const code = state === 'unknown' ? 'idempotency_outcome_unknown' : null
+    t.match(await a.replica.get(), { code })
+    t.equal(a.replica.n, 0, 'enforce never executes it again')
+  }
+})
 
 void t.test('after a change of recipe an unchanged request still completes its record', async (t) => {
   const a = shadowed(t)
@@ -258,35 +255,32 @@ const BESIDE: readonly (readonly [
   [BROKEN, NOT_SENT, 'unknown', 1],
 ]
 
-void t.test(
-  'with a duplicate beside a first request, the key is freed only if neither executed',
-  async (t) => {
-    for (const order of ['owner ends first', 'duplicate ends first'] as const)
-      for (const where of ['one replica', 'two replicas'] as const)
-        for (const [owner, second, state, attempts] of BESIDE) {
-          const title = `${order}, ${where}: ${owner?.proof ?? 'done'}, ${second?.proof ?? 'done'}`
-          const a = shadowed(t)
-          const b = where === 'one replica' ? a : shadowed(t, { store: a.replica.store })
-          const [one, two] = [new Exchange(), new Exchange()]
-          const following = [a.follow(one)]
-          await a.claimed()
-          following.push(b.follow(two))
-          await until(() => b.verdicts().includes('in_progress'))
-          const ends = [
-            () => one.end(owner ?? a.replica.responded(201, 'owner')),
-            () => two.end(second ?? b.replica.responded(201, 'second')),
-          ]
-          if (order === 'duplicate ends first') ends.reverse()
-          for (const end of ends) {
-            end()
-            for (let i = 0; i < 10; i++) await new Promise((next) => setImmediate(next))
-          }
-          await Promise.all(following)
-          t.match(await a.replica.store.read(a.replica.id), { state, attempts }, title)
-          t.equal(b.verdicts().filter((verdict) => verdict === 'in_progress').length, 1)
+void t.test('with a duplicate beside a request, the key is freed only if neither executed', async (t) => {
+  for (const order of ['owner ends first', 'duplicate ends first'] as const)
+    for (const where of ['one replica', 'two replicas'] as const)
+      for (const [owner, second, state, attempts] of BESIDE) {
+        const title = `${order}, ${where}: ${owner?.proof ?? 'done'}, ${second?.proof ?? 'done'}`
+        const a = shadowed(t)
+        const b = where === 'one replica' ? a : shadowed(t, { store: a.replica.store })
+        const [one, two] = [new Exchange(), new Exchange()]
+        const following = [a.follow(one)]
+        await a.claimed()
+        following.push(b.follow(two))
+        await until(() => b.verdicts().includes('in_progress'))
+        const ends = [
+          () => one.end(owner ?? a.replica.responded(201, 'owner')),
+          () => two.end(second ?? b.replica.responded(201, 'second')),
+        ]
+        if (order === 'duplicate ends first') ends.reverse()
+        for (const end of ends) {
+          end()
+          for (let i = 0; i < 10; i++) await new Promise((next) => setImmediate(next))
         }
-  },
-)
+        await Promise.all(following)
+        t.match(await a.replica.store.read(a.replica.id), { state, attempts }, title)
+        t.equal(b.verdicts().filter((verdict) => verdict === 'in_progress').length, 1)
+      }
+})
 
 void t.test('what ran beside the first request counts, even if a header counts since a reload', async (t) => {
   const a = shadowed(t)
