@@ -5,10 +5,13 @@ import { guard } from '../../src/protect/guard.ts'
 import { issueKey } from '../../src/protect/identify.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
 import {
+  BROKEN,
   Gate,
   HOUR,
   LEASE,
   MINUTE,
+  NOT_SENT,
+  pair,
   type Replica,
   refused,
   replica,
@@ -36,17 +39,14 @@ void t.test('§4 a key in the body', async (t) => {
     t.equal(a.n, 2)
     t.same(a.asked[0]?.headers.slice(0, 2), ['Idempotency-Key', 'evt_1'])
   })
-  await t.test(
-    'a required key that is missing or of the wrong type is refused, and the body is released',
-    async (t) => {
-      const a = replica(t)
-      t.match(await refused(t, a, { key: null, route: required, body: '{}' }, 'idempotency_key_missing'), {
-        status: 400,
-      })
-      await refused(t, a, { key: null, route: required, body: '{"id":{}}' }, 'idempotency_key_invalid')
-      t.equal(a.bytes.held, 0)
-    },
-  )
+  await t.test('a required key that is missing or no string is refused, and the body released', async (t) => {
+    const a = replica(t)
+    t.match(await refused(t, a, { key: null, route: required, body: '{}' }, 'idempotency_key_missing'), {
+      status: 400,
+    })
+    await refused(t, a, { key: null, route: required, body: '{"id":{}}' }, 'idempotency_key_invalid')
+    t.equal(a.bytes.held, 0)
+  })
   await t.test('the refusal of a batch of events says to send them one by one', async (t) => {
     const a = replica(t)
     const from = [{ kind: 'header', name: 'ce-id' } as const, json]
@@ -80,48 +80,41 @@ void t.test('§4 a key in the body', async (t) => {
       t.match(await refused(t, a, other, 'idempotency_key_reused'), { detail: differs })
     }
   })
-  await t.test(
-    'a request without an optional key is forwarded unprotected, without a store call',
-    async (t) => {
-      const a = replica(t)
-      const sent = { key: null, route: optional, body: '{"amount":1}' }
-      for (const n of [1, 2]) {
-        t.match(await a.get(sent), {
-          status: 201,
-          replayed: false,
-          proxyHeaders: ['Idempotency-Status', 'ignored'],
-        })
-        t.equal(a.n, n)
-        t.match(a.trace, { outcome: 'passed', id: null })
-      }
-      t.same(a.asked[0]?.headers, ['Authorization', 'Bearer a'])
-      t.equal(a.store.calls, 0)
-      a.script.push({ proof: 'not_sent', reason: 'refused' })
-      t.match(await a.get(sent), { status: 502, code: 'upstream_unreachable', instance: null })
-      a.script.push({ proof: 'unknown', reason: 'cut', timedOut: false, status: null })
-      t.match(await a.get(sent), { status: 502, code: 'upstream_failed', instance: null, retry: 'no' })
-      a.script.push({ proof: 'unknown', reason: 'slow', timedOut: true, status: null })
-      t.match(await a.get(sent), { status: 504, code: 'upstream_timeout', retry: 'no' })
-      const stream = new Stream()
-      a.script.push(stream.reply())
-      const untold = await a.get({ ...sent, route: route({ ...optional, statusHeader: false }) })
-      t.equal(untold.live, stream)
-      t.same(untold.proxyHeaders, [])
-      t.equal(a.store.calls, 0)
-      t.equal(a.bytes.held, 0)
+  await t.test('a request without an optional key is forwarded unprotected, without the store', async (t) => {
+    const a = replica(t)
+    const sent = { key: null, route: optional, body: '{"amount":1}' }
+    for (const n of [1, 2]) {
+      t.match(await a.get(sent), {
+        status: 201,
+        replayed: false,
+        proxyHeaders: ['Idempotency-Status', 'ignored'],
+      })
+      t.equal(a.n, n)
+      t.match(a.trace, { outcome: 'passed', id: null })
+    }
+    t.same(a.asked[0]?.headers, ['Authorization', 'Bearer a'])
+    t.equal(a.store.calls, 0)
+    a.script.push(NOT_SENT)
+    t.match(await a.get(sent), { status: 502, code: 'upstream_unreachable', instance: null })
+    a.script.push(BROKEN)
+    t.match(await a.get(sent), { status: 502, code: 'upstream_failed', instance: null, retry: 'no' })
+    a.script.push({ proof: 'unknown', reason: 'slow', timedOut: true, status: null })
+    t.match(await a.get(sent), { status: 504, code: 'upstream_timeout', retry: 'no' })
+    const stream = new Stream()
+    a.script.push(stream.reply())
+    const untold = await a.get({ ...sent, route: route({ ...optional, statusHeader: false }) })
+    t.equal(untold.live, stream)
+    t.same(untold.proxyHeaders, [])
+    t.equal(a.store.calls, 0)
+    t.equal(a.bytes.held, 0)
 
-      const b = replica(t, { maxInFlight: 1 })
-      const gate = new Gate()
-      b.script.push(gate.before(() => b.responded()))
-      const running = b.get(sent)
-      await gate.reached
-      t.equal(b.bytes.held, sent.body.length, 'its body is held')
-      await refused(t, b, sent, 'overloaded')
-      gate.open()
-      t.match(await running, { status: 201 })
-      t.equal(b.bytes.held, 0)
-    },
-  )
+    const b = replica(t, { maxInFlight: 1 })
+    const running = await b.working(sent)
+    t.equal(b.bytes.held, sent.body.length, 'its body is held')
+    await refused(t, b, sent, 'overloaded')
+    t.match(await running.end(), { status: 201 })
+    t.equal(b.bytes.held, 0)
+  })
 })
 
 void t.test('§4 derive makes a key where the client sent none', async (t) => {
@@ -130,16 +123,12 @@ void t.test('§4 derive makes a key where the client sent none', async (t) => {
   const sent = { key: null, route: policy, body: '{"order":1,"note":"a"}' }
   await t.test('marks its answers as derived, but not those to a key the client sent', async (t) => {
     const a = replica(t)
-    const gate = new Gate()
-    a.script.push(gate.before(() => a.responded()))
-    const first = a.send(sent)
-    await gate.reached
+    const first = await a.working(sent)
     t.match(await a.get(sent), {
       code: 'idempotency_key_in_progress',
       proxyHeaders: ['Idempotency-Key-Derived', 'true'],
     })
-    gate.open()
-    t.same(seen(await first).proxyHeaders.slice(-2), ['Idempotency-Key-Derived', 'true'])
+    t.same((await first.end()).proxyHeaders.slice(-2), ['Idempotency-Key-Derived', 'true'])
     t.same((await a.get(sent)).proxyHeaders.slice(-2), ['Idempotency-Key-Derived', 'true'])
     t.equal(a.n, 1)
     t.match(await a.get({ ...sent, body: '{"order":1,"note":"b"}' }), { code: 'idempotency_key_reused' })
@@ -158,18 +147,15 @@ void t.test('§4 derive makes a key where the client sent none', async (t) => {
     a.store.now += 1
     t.equal((await a.get(sent)).replayed, false)
   })
-  await t.test(
-    'with nothing to derive from, the key is missing, or the request unprotected if none is required',
-    async (t) => {
-      const a = replica(t)
-      await refused(t, a, { ...sent, body: '{}' }, 'idempotency_key_missing')
-      const optional = route({ key: { ...KEY, derive, presence: 'optional' } })
-      const passed = await a.get({ ...sent, route: optional, body: '{}' })
-      t.equal(passed.status, 201)
-      t.same(passed.proxyHeaders, [])
-      t.equal(a.trace.outcome, 'passed')
-    },
-  )
+  await t.test('with nothing to derive from, the key is missing, or the request unprotected', async (t) => {
+    const a = replica(t)
+    await refused(t, a, { ...sent, body: '{}' }, 'idempotency_key_missing')
+    const optional = route({ key: { ...KEY, derive, presence: 'optional' } })
+    const passed = await a.get({ ...sent, route: optional, body: '{}' })
+    t.equal(passed.status, 201)
+    t.same(passed.proxyHeaders, [])
+    t.equal(a.trace.outcome, 'passed')
+  })
   await t.test('while the store is down the request is refused, or executed under bypass', async (t) => {
     const a = replica(t)
     a.store.fault = () => 'down'
@@ -239,7 +225,7 @@ void t.test('§4 issuedOnly', async (t) => {
     const first = await good.get({ route: policy })
     t.equal((await late.get({ route: policy })).bytes, first.bytes)
     t.match(await late.get({ route: policy, body: '{}' }), { code: 'idempotency_key_reused' })
-    good.script.push({ proof: 'not_sent', reason: 'x' })
+    good.script.push(NOT_SENT)
     await good.get({ route: policy, key: 'freed' })
     t.match(await refused(t, late, { route: policy, key: 'freed' }, 'idempotency_key_expired'), {
       status: 412,
@@ -259,38 +245,33 @@ void t.test('§10 limits.newKeys', async (t) => {
   const newKeys: Rate = { count: 2, per: MINUTE }
   const policy = route({ limits: { ...LIMITS, newKeys } })
   const sent = { route: policy }
-  await t.test(
-    'limits new keys per caller and route before any claim, and does not count replays',
-    async (t) => {
-      const store = new Store()
-      const [a, b] = [replica(t, { store }), replica(t, { store })]
-      t.match(await a.get({ ...sent, key: '1' }), { status: 201 })
-      t.match(await b.get({ ...sent, key: '2' }), { status: 201 })
-      t.match(await refused(t, a, { ...sent, key: '3' }, 'rate_limited'), { status: 429, retryAfter: 30 })
-      t.equal(a.trace.outcome, 'rate_limited')
-      for (const key of ['1', '2']) t.equal((await a.get({ ...sent, key })).replayed, true)
-      t.match(await a.get({ ...sent, key: '3', anonymous: true }), { status: 201 }, 'another caller')
-      const other = route({ ...policy, name: 'refunds' })
-      t.match(await a.get({ route: other, key: '4' }), { status: 201 }, 'another route')
-      store.now += 28.5 * SECOND
-      t.match(await refused(t, a, { ...sent, key: '3' }, 'rate_limited'), { retryAfter: 2 }, 'rounded up')
-      store.now += 1.5 * SECOND
-      t.match(await b.get({ ...sent, key: '3' }), { status: 201 })
-      t.equal(a.n + b.n, 5)
-    },
-  )
+  await t.test('limits new keys per caller and route before any claim, not replays', async (t) => {
+    const { a, b, store } = pair(t)
+    t.match(await a.get({ ...sent, key: '1' }), { status: 201 })
+    t.match(await b.get({ ...sent, key: '2' }), { status: 201 })
+    t.match(await refused(t, a, { ...sent, key: '3' }, 'rate_limited'), { status: 429, retryAfter: 30 })
+    t.equal(a.trace.outcome, 'rate_limited')
+    for (const key of ['1', '2']) t.equal((await a.get({ ...sent, key })).replayed, true)
+    t.match(await a.get({ ...sent, key: '3', anonymous: true }), { status: 201 }, 'another caller')
+    const other = route({ ...policy, name: 'refunds' })
+    t.match(await a.get({ route: other, key: '4' }), { status: 201 }, 'another route')
+    store.now += 28.5 * SECOND
+    t.match(await refused(t, a, { ...sent, key: '3' }, 'rate_limited'), { retryAfter: 2 }, 'rounded up')
+    store.now += 1.5 * SECOND
+    t.match(await b.get({ ...sent, key: '3' }), { status: 201 })
+    t.equal(a.n + b.n, 5)
+  })
   await t.test('a retry of a request that was not executed does not count', async (t) => {
     const a = replica(t)
     for (const key of ['1', '2']) {
-      a.script.push({ proof: 'not_sent', reason: 'x' })
+      a.script.push(NOT_SENT)
       await a.get({ ...sent, key })
     }
     for (const key of ['1', '2']) t.match(await a.get({ ...sent, key }), { status: 201 })
     await refused(t, a, { ...sent, key: '3' }, 'rate_limited')
   })
   await t.test('L01 duplicates of one new key spend one unit on two replicas', async (t) => {
-    const store = new Store()
-    const [a, b] = [replica(t, { store }), replica(t, { store })]
+    const { a, b } = pair(t)
     const gate = new Gate()
     for (const one of [a, b]) one.script.push(gate.before(() => one.responded()))
     const all = Array.from({ length: 20 }, (_, n) => (n % 2 === 0 ? a : b).get({ ...sent, key: '1' }))
@@ -303,8 +284,7 @@ void t.test('§10 limits.newKeys', async (t) => {
     await refused(t, a, { ...sent, key: '3' }, 'rate_limited')
   })
   await t.test('a key over the rate replays if another replica has just claimed it', async (t) => {
-    const store = new Store()
-    const [a, b] = [replica(t, { store }), replica(t, { store })]
+    const { a, b, store } = pair(t)
     await b.get({ ...sent, key: '1' })
     store.gate = async ({ op, by }) => {
       if (op !== 'throttle' || by !== a) return
@@ -314,25 +294,20 @@ void t.test('§10 limits.newKeys', async (t) => {
     t.match(await a.get({ ...sent, key: '2' }), { status: 201, replayed: true })
     t.equal(a.n, 0)
   })
-  await t.test(
-    'a key over the rate is refused if another replica has just claimed and freed it',
-    async (t) => {
-      const store = new Store()
-      const [a, b] = [replica(t, { store }), replica(t, { store })]
-      await b.get({ ...sent, key: '1' })
-      store.gate = async ({ op, by }) => {
-        if (op !== 'throttle' || by !== a) return
-        store.gate = null
-        b.script.push({ proof: 'not_sent', reason: 'x' })
-        await b.get({ ...sent, key: '2' })
-      }
-      t.match(await a.get({ ...sent, key: '2' }), { code: 'rate_limited' })
-      t.match(await a.get({ ...sent, key: '2' }), { status: 201, replayed: false })
-    },
-  )
+  await t.test('a key over the rate is refused if another replica has just freed it', async (t) => {
+    const { a, b, store } = pair(t)
+    await b.get({ ...sent, key: '1' })
+    store.gate = async ({ op, by }) => {
+      if (op !== 'throttle' || by !== a) return
+      store.gate = null
+      b.script.push(NOT_SENT)
+      await b.get({ ...sent, key: '2' })
+    }
+    t.match(await a.get({ ...sent, key: '2' }), { code: 'rate_limited' })
+    t.match(await a.get({ ...sent, key: '2' }), { status: 201, replayed: false })
+  })
   await t.test('a request that could not claim a new key spends nothing', async (t) => {
-    const store = new Store()
-    const [a, b] = [replica(t, { store }), replica(t, { store })]
+    const { a, b, store } = pair(t)
     for (const fault of ['down', 'full'] as const) {
       store.next.push({ op: 'put', fault })
       t.match(await a.get({ ...sent, key: '1' }), { code: 'idempotency_store_unavailable' })
@@ -340,32 +315,29 @@ void t.test('§10 limits.newKeys', async (t) => {
     let puts = 0
     store.gate = async ({ op, by }) => {
       if (op !== 'put' || by !== a || ++puts > 1) return
-      b.script.push({ proof: 'not_sent', reason: 'x' })
+      b.script.push(NOT_SENT)
       await b.get({ key: '1' })
     }
     t.match(await a.get({ ...sent, key: '1' }), { status: 201 }, 'not new any more when it is claimed')
     for (const key of ['2', '3']) t.match(await a.get({ ...sent, key }), { status: 201 })
     await refused(t, a, { ...sent, key: '4' }, 'rate_limited')
   })
-  await t.test(
-    'a request is refused if the store fails at the lookup, at the count or when a unit is returned',
-    async (t) => {
-      for (const op of ['get', 'throttle'] as const) {
-        const a = replica(t)
-        a.store.next.push({ op, fault: 'down' })
-        t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
-        t.equal(a.n, 0)
-      }
+  await t.test('a request is refused if the store fails at lookup, count or return', async (t) => {
+    for (const op of ['get', 'throttle'] as const) {
       const a = replica(t)
-      a.store.next.push({ op: 'get', fault: new CorruptRecord('x') })
+      a.store.next.push({ op, fault: 'down' })
       t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
-      a.store.next.push({ op: 'get', fault: new Error('a bug') })
-      await t.rejects(a.get(sent), { message: 'a bug' })
-      a.store.next.push({ op: 'throttle', fault: null }, { op: 'throttle', fault: 'down' })
-      a.store.next.push({ op: 'put', fault: 'down' })
-      t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
-    },
-  )
+      t.equal(a.n, 0)
+    }
+    const a = replica(t)
+    a.store.fails('get', new CorruptRecord('x'))
+    t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
+    a.store.fails('get', new Error('a bug'))
+    await t.rejects(a.get(sent), { message: 'a bug' })
+    a.store.fails('throttle', null, 'down')
+    a.store.fails('put', 'down')
+    t.match(await a.get(sent), { code: 'idempotency_store_unavailable' })
+  })
 })
 
 void t.test('§6 authorizeReplay', async (t) => {
@@ -439,7 +411,7 @@ void t.test('§6 authorizeReplay', async (t) => {
   })
   await t.test('a probe without an answer gets 503', async (t) => {
     for (const reply of [
-      { proof: 'not_sent', reason: 'x' },
+      NOT_SENT,
       { proof: 'unknown', reason: 'x', timedOut: true, status: null },
     ] as const) {
       const a = replica(t)
@@ -477,35 +449,24 @@ void t.test('§6 authorizeReplay', async (t) => {
     await a.get(cached)
     t.equal(a.n, 7, 'a refusal is not remembered')
   })
-  await t.test(
-    'a waiting duplicate is authorized when it arrives and again before it is answered',
-    async (t) => {
-      const waits = route({ ...policy, inFlight: { mode: 'wait', wait: MINUTE, status: 409 } })
-      const a = replica(t)
-      const gate = new Gate()
-      a.script.push(gate.before(() => a.responded()))
-      const first = a.send({ route: waits })
-      await gate.reached
-      a.script.push(a.responded(401))
-      t.match(await a.get({ route: waits }), { status: 401 })
-      a.script.push(a.responded(200), a.responded(401))
-      const held = a.get({ route: waits })
-      while (a.ports.waiters.size === 0) await new Promise(setImmediate)
-      gate.open()
-      seen(await first)
-      t.match(await held, { status: 401, code: 'replay_forbidden', bytes: null })
-      const brief = route({ ...policy, inFlight: { mode: 'wait', wait: 1, status: 409 } })
-      const b = replica(t)
-      const other = new Gate()
-      b.script.push(other.before(() => b.responded()))
-      const running = b.send({ route: brief })
-      await other.reached
-      t.match(await b.get({ route: brief }), { code: 'idempotency_key_in_progress' })
-      t.equal(b.n, 2, 'its wait ended without an outcome to authorize')
-      other.open()
-      seen(await running)
-    },
-  )
+  await t.test('a waiting duplicate is authorized on arrival and again before its answer', async (t) => {
+    const waits = route({ ...policy, inFlight: { mode: 'wait', wait: MINUTE, status: 409 } })
+    const a = replica(t)
+    const first = await a.working({ route: waits })
+    a.script.push(a.responded(401))
+    t.match(await a.get({ route: waits }), { status: 401 })
+    a.script.push(a.responded(200), a.responded(401))
+    const held = a.get({ route: waits })
+    while (a.ports.waiters.size === 0) await new Promise(setImmediate)
+    await first.end()
+    t.match(await held, { status: 401, code: 'replay_forbidden', bytes: null })
+    const brief = route({ ...policy, inFlight: { mode: 'wait', wait: 1, status: 409 } })
+    const b = replica(t)
+    const running = await b.working({ route: brief })
+    t.match(await b.get({ route: brief }), { code: 'idempotency_key_in_progress' })
+    t.equal(b.n, 2, 'its wait ended without an outcome to authorize')
+    await running.end()
+  })
 })
 
 void t.test('§5 callers by verified token', async (t) => {
@@ -573,21 +534,18 @@ void t.test('§5 callers by verified token', async (t) => {
   })
 })
 
-void t.test(
-  '§4 keys are issued by the store’s clock, and refused with 503 while the store is down',
-  async (t) => {
-    const issuer = { issue: async (now: number) => ({ key: 'k', expiresAt: now + HOUR }) }
-    const a = replica(t)
-    t.same(await issueKey(a.ports, issuer), { kind: 'issued', key: 'k', expiresAt: a.store.now + HOUR })
-    a.store.fault = () => 'down'
-    t.match(await issueKey(a.ports, issuer), {
-      kind: 'problem',
-      refusal: { code: 'idempotency_store_unavailable', status: 503, retryAfter: 1 },
-    })
-    a.store.fault = () => new Error('a bug')
-    await t.rejects(issueKey(a.ports, issuer), { message: 'a bug' })
-  },
-)
+void t.test('§4 keys are issued by the store’s clock, and refused with 503 while it is down', async (t) => {
+  const issuer = { issue: async (now: number) => ({ key: 'k', expiresAt: now + HOUR }) }
+  const a = replica(t)
+  t.same(await issueKey(a.ports, issuer), { kind: 'issued', key: 'k', expiresAt: a.store.now + HOUR })
+  a.store.fault = () => 'down'
+  t.match(await issueKey(a.ports, issuer), {
+    kind: 'problem',
+    refusal: { code: 'idempotency_store_unavailable', status: 503, retryAfter: 1 },
+  })
+  a.store.fault = () => new Error('a bug')
+  await t.rejects(issueKey(a.ports, issuer), { message: 'a bug' })
+})
 
 void t.test('§13 the same operation under a new key', async (t) => {
   await t.test('is counted within a minute, for the same caller only', async (t) => {
@@ -602,7 +560,7 @@ void t.test('§13 the same operation under a new key', async (t) => {
     await a.get({ key: '4', anonymous: true })
     t.equal(regenerated(), 1)
     a.store.now += MINUTE
-    a.script.push({ proof: 'not_sent', reason: 'x' })
+    a.script.push(NOT_SENT)
     await a.get({ key: '5' })
     t.equal(regenerated(), 1)
     await a.get({ key: '6' })
@@ -617,10 +575,7 @@ void t.test('§6 status.path', async (t) => {
   await t.test('reports the state and changes nothing', async (t) => {
     const a = replica(t)
     t.match(await ask(a), { kind: 'absent' })
-    const gate = new Gate()
-    a.script.push(gate.before(() => a.responded()))
-    const first = a.send()
-    await gate.reached
+    const first = await a.working()
     const before = await a.store.dump()
     const since = a.store.now
     t.match(await ask(a), {
@@ -635,8 +590,7 @@ void t.test('§6 status.path', async (t) => {
     a.store.now += (2 / 3) * LEASE
     t.match(await ask(a), { state: 'unknown', since: since + LEASE, retryAfter: 1 })
     t.same(await a.store.dump(), before)
-    gate.open()
-    seen(await first)
+    await first.end()
     const { state, retryAfter, ...more } = (await ask(a)) as Extract<StatusReply, { kind: 'found' }>
     t.same([state, more.since], ['completed', a.store.now])
     t.equal(retryAfter, null)
@@ -653,10 +607,10 @@ void t.test('§6 status.path', async (t) => {
   })
   await t.test('reports failed_retryable and unknown', async (t) => {
     const a = replica(t)
-    a.script.push({ proof: 'not_sent', reason: 'x' })
+    a.script.push(NOT_SENT)
     await a.get()
     t.match(await ask(a), { state: 'failed_retryable', retryAfter: 1 })
-    a.script.push({ proof: 'unknown', reason: 'x', timedOut: false, status: null })
+    a.script.push(BROKEN)
     await a.get()
     t.match(await ask(a), { state: 'unknown', since: a.store.now, retryAfter: LEASE / SECOND })
   })
@@ -664,13 +618,9 @@ void t.test('§6 status.path', async (t) => {
     const a = replica(t)
     const bypass = { route: route({ onStoreUnavailable: 'bypass' }) }
     a.store.fault = () => 'down'
-    const gate = new Gate()
-    a.script.push(gate.before(() => a.responded()))
-    const first = a.send(bypass)
-    await gate.reached
+    const first = await a.working(bypass)
     t.match(await ask(a, bypass), { kind: 'found', state: 'in_progress', since: null })
-    gate.open()
-    seen(await first)
+    await first.end()
     t.match(await ask(a, bypass), { kind: 'found', state: 'completed', since: null, retryAfter: null })
     a.store.fault = () => null
     await a.ports.settler.flush()
@@ -697,39 +647,32 @@ void t.test('§6 status.path', async (t) => {
     a.store.fault = () => new Error('a bug')
     await t.rejects(ask(a), { message: 'a bug' })
   })
-  await t.test(
-    'needs an in-flight place, and does not ask the store for a client that has left',
-    async (t) => {
-      const a = replica(t, { maxInFlight: 0 })
-      t.match(await ask(a), { kind: 'problem', refusal: { code: 'overloaded', retryAfter: 1 } })
-      t.equal(a.ports.inFlight.count, 0)
-      const one = replica(t, { maxInFlight: 1 })
-      for (const fault of [null, new Error('a bug'), null]) {
-        const there = new Gate()
-        one.store.gate = () => there.pass()
-        one.store.fault = () => fault
-        const asked = ask(one).catch((error: Error) => error.message)
-        await there.reached
-        t.equal(one.ports.inFlight.count, 1)
-        t.match(await ask(one), { refusal: { code: 'overloaded' } }, 'while another one is asked')
-        there.open()
-        t.match(await asked, fault === null ? { kind: 'absent' } : 'a bug')
-        t.equal(one.ports.inFlight.count, 0)
-      }
-      const b = replica(t)
-      t.same(await ask(b, { gone: () => true }), { kind: 'none', facts: { outcome: null } })
-      t.equal(b.store.calls, 0)
-    },
-  )
+  await t.test('needs an in-flight place, and asks nothing for a client that has left', async (t) => {
+    const a = replica(t, { maxInFlight: 0 })
+    t.match(await ask(a), { kind: 'problem', refusal: { code: 'overloaded', retryAfter: 1 } })
+    t.equal(a.ports.inFlight.count, 0)
+    const one = replica(t, { maxInFlight: 1 })
+    for (const fault of [null, new Error('a bug'), null]) {
+      const there = new Gate()
+      one.store.gate = () => there.pass()
+      one.store.fault = () => fault
+      const asked = ask(one).catch((error: Error) => error.message)
+      await there.reached
+      t.equal(one.ports.inFlight.count, 1)
+      t.match(await ask(one), { refusal: { code: 'overloaded' } }, 'while another one is asked')
+      there.open()
+      t.match(await asked, fault === null ? { kind: 'absent' } : 'a bug')
+      t.equal(one.ports.inFlight.count, 0)
+    }
+    const b = replica(t)
+    t.same(await ask(b, { gone: () => true }), { kind: 'none', facts: { outcome: null } })
+    t.equal(b.store.calls, 0)
+  })
   await t.test('is the Location of a 202 in-progress answer', async (t) => {
     const policy = route({ inFlight: { mode: 'reject', wait: 0, status: 202 } })
     const a = replica(t)
-    const gate = new Gate()
-    a.script.push(gate.before(() => a.responded()))
-    const first = a.send({ route: policy })
-    await gate.reached
+    const first = await a.working({ route: policy })
     t.match(await a.get({ route: policy }), { status: 202, proxyHeaders: ['Location', '/status'] })
-    gate.open()
-    seen(await first)
+    await first.end()
   })
 })

@@ -54,6 +54,9 @@ export const UPSTREAM = 'upstream'
 export const LEASE = 30 * SECOND
 export const TTL = 24 * HOUR
 const START = 1_795_000_000_000
+/** The upstream's answers that prove that nothing was done, and that prove nothing. */
+export const NOT_SENT = { proof: 'not_sent', reason: 'refused' } as const
+export const BROKEN = { proof: 'unknown', reason: 'reset', timedOut: false, status: null } as const
 
 export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
   const profile: Profile = over.profile ?? 'standard'
@@ -137,9 +140,6 @@ export const WIRE_FAULTS: readonly (Fault | null)[] = [
   'full',
 ]
 
-/** Generated runs of one property (INTERLEAVINGS=1500 SEED=…). */
-export const RUNS = Number(process.env['INTERLEAVINGS'] ?? 150)
-
 export const never: Promise<never> = new Promise(() => {})
 
 export interface StoreCall {
@@ -220,6 +220,33 @@ export class Store {
       traits: (): Promise<StoreTraits> => inner.traits(),
       close: () => inner.close(),
     }
+  }
+
+  /** Runs `act` before the `nth` call of that operation from now on goes out; `by`: of one process alone. */
+  before(op: StoreOperation, act: () => unknown, { nth = 1, by }: { nth?: number; by?: unknown } = {}): void {
+    let n = 0
+    this.gate = async (call) => {
+      if (call.op !== op || (by !== undefined && call.by !== by) || ++n !== nth) return
+      this.gate = null
+      await act()
+    }
+  }
+
+  /** Holds that call back until the gate is opened. */
+  hold(op: StoreOperation, of: { nth?: number; by?: unknown } = {}): Gate {
+    const gate = new Gate()
+    this.before(op, () => gate.pass(), of)
+    return gate
+  }
+
+  /** Fails the next calls of an operation, in order. */
+  fails(op: StoreOperation, ...faults: readonly (Fault | null)[]): void {
+    this.next.push(...faults.map((fault) => ({ op, fault })))
+  }
+
+  /** Drops the record, as a store that loses data does. */
+  async loses(id: RecordId = [...this.ids][0] as RecordId): Promise<void> {
+    await this.restore(id, null)
   }
 
   /** Delivers the late calls. */
@@ -428,6 +455,41 @@ export class Replica {
     return seen(await this.send(over))
   }
 
+  /** Sends a request whose upstream works until the test ends it; resolves once it has reached the upstream. */
+  async working(over: Sent = {}, reply: () => Forwarded = () => this.responded()): Promise<Working> {
+    const gate = new Gate()
+    this.script.push(gate.before(reply))
+    const answer = this.get(over)
+    await gate.reached
+    const end = (): Promise<Seen> => {
+      gate.open()
+      return answer
+    }
+    return { answer, open: () => gate.open(), end }
+  }
+
+  /** The next request finds the store failing from when its upstream answers. */
+  downAtEnd(reply: () => Forwarded = () => this.responded(), fault: Fault = 'down'): void {
+    this.script.push(() => {
+      this.store.fault = () => fault
+      return reply()
+    })
+  }
+
+  /** The store answers again; whether it now has every outcome that this process held. */
+  storeIsBack(): Promise<boolean> {
+    this.store.fault = () => null
+    return this.ports.settler.flush()
+  }
+
+  /** Renews the leases of what runs here, as the timer does every third of a lease. */
+  renews(): Promise<readonly boolean[]> {
+    const running = [...this.ports.running]
+    return this.wire.renew(
+      running.map(([id, { attempt }]) => ({ id, token: attempt.token, dueIn: LEASE, dropIn: HOUR })),
+    )
+  }
+
   call(over: Sent): ProtectedRequest {
     const { key = 'key-0123456789abcdef', headers = [], path = '/v1/payments', query = '' } = over
     const own = [...(key === null ? [] : ['Idempotency-Key', key]), 'Authorization', 'Bearer a', ...headers]
@@ -541,6 +603,16 @@ export interface Seen {
   readonly live: LiveResponse | null
 }
 
+/** A request whose upstream works. */
+export interface Working {
+  /** What its client sees. */
+  readonly answer: Promise<Seen>
+  /** Lets the upstream answer. */
+  open(): void
+  /** The same, and resolves to what the client sees. */
+  end(): Promise<Seen>
+}
+
 /** Takes an answer as the writer does. */
 export function seen(answer: Answer): Seen {
   const nothing = {
@@ -633,6 +705,12 @@ export function replica(t: Test, options: Options = {}): Replica {
   return made
 }
 
+/** Two replicas on one store. */
+export function pair(t: Test): { readonly a: Replica; readonly b: Replica; readonly store: Store } {
+  const store = new Store()
+  return { a: replica(t, { store }), b: replica(t, { store }), store }
+}
+
 /** Asserts that the request is refused with that code, executes nothing and changes no record. */
 export async function refused(t: Test, to: Replica, over: Sent, code: RefusalCode): Promise<Seen> {
   const before = await to.store.dump()
@@ -666,6 +744,20 @@ export function hurried(t: Test): number[] {
   }
   t.intercept(globalThis, 'setTimeout', { value })
   return pauses
+}
+
+/** What repeats then does so only when the test calls the result. */
+export function repeating(t: Test): () => Promise<void> {
+  const calls: (() => void)[] = []
+  const value = (call: () => void) => {
+    calls.push(call)
+    return { unref: () => ({}) }
+  }
+  t.intercept(globalThis, 'setInterval', { value })
+  return async () => {
+    for (const call of calls) call()
+    await idle()
+  }
 }
 
 export const context = new AsyncLocalStorage<{ readonly tokens: string[] }>()

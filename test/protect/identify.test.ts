@@ -3,11 +3,14 @@ import { callerName, type Identified, identify, readHead } from '../../src/prote
 import { type ProtectedRequest } from '../../src/protect/request.ts'
 import { asking, RECONCILE, KEY as SENT } from '../reconcile/harness.ts'
 import {
+  BROKEN,
   HOUR,
   idle,
   LEASE,
   MINUTE,
+  NOT_SENT,
   never,
+  pair,
   type Replica,
   replica,
   route,
@@ -152,6 +155,7 @@ void t.test('V07 a record keeps what the upstream will know the request by', asy
   for (const [name, policy, over, expected] of [
     ['asked by its key', asking(), {}, { key: SENT, ...ids }],
     ['asked by its key, without a fence', asking({}, { key }), {}, { key: SENT, ...ids }],
+    ['asked by its key, for one host', asking({}, { scope: { ...SCOPE, host: true } }), {}, { key: null }],
     ['asked by its record', asking(byRecord), {}, { key: null, ...record }],
     ['asked by its record, without a fence', asking(byRecord, { key }), {}, { key: null }],
     ['never asked', route(), {}, { key: null, ...record }],
@@ -200,4 +204,43 @@ void t.test('callers have different names, and whoever nothing is known of has n
   const names = [named('a', null), named(null, 'a'), named('a', 'b'), named('ab'), named('a', 'b', null)]
   t.equal(new Set(names).size, names.length)
   t.notOk(names.includes(null))
+})
+
+void t.test('V07 after a silent attempt a record notes only what both attempts told', async (t) => {
+  for (const silent of [true, false]) {
+    const { a, b, store } = pair(t)
+    if (!silent) a.script.push(NOT_SENT)
+    const first = silent ? await a.working() : null
+    if (!silent) await a.get()
+    t.match(await store.read(a.id), { told: ['record'] }, 'its route does not ask by the key')
+    store.now += LEASE
+    await b.get({ route: asking({}, { onLeaseExpired: 'retry' }) })
+    t.equal(b.n, 1)
+    const told = silent ? ['record'] : ['key', 'record']
+    t.same((await store.read(a.id))?.told, told)
+    await first?.end()
+  }
+})
+
+void t.test('§6 a refusal says whether a retry will find the record', async (t) => {
+  const derived = (bucket: number | null) =>
+    route({ key: { ...KEY, derive: { json: ['/amount'], form: [], headers: [], bucket } } })
+  for (const [name, policy, key, running] of [
+    ['a key', route(), SENT, true],
+    ['a derived key', derived(null), null, true],
+    ['a key derived for a time span', derived(1000), null, false],
+    ['a key the client sent', derived(1000), SENT, true],
+    ['bypass', route({ onStoreUnavailable: 'bypass' }), SENT, false],
+  ] as const) {
+    const a = replica(t)
+    const sent = { route: policy, key }
+    const first = await a.working(sent, () => BROKEN)
+    t.match(await a.get(sent), { code: 'idempotency_key_in_progress', remembered: running }, name)
+    t.match(await first.end(), { code: 'upstream_failed', remembered: running || name === 'bypass' }, name)
+    if (name !== 'bypass') continue
+    a.store.fault = () => 'down'
+    a.script.push(BROKEN)
+    const unclaimed = { code: 'upstream_failed', scope: 'none', remembered: false }
+    t.match(await a.get({ ...sent, key: 'key-another-0123456789' }), unclaimed, 'without a claim')
+  }
 })

@@ -1,6 +1,7 @@
 import t from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import {
+  CLAIM_RESULTS,
   COMPLETION_RESULTS,
   isPrevented,
   namesOf,
@@ -25,6 +26,8 @@ function by<Name extends string, Row>(
 }
 
 void t.test('§13 an outcome says who has to fix something', async (t) => {
+  const claims = 'created replay in_progress key_misuse failed_retry unknown error'
+  t.same(namesOf(CLAIM_RESULTS), claims.split(' '))
   t.same(
     by(REQUEST_OUTCOMES, ({ group }) => group),
     {

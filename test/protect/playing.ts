@@ -1,14 +1,19 @@
 import fc from 'fast-check'
+import type { Test } from 'tap'
+import { PHASES, type Phase } from '../../src/core/copies.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
+import { migrating } from '../../src/store/migrating.ts'
 import type { Store as StorePort } from '../../src/store/register.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import {
   context,
   type Fault,
+  HOUR,
   idle,
   LEASE,
   never,
   Replica,
+  route,
   type Seen,
   Store,
   type StoreCall,
@@ -25,7 +30,7 @@ const REPLIES: readonly { readonly did: boolean; readonly reply: (r: Replica, n:
   { did: false, reply: (r, n) => r.responded(200, `no ${n}`, { declaredOutcome: 'not-applied' }) },
 ]
 
-export type Step =
+type Step =
   | {
       readonly do: 'send'
       readonly replica: 0 | 1
@@ -41,7 +46,7 @@ export type Step =
   | { readonly do: 'kill' }
   | { readonly do: 'flush'; readonly replica: 0 | 1 }
 
-export const steps = (deadly: boolean): fc.Arbitrary<Step> =>
+const steps = (deadly: boolean): fc.Arbitrary<Step> =>
   fc.oneof(
     {
       weight: 3,
@@ -80,7 +85,7 @@ export const steps = (deadly: boolean): fc.Arbitrary<Step> =>
   )
 
 /** Two replicas and the stores they run on. */
-export interface Fleet {
+interface Fleet {
   readonly stores: readonly Store[]
   readonly wires: readonly ((by: unknown) => StorePort)[]
   /** Replicas that start when these two are gone, one after the other. */
@@ -103,7 +108,7 @@ interface Sending {
 }
 
 /** Plays the steps, lets everything end, then retries each payload a last time. */
-export async function play(
+async function play(
   policy: RoutePolicy,
   script: readonly Step[],
   { stores, wires, later, mayLeaveClaims }: Fleet = oneStore(),
@@ -246,4 +251,66 @@ export async function play(
       tokens.some((token) => stores.some(({ wrote }) => wrote.includes(token)))
     )
       throw new Error(`${answer?.code} wrote a record`)
+}
+
+/** `plain`: without a migration, on the old store. */
+type Place = Phase | 'plain'
+
+/** Two replicas in phases of a migration, and then one in each of those that follow. The stores' clocks are an hour apart. */
+function migratingFleet(places: readonly [Place, Place]): Fleet {
+  const [from, to] = [new Store(), new Store()]
+  to.now -= HOUR
+  const on =
+    (place: Place) =>
+    (by: unknown): StorePort =>
+      place === 'plain' ? from.wire(by) : migrating(from.wire(by), to.wire(by), place)
+  const furthest = Math.max(...places.map((place) => (place === 'plain' ? -1 : PHASES.indexOf(place))))
+  const later = PHASES.slice(furthest + 1).map(on)
+  return { stores: [from, to], wires: places.map(on), later, mayLeaveClaims: true }
+}
+
+export const NEIGHBOURS: readonly (readonly [Place, Place])[] = [
+  ['plain', 'mirror'],
+  ['plain', 'both'],
+  ['mirror', 'mirror'],
+  ['mirror', 'both'],
+  ['both', 'both'],
+  ['both', 'new'],
+  ['new', 'new'],
+]
+
+/** Runs of one property: INTERLEAVINGS=1500 SEED=… node FILE. */
+export function runsOr(few: number): number {
+  return Number(process.env['INTERLEAVINGS'] ?? few)
+}
+
+/** Plays generated interleavings of one or two stores; what the first one was that went wrong. */
+export async function explored(
+  policy: RoutePolicy,
+  { deadly, runs, places }: { deadly: boolean; runs: number; places?: readonly [Place, Place] },
+): Promise<string> {
+  const scripts = fc.array(steps(deadly), { minLength: 5, maxLength: 60, size: 'max' })
+  const fleet = (): Fleet => (places === undefined ? oneStore() : migratingFleet(places))
+  const property = fc.asyncProperty(scripts, (script) => play(policy, script, fleet()))
+  const seed = Number(process.env['SEED'] ?? (places === undefined ? 20_261_121 : 20_261_122))
+  const { failed, errorInstance, counterexample } = await fc.check(property, { numRuns: runs, seed })
+  return failed ? `${String(errorInstance)} ${JSON.stringify(counterexample)}` : ''
+}
+
+/** Any interleaving of two replicas, of every profile, and of neighbours in a migration. */
+export function explore(t: Test, runs: number, runsMigrating: number): void {
+  for (const deadly of [false, true]) {
+    const what = `any interleaving of two replicas${deadly ? ', one of which dies' : ''}`
+    for (const profile of ['standard', 'strict', 'stripe', 'lenient'] as const) {
+      const holds = profile === 'lenient' ? 'wedges no key and leaks nothing' : 'executes at most once'
+      void t.test(`X06 ${profile}: ${what}, a faulty store and lapsing leases ${holds}`, async (t) =>
+        t.equal(await explored(route({ profile }), { deadly, runs }), ''),
+      )
+    }
+    for (const places of NEIGHBOURS)
+      void t.test(
+        `W09 ${places.join(' beside ')}: ${what} executes at most once, also in later phases`,
+        async (t) => t.equal(await explored(route(), { deadly, runs: runsMigrating, places }), ''),
+      )
+  }
 }

@@ -4,34 +4,31 @@ import { KeyChurn, Latency, RecentGrants } from '../../src/protect/recent.ts'
 import type { Execution } from '../../src/protect/request.ts'
 import { MINUTE } from './harness.ts'
 
-void t.test(
-  '§6 the latency of a route is what most of its latest answers took, from the first one on',
-  async (t) => {
-    const latency = new Latency()
-    t.equal(latency.remaining('a', 0), Number.POSITIVE_INFINITY)
-    latency.saw('a', 2000)
-    t.equal(latency.remaining('a', 0), 2000, 'one call of 2 s')
-    t.equal(latency.remaining('a', 1900), 100)
-    t.equal(latency.remaining('a', 2000), 2000, 'slower than usual: perhaps as long again')
-    t.equal(latency.remaining('a', 7000), 7000)
-    t.equal(latency.remaining('b', 0), Number.POSITIVE_INFINITY, 'nothing is known of other routes')
-    for (let n = 0; n < 2; n++) latency.saw('a', 100)
-    t.equal(latency.remaining('a', 0), 2000)
-    latency.saw('a', 100)
-    t.equal(latency.remaining('a', 0), 100, 'a cold start is forgotten soon')
-    latency.saw('a', 60_000)
-    latency.saw('a', 100)
-    t.equal(latency.remaining('a', 0), 2000)
-    for (let n = 0; n < 100; n++) latency.saw('a', n % 10 === 0 ? 60_000 : 50)
-    t.equal(latency.remaining('a', 0), 50, 'outliers count as one answer each')
-    for (let n = 0; n < 16; n++) latency.saw('a', 5000)
-    t.equal(latency.remaining('a', 0), 5000, 'old answers are forgotten')
-    const route = { name: 'a', lease: 30_000 }
-    t.equal(latency.retryIn(route, 3000, 0), 3000, 'what remains of the lease')
-    t.equal(latency.retryIn(route, 90_000, 40_000), 30_000, 'a clock set back makes no lease longer')
-    t.equal(latency.retryIn(route, 20_000, 0), 5000, 'what the answers take')
-  },
-)
+void t.test('§6 the latency of a route is what most of its latest answers took', async (t) => {
+  const latency = new Latency()
+  t.equal(latency.remaining('a', 0), Number.POSITIVE_INFINITY)
+  latency.saw('a', 2000)
+  t.equal(latency.remaining('a', 0), 2000, 'one call of 2 s')
+  t.equal(latency.remaining('a', 1900), 100)
+  t.equal(latency.remaining('a', 2000), 2000, 'slower than usual: perhaps as long again')
+  t.equal(latency.remaining('a', 7000), 7000)
+  t.equal(latency.remaining('b', 0), Number.POSITIVE_INFINITY, 'nothing is known of other routes')
+  for (let n = 0; n < 2; n++) latency.saw('a', 100)
+  t.equal(latency.remaining('a', 0), 2000)
+  latency.saw('a', 100)
+  t.equal(latency.remaining('a', 0), 100, 'a cold start is forgotten soon')
+  latency.saw('a', 60_000)
+  latency.saw('a', 100)
+  t.equal(latency.remaining('a', 0), 2000)
+  for (let n = 0; n < 100; n++) latency.saw('a', n % 10 === 0 ? 60_000 : 50)
+  t.equal(latency.remaining('a', 0), 50, 'outliers count as one answer each')
+  for (let n = 0; n < 16; n++) latency.saw('a', 5000)
+  t.equal(latency.remaining('a', 0), 5000, 'old answers are forgotten')
+  const route = { name: 'a', lease: 30_000 }
+  t.equal(latency.retryIn(route, 3000, 0), 3000, 'what remains of the lease')
+  t.equal(latency.retryIn(route, 90_000, 40_000), 30_000, 'a clock set back makes no lease longer')
+  t.equal(latency.retryIn(route, 20_000, 0), 5000, 'what the answers take')
+})
 
 /** An execution of one operation under that record. */
 function run(id: string, route: string, fingerprint: Buffer): Execution {

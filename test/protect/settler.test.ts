@@ -1,15 +1,18 @@
 import t, { type Test } from 'tap'
 import { type Outcome, type RecordId, withoutBody } from '../../src/core/record.ts'
 import type { OutcomeDraft, PendingOutcome } from '../../src/core/settle.ts'
+import type { Execution } from '../../src/protect/request.ts'
 import { spoolRoom } from '../../src/protect/settler.ts'
 import type { KeptOutcome, Outbox } from '../../src/store/outbox.ts'
 import { CorruptRecord, RecordLocked } from '../../src/store/register.ts'
 import { draft, newId, newToken, response, SPANS } from '../store/fixtures.ts'
 import {
+  BROKEN,
   Gate,
   hurried,
   idle,
   LEASE,
+  NOT_SENT,
   type Replica,
   replica,
   route,
@@ -20,8 +23,6 @@ import {
 
 const MiB = 1024 ** 2
 const BYPASS = route({ onStoreUnavailable: 'bypass' })
-const NOT_SENT = { proof: 'not_sent', reason: 'refused' } as const
-const UNKNOWN = { proof: 'unknown', reason: 'reset', timedOut: false, status: null } as const
 
 /** An outcome that the store has not taken. */
 function pending(
@@ -71,52 +72,46 @@ async function turnsUntil(check: () => boolean): Promise<void> {
     await new Promise((next) => setImmediate(next))
 }
 
-void t.test(
-  'R05 pauses between retries grow to 5 s at most, and begin anew once all is stored',
-  async (t) => {
-    const a = replica(t)
-    const pauses = hurried(t)
-    a.store.fault = () => (pauses.length < 10 ? 'down' : null)
-    for (const round of ['first', 'second']) {
-      pauses.length = 0
-      restore(a, [pending('unknown')])
-      await turnsUntil(() => a.ports.settler.size === 0)
-      const [first = 0] = pauses
-      t.ok(first <= 200, `${round}: the first retry comes soon`)
-      t.ok(
-        pauses.every((pause, n) => n === 0 || pause === Math.min(2 * (pauses[n - 1] ?? 0), 5 * SECOND)),
-        `${round}: ${pauses.join(' ')}`,
-      )
-      t.equal(pauses.at(-1), 5 * SECOND)
-    }
-  },
-)
+void t.test('R05 pauses between retries grow to 5 s, and begin anew once all is stored', async (t) => {
+  const a = replica(t)
+  const pauses = hurried(t)
+  a.store.fault = () => (pauses.length < 10 ? 'down' : null)
+  for (const round of ['first', 'second']) {
+    pauses.length = 0
+    restore(a, [pending('unknown')])
+    await turnsUntil(() => a.ports.settler.size === 0)
+    const [first = 0] = pauses
+    t.ok(first <= 200, `${round}: the first retry comes soon`)
+    t.ok(
+      pauses.every((pause, n) => n === 0 || pause === Math.min(2 * (pauses[n - 1] ?? 0), 5 * SECOND)),
+      `${round}: ${pauses.join(' ')}`,
+    )
+    t.equal(pauses.at(-1), 5 * SECOND)
+  }
+})
 
-void t.test(
-  '§2 of several held outcomes of a record, an answer comes first, then what is not known',
-  async (t) => {
-    const id = newId()
-    for (const [order, state] of [
-      [['failed_retryable', 'unknown', 'completed'], 'completed'],
-      [['completed', 'unknown'], 'completed'],
-      [['failed_retryable', 'unknown'], 'unknown'],
-      [['unknown', 'failed_retryable'], 'unknown'],
-      [['failed_retryable'], 'failed_retryable'],
-      [[], undefined],
-    ] as const) {
-      const a = replica(t)
-      restore(
-        a,
-        order.map((one) => pending(one, { id })),
-      )
-      restore(a, [pending('failed_retryable', { id, withdrawn: true, claimed: false })])
-      t.equal(a.ports.settler.held(id)?.state, state, order.join(', '))
-      t.ok(a.ports.settler.holds(id))
-      await a.ports.settler.close()
-      t.notOk(a.ports.settler.holds(id))
-    }
-  },
-)
+void t.test('§2 of several held outcomes of a record, an answer comes first, then unknown', async (t) => {
+  const id = newId()
+  for (const [order, state] of [
+    [['failed_retryable', 'unknown', 'completed'], 'completed'],
+    [['completed', 'unknown'], 'completed'],
+    [['failed_retryable', 'unknown'], 'unknown'],
+    [['unknown', 'failed_retryable'], 'unknown'],
+    [['failed_retryable'], 'failed_retryable'],
+    [[], undefined],
+  ] as const) {
+    const a = replica(t)
+    restore(
+      a,
+      order.map((one) => pending(one, { id })),
+    )
+    restore(a, [pending('failed_retryable', { id, withdrawn: true, claimed: false })])
+    t.equal(a.ports.settler.held(id)?.state, state, order.join(', '))
+    t.ok(a.ports.settler.holds(id))
+    await a.ports.settler.close()
+    t.notOk(a.ports.settler.holds(id))
+  }
+})
 
 void t.test('R05 a record’s own outcome is written though others cannot be', async (t) => {
   const a = replica(t)
@@ -169,35 +164,31 @@ void t.test('§3.4 a withdrawn claim says why in its record', async (t) => {
   }
 })
 
-void t.test(
-  'R02 bypass: a takeover that may still arrive is refused once its request is known not to have been sent',
-  async (t) => {
-    for (const lapsed of [false, true]) {
-      const a = replica(t)
-      const policy = route({ onStoreUnavailable: 'bypass', onLeaseExpired: 'retry' })
-      if (lapsed) {
-        const silent = replica(t, { store: a.store, forward: () => new Promise(() => {}) })
-        void silent.send({ route: policy })
-        await idle()
-        a.store.now += LEASE
-      } else {
-        a.script.push(NOT_SENT)
-        await a.get({ route: policy })
-      }
-      a.store.next.push({ op: 'swap', fault: 'late' })
-      a.store.fault = ({ op }) => (op === 'swap' ? 'dropped' : null)
+void t.test('R02 bypass: a late takeover is refused once its request proves not sent', async (t) => {
+  for (const lapsed of [false, true]) {
+    const a = replica(t)
+    const policy = route({ onStoreUnavailable: 'bypass', onLeaseExpired: 'retry' })
+    if (lapsed) {
+      const silent = replica(t, { store: a.store, forward: () => new Promise(() => {}) })
+      void silent.send({ route: policy })
+      await idle()
+      a.store.now += LEASE
+    } else {
       a.script.push(NOT_SENT)
-      t.equal((await a.get({ route: policy })).code, 'upstream_unreachable')
-      const before = await a.store.read(a.id)
-      a.store.fault = () => null
-      t.ok(await a.ports.settler.flush())
-      await a.store.arrive()
-      t.match(await a.store.read(a.id), { state: before?.state, fence: before?.fence, attempts: 1 })
-      t.equal(a.said('completed').at(-1), 'released')
-      t.match(await a.get({ route: policy }), { status: 201, replayed: false }, 'a retry executes')
+      await a.get({ route: policy })
     }
-  },
-)
+    a.store.fails('swap', 'late')
+    a.store.fault = ({ op }) => (op === 'swap' ? 'dropped' : null)
+    a.script.push(NOT_SENT)
+    t.equal((await a.get({ route: policy })).code, 'upstream_unreachable')
+    const before = await a.store.read(a.id)
+    t.ok(await a.storeIsBack())
+    await a.store.arrive()
+    t.match(await a.store.read(a.id), { state: before?.state, fence: before?.fence, attempts: 1 })
+    t.equal(a.said('completed').at(-1), 'released')
+    t.match(await a.get({ route: policy }), { status: 201, replayed: false }, 'a retry executes')
+  }
+})
 
 void t.test('§3.4 a withdrawal is kept while the store does not answer, whatever it was asked', async (t) => {
   // It finds the record that the takeover expected, and rewrites it.
@@ -205,7 +196,7 @@ void t.test('§3.4 a withdrawal is kept while the store does not answer, whateve
     const a = replica(t)
     a.script.push(NOT_SENT)
     await a.get()
-    a.store.next.push({ op: 'swap', fault: 'late' }, { op: 'swap', fault: 'dropped' })
+    a.store.fails('swap', 'late', 'dropped')
     t.equal((await a.get()).code, 'idempotency_store_unavailable')
     let calls = 0
     a.store.fault = () => (++calls === at ? 'down' : null)
@@ -223,7 +214,7 @@ void t.test('§3.4 a withdrawal of the first claim of a key expects no record', 
     return KEPT
   }
   const a = replica(t, { outbox: { keep } as unknown as Outbox })
-  a.store.next.push({ op: 'put', fault: 'dropped' }, { op: 'put', fault: 'dropped' })
+  a.store.fails('put', 'dropped', 'dropped')
   t.equal((await a.get()).code, 'idempotency_store_unavailable')
   t.strictSame(
     kept.map(({ withdrawn, over }) => ({ withdrawn, over })),
@@ -238,23 +229,19 @@ void t.test('§3 an outcome without a body waits for room in the store, too', as
     restore(a, [one])
     a.store.fault = () => 'full'
     t.notOk(await a.ports.settler.flush(), state)
-    a.store.fault = () => null
-    t.ok(await a.ports.settler.flush())
+    t.ok(await a.storeIsBack())
     t.match(await a.store.read(one.id), { state })
     t.same(a.troubles(), [])
   }
 })
 
-/** A request whose upstream works: its execution, and how to end it. */
-async function under(t: Test, a: Replica, over: Sent = {}) {
-  const gate = new Gate()
-  a.script.push(gate.before(() => UNKNOWN))
-  const answer = a.send(over)
-  await gate.reached
+/** The execution of a request whose upstream works. */
+async function under(t: Test, a: Replica, over: Sent = {}): Promise<{ readonly execution: Execution }> {
+  const run = await a.working(over, () => BROKEN)
   const execution = a.ports.running.get(a.id)
   if (execution === undefined) throw new Error('nothing runs')
-  t.teardown(() => gate.open())
-  return { execution, gate, answer }
+  t.teardown(() => run.open())
+  return { execution }
 }
 
 /** Counts how often the bytes of a body are given back. */
@@ -313,35 +300,32 @@ void t.test('§7 an outcome that meets its own answer in the store gives way to 
   t.equal(bytes.times, 1)
 })
 
-void t.test(
-  '§2 an outcome that comes too late is counted and reported, and says what it found',
-  async (t) => {
-    const retrying = { route: route({ onLeaseExpired: 'retry' }) }
-    for (const [outcome, reply, state] of [
-      [ANSWER, null, 'completed'],
-      [NOTHING, null, 'completed'],
-      [UNCERTAIN, null, 'completed'],
-      [ANSWER, NOT_SENT, 'failed_retryable'],
-      [NOTHING, NOT_SENT, 'failed_retryable'],
-      [ANSWER, UNKNOWN, 'unknown'],
-    ] as const) {
-      const a = replica(t)
-      const { execution } = await under(t, a, retrying)
-      a.store.now += LEASE
-      const b = replica(t, { store: a.store })
-      if (reply !== null) b.script.push(reply)
-      await b.get(retrying)
-      const before = await a.store.dump()
-      const bytes = counting()
-      const late = await a.ports.settler.settle(execution, outcome, bytes.release)
-      t.match(late, { state, expiresAt: null, left: null, recorded: null })
-      t.same(await a.store.dump(), before)
-      t.same(a.said('completed'), ['stale'])
-      t.same(a.troubles(), ['an outcome came too late and was refused'])
-      t.equal(bytes.times, 1)
-    }
-  },
-)
+void t.test('§2 an outcome that comes too late is reported, and says what it found', async (t) => {
+  const retrying = { route: route({ onLeaseExpired: 'retry' }) }
+  for (const [outcome, reply, state] of [
+    [ANSWER, null, 'completed'],
+    [NOTHING, null, 'completed'],
+    [UNCERTAIN, null, 'completed'],
+    [ANSWER, NOT_SENT, 'failed_retryable'],
+    [NOTHING, NOT_SENT, 'failed_retryable'],
+    [ANSWER, BROKEN, 'unknown'],
+  ] as const) {
+    const a = replica(t)
+    const { execution } = await under(t, a, retrying)
+    a.store.now += LEASE
+    const b = replica(t, { store: a.store })
+    if (reply !== null) b.script.push(reply)
+    await b.get(retrying)
+    const before = await a.store.dump()
+    const bytes = counting()
+    const late = await a.ports.settler.settle(execution, outcome, bytes.release)
+    t.match(late, { state, expiresAt: null, left: null, recorded: null })
+    t.same(await a.store.dump(), before)
+    t.same(a.said('completed'), ['stale'])
+    t.same(a.troubles(), ['an outcome came too late and was refused'])
+    t.equal(bytes.times, 1)
+  }
+})
 
 void t.test('§3 a full store is asked again only for what fits without its body', async (t) => {
   for (const [outcome, calls] of [
@@ -384,7 +368,7 @@ void t.test('§7 an outcome is told once it is on disk, and dropped from it once
   const { settler } = a.ports
   const { execution } = await under(t, a)
   t.equal(settler.onDisk(a.id), null)
-  a.store.next.push({ op: 'swap', fault: 'down' })
+  a.store.fails('swap', 'down')
   const told: string[] = []
   const settling = Promise.resolve(settler.settle(execution, ANSWER, () => {})).then(() => told.push('owner'))
   await idle()
@@ -486,31 +470,28 @@ void t.test('R05 several outcomes of a record are written in order, each once', 
   t.same(a.troubles(), [], 'without a claim nothing was lost')
 })
 
-void t.test(
-  'R02 bypass: an outcome is held if the store fails when it overwrites what it found',
-  async (t) => {
-    for (const [fault, held] of [
-      ['down', true],
-      [new CorruptRecord('x'), false],
-    ] as const)
-      for (const reply of [null, NOT_SENT] as const) {
-        const a = replica(t)
-        a.script.push(NOT_SENT)
-        await a.get({ route: BYPASS })
-        // The takeover is lost; its outcome will find the record as it was.
-        a.store.fault = ({ op }) => (op === 'swap' ? 'dropped' : null)
-        if (reply !== null) a.script.push(reply)
-        t.equal((await a.get({ route: BYPASS })).status, reply === null ? 201 : 502)
-        let swaps = 0
-        a.store.fault = ({ op }) => (op === 'swap' && ++swaps === 2 ? fault : null)
-        const troubles = a.troubles().length
-        t.equal(await a.ports.settler.flush(), !held)
-        t.equal(a.troubles().length, held ? troubles : troubles + 1)
-        if (held) t.ok(await a.ports.settler.flush())
-        t.equal(a.bytes.held, 0)
-      }
-  },
-)
+void t.test('R02 bypass: an outcome is held if the store fails as it overwrites what it found', async (t) => {
+  for (const [fault, held] of [
+    ['down', true],
+    [new CorruptRecord('x'), false],
+  ] as const)
+    for (const reply of [null, NOT_SENT] as const) {
+      const a = replica(t)
+      a.script.push(NOT_SENT)
+      await a.get({ route: BYPASS })
+      // The takeover is lost; its outcome will find the record as it was.
+      a.store.fault = ({ op }) => (op === 'swap' ? 'dropped' : null)
+      if (reply !== null) a.script.push(reply)
+      t.equal((await a.get({ route: BYPASS })).status, reply === null ? 201 : 502)
+      let swaps = 0
+      a.store.fault = ({ op }) => (op === 'swap' && ++swaps === 2 ? fault : null)
+      const troubles = a.troubles().length
+      t.equal(await a.ports.settler.flush(), !held)
+      t.equal(a.troubles().length, held ? troubles : troubles + 1)
+      if (held) t.ok(await a.ports.settler.flush())
+      t.equal(a.bytes.held, 0)
+    }
+})
 
 void t.test('R02 bypass: what was executed is not executed again, however it is compared', async (t) => {
   const { fingerprint } = route()
@@ -532,8 +513,7 @@ void t.test('R02 bypass: what was executed is not executed again, however it is 
     a.store.fault = () => 'down'
     const first = await a.get({ ...sent, ...over, route: policy })
     t.equal(first.status, 201, name)
-    a.store.fault = () => null
-    t.ok(await a.ports.settler.flush())
+    t.ok(await a.storeIsBack())
     t.equal(a.said('completed').at(-1), isSame ? 'stored' : 'stale', name)
     const retry = await a.get({ ...sent, ...over, route: policy })
     t.match(retry, isSame ? { bytes: first.bytes, replayed: true } : { code: 'idempotency_key_reused' }, name)
@@ -555,35 +535,32 @@ void t.test('R02 X02 bypass: nothing executes with too many unsettled outcomes',
   t.equal(a.n, 1)
 })
 
-void t.test(
-  'R02 of outcomes that were held here, the last thousand are remembered for slow claims',
-  async (t) => {
-    const a = replica(t)
-    const { settler } = a.ports
-    const all = Array.from({ length: 1001 }, () => pending('completed', { claimed: false }))
-    const since = performance.now()
-    restore(a, all)
-    t.ok(await settler.flush())
-    const found = all.filter(({ id }) => settler.held(id, since) !== null)
-    t.equal(found.length, 1000)
-    t.equal(settler.held((all[1000] as PendingOutcome).id, performance.now() + 1), null, 'an earlier claim')
-    const claimed = pending('completed')
-    restore(a, [claimed])
-    t.ok(await settler.flush())
-    t.equal(settler.held(claimed.id, since), null, 'its record answers, with the body')
+void t.test('R02 the last thousand outcomes held here are remembered for slow claims', async (t) => {
+  const a = replica(t)
+  const { settler } = a.ports
+  const all = Array.from({ length: 1001 }, () => pending('completed', { claimed: false }))
+  const since = performance.now()
+  restore(a, all)
+  t.ok(await settler.flush())
+  const found = all.filter(({ id }) => settler.held(id, since) !== null)
+  t.equal(found.length, 1000)
+  t.equal(settler.held((all[1000] as PendingOutcome).id, performance.now() + 1), null, 'an earlier claim')
+  const claimed = pending('completed')
+  restore(a, [claimed])
+  t.ok(await settler.flush())
+  t.equal(settler.held(claimed.id, since), null, 'its record answers, with the body')
 
-    const without = { kept: false, why: 'outcome_only', status: 201, location: null } as const
-    const bare = pending('completed', { claimed: false }, { result: without })
-    restore(a, [bare])
-    t.ok(await settler.flush())
-    t.match(settler.held(bare.id, since), { state: 'completed', result: without })
-    t.notOk(a.troubles().includes('an outcome could not be stored and is lost'))
+  const without = { kept: false, why: 'outcome_only', status: 201, location: null } as const
+  const bare = pending('completed', { claimed: false }, { result: without })
+  restore(a, [bare])
+  t.ok(await settler.flush())
+  t.match(settler.held(bare.id, since), { state: 'completed', result: without })
+  t.notOk(a.troubles().includes('an outcome could not be stored and is lost'))
 
-    const other = pending('completed', { claimed: false })
-    restore(a, [other])
-    const instant = performance.now()
-    t.intercept(performance, 'now', { value: () => instant })
-    t.ok(await settler.flush())
-    t.ok(settler.held(other.id, instant), 'a claim of that very instant')
-  },
-)
+  const other = pending('completed', { claimed: false })
+  restore(a, [other])
+  const instant = performance.now()
+  t.intercept(performance, 'now', { value: () => instant })
+  t.ok(await settler.flush())
+  t.ok(settler.held(other.id, instant), 'a claim of that very instant')
+})

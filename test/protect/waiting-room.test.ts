@@ -82,45 +82,42 @@ function waiting(t: Test, most = 10) {
   return { it, waiters, enter }
 }
 
-void t.test(
-  'a record is watched once, looked at one at a time, and no longer with the last seat',
-  async (t) => {
-    const { it, waiters, enter } = waiting(t)
-    const [one, two] = [enter(), enter()]
-    t.same(it.watched, [ID])
-    t.equal(it.looks.length, 0, 'not before the watch has begun')
-    it.began.resolve()
-    await idle()
-    t.equal(it.looks.length, 1, 'once, in case a message was missed')
-    it.changed()
-    it.changed()
-    await idle()
-    t.equal(it.looks.length, 1)
-    it.looks[0]?.resolve(ABSENT)
-    t.same(await one.next(SOON), { kind: 'absent' })
-    t.same(await two.next(SOON), { kind: 'absent' }, 'everybody is told')
-    t.equal(it.looks.length, 2, 'what came meanwhile')
-    it.looks[1]?.resolve({ kind: 'read', now: 7, record: RECORD })
-    t.same(await two.next(SOON), { kind: 'record', record: RECORD, now: 7 })
-    await idle()
-    t.equal(it.looks.length, 2)
-    it.changed()
-    t.equal(it.looks.length, 3)
-    it.changed()
-    one.leave()
-    t.same([it.stopped, waiters.awaited.has(ID)], [0, true])
-    two.leave()
-    t.same([it.stopped, waiters.awaited.has(ID), waiters.size], [1, false, 0])
-    it.looks[2]?.resolve(ABSENT)
-    await idle()
-    t.equal(it.looks.length, 3, 'nobody waits for another look')
-    waiters.tell(ID, null)
-    waiters.tell(ID, RECORD)
-    t.equal(it.looks.length, 3)
-    enter()
-    t.equal(it.watched.length, 2, 'whoever comes later watches again')
-  },
-)
+void t.test('a record is watched once, looked at one at a time, until the last seat is left', async (t) => {
+  const { it, waiters, enter } = waiting(t)
+  const [one, two] = [enter(), enter()]
+  t.same(it.watched, [ID])
+  t.equal(it.looks.length, 0, 'not before the watch has begun')
+  it.began.resolve()
+  await idle()
+  t.equal(it.looks.length, 1, 'once, in case a message was missed')
+  it.changed()
+  it.changed()
+  await idle()
+  t.equal(it.looks.length, 1)
+  it.looks[0]?.resolve(ABSENT)
+  t.same(await one.next(SOON), { kind: 'absent' })
+  t.same(await two.next(SOON), { kind: 'absent' }, 'everybody is told')
+  t.equal(it.looks.length, 2, 'what came meanwhile')
+  it.looks[1]?.resolve({ kind: 'read', now: 7, record: RECORD })
+  t.same(await two.next(SOON), { kind: 'record', record: RECORD, now: 7 })
+  await idle()
+  t.equal(it.looks.length, 2)
+  it.changed()
+  t.equal(it.looks.length, 3)
+  it.changed()
+  one.leave()
+  t.same([it.stopped, waiters.awaited.has(ID)], [0, true])
+  two.leave()
+  t.same([it.stopped, waiters.awaited.has(ID), waiters.size], [1, false, 0])
+  it.looks[2]?.resolve(ABSENT)
+  await idle()
+  t.equal(it.looks.length, 3, 'nobody waits for another look')
+  waiters.tell(ID, null)
+  waiters.tell(ID, RECORD)
+  t.equal(it.looks.length, 3)
+  enter()
+  t.equal(it.watched.length, 2, 'whoever comes later watches again')
+})
 
 void t.test('a run of this replica is not watched, until somebody waits for another’s', async (t) => {
   const { it, waiters, enter } = waiting(t)
@@ -157,27 +154,24 @@ void t.test('the store is looked at every second at least, without a message too
   t.equal(it.looks.length, length, 'not once nobody waits')
 })
 
-void t.test(
-  'a look that fails tells nobody, and one that throws that the record cannot be read',
-  async (t) => {
-    const { it, enter } = waiting(t)
-    const seat = enter()
-    it.began.resolve()
-    t.ok(await soon(() => it.looks.length === 1))
-    const error = new StoreUnavailable('down', false)
-    it.looks[0]?.resolve({ kind: 'unavailable', full: false, error })
-    await idle()
-    t.equal(it.looks.length, 1)
-    t.equal(await seat.next(1), null)
-    for (const throws of [true, false]) {
-      it.changed()
-      const look = it.looks.at(-1)
-      if (throws) look?.reject(new Error('a bug'))
-      else look?.resolve({ kind: 'corrupt', error: error as never })
-      t.same(await seat.next(SOON), { kind: 'corrupt' })
-    }
-  },
-)
+void t.test('a look that fails tells nobody; one that throws: the record cannot be read', async (t) => {
+  const { it, enter } = waiting(t)
+  const seat = enter()
+  it.began.resolve()
+  t.ok(await soon(() => it.looks.length === 1))
+  const error = new StoreUnavailable('down', false)
+  it.looks[0]?.resolve({ kind: 'unavailable', full: false, error })
+  await idle()
+  t.equal(it.looks.length, 1)
+  t.equal(await seat.next(1), null)
+  for (const throws of [true, false]) {
+    it.changed()
+    const look = it.looks.at(-1)
+    if (throws) look?.reject(new Error('a bug'))
+    else look?.resolve({ kind: 'corrupt', error: error as never })
+    t.same(await seat.next(SOON), { kind: 'corrupt' })
+  }
+})
 
 void t.test('a seat has news once, and ends with its time or when it is dismissed', async (t) => {
   const timers = timersOf(t)
@@ -221,29 +215,26 @@ void t.test('limits.waiters counts seats of all records, and who waits for the s
   t.ok(waiters.enter(ID, true))
 })
 
-void t.test(
-  'a request outlasts the store’s grace, unless its client leaves or the proxy stops',
-  async (t) => {
-    const timers = timersOf(t)
-    for (const end of ['time', 'left', 'drained', 'draining'] as const) {
-      const { waiters } = waiting(t)
-      if (end === 'draining') waiters.drain()
-      let leave = (): void => {}
-      let stopped = 0
-      const lasted = waiters.outlast(end === 'time' ? 5 : MINUTE, (left) => {
-        leave = left
-        return () => stopped++
-      })
-      t.equal(waiters.size, end === 'draining' ? 0 : 1)
-      if (end === 'left') leave()
-      if (end === 'drained') waiters.drain()
-      t.equal(await lasted, end === 'time', end)
-      t.equal(waiters.size, 0)
-      t.equal(stopped, end === 'draining' ? 0 : 1)
-      t.equal(timers(), 0, 'no timer is left')
-    }
-  },
-)
+void t.test('a request outlasts the grace, unless its client leaves or the proxy stops', async (t) => {
+  const timers = timersOf(t)
+  for (const end of ['time', 'left', 'drained', 'draining'] as const) {
+    const { waiters } = waiting(t)
+    if (end === 'draining') waiters.drain()
+    let leave = (): void => {}
+    let stopped = 0
+    const lasted = waiters.outlast(end === 'time' ? 5 : MINUTE, (left) => {
+      leave = left
+      return () => stopped++
+    })
+    t.equal(waiters.size, end === 'draining' ? 0 : 1)
+    if (end === 'left') leave()
+    if (end === 'drained') waiters.drain()
+    t.equal(await lasted, end === 'time', end)
+    t.equal(waiters.size, 0)
+    t.equal(stopped, end === 'draining' ? 0 : 1)
+    t.equal(timers(), 0, 'no timer is left')
+  }
+})
 
 void t.test('§11 a drain ends the waits for other replicas, and closing ends all', async (t) => {
   const { waiters, enter } = waiting(t)
@@ -262,18 +253,15 @@ void t.test('§11 a drain ends the waits for other replicas, and closing ends al
   t.equal(closed.waiters.enter(ID, false), null)
 })
 
-void t.test(
-  '§6 one request takes over after each attempt that did nothing, and passes its turn on',
-  async (t) => {
-    const { it, enter } = waiting(t)
-    const { room } = enter(true)
-    t.same([room.takesOver(0), room.takesOver(0)], [true, false], 'an attempt without a fence')
-    t.equal(it.looks.length, 0)
-    room.passOn()
-    t.equal(it.looks.length, 1, 'so that somebody is told')
-    t.same([room.takesOver(0), room.takesOver(0)], [true, false])
-    t.same([room.takesOver(7), room.takesOver(7), room.takesOver(5)], [true, false, false])
-    room.passOn()
-    t.same([room.takesOver(7), room.takesOver(7)], [true, false])
-  },
-)
+void t.test('§6 one request takes over after each attempt that did nothing, or passes it on', async (t) => {
+  const { it, enter } = waiting(t)
+  const { room } = enter(true)
+  t.same([room.takesOver(0), room.takesOver(0)], [true, false], 'an attempt without a fence')
+  t.equal(it.looks.length, 0)
+  room.passOn()
+  t.equal(it.looks.length, 1, 'so that somebody is told')
+  t.same([room.takesOver(0), room.takesOver(0)], [true, false])
+  t.same([room.takesOver(7), room.takesOver(7), room.takesOver(5)], [true, false, false])
+  room.passOn()
+  t.same([room.takesOver(7), room.takesOver(7)], [true, false])
+})

@@ -219,39 +219,36 @@ void t.test('a response that a failover brought back is removed again', async (t
   t.notOk(await holds(store))
 })
 
-void t.test(
-  'the remover looks on its own, soon again if there is more, and goes on after a failure',
-  async (t) => {
-    const clock = t.capture(globalThis, 'setTimeout', ((run: () => void, pause: number) => {
-      waiting.push({ run, pause })
-      return { unref: () => ({}) }
-    }) as never)
-    const waiting: { run: () => void; pause: number }[] = []
-    const store = new Store()
-    const { bodies, told } = remover(t, store)
-    const ends = { ...response(Buffer.from(SECRET)), afterBody: HOUR }
-    await store.inner.put(newId(), encodeDraft(draft('completed', newToken(), { result: ends })), {
-      dueIn: 0,
-      dropIn: HOUR,
-    })
-    const next = async (): Promise<number | undefined> => {
-      waiting.shift()?.run()
-      for (let n = 0; n < 50; n++) await Promise.resolve()
-      return waiting[0]?.pause
-    }
-    bodies.start()
-    t.equal(waiting[0]?.pause, 10_000)
-    t.equal(await next(), 50)
-    t.equal(await next(), 10_000)
-    store.next.push({ op: 'due', fault: 'down' })
-    t.equal(await next(), 10_000)
-    t.same(told, [])
-    store.next.push({ op: 'due', fault: new TypeError('a bug') })
-    t.equal(await next(), 10_000)
-    t.match(told, [['internal error while removing responses from records', { error: 'TypeError: a bug' }]])
+void t.test('the remover looks on its own, soon again if there is more, also after a failure', async (t) => {
+  const clock = t.capture(globalThis, 'setTimeout', ((run: () => void, pause: number) => {
+    waiting.push({ run, pause })
+    return { unref: () => ({}) }
+  }) as never)
+  const waiting: { run: () => void; pause: number }[] = []
+  const store = new Store()
+  const { bodies, told } = remover(t, store)
+  const ends = { ...response(Buffer.from(SECRET)), afterBody: HOUR }
+  await store.inner.put(newId(), encodeDraft(draft('completed', newToken(), { result: ends })), {
+    dueIn: 0,
+    dropIn: HOUR,
+  })
+  const next = async (): Promise<number | undefined> => {
     waiting.shift()?.run()
-    await bodies.stop()
-    t.same(waiting, [], 'no more looks')
-    clock.restore()
-  },
-)
+    for (let n = 0; n < 50; n++) await Promise.resolve()
+    return waiting[0]?.pause
+  }
+  bodies.start()
+  t.equal(waiting[0]?.pause, 10_000)
+  t.equal(await next(), 50)
+  t.equal(await next(), 10_000)
+  store.fails('due', 'down')
+  t.equal(await next(), 10_000)
+  t.same(told, [])
+  store.fails('due', new TypeError('a bug'))
+  t.equal(await next(), 10_000)
+  t.match(told, [['internal error while removing responses from records', { error: 'TypeError: a bug' }]])
+  waiting.shift()?.run()
+  await bodies.stop()
+  t.same(waiting, [], 'no more looks')
+  clock.restore()
+})

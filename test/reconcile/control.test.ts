@@ -72,45 +72,39 @@ function begun() {
   return self
 }
 
-void t.test(
-  'a process that has completed nothing itself asks about a completed record of the store',
-  async (t) => {
-    const one = begun()
-    await one.completes('k1')
-    t.same(await one.control.prove(ROUTE, MISTYPED), { kind: 'refuted' })
-    t.match(one.said, [['error', /does not find requests that were completed/]])
-    t.equal(one.lists, 1)
-    t.same(await one.control.prove(ROUTE, MISTYPED), { kind: 'refuted' })
-    t.equal(one.lists, 1, 'what was found is remembered')
-    one.knows.add('k1')
-    t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'proven' })
-    const asked = one.asked.length
-    t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'proven' })
-    t.equal(one.asked.length, asked, 'what was proven is remembered')
-  },
-)
+void t.test('a process that has completed nothing asks about a completed record of the store', async (t) => {
+  const one = begun()
+  await one.completes('k1')
+  t.same(await one.control.prove(ROUTE, MISTYPED), { kind: 'refuted' })
+  t.match(one.said, [['error', /does not find requests that were completed/]])
+  t.equal(one.lists, 1)
+  t.same(await one.control.prove(ROUTE, MISTYPED), { kind: 'refuted' })
+  t.equal(one.lists, 1, 'what was found is remembered')
+  one.knows.add('k1')
+  t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'proven' })
+  const asked = one.asked.length
+  t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'proven' })
+  t.equal(one.asked.length, asked, 'what was proven is remembered')
+})
 
-void t.test(
-  'a record that another upstream, another route or a person completed proves nothing',
-  async (t) => {
-    const one = begun()
-    await one.completes('k1', { toldTo: 'another' })
-    await one.completes('k2', { route: 'another' })
-    await one.completes('k3', { told: undefined })
-    t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'untested' })
-    t.same(one.asked, [])
-    await one.completes('k4')
-    t.same(
-      await one.control.prove(ROUTE, RECONCILE),
-      { kind: 'untested' },
-      'the store is not searched again at once',
-    )
-    t.equal(one.lists, 1)
-    one.now = 10_000
-    t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'refuted' })
-    t.equal(one.lists, 2)
-  },
-)
+void t.test('a record that another upstream, route or person completed proves nothing', async (t) => {
+  const one = begun()
+  await one.completes('k1', { toldTo: 'another' })
+  await one.completes('k2', { route: 'another' })
+  await one.completes('k3', { told: undefined })
+  t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'untested' })
+  t.same(one.asked, [])
+  await one.completes('k4')
+  t.same(
+    await one.control.prove(ROUTE, RECONCILE),
+    { kind: 'untested' },
+    'the store is not searched again at once',
+  )
+  t.equal(one.lists, 1)
+  one.now = 10_000
+  t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'refuted' })
+  t.equal(one.lists, 2)
+})
 
 void t.test('the store is read page by page, until four records are found', async (t) => {
   const one = begun()
@@ -133,20 +127,17 @@ void t.test('a process asks about the last four requests it completed, 15 s apar
   t.equal(one.lists, 0)
 })
 
-void t.test(
-  'simultaneous proofs of a status query ask the upstream once, and so do repeated canary checks',
-  async (t) => {
-    const one = begun()
-    await one.completes('k1')
-    await Promise.all([one.control.prove(ROUTE, RECONCILE), one.control.prove(ROUTE, RECONCILE)])
-    t.equal(one.asked.length, 1)
-    t.same([...one.control.routes], [], 'not checked yet')
-    await one.control.check([ROUTE])
-    await one.control.check([ROUTE])
-    t.same([...one.control.routes], [ROUTE.name])
-    t.equal(one.asked.filter((target) => target.includes('canary-')).length, 1)
-    await one.control.check([{ ...ROUTE, reconcile: null }])
-    t.same([...one.control.routes], [], 'a reload has removed its status query')
-    one.control.stop()
-  },
-)
+void t.test('simultaneous proofs, and repeated canary checks, ask the upstream once', async (t) => {
+  const one = begun()
+  await one.completes('k1')
+  await Promise.all([one.control.prove(ROUTE, RECONCILE), one.control.prove(ROUTE, RECONCILE)])
+  t.equal(one.asked.length, 1)
+  t.same([...one.control.routes], [], 'not checked yet')
+  await one.control.check([ROUTE])
+  await one.control.check([ROUTE])
+  t.same([...one.control.routes], [ROUTE.name])
+  t.equal(one.asked.filter((target) => target.includes('canary-')).length, 1)
+  await one.control.check([{ ...ROUTE, reconcile: null }])
+  t.same([...one.control.routes], [], 'a reload has removed its status query')
+  one.control.stop()
+})

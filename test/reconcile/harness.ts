@@ -56,8 +56,10 @@ export class Worker {
   readonly told: Told[] = []
   readonly asked: UpstreamRequest[] = []
   readonly bytes = new Bytes()
-  /** The upstream's answers, in order; then 200. */
+  /** The upstream's answers, in order. */
   readonly script: Say[] = []
+  /** Then it says that. */
+  otherwise: () => Say = () => this.says(200)
   readonly woken: RecordId[] = []
   isOwn: (id: RecordId) => boolean = () => false
   random = 0
@@ -107,6 +109,28 @@ export class Worker {
     await this.sweeper.idle()
   }
 
+  /** The same, when that time has passed. */
+  async after(time: number): Promise<void> {
+    this.store.now += time
+    await this.round()
+  }
+
+  /** The same, when the store's record is due; the upstream says that. */
+  async next(...says: readonly Say[]): Promise<void> {
+    this.store.now = Math.max((await unknownIn(this.store)).nextLookAt, this.store.now)
+    this.script.push(...says)
+    await this.round()
+  }
+
+  /** Sends a status query that the upstream answers when the test opens the gate. */
+  async asking(says = () => this.says(200)): Promise<{ readonly gate: Gate; readonly round: Promise<void> }> {
+    const gate = new Gate()
+    this.script.push(gate.before(says))
+    const round = this.round()
+    await gate.reached
+    return { gate, round }
+  }
+
   /** The `result` labels so far. */
   get results(): unknown[] {
     return this.told.filter(([name]) => name === 'reconciled').map(([, result]) => result)
@@ -128,7 +152,7 @@ export class Worker {
 
   async #answer(request: UpstreamRequest): Promise<Forwarded> {
     this.asked.push(request)
-    const next = this.script.shift() ?? this.says(200)
+    const next = this.script.shift() ?? this.otherwise()
     if (next instanceof Error) throw next
     return typeof next === 'function' ? await next(request) : next
   }
@@ -164,16 +188,20 @@ export async function broken(replica: Replica, policy: RoutePolicy): Promise<voi
   if (code !== 'upstream_failed') throw new Error(`answered ${code}`)
 }
 
-/** An owner that fell silent: `worker` has written down that its lease lapsed, and its answer waits at the gate. */
+/** A request whose connection broke, and the sweeper that asks about it. */
+export async function unresolved(t: Test, policy: RoutePolicy, ...asks: readonly RoutePolicy[]) {
+  const store = new Store()
+  const owner = replica(t, { store })
+  await broken(owner, policy)
+  return { store, owner, one: worker(t, store, ...(asks.length === 0 ? [policy] : asks)) }
+}
+
+/** An owner that fell silent: `one` has written down that its lease lapsed; its upstream works. */
 export async function silentOwner(t: Test, policy: RoutePolicy) {
   const store = new Store()
   const owner = replica(t, { store })
-  const late = new Gate()
-  owner.script.push(late.before(() => owner.responded(201, 'late')))
-  const first = owner.send({ route: policy })
-  await late.reached
+  const run = await owner.working({ route: policy }, () => owner.responded(201, 'late'))
   const one = worker(t, store, policy)
-  store.now += LEASE
-  await one.round()
-  return { store, owner, late, first, one }
+  await one.after(LEASE)
+  return { store, owner, run, one }
 }

@@ -3,7 +3,7 @@ import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { Completed } from '../../src/core/record.ts'
 import { Recheck } from '../../src/reconcile/control.ts'
 import type { UpstreamRequest } from '../../src/upstream/port.ts'
-import { Bytes, replica, route } from '../protect/harness.ts'
+import { BROKEN, Bytes, NOT_SENT, replica, route } from '../protect/harness.ts'
 import { AFTER, asking, KEY, type Say, stored } from './harness.ts'
 
 /** A completed record, and the recheck that asks about it. */
@@ -50,24 +50,21 @@ async function world(t: Test, policy: RoutePolicy = asking(), now: RoutePolicy |
   }
 }
 
-void t.test(
-  'O05 a recheck asks as the reconciler does: its path, its credentials, pinned to the key',
-  async (t) => {
-    const { ask, script, says, asked } = await world(t)
-    script.push(says(200))
-    t.same(await ask(), { kind: 'agrees' })
-    t.match(asked, [{ method: 'GET', target: `/payments?key=${KEY}` }])
-    t.ok(asked[0]?.headers.join().includes('Authorization,Bearer own'))
-    script.push(says(200, { key: 'another', payment: { id: 'p1' } }))
-    t.match(await ask(), { kind: 'disagrees', why: /\/key/ })
-    script.push(says(200, { key: KEY, payment: { id: 'p2' } }))
-    t.match(await ask(), { kind: 'differs' })
-    script.push(says(402))
-    t.match(await ask(), { kind: 'disagrees', why: /402 where 201/ })
-    script.push(says(202))
-    t.match(await ask(), { kind: 'undecided' })
-  },
-)
+void t.test('O05 a recheck asks as the reconciler does: path, credentials, pinned to the key', async (t) => {
+  const { ask, script, says, asked } = await world(t)
+  script.push(says(200))
+  t.same(await ask(), { kind: 'agrees' })
+  t.match(asked, [{ method: 'GET', target: `/payments?key=${KEY}` }])
+  t.ok(asked[0]?.headers.join().includes('Authorization,Bearer own'))
+  script.push(says(200, { key: 'another', payment: { id: 'p1' } }))
+  t.match(await ask(), { kind: 'disagrees', why: /\/key/ })
+  script.push(says(200, { key: KEY, payment: { id: 'p2' } }))
+  t.match(await ask(), { kind: 'differs' })
+  script.push(says(402))
+  t.match(await ask(), { kind: 'disagrees', why: /402 where 201/ })
+  script.push(says(202))
+  t.match(await ask(), { kind: 'undecided' })
+})
 
 void t.test('O05 "not found" counts only twice in a row, as for an unknown record', async (t) => {
   const { ask, script, says, asked } = await world(t)
@@ -80,9 +77,9 @@ void t.test('O05 "not found" counts only twice in a row, as for an unknown recor
 
 void t.test('O05 a recheck without an answer says why', async (t) => {
   const { ask, script } = await world(t)
-  script.push({ proof: 'not_sent', reason: 'refused' })
+  script.push(NOT_SENT)
   t.match(await ask(), { kind: 'not_asked', why: /could not be reached/ })
-  script.push({ proof: 'unknown', reason: 'reset', timedOut: false, status: null })
+  script.push(BROKEN)
   t.match(await ask(), { kind: 'undecided', why: /broke/ })
   script.push(new Error('a bug'))
   t.match(await ask(), { kind: 'undecided', why: /a bug/ })

@@ -6,6 +6,7 @@ import { Shadow } from '../../src/shadow/shadow.ts'
 import { CorruptRecord, InGrace, OutOfPhase } from '../../src/store/register.ts'
 import type { Forwarded, TappedExchange } from '../../src/upstream/port.ts'
 import {
+  BROKEN,
   HOUR,
   LEASE,
   type Options,
@@ -43,7 +44,6 @@ class Exchange implements TappedExchange {
 
 const SHADOW = route({ mode: 'shadow' })
 const NOT_SENT: Forwarded = { proof: 'not_sent', reason: 'connection refused' }
-const BROKEN: Forwarded = { proof: 'unknown', reason: 'reset', timedOut: false, status: null }
 
 interface Shadowed {
   readonly replica: Replica
@@ -90,24 +90,21 @@ function shadowed(t: Test, options: Options = {}): Shadowed {
   }
 }
 
-void t.test(
-  'O06 the first answer completes its record; an equal one is replay_same, another replay_differs',
-  async (t) => {
-    const a = shadowed(t)
-    t.equal(await a.pass(undefined), 'first')
-    const record = await a.replica.store.read(a.replica.id)
-    t.match(record, { state: 'completed', attempts: 1, result: { kept: true, response: { status: 201 } } })
-    t.match(a.told[0]?.[1], { before: 'absent', after: 'completed', id: a.replica.id })
-    t.equal(await a.pass(undefined), 'replay_same')
-    t.equal(await a.pass(a.replica.responded(201, '{"id":"p2"}')), 'replay_differs')
-    t.equal(await a.pass(a.replica.responded(200)), 'replay_differs')
-    t.equal(await a.pass(BROKEN), 'not_compared')
-    t.same(await a.replica.store.read(a.replica.id), record, 'the record stays as the first made it')
-    const replayed = await a.replica.get()
-    t.match(replayed, { status: 201, replayed: true }, 'enforce replays it')
-    t.equal(a.replica.n, 0, 'and executes nothing')
-  },
-)
+void t.test('O06 the first answer completes its record; the next is replay_same or _differs', async (t) => {
+  const a = shadowed(t)
+  t.equal(await a.pass(undefined), 'first')
+  const record = await a.replica.store.read(a.replica.id)
+  t.match(record, { state: 'completed', attempts: 1, result: { kept: true, response: { status: 201 } } })
+  t.match(a.told[0]?.[1], { before: 'absent', after: 'completed', id: a.replica.id })
+  t.equal(await a.pass(undefined), 'replay_same')
+  t.equal(await a.pass(a.replica.responded(201, '{"id":"p2"}')), 'replay_differs')
+  t.equal(await a.pass(a.replica.responded(200)), 'replay_differs')
+  t.equal(await a.pass(BROKEN), 'not_compared')
+  t.same(await a.replica.store.read(a.replica.id), record, 'the record stays as the first made it')
+  const replayed = await a.replica.get()
+  t.match(replayed, { status: 201, replayed: true }, 'enforce replays it')
+  t.equal(a.replica.n, 0, 'and executes nothing')
+})
 
 void t.test('headers that always differ or that a replay leaves out are not compared', async (t) => {
   const policy = route({ mode: 'shadow', excludeHeaders: new Set(['x-secret']) })
@@ -152,19 +149,16 @@ void t.test('a response that is not kept is recorded as enforce would, and not c
   t.match(await c.replica.store.read(c.replica.id), { state: 'unknown' })
 })
 
-void t.test(
-  'a request that was not sent or refused by status frees the key; a broken one stays unknown',
-  async (t) => {
-    const a = shadowed(t)
-    t.equal(await a.pass(NOT_SENT), 'upstream_unreachable')
-    t.match(await a.replica.store.read(a.replica.id), { state: 'failed_retryable' })
-    t.equal(await a.pass(a.replica.responded(429)), 'retry')
-    t.match(await a.replica.store.read(a.replica.id), { state: 'failed_retryable', attempts: 2 })
-    t.equal(await a.pass(BROKEN), 'upstream_failed')
-    t.match(await a.replica.store.read(a.replica.id), { state: 'unknown', attempts: 3 })
-    t.match(await a.replica.get(), { code: 'idempotency_outcome_unknown' })
-  },
-)
+void t.test('what was not sent or refused by status frees the key; what broke stays unknown', async (t) => {
+  const a = shadowed(t)
+  t.equal(await a.pass(NOT_SENT), 'upstream_unreachable')
+  t.match(await a.replica.store.read(a.replica.id), { state: 'failed_retryable' })
+  t.equal(await a.pass(a.replica.responded(429)), 'retry')
+  t.match(await a.replica.store.read(a.replica.id), { state: 'failed_retryable', attempts: 2 })
+  t.equal(await a.pass(BROKEN), 'upstream_failed')
+  t.match(await a.replica.store.read(a.replica.id), { state: 'unknown', attempts: 3 })
+  t.match(await a.replica.get(), { code: 'idempotency_outcome_unknown' })
+})
 
 void t.test('another payload is misuse, and leaves the record alone', async (t) => {
   const a = shadowed(t)
@@ -186,28 +180,25 @@ void t.test('a request that meets a tombstone is expired', async (t) => {
   t.match(a.told[1]?.[1], { before: 'expired' })
 })
 
-void t.test(
-  'a retry over an unknown record completes it, or changes nothing if it gets no answer',
-  async (t) => {
-    for (const [result, state] of [
-      [null, 'completed'],
-      [NOT_SENT, 'unknown'],
-      [BROKEN, 'unknown'],
-    ] as const) {
-      const a = shadowed(t)
-      await a.pass(BROKEN)
-      const before = await a.replica.store.read(a.replica.id)
-      t.equal(await a.pass(result ?? undefined), 'unknown')
-      const after = await a.replica.store.read(a.replica.id)
-      t.match(after, { state })
-      if (state === 'unknown') t.same(after, before, 'nothing was learnt: nothing is written')
-      else t.match(after, { attempts: 2, createdAt: before?.createdAt })
-      const code = state === 'unknown' ? 'idempotency_outcome_unknown' : null
-      t.match(await a.replica.get(), { code })
-      t.equal(a.replica.n, 0, 'enforce never executes it again')
-    }
-  },
-)
+void t.test('a retry over an unknown record completes it, or changes nothing', async (t) => {
+  for (const [result, state] of [
+    [null, 'completed'],
+    [NOT_SENT, 'unknown'],
+    [BROKEN, 'unknown'],
+  ] as const) {
+    const a = shadowed(t)
+    await a.pass(BROKEN)
+    const before = await a.replica.store.read(a.replica.id)
+    t.equal(await a.pass(result ?? undefined), 'unknown')
+    const after = await a.replica.store.read(a.replica.id)
+    t.match(after, { state })
+    if (state === 'unknown') t.same(after, before, 'nothing was learnt: nothing is written')
+    else t.match(after, { attempts: 2, createdAt: before?.createdAt })
+    const code = state === 'unknown' ? 'idempotency_outcome_unknown' : null
+    t.match(await a.replica.get(), { code })
+    t.equal(a.replica.n, 0, 'enforce never executes it again')
+  }
+})
 
 void t.test('after a change of recipe an unchanged request still completes its record', async (t) => {
   const a = shadowed(t)
@@ -217,23 +208,20 @@ void t.test('after a change of recipe an unchanged request still completes its r
   t.match(await a.replica.store.read(a.replica.id), { state: 'completed', attempts: 2 })
 })
 
-void t.test(
-  'a duplicate over a lapsed lease completes the record, and the late owner is refused',
-  async (t) => {
-    const a = shadowed(t)
-    const slow = new Exchange()
-    const following = a.follow(slow)
-    await a.claimed()
-    const b = shadowed(t, { store: a.replica.store })
-    a.replica.store.now += LEASE
-    t.equal(await b.pass(undefined), 'unknown')
-    const record = await a.replica.store.read(a.replica.id)
-    t.match(record, { state: 'completed', attempts: 2 })
-    slow.end(NOT_SENT)
-    await following
-    t.same(await a.replica.store.read(a.replica.id), record)
-  },
-)
+void t.test('a duplicate over a lapsed lease completes the record; the late owner is refused', async (t) => {
+  const a = shadowed(t)
+  const slow = new Exchange()
+  const following = a.follow(slow)
+  await a.claimed()
+  const b = shadowed(t, { store: a.replica.store })
+  a.replica.store.now += LEASE
+  t.equal(await b.pass(undefined), 'unknown')
+  const record = await a.replica.store.read(a.replica.id)
+  t.match(record, { state: 'completed', attempts: 2 })
+  slow.end(NOT_SENT)
+  await following
+  t.same(await a.replica.store.read(a.replica.id), record)
+})
 
 void t.test('a retry on a lenient route claims over a lapsed lease', async (t) => {
   const over = { route: route({ mode: 'shadow', profile: 'lenient' }) }
@@ -267,35 +255,32 @@ const BESIDE: readonly (readonly [
   [BROKEN, NOT_SENT, 'unknown', 1],
 ]
 
-void t.test(
-  'with a duplicate beside a running first request, the key is freed only if neither executed',
-  async (t) => {
-    for (const order of ['owner ends first', 'duplicate ends first'] as const)
-      for (const where of ['one replica', 'two replicas'] as const)
-        for (const [owner, second, state, attempts] of BESIDE) {
-          const title = `${order}, ${where}: ${owner?.proof ?? 'done'}, ${second?.proof ?? 'done'}`
-          const a = shadowed(t)
-          const b = where === 'one replica' ? a : shadowed(t, { store: a.replica.store })
-          const [one, two] = [new Exchange(), new Exchange()]
-          const following = [a.follow(one)]
-          await a.claimed()
-          following.push(b.follow(two))
-          await until(() => b.verdicts().includes('in_progress'))
-          const ends = [
-            () => one.end(owner ?? a.replica.responded(201, 'owner')),
-            () => two.end(second ?? b.replica.responded(201, 'second')),
-          ]
-          if (order === 'duplicate ends first') ends.reverse()
-          for (const end of ends) {
-            end()
-            for (let i = 0; i < 10; i++) await new Promise((next) => setImmediate(next))
-          }
-          await Promise.all(following)
-          t.match(await a.replica.store.read(a.replica.id), { state, attempts }, title)
-          t.equal(b.verdicts().filter((verdict) => verdict === 'in_progress').length, 1)
+void t.test('with a duplicate beside a request, the key is freed only if neither executed', async (t) => {
+  for (const order of ['owner ends first', 'duplicate ends first'] as const)
+    for (const where of ['one replica', 'two replicas'] as const)
+      for (const [owner, second, state, attempts] of BESIDE) {
+        const title = `${order}, ${where}: ${owner?.proof ?? 'done'}, ${second?.proof ?? 'done'}`
+        const a = shadowed(t)
+        const b = where === 'one replica' ? a : shadowed(t, { store: a.replica.store })
+        const [one, two] = [new Exchange(), new Exchange()]
+        const following = [a.follow(one)]
+        await a.claimed()
+        following.push(b.follow(two))
+        await until(() => b.verdicts().includes('in_progress'))
+        const ends = [
+          () => one.end(owner ?? a.replica.responded(201, 'owner')),
+          () => two.end(second ?? b.replica.responded(201, 'second')),
+        ]
+        if (order === 'duplicate ends first') ends.reverse()
+        for (const end of ends) {
+          end()
+          for (let i = 0; i < 10; i++) await new Promise((next) => setImmediate(next))
         }
-  },
-)
+        await Promise.all(following)
+        t.match(await a.replica.store.read(a.replica.id), { state, attempts }, title)
+        t.equal(b.verdicts().filter((verdict) => verdict === 'in_progress').length, 1)
+      }
+})
 
 void t.test('what ran beside the first request counts, even if a header counts since a reload', async (t) => {
   const a = shadowed(t)
@@ -346,57 +331,51 @@ void t.test('V07 a record made in shadow mode says that the upstream was told no
   t.equal(record?.told, undefined, 'otherwise its "not found" would free what may have been executed')
 })
 
-void t.test(
-  'a request that enforce would refuse before its claim gets that verdict, and leaves no record',
-  async (t) => {
-    const strict = route({ mode: 'shadow', profile: 'strict' })
-    const issued = { ...SHADOW, key: { ...SHADOW.key, issuedOnly: true } }
-    const closed = { ...SHADOW, scope: { ...SHADOW.scope, anonymous: 'reject' as const } }
-    const optional = {
-      ...SHADOW,
-      key: { ...SHADOW.key, from: [{ kind: 'json', pointer: '/id' }], presence: 'optional' },
-    }
-    const cases: readonly (readonly [ShadowVerdict, Sent, Options?])[] = [
-      ['key_missing', { key: null }],
-      ['key_invalid', { key: 'a,b' }],
-      ['caller_missing', { anonymous: true, route: closed }],
-      ['request_too_large', { reading: { kind: 'too_large' } }],
-      ['overloaded', { reading: { kind: 'no_room' } }],
-      ['store_unavailable', { route: strict }, { fitness: 'unfit' }],
-      ['key_invalid', { route: issued }, { issued: 'forged' }],
-      ['expired', { route: issued }, { issued: 'expired' }],
-      ['passed', { key: null, route: optional as RoutePolicy }],
-      // Breaks the rule that what shadow sees has been sent.
-      ['error', { gone: () => true }],
-    ]
-    for (const [verdict, over, options] of cases) {
-      const a = shadowed(t, options)
-      const exchange = new Exchange()
-      await a.follow(exchange, over)
-      t.same(a.verdicts(), [verdict])
-      t.equal(exchange.ignored, 1)
-      if (verdict !== 'error') t.same(await a.replica.store.dump(), {}, verdict)
-    }
-    const a = shadowed(t)
-    const limited = { route: { ...SHADOW, limits: { ...SHADOW.limits, newKeys: { count: 1, per: HOUR } } } }
-    t.equal(await a.pass(undefined, { ...limited, key: 'one-0123456789abcdef' }), 'first')
-    t.equal(await a.pass(undefined, { ...limited, key: 'two-0123456789abcdef' }), 'rate_limited')
-  },
-)
+void t.test('what enforce would refuse before its claim gets that verdict, and no record', async (t) => {
+  const strict = route({ mode: 'shadow', profile: 'strict' })
+  const issued = { ...SHADOW, key: { ...SHADOW.key, issuedOnly: true } }
+  const closed = { ...SHADOW, scope: { ...SHADOW.scope, anonymous: 'reject' as const } }
+  const optional = {
+    ...SHADOW,
+    key: { ...SHADOW.key, from: [{ kind: 'json', pointer: '/id' }], presence: 'optional' },
+  }
+  const cases: readonly (readonly [ShadowVerdict, Sent, Options?])[] = [
+    ['key_missing', { key: null }],
+    ['key_invalid', { key: 'a,b' }],
+    ['caller_missing', { anonymous: true, route: closed }],
+    ['request_too_large', { reading: { kind: 'too_large' } }],
+    ['overloaded', { reading: { kind: 'no_room' } }],
+    ['store_unavailable', { route: strict }, { fitness: 'unfit' }],
+    ['key_invalid', { route: issued }, { issued: 'forged' }],
+    ['expired', { route: issued }, { issued: 'expired' }],
+    ['passed', { key: null, route: optional as RoutePolicy }],
+    // Breaks the rule that what shadow sees has been sent.
+    ['error', { gone: () => true }],
+  ]
+  for (const [verdict, over, options] of cases) {
+    const a = shadowed(t, options)
+    const exchange = new Exchange()
+    await a.follow(exchange, over)
+    t.same(a.verdicts(), [verdict])
+    t.equal(exchange.ignored, 1)
+    if (verdict !== 'error') t.same(await a.replica.store.dump(), {}, verdict)
+  }
+  const a = shadowed(t)
+  const limited = { route: { ...SHADOW, limits: { ...SHADOW.limits, newKeys: { count: 1, per: HOUR } } } }
+  t.equal(await a.pass(undefined, { ...limited, key: 'one-0123456789abcdef' }), 'first')
+  t.equal(await a.pass(undefined, { ...limited, key: 'two-0123456789abcdef' }), 'rate_limited')
+})
 
-void t.test(
-  'an incomplete body is request_aborted, or upstream_unreachable, and leaves no record',
-  async (t) => {
-    for (const kind of ['aborted', 'timeout'] as const) {
-      const a = shadowed(t)
-      const over = { reading: { kind } }
-      t.equal(await a.pass(BROKEN, over), 'request_aborted')
-      t.equal(await a.pass(undefined, over), 'request_aborted')
-      t.equal(await a.pass(NOT_SENT, over), 'upstream_unreachable')
-      t.same(await a.replica.store.dump(), {})
-    }
-  },
-)
+void t.test('an incomplete body is request_aborted or upstream_unreachable, and no record', async (t) => {
+  for (const kind of ['aborted', 'timeout'] as const) {
+    const a = shadowed(t)
+    const over = { reading: { kind } }
+    t.equal(await a.pass(BROKEN, over), 'request_aborted')
+    t.equal(await a.pass(undefined, over), 'request_aborted')
+    t.equal(await a.pass(NOT_SENT, over), 'upstream_unreachable')
+    t.same(await a.replica.store.dump(), {})
+  }
+})
 
 void t.test('the answer to a request that is not followed is released or drained', async (t) => {
   const a = shadowed(t)
@@ -432,29 +411,26 @@ void t.test('shadow follows more requests once limits.inFlight is raised', async
   t.same(a.verdicts(), ['first', 'first'])
 })
 
-void t.test(
-  'O06 a store that is down is a verdict, and the outcome is written when it is back',
-  async (t) => {
-    const grace = new InGrace(0, 0, 60_000)
-    const phase = new OutOfPhase('the phase of the others is not known', false)
-    for (const fault of ['down', 'dropped', 'lost', 'late', 'unreplicated', grace, phase] as const) {
-      const a = shadowed(t)
-      a.replica.store.fault = () => fault
-      t.equal(await a.pass(undefined), 'store_unavailable')
-      t.equal(a.replica.ports.settler.size, 1)
-      a.replica.store.fault = () => null
-      await a.replica.store.arrive()
-      t.ok(await a.replica.ports.settler.flush())
-      t.match(await a.replica.store.read(a.replica.id), { state: 'completed' }, String(fault))
-      t.match(await a.replica.get(), { replayed: true })
-      t.equal(a.replica.n, 0)
-    }
-  },
-)
+void t.test('O06 a store that is down is a verdict; the outcome is written when it is back', async (t) => {
+  const grace = new InGrace(0, 0, 60_000)
+  const phase = new OutOfPhase('the phase of the others is not known', false)
+  for (const fault of ['down', 'dropped', 'lost', 'late', 'unreplicated', grace, phase] as const) {
+    const a = shadowed(t)
+    a.replica.store.fault = () => fault
+    t.equal(await a.pass(undefined), 'store_unavailable')
+    t.equal(a.replica.ports.settler.size, 1)
+    a.replica.store.fault = () => null
+    await a.replica.store.arrive()
+    t.ok(await a.replica.ports.settler.flush())
+    t.match(await a.replica.store.read(a.replica.id), { state: 'completed' }, String(fault))
+    t.match(await a.replica.get(), { replayed: true })
+    t.equal(a.replica.n, 0)
+  }
+})
 
 void t.test('an outcome that the store does not take is held, and answers enforce meanwhile', async (t) => {
   const a = shadowed(t)
-  a.replica.store.next.push({ op: 'swap', fault: 'down' })
+  a.replica.store.fails('swap', 'down')
   t.equal(await a.pass(undefined), 'first')
   t.match(await a.replica.get(), { replayed: true })
   t.equal(a.replica.n, 0)
@@ -473,7 +449,7 @@ void t.test('shadow holds at most 1000 outcomes in the settler', async (t) => {
 
 void t.test('a record that cannot be read is store_unavailable, and reported', async (t) => {
   const a = shadowed(t)
-  a.replica.store.next.push({ op: 'put', fault: new CorruptRecord('unknown version') })
+  a.replica.store.fails('put', new CorruptRecord('unknown version'))
   t.equal(await a.pass(undefined), 'store_unavailable')
   t.match(a.replica.troubles(), [/cannot be read/])
 })
@@ -531,24 +507,21 @@ void t.test('a duplicate’s outcome that the store does not take is retried', a
     }
 })
 
-void t.test(
-  'a duplicate’s outcome that the store keeps refusing is given up, and reported once',
-  async (t) => {
-    const a = shadowed(t)
-    await besideUnknown(a)
-    const before = await a.replica.store.dump()
-    a.replica.store.fault = ({ op }) => (op === 'swap' ? 'down' : null)
-    for (let i = 0; i < 2; i++) t.equal(await a.pass(undefined), 'unknown')
-    t.same(a.replica.troubles(), ['the outcomes of forwarded duplicates could not be recorded'])
-    t.same(await a.replica.store.dump(), before)
-    t.equal(await a.pass(BROKEN), 'unknown')
-    a.replica.store.fault = ({ op }) => (op === 'swap' ? new CorruptRecord('unknown version') : null)
-    t.equal(await a.pass(undefined), 'unknown', 'what cannot be read is left as it is')
-    a.replica.store.fault = ({ op }) => (op === 'swap' ? new Error('a bug') : null)
-    t.equal(await a.pass(undefined), 'unknown')
-    t.match(a.replica.troubles()[1], /internal error/)
-  },
-)
+void t.test('a duplicate’s outcome that the store keeps refusing is given up, reported once', async (t) => {
+  const a = shadowed(t)
+  await besideUnknown(a)
+  const before = await a.replica.store.dump()
+  a.replica.store.fault = ({ op }) => (op === 'swap' ? 'down' : null)
+  for (let i = 0; i < 2; i++) t.equal(await a.pass(undefined), 'unknown')
+  t.same(a.replica.troubles(), ['the outcomes of forwarded duplicates could not be recorded'])
+  t.same(await a.replica.store.dump(), before)
+  t.equal(await a.pass(BROKEN), 'unknown')
+  a.replica.store.fault = ({ op }) => (op === 'swap' ? new CorruptRecord('unknown version') : null)
+  t.equal(await a.pass(undefined), 'unknown', 'what cannot be read is left as it is')
+  a.replica.store.fault = ({ op }) => (op === 'swap' ? new Error('a bug') : null)
+  t.equal(await a.pass(undefined), 'unknown')
+  t.match(a.replica.troubles()[1], /internal error/)
+})
 
 void t.test('at most half of the places wait for a store that hangs', async (t) => {
   const a = shadowed(t, { maxInFlight: 2 })
@@ -565,32 +538,29 @@ void t.test('at most half of the places wait for a store that hangs', async (t) 
   t.match(await a.replica.store.read(a.replica.id), { state: 'completed' })
 })
 
-void t.test(
-  'a duplicate’s outcome is written if the record has gone, but not over another payload',
-  async (t) => {
-    const a = shadowed(t)
-    await besideUnknown(a)
-    const exchange = new Exchange()
-    let following = a.follow(exchange)
-    await until(() => a.verdicts().length === 2)
-    a.replica.store.now += 31 * TTL
-    exchange.end(a.replica.responded())
-    await following
-    t.match(await a.replica.store.read(a.replica.id), { state: 'completed', attempts: 1 })
+void t.test('a duplicate’s outcome is written if the record is gone, not over another payload', async (t) => {
+  const a = shadowed(t)
+  await besideUnknown(a)
+  const exchange = new Exchange()
+  let following = a.follow(exchange)
+  await until(() => a.verdicts().length === 2)
+  a.replica.store.now += 31 * TTL
+  exchange.end(a.replica.responded())
+  await following
+  t.match(await a.replica.store.read(a.replica.id), { state: 'completed', attempts: 1 })
 
-    const b = shadowed(t)
-    await besideUnknown(b)
-    const late = new Exchange()
-    following = b.follow(late)
-    await until(() => b.verdicts().length === 2)
-    b.replica.store.now += 31 * TTL
-    t.equal(await b.pass(undefined, { body: 'other' }), 'first')
-    const record = await b.replica.store.read(b.replica.id)
-    late.end(b.replica.responded())
-    await following
-    t.same(await b.replica.store.read(b.replica.id), record)
-  },
-)
+  const b = shadowed(t)
+  await besideUnknown(b)
+  const late = new Exchange()
+  following = b.follow(late)
+  await until(() => b.verdicts().length === 2)
+  b.replica.store.now += 31 * TTL
+  t.equal(await b.pass(undefined, { body: 'other' }), 'first')
+  const record = await b.replica.store.read(b.replica.id)
+  late.end(b.replica.responded())
+  await following
+  t.same(await b.replica.store.read(b.replica.id), record)
+})
 
 void t.test('of two duplicates that complete a record at the same time, the first one stays', async (t) => {
   const a = shadowed(t)
@@ -609,7 +579,7 @@ void t.test('a first answer that this replica holds wins over a duplicate’s', 
   const [one, two] = [new Exchange(), new Exchange()]
   const following = [a.follow(one), a.follow(two)]
   await until(() => a.verdicts().includes('in_progress'))
-  a.replica.store.next.push({ op: 'swap', fault: 'down' })
+  a.replica.store.fails('swap', 'down')
   one.end(a.replica.responded(201, 'first'))
   two.end(a.replica.responded(201, 'second'))
   await Promise.all(following)
@@ -653,7 +623,7 @@ void t.test('a bug is one verdict and one log line, and leaves no claim behind',
   t.equal(a.told[1]?.[1].id, null)
 
   const b = shadowed(t)
-  b.replica.store.next.push({ op: 'put', fault: error })
+  b.replica.store.fails('put', error)
   t.equal(await b.pass(undefined), 'error')
   t.equal(await b.pass(undefined), 'first', 'the next request has its turn')
 })

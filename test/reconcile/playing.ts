@@ -1,14 +1,15 @@
 import fc from 'fast-check'
-import t from 'tap'
+import type { Test } from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import {
+  BROKEN,
   type Fault,
   idle,
   LEASE,
+  NOT_SENT,
   never,
   Replica,
-  RUNS,
   type Seen,
   Store,
   type StoreCall,
@@ -16,19 +17,17 @@ import {
 } from '../protect/harness.ts'
 import { AFTER, asking, EVERY, KEY, Worker } from './harness.ts'
 
-t.setTimeout(600_000)
-
 /** What the upstream does with one request, and what arrives of its answer. */
 const REPLIES: readonly {
   readonly did: 'paid' | 'declined' | null
   readonly reply: (r: Replica, n: number) => Forwarded
 }[] = [
   { did: 'paid', reply: (r, n) => r.responded(201, `"answer ${n}"`) },
-  { did: 'paid', reply: () => ({ proof: 'unknown', reason: 'reset', timedOut: false, status: null }) },
+  { did: 'paid', reply: () => BROKEN },
   { did: 'declined', reply: () => ({ proof: 'unknown', reason: 'reset', timedOut: true, status: 402 }) },
   // The request itself was lost on the way.
-  { did: null, reply: () => ({ proof: 'unknown', reason: 'reset', timedOut: false, status: null }) },
-  { did: null, reply: () => ({ proof: 'not_sent', reason: 'refused' }) },
+  { did: null, reply: () => BROKEN },
+  { did: null, reply: () => NOT_SENT },
 ]
 
 /** How the upstream treats a status query. */
@@ -130,7 +129,7 @@ async function play(policy: RoutePolicy, script: readonly Step[]): Promise<void>
       const now = mood
       await turn()
       if (dead === at) return never
-      if (now === 'breaks') return { proof: 'unknown', reason: 'x', timedOut: false, status: null }
+      if (now === 'breaks') return BROKEN
       if (now === 'unsure') return made.says(202)
       if (now === 'another') return made.says(200, { key: 'another', payment: 'another' })
       if (first === undefined) return made.says(404, {})
@@ -213,17 +212,16 @@ async function play(policy: RoutePolicy, script: readonly Step[]): Promise<void>
     if (one.bytes.held !== 0) throw new Error(`${one.bytes.held} bytes are not given back`)
 }
 
-for (const deadly of [false, true])
-  void t.test(
-    `O02 O03 any interleaving of owners, sweepers and retries on two replicas${deadly ? ', one of which dies' : ''} executes once, and resolves to one answer`,
-    async (t) => {
-      const policy = asking({ attempts: 1000 })
+/** Any interleaving of two replicas that own, sweep and retry. */
+export function exploreSweepers(t: Test, runs: number): void {
+  const policy = asking({ attempts: 1000 })
+  for (const deadly of [false, true]) {
+    const what = `any interleaving of owners, sweepers and retries${deadly ? ', one of which dies' : ''}`
+    void t.test(`O02 O03 ${what}, executes once, and resolves to one answer`, async (t) => {
       const scripts = fc.array(steps(deadly), { minLength: 5, maxLength: 80, size: 'max' })
-      const seed = Number(process.env['SEED'] ?? 20_261_121)
-      await fc.assert(
-        fc.asyncProperty(scripts, (script) => play(policy, script)),
-        { numRuns: RUNS, seed },
-      )
-      t.pass(`${RUNS} runs`)
-    },
-  )
+      const property = fc.asyncProperty(scripts, (script) => play(policy, script))
+      await fc.assert(property, { numRuns: runs, seed: Number(process.env['SEED'] ?? 20_261_121) })
+      t.pass(`${runs} runs`)
+    })
+  }
+}
