@@ -1,5 +1,6 @@
 import t from 'tap'
 import { prefersHtml } from '../../src/core/headers.ts'
+import { words } from './fixtures.ts'
 
 const accepts = (...lines: string[]): boolean => prefersHtml(lines.flatMap((line) => ['Accept', line]))
 
@@ -25,25 +26,12 @@ t.test('a client that prefers HTML gets a page', async (t) => {
 
 t.test('a client that does not prefer HTML gets a problem', async (t) => {
   for (const line of [
-    '',
-    '*/*',
-    'text/*',
-    'application/json',
-    'application/problem+json, text/html;q=0.9',
-    'application/json, text/plain, */*',
-    'text/html, application/json',
-    'text/html, application/json;q=1',
-    'text/html, */*',
-    'text/html;q=0.8, application/*',
-    'text/html;q=0',
-    'text/html;q=0.0',
-    'text/html;q=2',
-    'text/html;q=',
-    'text/html;q=0.1234',
-    'text/html;q=0.5, application/problem+json;q=0.5',
-    'application/xhtml+xml',
-    'x-text/html-not',
-    ',;q=1,,',
+    ...words`
+      */* text/* application/json text/html;q=0 text/html;q=0.0 text/html;q=2 text/html;q=
+      text/html;q=0.1234 application/xhtml+xml x-text/html-not ,;q=1,,`,
+    ...['', 'application/problem+json, text/html;q=0.9', 'application/json, text/plain, */*'],
+    ...['text/html, application/json', 'text/html, application/json;q=1', 'text/html, */*'],
+    ...['text/html;q=0.8, application/*', 'text/html;q=0.5, application/problem+json;q=0.5'],
   ])
     t.notOk(accepts(line), line)
   t.notOk(prefersHtml([]))

@@ -18,6 +18,7 @@ import {
   RESPONSE_HEADER,
   statusHeaders,
 } from '../../src/core/headers.ts'
+import { words } from './fixtures.ts'
 
 const LINES = ['Set-Cookie', 'a=1', 'X-A', '1', 'set-cookie', 'b=2', 'X-AB', '2']
 
@@ -42,16 +43,9 @@ t.test('firstOf gives the first line of a header, or null', async (t) => {
 })
 
 t.test('P13 the fixed fields and those that Connection names are hop-by-hop', async (t) => {
-  const fixed = [
-    'connection',
-    'keep-alive',
-    'te',
-    'transfer-encoding',
-    'upgrade',
-    'proxy-authorization',
-    'proxy-authenticate',
-    'proxy-connection',
-  ]
+  const fixed = words`
+    connection keep-alive te transfer-encoding upgrade proxy-authorization proxy-authenticate
+    proxy-connection`
   for (const connection of [
     [],
     ['Connection', 'close'],
@@ -108,30 +102,23 @@ t.test('names and values of fields have only the characters that HTTP allows', a
 t.test('statusHeaders tells the status, and the end of a record if it is known', async (t) => {
   const route = { statusHeader: true }
   const at = Date.UTC(2026, 10, 26, 12)
-  t.strictSame(statusHeaders('executed', route, at), [
-    'Idempotency-Status',
-    'executed',
-    'Idempotency-Expires',
-    '2026-11-26T12:00:00.000Z',
-  ])
+  t.strictSame(
+    statusHeaders('executed', route, at),
+    words`
+    Idempotency-Status executed Idempotency-Expires 2026-11-26T12:00:00.000Z`,
+  )
   for (const unknown of [null, Number.POSITIVE_INFINITY])
     t.strictSame(statusHeaders('executed', route, unknown), ['Idempotency-Status', 'executed'])
   t.strictSame(statusHeaders('executed', { statusHeader: false }, at), [])
 })
 
 t.test('P13 every field of one hop is among the fixed ones', async (t) => {
-  t.strictSame([...HOP_BY_HOP].sort(), [
-    'connection',
-    'http2-settings',
-    'keep-alive',
-    'proxy-authenticate',
-    'proxy-authentication-info',
-    'proxy-authorization',
-    'proxy-connection',
-    'te',
-    'transfer-encoding',
-    'upgrade',
-  ])
+  t.strictSame(
+    [...HOP_BY_HOP].sort(),
+    words`
+    connection http2-settings keep-alive proxy-authenticate proxy-authentication-info proxy-authorization
+    proxy-connection te transfer-encoding upgrade`,
+  )
 })
 
 t.test('P13 Connection cannot remove fields of the content or fields that count', async (t) => {

@@ -6,7 +6,7 @@ import { lookUp } from '../../src/core/body/json-lookup.ts'
 import { carriesKey, type KeyReading, keyNeedsBody, readKey, sourceName } from '../../src/core/key.ts'
 import type { KeyPolicy, KeySource } from '../../src/core/policy.ts'
 import { atOnce } from '../../src/core/steps.ts'
-import { KEY, keyBody } from './fixtures.ts'
+import { KEY, keyBody, words } from './fixtures.ts'
 
 const header = (name: string): KeySource => ({ kind: 'header', name })
 const query = (name: string): KeySource => ({ kind: 'query', name })
@@ -86,18 +86,7 @@ t.test('pointers follow RFC 6901', async (t) => {
 })
 
 t.test('a key is missing if the pointer finds nothing or the body is not JSON', async (t) => {
-  for (const body of [
-    '',
-    ' ',
-    '{}',
-    '[]',
-    '1',
-    '{"Id":"a"}',
-    '{"id":"a"',
-    "{'id':'a'}",
-    '{"id":01}',
-    '{"id":"a"}x',
-  ])
+  for (const body of [...words`{} [] 1 {"Id":"a"} {"id":"a" {'id':'a'} {"id":01} {"id":"a"}x`, ...['', ' ']])
     t.equal(read(body), 'missing', body)
   t.equal(
     read(Buffer.from([...Buffer.from('{"x":"'), 0xff, ...Buffer.from('","id":"a"}')])),
@@ -110,37 +99,12 @@ t.test('a key is missing if the pointer finds nothing or the body is not JSON', 
 })
 
 t.test('any other value at the pointer is an invalid key', async (t) => {
-  for (const value of [
-    'null',
-    'true',
-    'false',
-    '{}',
-    '[]',
-    '["a"]',
-    '1.0',
-    '1e3',
-    '1E3',
-    '-1.5',
-    '""',
-    '"  "',
-  ])
+  for (const value of [...words`null true false {} [] ["a"] 1.0 1e3 1E3 -1.5 ""`, '"  "'])
     t.equal(read(`{"id":${value}}`), 'invalid', value)
-  for (const value of [
-    '"caf\u00e9"',
-    '"a\\nb"',
-    '"a\\u0000"',
-    '"\\ud800"',
-    '"\\u007f"',
-    '"a\\tb"',
-    '"\\u2028"',
-  ])
+  for (const value of [...words`"a\nb" "a\u0000" "\ud800" "\u007f" "a\tb" "\u2028"`, '"caf\u00e9"'])
     t.equal(read(`{"id":${value}}`), 'invalid', value)
-  for (const body of [
-    '{"id":"a","id":"a"}',
-    '{"id":"a","id":null}',
-    '{"id":"a","\\u0069d":"b"}',
-    '{"id":{},"id":1}',
-  ])
+  for (const body of words`
+    {"id":"a","id":"a"} {"id":"a","id":null} {"id":"a","\u0069d":"b"} {"id":{},"id":1}`)
     t.equal(read(body), 'invalid', body)
   t.equal(read('{"a":{"id":"x"},"a":1}', from(json('/a/id'))), 'invalid', 'a duplicate member along the way')
 })
@@ -620,12 +584,7 @@ void t.test('a field name may hold any character, literal or escaped', async (t)
 })
 
 t.test('a source is named as the configuration writes it', async (t) => {
-  t.same([header('k'), query('k'), form('k'), json('/k')].map(sourceName), [
-    'k',
-    'query:k',
-    'form:k',
-    'json:/k',
-  ])
+  t.same([header('k'), query('k'), form('k'), json('/k')].map(sourceName), words`k query:k form:k json:/k`)
 })
 
 t.test('a route that reads JSON finds no key in a form', async (t) => {

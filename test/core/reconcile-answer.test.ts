@@ -10,7 +10,7 @@ import {
 } from '../../src/core/reconcile/answer.ts'
 import type { RecordId, StoredResponse } from '../../src/core/record.ts'
 import { pathParameters } from '../../src/core/route.ts'
-import { ROUTE } from './fixtures.ts'
+import { ROUTE, words } from './fixtures.ts'
 
 const ID = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQ' as RecordId
 
@@ -64,14 +64,7 @@ void t.test(
     t.same(new URLSearchParams(search).getAll('k'), [key])
     t.same(new URLSearchParams(search).getAll('k2'), [key])
     const own = ['X-{key}', `${key}/${ID}/{other}`, 'Y-{record}', `Bearer ${ID}`]
-    const defaults = [
-      'Accept',
-      'application/json',
-      'Accept-Encoding',
-      'identity',
-      'Cache-Control',
-      'no-cache',
-    ]
+    const defaults = words`Accept application/json Accept-Encoding identity Cache-Control no-cache`
     t.same(query.headers, defaults.concat(own))
   },
 )
@@ -116,14 +109,7 @@ void t.test('a key that is a dot segment cannot be asked by in a path, which it 
 })
 
 void t.test('a header that the route sets replaces its default', async (t) => {
-  const headers = [
-    'accept',
-    'application/vnd.api+json',
-    'Accept-Encoding',
-    'gzip',
-    'cache-control',
-    'no-store',
-  ]
+  const headers = words`accept application/vnd.api+json Accept-Encoding gzip cache-control no-store`
   const query = asked(policy({ request: { ...POLICY.request, headers } }), 'k')
   t.same(query.headers, headers)
 })
@@ -223,12 +209,11 @@ void t.test(
 
 void t.test('a completed answer keeps the first of several `Date` lines', async (t) => {
   const verdict = read(answer(200, { data: [PAYMENT] }, ['Date', 'then', 'Date', 'now']))
-  t.same(verdict.kind === 'completed' && verdict.result.kept && verdict.result.response.headers, [
-    'Content-Type',
-    'application/json',
-    'Date',
-    'then',
-  ])
+  t.same(
+    verdict.kind === 'completed' && verdict.result.kept && verdict.result.response.headers,
+    words`
+    Content-Type application/json Date then`,
+  )
 })
 
 void t.test('a status that has no body is kept without body and content type', async (t) => {

@@ -15,7 +15,7 @@ import {
   routeCovers,
   WELL_KNOWN,
 } from '../../src/core/route.ts'
-import { KEY, routeOf } from './fixtures.ts'
+import { KEY, routeOf, words } from './fixtures.ts'
 
 /** The name of the matching route; names are the configured paths. */
 function taken(routes: readonly RoutePolicy[], target: string, method = 'POST'): string | null {
@@ -46,18 +46,9 @@ t.test('a literal path matches that path alone', async (t) => {
 })
 
 t.test('F21 matching is not fooled by another spelling of the path', async (t) => {
-  const spellings = [
-    '/v1/payments/',
-    '//v1//payments',
-    '/v1/./payments',
-    '/v1/x/../payments',
-    '/v1/%2e/payments',
-    '/x/%2E%2e/v1/payments',
-    '/%761/pa%79ments',
-    '/v1/payments?a=b',
-    '/v1/payments?',
-    'http://elsewhere.example/v1/payments',
-  ]
+  const spellings = words`
+    /v1/payments/ //v1//payments /v1/./payments /v1/x/../payments /v1/%2e/payments /x/%2E%2e/v1/payments
+    /%761/pa%79ments /v1/payments?a=b /v1/payments? http://elsewhere.example/v1/payments`
   table(t, '/v1/payments', spellings, [])
   table(t, '/~user', ['/%7Euser', '/%7euser', '/~user/'], ['/%257Euser'])
 })

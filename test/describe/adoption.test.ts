@@ -1,6 +1,7 @@
 import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
+import { words } from '../core/fixtures.ts'
 import { command } from '../support/commands.ts'
 import { newKey, send, tempDir } from '../support/e2e.ts'
 import { proxyProcess } from '../support/proxy.ts'
@@ -92,18 +93,7 @@ routes:
   t.equal(code, 0)
   const names = new Set([...out.matchAll(/"(\w+)":/g)].map(([, name]) => name as string))
   t.ok(names.size >= 30, `${names.size} members`)
-  const plain = [
-    'methods',
-    'in',
-    'name',
-    'value',
-    'header',
-    'status',
-    'code',
-    'type',
-    'retry',
-    'specification',
-  ]
+  const plain = words`methods in name value header status code type retry specification`
   for (const name of names) if (!plain.includes(name)) t.ok(text.includes(name), name)
 })
 

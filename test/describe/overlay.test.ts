@@ -4,6 +4,7 @@ import { Validator } from '@seriousme/openapi-schema-validator'
 import openapiFormat from 'openapi-format'
 import t from 'tap'
 import { parse } from 'yaml'
+import { words } from '../core/fixtures.ts'
 import { command, type Said } from '../support/commands.ts'
 import { descriptionFile, withPaths } from './support.ts'
 
@@ -86,19 +87,7 @@ void t.test(
         'application/json': { schema: { type: 'object' } },
         'application/problem+json': problem,
       })
-      t.strictSame(Object.keys(post.responses).sort(), [
-        '201',
-        '400',
-        '401',
-        '402',
-        '408',
-        '409',
-        '413',
-        '422',
-        '502',
-        '503',
-        '504',
-      ])
+      t.strictSame(Object.keys(post.responses).sort(), words`201 400 401 402 408 409 413 422 502 503 504`)
       t.match(post.responses['401'].description, /not identified \(idempotency_caller_missing\)/)
       t.notOk(post.responses['401'].headers, 'released, never replayed')
       t.match(post.responses['503'].headers, { 'Retry-After': { schema: { type: 'integer' } } })

@@ -2,6 +2,7 @@ import type { Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import { openUpstream, type Upstream } from '../../src/upstream/pool.ts'
 import type { Carrier, Exchanging, Outgoing, Patience, Transport } from '../../src/upstream/transport.ts'
+import { words } from '../core/fixtures.ts'
 import { answering, scriptedPeer } from '../support/exchange.ts'
 import { tcpStub, wholeRequest } from '../support/upstream.ts'
 
@@ -90,18 +91,7 @@ void t.test('P01 our client and undici send a request as the same bytes', async 
     'x-empty',
     '',
   ]
-  for (const method of [
-    'GET',
-    'HEAD',
-    'POST',
-    'PUT',
-    'PATCH',
-    'DELETE',
-    'OPTIONS',
-    'QUERY',
-    'PROPFIND',
-    'M-SEARCH',
-  ])
+  for (const method of words`GET HEAD POST PUT PATCH DELETE OPTIONS QUERY PROPFIND M-SEARCH`)
     for (const body of [null, Buffer.alloc(0), Buffer.from('caf\xe9 \u20ac\0'), Buffer.alloc(40_000, 'x')])
       for (const headers of [lines, []])
         for (const target of ['/', '/%zz?a=b#c', '/caf\xe9'])
@@ -178,12 +168,7 @@ void t.test('U07 unsolicited bytes end an idle connection', async (t) => {
 
 void t.test('malformed transfer codings are refused, even where no body follows', async (t) => {
   for (const coding of [
-    'chunked, chunked',
-    'chunked, gzip',
-    'gzip,, chunked',
-    '',
-    '\xa0chunked',
-    'chunked\xa0',
+    ...['chunked, chunked', 'chunked, gzip', 'gzip,, chunked', '', '\xa0chunked', 'chunked\xa0'],
   ])
     for (const [method, status] of [
       ['GET', 200],
