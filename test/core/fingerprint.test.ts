@@ -442,7 +442,7 @@ t.test('hostile headers, queries and bodies of 1 MiB are handled without an erro
 })
 
 t.test('a fingerprint computed in steps equals the one computed at once', async (t) => {
-  const text = `[${'{"b":[1.0,"x"],"a":null},'.repeat(5000)}1]`
+  const text = `[${'{"b":[1.0,"x"],"a":null},'.repeat(10_000)}1]`
   for (const body of ['auto', 'json', 'form', 'raw', 'none'] as const)
     for (const more of [{}, { ignore: ['/0/a'] }, { only: ['/1', '/2/b'] }])
       for (const asked of [request(text), request(`${text},`)]) {

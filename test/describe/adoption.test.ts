@@ -4,13 +4,9 @@ import t from 'tap'
 import { words } from '../core/fixtures.ts'
 import { command } from '../support/commands.ts'
 import { newKey, send, tempDir } from '../support/e2e.ts'
-import { proxyProcess } from '../support/proxy.ts'
-import { freePort } from '../support/redis.ts'
+import { proxyInProcess } from '../support/proxy.ts'
 import { upstreamStub } from '../support/upstream.ts'
-
-t.setTimeout(200_000)
-
-const EXAMPLE = new URL('../../examples/adoption/openapi.yaml', import.meta.url).pathname
+import { EXAMPLE } from './support.ts'
 
 void t.test('the draft of the example passes check unchanged, and a real proxy serves with it', async (t) => {
   await using upstream = await upstreamStub((seen, response) => {
@@ -24,12 +20,9 @@ void t.test('the draft of the example passes check unchanged, and a real proxy s
   t.match(await command(['check', file]), { code: 0, out: /routes\.yaml: fine\n/ })
 
   const whole = join(dir, 'proxy.yaml')
-  const admin = `admin: { listen: "127.0.0.1:${await freePort()}" }\n`
-  writeFileSync(
-    whole,
-    `listen: 127.0.0.1:0\n${admin}store: { url: "memory:" }\nwellKnown: true\n${drafted.out}`,
-  )
-  await using proxy = await proxyProcess(whole)
+  const served = `store: { url: "memory:" }\nwellKnown: true\n${drafted.out}`
+  writeFileSync(whole, served)
+  await using proxy = await proxyInProcess(served)
 
   const key = newKey()
   const paid = await send(proxy, key, { path: '/v1/payments' })
