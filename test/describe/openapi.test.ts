@@ -8,7 +8,7 @@ import { parseTarget, Router } from '../../src/core/route.ts'
 import { draftOf, draftText } from '../../src/describe/openapi/draft.ts'
 import { operationsOf } from '../../src/describe/openapi/operations.ts'
 import { Description } from '../../src/describe/openapi/read.ts'
-import { character, words } from '../core/fixtures.ts'
+import { character } from '../core/fixtures.ts'
 import { command } from '../support/commands.ts'
 import { descriptionFile, drafted, withPaths } from './support.ts'
 

@@ -4,10 +4,10 @@
  */
 import type { Socket } from 'node:net'
 import t from 'tap'
-import { openUpstream } from '../../src/upstream/pool.ts'
 import type { Transport } from '../../src/upstream/transport.ts'
 import { mulberry32 } from '../support/random.ts'
 import { tcpStub, wholeRequest } from '../support/upstream.ts'
+import { opened } from './support.ts'
 
 const SEED = Number(process.env['FUZZ_SEED'] ?? 1)
 const CASES = Number(process.env['FUZZ_CASES'] ?? 600)
@@ -203,6 +203,11 @@ function ask(transport: Transport, method: string, target: string): Promise<Hear
   })
 }
 
+/** Resolves when the process, which is both sides of the connections, has read whatever was written. */
+async function turns(): Promise<void> {
+  for (let n = 0; n < 40; n++) await new Promise((resolve) => setImmediate(resolve))
+}
+
 const SECOND = 'HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nlast'
 
 /** What a client makes of the script, and whether it sends its next request on the same connection. */
@@ -223,28 +228,21 @@ async function hear(kind: 'client' | 'streams', { method, pieces, end }: Script)
         else if (end === 'end') socket.end()
         // What is not complete by then never will be.
         else
-          setTimeout(() => {
+          void turns().then(() => {
             if (isHeard) return
             isEnded = true
             socket.end()
-          }, 25)
+          })
       }
       next()
     })
   })
-  const upstream = await openUpstream({
-    url: stub.url,
-    connectTimeout: 5000,
-    timeout: 5000,
-    idleTimeout: 5000,
-    connections: 1,
-    tls: { ca: null, cert: null, key: null, servername: null },
-  })
+  const upstream = await opened(stub.url)
   const transport = kind === 'client' ? upstream.client : await upstream.streams()
   const heard = await ask(transport, method, '/first')
   isHeard = true
   // The end of a connection must be noticed first, or its reuse is down to chance.
-  if (end === 'end') await new Promise((resolve) => setTimeout(resolve, 15))
+  if (end === 'end') await turns()
   const second = await ask(transport, 'GET', '/second')
   await upstream.close()
   return { heard, second: second.body, isReused: connections === 1, isEnded }
