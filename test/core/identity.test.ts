@@ -1,8 +1,11 @@
+import { createHmac } from 'node:crypto'
 import fc from 'fast-check'
 import t from 'tap'
 import {
   type Claims,
   frame,
+  Hmac,
+  hmacOf,
   newKeysBucket,
   normaliseHost,
   readCaller as readCallerOf,
@@ -408,4 +411,25 @@ t.test('a host in the scope cannot pass for a method', async (t) => {
     'AQ311639srwEC-hoTkB85CJF9Tf47zvO3AD0kOsgndA',
     'ids with a host stay the same too',
   )
+})
+
+t.test('Hmac computes HMAC-SHA-256 for keys and messages of any length', async (t) => {
+  for (const length of [0, 1, 63, 64, 65, 200]) {
+    const key = Buffer.alloc(length, 0xa5)
+    t.same(new Hmac(key).of(key), createHmac('sha256', key).update(key).digest(), `${length} bytes`)
+  }
+  const bytes = (maxLength: number) => fc.uint8Array({ maxLength }).map((array) => Buffer.from(array))
+  fc.assert(
+    fc.property(bytes(200), bytes(500), bytes(40), (key, message, another) => {
+      const hmac = new Hmac(key)
+      for (const one of [message, another, message])
+        t.same(hmac.of(one), createHmac('sha256', key).update(one).digest())
+    }),
+  )
+})
+
+t.test('hmacOf keeps one instance for each secret', async (t) => {
+  const secret = Buffer.from('a secret of sixteen')
+  t.equal(hmacOf(secret), hmacOf(secret))
+  t.not(hmacOf(secret), hmacOf(Buffer.from(secret)))
 })

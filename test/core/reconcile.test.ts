@@ -1,5 +1,6 @@
 import t from 'tap'
 import type { ReconcilePolicy } from '../../src/core/policy.ts'
+import type { AnswerMeaning } from '../../src/core/reconcile/answer.ts'
 import {
   claimedAt,
   nextStep,
@@ -9,7 +10,16 @@ import {
   type StatusQueryResult,
   waitsOf,
 } from '../../src/core/reconcile/schedule.ts'
-import { newReconciliation, type Reconciliation } from '../../src/core/record.ts'
+import { isKnownUpstream, proofOf, type Verification, verifyStored } from '../../src/core/reconcile/verify.ts'
+import {
+  type Completed,
+  type CompletedResponse,
+  type IdempotencyRecord,
+  newReconciliation,
+  type Reconciliation,
+} from '../../src/core/record.ts'
+import { resolvedDraft } from '../../src/core/settle.ts'
+import { draft, newToken } from '../store/fixtures.ts'
 import { RESULT, unknown } from './fixtures.ts'
 
 const HOUR = 3_600_000
@@ -253,3 +263,188 @@ void t.test('V08 a "not found" too soon after the one before does not count agai
   t.match(nextStep(POLICY, known({ asked: 3 }), soon, NOT_FOUND, 1), { reconciliation: { notFound: 1 } })
   t.match(nextStep(POLICY, known({ notFound: 1 }), { first: 0, next: 0 }, NOT_FOUND, 1), { kind: 'resolved' })
 })
+
+function answer(status: number, text: string, ...headers: string[]): CompletedResponse {
+  const lines = ['Content-Type', 'application/json', ...headers]
+  return {
+    kept: true,
+    response: { status, reason: '', headers: lines, body: Buffer.from(text), trailers: [] },
+  }
+}
+
+const NOT_KEPT: CompletedResponse = { kept: false, why: 'outcome_only', status: 201, location: null }
+const completedBy = (result: CompletedResponse): AnswerMeaning => ({ kind: 'completed', result })
+
+const TABLE: readonly (readonly [string, CompletedResponse, AnswerMeaning, Verification['kind'], RegExp?])[] =
+  [
+    ['unknown to the upstream', answer(201, '1'), { kind: 'not_found' }, 'disagrees', /does not know/],
+    [
+      'another request’s',
+      answer(201, '1'),
+      { kind: 'mismatch', why: '/key is not' },
+      'disagrees',
+      /^\/key is not$/,
+    ],
+    ['still pending', answer(201, '1'), { kind: 'pending', why: 'still' }, 'undecided', /^still$/],
+    [
+      'no usable answer',
+      answer(201, '1'),
+      { kind: 'unusable', why: 'no answer' },
+      'undecided',
+      /^no answer$/,
+    ],
+    [
+      'refused where a success is stored',
+      answer(201, '1'),
+      completedBy(answer(402, '1')),
+      'disagrees',
+      /^status 402 where 201 is stored$/,
+    ],
+    [
+      'done where a refusal is stored',
+      answer(402, '1'),
+      completedBy(answer(200, '1')),
+      'disagrees',
+      /^status 200 where 402 is stored$/,
+    ],
+    ['done where a failure is stored', answer(500, '1'), completedBy(answer(200, '1')), 'disagrees'],
+    [
+      'another success with the same value',
+      answer(201, '{"a":1}'),
+      completedBy(answer(200, '{"a":1}')),
+      'agrees',
+    ],
+    [
+      'another refusal with the same value',
+      answer(402, '{"a":1}'),
+      completedBy(answer(409, '{"a":1}')),
+      'agrees',
+    ],
+    [
+      'the same value in another spelling',
+      answer(201, '{"a":1,"b":[2.0]}'),
+      completedBy(answer(200, '{ "b": [2],\n"a": 1 }')),
+      'agrees',
+    ],
+    [
+      'another value',
+      answer(201, '{"a":1}'),
+      completedBy(answer(200, '{"a":2}')),
+      'differs',
+      /a different value/,
+    ],
+    [
+      'another last digit',
+      answer(200, '9007199254740993'),
+      completedBy(answer(200, '9007199254740992')),
+      'differs',
+    ],
+    [
+      'equal bytes without a canonical form',
+      answer(200, '9007199254740993'),
+      completedBy(answer(200, '9007199254740993')),
+      'agrees',
+    ],
+    [
+      'another value without a canonical form',
+      answer(200, '9007199254740993'),
+      completedBy(answer(200, '9007199254740995')),
+      'differs',
+    ],
+    ['the stored body is not JSON', answer(201, 'paid'), completedBy(answer(200, '{"a":2}')), 'agrees'],
+    [
+      'the stored body is encoded',
+      answer(201, '{"a":1}', 'Content-Encoding', 'gzip'),
+      completedBy(answer(200, '{"a":2}')),
+      'agrees',
+    ],
+    ['stored without a body', NOT_KEPT, completedBy(answer(200, '{"a":2}')), 'agrees'],
+    ['found without a body', answer(201, '{"a":2}'), completedBy(NOT_KEPT), 'agrees'],
+    [
+      'refused where a success is stored without a body',
+      NOT_KEPT,
+      completedBy(answer(402, '{"a":2}')),
+      'disagrees',
+    ],
+  ]
+
+for (const [name, stored, verdict, kind, why] of TABLE)
+  t.test(`O05 the verdict on a stored answer is ${kind}: ${name}`, async (t) => {
+    const found = verifyStored(stored, verdict)
+    t.equal(found.kind, kind)
+    if (why !== undefined) t.match('why' in found ? found.why : '', why)
+  })
+
+const ASKED = {
+  request: { method: 'GET', path: '/p?k={key}', headers: [] },
+  identity: [],
+  completed: [],
+  notFound: { status: 404, when: [] },
+  pending: null,
+  after: 1,
+  every: 1,
+  attempts: 2,
+}
+const DONE: CompletedResponse = { kept: false, why: 'outcome_only', status: 201, location: null }
+
+void t.test(
+  'one request found completed proves a status query; one not found, with none completed, refutes it',
+  async (t) => {
+    const completed = { kind: 'completed', result: DONE } as const
+    const missing = { kind: 'not_found' } as const
+    const away = { kind: 'not_sent', why: 'away' } as const
+    const broken = { kind: 'unusable', why: 'status 500' } as const
+    const pending = { kind: 'pending', why: 'status 202' } as const
+    const other = { kind: 'mismatch', why: 'another' } as const
+    t.same(proofOf([]), { kind: 'untested' })
+    t.same(proofOf([missing, away, completed]), { kind: 'proven' })
+    t.same(proofOf([pending, missing, broken]), { kind: 'refuted' })
+    t.same(proofOf([pending, away]), { kind: 'unanswered', why: 'away' })
+    t.same(proofOf([broken]), { kind: 'unanswered', why: 'status 500' })
+    t.same(proofOf([pending, other]), { kind: 'untested' })
+  },
+)
+
+void t.test(
+  'the upstream must know a request that it answered with success and whose identifiers it was told',
+  async (t) => {
+    const record = (over: Partial<Completed> = {}): IdempotencyRecord => ({
+      ...(draft('completed', newToken(), { key: 'k1', told: ['key'], toldTo: 'here' }) as Omit<
+        Completed,
+        'version'
+      >),
+      version: 1,
+      createdAt: 1,
+      updatedAt: 1,
+      expiresAt: 10,
+      dropAt: 20,
+      result: DONE,
+      ...over,
+    })
+    const known = (one: IdempotencyRecord | null, now = 5): boolean =>
+      isKnownUpstream(one, 'create-payment', ASKED, now, 'here')
+    t.ok(known(record()))
+    t.notOk(known(null))
+    t.notOk(known(record(), 10), 'its retention is over')
+    t.notOk(known(record({ route: 'other' })))
+    t.notOk(known(record({ key: null })))
+    t.notOk(known(record({ told: ['record'] })))
+    t.notOk(known(record({ toldTo: 'elsewhere' })), 'another upstream answered it')
+    for (const status of [199, 302, 402])
+      t.notOk(known(record({ result: { ...DONE, status } })), String(status))
+    const { expiresAt: _e, result: _r, ...unknown } = record() as Completed
+    const open: IdempotencyRecord = {
+      ...unknown,
+      state: 'unknown',
+      reconciliation: null,
+      nextLookAt: 1,
+      leaseExpired: false,
+      status: null,
+    }
+    t.notOk(known(open))
+    const resolved = resolvedDraft(open, { kind: 'completed', result: DONE })
+    t.notOk(known({ ...record(), token: resolved.token }), 'an operator may have resolved it')
+    const byRecord = { ...ASKED, request: { ...ASKED.request, path: '/p/{record}' } }
+    t.ok(isKnownUpstream(record({ key: null, told: ['record'] }), 'create-payment', byRecord, 5, 'here'))
+  },
+)
