@@ -204,7 +204,7 @@ t.test('framing is reversible: different parts never read the same', async () =>
   }
   fc.assert(
     fc.property(fc.array(part), (parts) => JSON.stringify(unframe(frame(parts))) === JSON.stringify(parts)),
-    { numRuns: 2000 },
+    { numRuns: 300 },
   )
 })
 
@@ -213,7 +213,7 @@ t.test('two requests share an id exactly when caller and key are equal', async (
   const who = fc.record({ caller: fc.array(fc.option(text), { maxLength: 3 }), key: text })
   fc.assert(
     fc.property(who, who, (a, b) => (id(a) === id(b)) === (JSON.stringify(a) === JSON.stringify(b))),
-    { numRuns: 2000 },
+    { numRuns: 300 },
   )
 })
 

@@ -341,7 +341,7 @@ const path = fc
 t.test('normalising twice changes nothing', async () => {
   fc.assert(
     fc.property(path, (sent) => normalisePath(normalisePath(sent)) === normalisePath(sent)),
-    { numRuns: 2000 },
+    { numRuns: 300 },
   )
 })
 
@@ -362,7 +362,7 @@ t.test(
           !needless
         )
       }),
-      { numRuns: 2000 },
+      { numRuns: 300 },
     )
   },
 )
@@ -395,7 +395,7 @@ t.test('all spellings of a path give the same normal path', async () => {
         return normalisePath(sent + end) === `/${segments.join('/')}`
       },
     ),
-    { numRuns: 2000 },
+    { numRuns: 300 },
   )
 })
 
@@ -406,7 +406,7 @@ t.test('different paths stay different', async (t) => {
 
 t.test('long hostile paths are normalised without an error', async (t) => {
   for (const part of ['/', '/.', '/..', '%', '%2e', '/%2e%2e', '\\', '\xff', 'a', '/a']) {
-    t.match(normalisePath(`/${part.repeat(200_000)}`), /^\//)
-    t.match(normalisePath(`/${part.repeat(200_000)}?`), /^\//)
+    t.match(normalisePath(`/${part.repeat(50_000)}`), /^\//)
+    t.match(normalisePath(`/${part.repeat(50_000)}?`), /^\//)
   }
 })
