@@ -154,39 +154,33 @@ function found(state: State, token: Buffer, fence: number, createdAt = BORN): Id
   return { ...draft(state, token, { fence, createdAt }), ...times }
 }
 
-void t.test(
-  'W01 a process keeps its own record, and restores it where the store went back to an earlier state',
-  async (t) => {
-    const before: Partial<Record<State, readonly State[]>> = {
-      completed: ['in_progress', 'failed_retryable', 'unknown'],
-      failed_retryable: ['in_progress'],
-      unknown: ['in_progress'],
-    }
-    for (const mine of STATES)
-      for (const state of STATES)
-        t.equal(
-          reclaimed(found(state, OWN, FENCE), own(mine)),
-          (before[mine] ?? (mine === 'expired' ? ['in_progress'] : [])).includes(state) ? 'replace' : 'keep',
-          `${mine} over ${state}`,
-        )
-  },
-)
+t.test('W01 a process keeps its own record, or restores it where the store went back', async (t) => {
+  const before: Partial<Record<State, readonly State[]>> = {
+    completed: ['in_progress', 'failed_retryable', 'unknown'],
+    failed_retryable: ['in_progress'],
+    unknown: ['in_progress'],
+  }
+  for (const mine of STATES)
+    for (const state of STATES)
+      t.equal(
+        reclaimed(found(state, OWN, FENCE), own(mine)),
+        (before[mine] ?? (mine === 'expired' ? ['in_progress'] : [])).includes(state) ? 'replace' : 'keep',
+        `${mine} over ${state}`,
+      )
+})
 
-void t.test(
-  'W02 an earlier attempt, to which a failover went back, is replaced unless it is final',
-  async (t) => {
-    for (const mine of ['in_progress', 'completed', 'unknown'] as const) {
-      for (const state of ['in_progress', 'failed_retryable', 'unknown'] as const)
-        t.equal(reclaimed(found(state, OTHER, FENCE - 1), own(mine)), 'replace')
-      for (const state of ['completed', 'expired'] as const)
-        t.equal(
-          reclaimed(found(state, OTHER, FENCE - 1), own(mine)),
-          'split',
-          'no attempt follows a final state',
-        )
-    }
-  },
-)
+t.test('W02 an earlier attempt after a failover is replaced unless it is final', async (t) => {
+  for (const mine of ['in_progress', 'completed', 'unknown'] as const) {
+    for (const state of ['in_progress', 'failed_retryable', 'unknown'] as const)
+      t.equal(reclaimed(found(state, OTHER, FENCE - 1), own(mine)), 'replace')
+    for (const state of ['completed', 'expired'] as const)
+      t.equal(
+        reclaimed(found(state, OTHER, FENCE - 1), own(mine)),
+        'split',
+        'no attempt follows a final state',
+      )
+  }
+})
 
 void t.test('W04 another claim is a split, whatever its fence', async (t) => {
   for (const mine of ['in_progress', 'completed', 'unknown'] as const)

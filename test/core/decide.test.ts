@@ -278,24 +278,21 @@ void t.test('V08 a clock that jumps back makes no wait longer', (t) => {
   t.end()
 })
 
-void t.test(
-  'once the next look is overdue, a client is told to wait as long again, at most five minutes',
-  async (t) => {
-    const waiting = unknown({ nextLookAt: 10_000, dropAt: 86_400_000 })
-    for (const [late, lookIn] of [
-      [0, 0],
-      [1, 1],
-      [299_999, 299_999],
-      [300_000, 300_000],
-      [300_001, 300_000],
-      [3_600_000, 300_000],
-    ] as const)
-      t.match(decide(waiting, same, { onLeaseExpired: 'unknown' }, 10_000 + late), {
-        kind: 'unknown',
-        lookIn,
-      })
-  },
-)
+t.test('once the next look is overdue, a client waits as long again, up to 5 min', async (t) => {
+  const waiting = unknown({ nextLookAt: 10_000, dropAt: 86_400_000 })
+  for (const [late, lookIn] of [
+    [0, 0],
+    [1, 1],
+    [299_999, 299_999],
+    [300_000, 300_000],
+    [300_001, 300_000],
+    [3_600_000, 300_000],
+  ] as const)
+    t.match(decide(waiting, same, { onLeaseExpired: 'unknown' }, 10_000 + late), {
+      kind: 'unknown',
+      lookIn,
+    })
+})
 
 // In the fixtures the lease, the next look and the retention end at 5000, and the record is dropped at 9000.
 

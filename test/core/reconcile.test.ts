@@ -52,19 +52,16 @@ const step = (
 const NOT_FOUND: StatusQueryResult = { kind: 'not_found' }
 const PENDING: StatusQueryResult = { kind: 'pending', why: 'status 202' }
 
-void t.test(
-  'status queries back off from `every`, doubling up to an hour, or stay at `every` if it is longer',
-  async (t) => {
-    t.same(
-      [0, 1, 2, 3, 9, 10, 11, 19, 1000].map((asked) => pauseAfter(asked, POLICY)),
-      [5_000, 10_000, 20_000, 40_000, 2_560_000, HOUR, HOUR, HOUR, HOUR],
-    )
-    t.same(
-      [0, 1, 5].map((asked) => pauseAfter(asked, { every: 2 * HOUR })),
-      [2 * HOUR, 2 * HOUR, 2 * HOUR],
-    )
-  },
-)
+t.test('status queries back off from `every`, doubling up to an hour or to `every`', async (t) => {
+  t.same(
+    [0, 1, 2, 3, 9, 10, 11, 19, 1000].map((asked) => pauseAfter(asked, POLICY)),
+    [5_000, 10_000, 20_000, 40_000, 2_560_000, HOUR, HOUR, HOUR, HOUR],
+  )
+  t.same(
+    [0, 1, 5].map((asked) => pauseAfter(asked, { every: 2 * HOUR })),
+    [2 * HOUR, 2 * HOUR, 2 * HOUR],
+  )
+})
 
 void t.test('without status queries, looks come further and further apart, up to an hour', async (t) => {
   t.same([-5, 0, 5_000, 60_000, HOUR, 30 * DAY].map(pauseWithoutQuery), [
@@ -77,24 +74,18 @@ void t.test('without status queries, looks come further and further apart, up to
   ])
 })
 
-void t.test(
-  'a record is reported a day before it is dropped, or a tenth of its life if that is less',
-  async (t) => {
-    t.equal(reportAt(100 * DAY, 30 * DAY), 99 * DAY)
-    t.equal(reportAt(100 * DAY, 5 * DAY), 99.5 * DAY)
-    t.equal(reportAt(100 * DAY, Number.POSITIVE_INFINITY), 99 * DAY)
-    t.equal(reportAt(100, 19), 99, 'in whole milliseconds')
-  },
-)
+t.test('a record is reported a day, or a tenth of its life, before it is dropped', async (t) => {
+  t.equal(reportAt(100 * DAY, 30 * DAY), 99 * DAY)
+  t.equal(reportAt(100 * DAY, 5 * DAY), 99.5 * DAY)
+  t.equal(reportAt(100 * DAY, Number.POSITIVE_INFINITY), 99 * DAY)
+  t.equal(reportAt(100, 19), 99, 'in whole milliseconds')
+})
 
-void t.test(
-  '`after` counts from the claim, and for a later attempt from when it became unknown',
-  async (t) => {
-    const first = unknown({ fence: CLAIMED, createdAt: CLAIMED })
-    t.equal(claimedAt(first, known()), CLAIMED)
-    t.equal(claimedAt({ ...first, fence: CLAIMED + 1, attempts: 2 }, known()), SINCE)
-  },
-)
+t.test('`after` counts from the claim; for a later attempt, from its end as unknown', async (t) => {
+  const first = unknown({ fence: CLAIMED, createdAt: CLAIMED })
+  t.equal(claimedAt(first, known()), CLAIMED)
+  t.equal(claimedAt({ ...first, fence: CLAIMED + 1, attempts: 2 }, known()), SINCE)
+})
 
 void t.test('O02 a completed answer resolves the record, whenever it comes', async (t) => {
   const heard: StatusQueryResult = { kind: 'completed', result: RESULT }
@@ -103,34 +94,31 @@ void t.test('O02 a completed answer resolves the record, whenever it comes', asy
       t.same(step(heard, before, at), { kind: 'resolved', resolution: heard })
 })
 
-void t.test(
-  'O03 "not found" resolves the record only twice in a row, and never before `after`',
-  async (t) => {
-    t.match(step(NOT_FOUND), {
+t.test('O03 "not found" resolves only twice in a row, and never before `after`', async (t) => {
+  t.match(step(NOT_FOUND), {
+    kind: 'unknown',
+    result: 'pending',
+    reconciliation: { asked: 1, notFound: 1, answer: 'not found' },
+    pause: 5_000,
+  })
+  t.match(step(NOT_FOUND, known({ asked: 1, notFound: 1 })), {
+    kind: 'resolved',
+    resolution: { kind: 'not_executed', reason: 'the upstream does not know of it' },
+  })
+  for (const notFound of [0, 1])
+    t.match(step(NOT_FOUND, known({ notFound }), CLAIMED + 59_999), {
       kind: 'unknown',
       result: 'pending',
-      reconciliation: { asked: 1, notFound: 1, answer: 'not found' },
-      pause: 5_000,
+      reconciliation: { notFound: 0, answer: 'not found, too early to count' },
+      pause: 1,
     })
-    t.match(step(NOT_FOUND, known({ asked: 1, notFound: 1 })), {
-      kind: 'resolved',
-      resolution: { kind: 'not_executed', reason: 'the upstream does not know of it' },
-    })
-    for (const notFound of [0, 1])
-      t.match(step(NOT_FOUND, known({ notFound }), CLAIMED + 59_999), {
-        kind: 'unknown',
-        result: 'pending',
-        reconciliation: { notFound: 0, answer: 'not found, too early to count' },
-        pause: 1,
-      })
-    t.match(step(NOT_FOUND, known({ notFound: 1 }), CLAIMED + 60_000), { kind: 'resolved' })
-    t.match(
-      step(NOT_FOUND, known(), CLAIMED),
-      { pause: 10_000 },
-      'the usual pause while `after` is still far off',
-    )
-  },
-)
+  t.match(step(NOT_FOUND, known({ notFound: 1 }), CLAIMED + 60_000), { kind: 'resolved' })
+  t.match(
+    step(NOT_FOUND, known(), CLAIMED),
+    { pause: 10_000 },
+    'the usual pause while `after` is still far off',
+  )
+})
 
 void t.test('any other answer restarts the count of "not found"', async (t) => {
   const others: [StatusQueryResult, string][] = [
@@ -194,63 +182,60 @@ void t.test('a key asked about in two spellings needs "not found" twice for each
     )
 })
 
-void t.test(
-  'V08 "not found" waits for the store’s clock and for time that has certainly passed',
-  async (t) => {
-    const lease = 30_000
-    const record = unknown({ fence: CLAIMED, createdAt: CLAIMED, updatedAt: SINCE })
-    /** `passed`: milliseconds that have certainly passed since an instant. */
-    const waits = (
-      askedAt: number,
-      passed: Readonly<Record<number, number>>,
-      leaseExpired = false,
-      after = 60_000,
-      own: { lease?: number } = {},
-    ) =>
-      waitsOf(
-        { after, every: 5000 },
-        lease,
-        { ...record, ...own, leaseExpired },
-        known(),
-        askedAt,
-        (at) => passed[at] ?? 0,
-      )
-    t.equal(waits(CLAIMED + 10_000, { [CLAIMED]: 60_000 }).first, 50_000, 'by the store’s clock')
-    t.equal(waits(CLAIMED + DAY, { [CLAIMED]: 10_000 }).first, 49_000, 'by the other clock, good to a second')
-    const arrived = { [SINCE]: 7500 }
-    t.equal(waits(CLAIMED + 60_000, { [CLAIMED]: 59_900, ...arrived }).first, 0)
-    t.equal(
-      waits(CLAIMED + 60_000, { [CLAIMED]: 60_000, [SINCE]: 500 }).first,
-      7000,
-      'a request that was sent last may be on its way for a quarter of a lease',
+t.test('V08 "not found" waits for the store’s clock and for time that has passed', async (t) => {
+  const lease = 30_000
+  const record = unknown({ fence: CLAIMED, createdAt: CLAIMED, updatedAt: SINCE })
+  /** `passed`: milliseconds that have certainly passed since an instant. */
+  const waits = (
+    askedAt: number,
+    passed: Readonly<Record<number, number>>,
+    leaseExpired = false,
+    after = 60_000,
+    own: { lease?: number } = {},
+  ) =>
+    waitsOf(
+      { after, every: 5000 },
+      lease,
+      { ...record, ...own, leaseExpired },
+      known(),
+      askedAt,
+      (at) => passed[at] ?? 0,
     )
-    t.equal(
-      waits(CLAIMED + DAY, { [CLAIMED]: DAY }, false, 3000).first,
-      750,
-      'or of `after`, if that is shorter',
-    )
-    const renewed = SINCE - lease
-    const short = { [CLAIMED]: 5000, [renewed]: 5000 }
-    t.equal(
-      waits(CLAIMED + DAY, short, true, 3000).first,
-      25_000,
-      'a whole lease of silence must have passed too',
-    )
-    t.ok(
-      waits(CLAIMED + DAY, { ...short, ...arrived }, false, 3000).first <= 0,
-      'only if silence is the reason',
-    )
-    const longer = { [CLAIMED]: 5000, [SINCE - 40_000]: 5000 }
-    t.equal(
-      waits(CLAIMED + DAY, longer, true, 3000, { lease: 40_000 }).first,
-      35_000,
-      'the lease of the record',
-    )
-    t.equal(waits(CLAIMED + DAY, short, true, 3000, { lease: 20_000 }).first, 25_000, 'only if it is longer')
-    t.equal(waits(CLAIMED, {}).next, 2500)
-    t.equal(waits(CLAIMED, { [SINCE]: 5000 }).next, -2500)
-  },
-)
+  t.equal(waits(CLAIMED + 10_000, { [CLAIMED]: 60_000 }).first, 50_000, 'by the store’s clock')
+  t.equal(waits(CLAIMED + DAY, { [CLAIMED]: 10_000 }).first, 49_000, 'by the other clock, good to a second')
+  const arrived = { [SINCE]: 7500 }
+  t.equal(waits(CLAIMED + 60_000, { [CLAIMED]: 59_900, ...arrived }).first, 0)
+  t.equal(
+    waits(CLAIMED + 60_000, { [CLAIMED]: 60_000, [SINCE]: 500 }).first,
+    7000,
+    'a request that was sent last may be on its way for a quarter of a lease',
+  )
+  t.equal(
+    waits(CLAIMED + DAY, { [CLAIMED]: DAY }, false, 3000).first,
+    750,
+    'or of `after`, if that is shorter',
+  )
+  const renewed = SINCE - lease
+  const short = { [CLAIMED]: 5000, [renewed]: 5000 }
+  t.equal(
+    waits(CLAIMED + DAY, short, true, 3000).first,
+    25_000,
+    'a whole lease of silence must have passed too',
+  )
+  t.ok(
+    waits(CLAIMED + DAY, { ...short, ...arrived }, false, 3000).first <= 0,
+    'only if silence is the reason',
+  )
+  const longer = { [CLAIMED]: 5000, [SINCE - 40_000]: 5000 }
+  t.equal(
+    waits(CLAIMED + DAY, longer, true, 3000, { lease: 40_000 }).first,
+    35_000,
+    'the lease of the record',
+  )
+  t.equal(waits(CLAIMED + DAY, short, true, 3000, { lease: 20_000 }).first, 25_000, 'only if it is longer')
+  t.equal(waits(CLAIMED, {}).next, 2500)
+  t.equal(waits(CLAIMED, { [SINCE]: 5000 }).next, -2500)
+})
 
 void t.test('V08 a "not found" too soon after the one before does not count again', async (t) => {
   const soon = { first: 0, next: 1 }
@@ -387,64 +372,58 @@ const ASKED = {
 }
 const DONE: CompletedResponse = { kept: false, why: 'outcome_only', status: 201, location: null }
 
-void t.test(
-  'one request found completed proves a status query; one not found, with none completed, refutes it',
-  async (t) => {
-    const completed = { kind: 'completed', result: DONE } as const
-    const missing = { kind: 'not_found' } as const
-    const away = { kind: 'not_sent', why: 'away' } as const
-    const broken = { kind: 'unusable', why: 'status 500' } as const
-    const pending = { kind: 'pending', why: 'status 202' } as const
-    const other = { kind: 'mismatch', why: 'another' } as const
-    t.same(proofOf([]), { kind: 'untested' })
-    t.same(proofOf([missing, away, completed]), { kind: 'proven' })
-    t.same(proofOf([pending, missing, broken]), { kind: 'refuted' })
-    t.same(proofOf([pending, away]), { kind: 'unanswered', why: 'away' })
-    t.same(proofOf([broken]), { kind: 'unanswered', why: 'status 500' })
-    t.same(proofOf([pending, other]), { kind: 'untested' })
-  },
-)
+t.test('a request found completed proves a status query; one not found refutes it', async (t) => {
+  const completed = { kind: 'completed', result: DONE } as const
+  const missing = { kind: 'not_found' } as const
+  const away = { kind: 'not_sent', why: 'away' } as const
+  const broken = { kind: 'unusable', why: 'status 500' } as const
+  const pending = { kind: 'pending', why: 'status 202' } as const
+  const other = { kind: 'mismatch', why: 'another' } as const
+  t.same(proofOf([]), { kind: 'untested' })
+  t.same(proofOf([missing, away, completed]), { kind: 'proven' })
+  t.same(proofOf([pending, missing, broken]), { kind: 'refuted' })
+  t.same(proofOf([pending, away]), { kind: 'unanswered', why: 'away' })
+  t.same(proofOf([broken]), { kind: 'unanswered', why: 'status 500' })
+  t.same(proofOf([pending, other]), { kind: 'untested' })
+})
 
-void t.test(
-  'the upstream must know a request that it answered with success and whose identifiers it was told',
-  async (t) => {
-    const record = (over: Partial<Completed> = {}): IdempotencyRecord => ({
-      ...(draft('completed', newToken(), { key: 'k1', told: ['key'], toldTo: 'here' }) as Omit<
-        Completed,
-        'version'
-      >),
-      version: 1,
-      createdAt: 1,
-      updatedAt: 1,
-      expiresAt: 10,
-      dropAt: 20,
-      result: DONE,
-      ...over,
-    })
-    const known = (one: IdempotencyRecord | null, now = 5): boolean =>
-      isKnownUpstream(one, 'create-payment', ASKED, now, 'here')
-    t.ok(known(record()))
-    t.notOk(known(null))
-    t.notOk(known(record(), 10), 'its retention is over')
-    t.notOk(known(record({ route: 'other' })))
-    t.notOk(known(record({ key: null })))
-    t.notOk(known(record({ told: ['record'] })))
-    t.notOk(known(record({ toldTo: 'elsewhere' })), 'another upstream answered it')
-    for (const status of [199, 302, 402])
-      t.notOk(known(record({ result: { ...DONE, status } })), String(status))
-    const { expiresAt: _e, result: _r, ...unknown } = record() as Completed
-    const open: IdempotencyRecord = {
-      ...unknown,
-      state: 'unknown',
-      reconciliation: null,
-      nextLookAt: 1,
-      leaseExpired: false,
-      status: null,
-    }
-    t.notOk(known(open))
-    const resolved = resolvedDraft(open, { kind: 'completed', result: DONE })
-    t.notOk(known({ ...record(), token: resolved.token }), 'an operator may have resolved it')
-    const byRecord = { ...ASKED, request: { ...ASKED.request, path: '/p/{record}' } }
-    t.ok(isKnownUpstream(record({ key: null, told: ['record'] }), 'create-payment', byRecord, 5, 'here'))
-  },
-)
+t.test('the upstream must know a request that it completed under told identifiers', async (t) => {
+  const record = (over: Partial<Completed> = {}): IdempotencyRecord => ({
+    ...(draft('completed', newToken(), { key: 'k1', told: ['key'], toldTo: 'here' }) as Omit<
+      Completed,
+      'version'
+    >),
+    version: 1,
+    createdAt: 1,
+    updatedAt: 1,
+    expiresAt: 10,
+    dropAt: 20,
+    result: DONE,
+    ...over,
+  })
+  const known = (one: IdempotencyRecord | null, now = 5): boolean =>
+    isKnownUpstream(one, 'create-payment', ASKED, now, 'here')
+  t.ok(known(record()))
+  t.notOk(known(null))
+  t.notOk(known(record(), 10), 'its retention is over')
+  t.notOk(known(record({ route: 'other' })))
+  t.notOk(known(record({ key: null })))
+  t.notOk(known(record({ told: ['record'] })))
+  t.notOk(known(record({ toldTo: 'elsewhere' })), 'another upstream answered it')
+  for (const status of [199, 302, 402])
+    t.notOk(known(record({ result: { ...DONE, status } })), String(status))
+  const { expiresAt: _e, result: _r, ...unknown } = record() as Completed
+  const open: IdempotencyRecord = {
+    ...unknown,
+    state: 'unknown',
+    reconciliation: null,
+    nextLookAt: 1,
+    leaseExpired: false,
+    status: null,
+  }
+  t.notOk(known(open))
+  const resolved = resolvedDraft(open, { kind: 'completed', result: DONE })
+  t.notOk(known({ ...record(), token: resolved.token }), 'an operator may have resolved it')
+  const byRecord = { ...ASKED, request: { ...ASKED.request, path: '/p/{record}' } }
+  t.ok(isKnownUpstream(record({ key: null, told: ['record'] }), 'create-payment', byRecord, 5, 'here'))
+})

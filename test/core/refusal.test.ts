@@ -110,16 +110,13 @@ t.test('a problem names the scope in force only if it is known', async (t) => {
   t.notOk(Object.hasOwn(body('idempotency_key_reused', 'why'), 'scope'))
 })
 
-t.test(
-  'a refusal is about a record that is looked after and remembered, unless it says otherwise',
-  async (t) => {
-    t.match(refusal('idempotency_outcome_unknown', 'why'), { checking: true, remembered: true })
-    t.match(refusal('idempotency_outcome_unknown', 'why', { checking: false, remembered: false }), {
-      checking: false,
-      remembered: false,
-    })
-  },
-)
+t.test('a refusal’s record is looked after and remembered, unless it says otherwise', async (t) => {
+  t.match(refusal('idempotency_outcome_unknown', 'why'), { checking: true, remembered: true })
+  t.match(refusal('idempotency_outcome_unknown', 'why', { checking: false, remembered: false }), {
+    checking: false,
+    remembered: false,
+  })
+})
 
 const KEYED = ['Idempotency-Key', 'k']
 
@@ -324,33 +321,30 @@ t.test('V04 502 and 504 free the key only where the key reached the inner proxy'
     )
 })
 
-t.test(
-  'V04 502 and 504 free the key only where the inner proxy scopes requests as this one does',
-  async (t) => {
-    const by = (inner: Route, outer: Route): unknown =>
-      deferralOf(said(502, { code: 'upstream_failed', instance: 'r', scope: scopeOf(inner) }), outer)
-    const sub = { caller: [{ kind: 'jwt', name: 'sub' }] } as const
-    t.equal(by(routeOf(), routeOf()), 'free')
-    t.equal(by({ ...routeOf(), name: 'other' }, routeOf()), 'free', 'the names of the routes do not matter')
-    t.equal(by(routeOf({}, { anonymous: 'reject', callerIsDefault: false }), routeOf()), 'free')
-    t.equal(by(routeOf({}, sub), routeOf({}, sub)), 'free')
-    t.equal(
-      by(routeOf(), routeOf({}, sub)),
-      'uncertain',
-      'the inner proxy takes a renewed token for another caller',
-    )
-    t.equal(by(routeOf({ syntax: 'strict' }), routeOf()), 'uncertain')
-    t.equal(by(routeOf({ from: [{ kind: 'header', name: 'x-request-id' }] }), routeOf()), 'uncertain')
-    const renamed = routeOf({ forward: { header: 'X-Key' } })
-    t.equal(by(routeOf({ from: [{ kind: 'header', name: 'x-key' }] }), renamed), 'free')
-    t.equal(by(routeOf(), renamed), 'uncertain')
-    t.equal(by({ ...routeOf(), match: { ...routeOf().match, exact: true } }, routeOf()), 'uncertain')
-    const byRoute = routeOf({}, { path: 'route' })
-    t.equal(by(byRoute, byRoute), 'free')
-    t.equal(by({ ...byRoute, name: 'other' }, byRoute), 'uncertain')
-    t.equal(by(routeOf(), byRoute), 'uncertain')
-  },
-)
+t.test('V04 502 and 504 free the key only where the inner proxy has the same scope', async (t) => {
+  const by = (inner: Route, outer: Route): unknown =>
+    deferralOf(said(502, { code: 'upstream_failed', instance: 'r', scope: scopeOf(inner) }), outer)
+  const sub = { caller: [{ kind: 'jwt', name: 'sub' }] } as const
+  t.equal(by(routeOf(), routeOf()), 'free')
+  t.equal(by({ ...routeOf(), name: 'other' }, routeOf()), 'free', 'the names of the routes do not matter')
+  t.equal(by(routeOf({}, { anonymous: 'reject', callerIsDefault: false }), routeOf()), 'free')
+  t.equal(by(routeOf({}, sub), routeOf({}, sub)), 'free')
+  t.equal(
+    by(routeOf(), routeOf({}, sub)),
+    'uncertain',
+    'the inner proxy takes a renewed token for another caller',
+  )
+  t.equal(by(routeOf({ syntax: 'strict' }), routeOf()), 'uncertain')
+  t.equal(by(routeOf({ from: [{ kind: 'header', name: 'x-request-id' }] }), routeOf()), 'uncertain')
+  const renamed = routeOf({ forward: { header: 'X-Key' } })
+  t.equal(by(routeOf({ from: [{ kind: 'header', name: 'x-key' }] }), renamed), 'free')
+  t.equal(by(routeOf(), renamed), 'uncertain')
+  t.equal(by({ ...routeOf(), match: { ...routeOf().match, exact: true } }, routeOf()), 'uncertain')
+  const byRoute = routeOf({}, { path: 'route' })
+  t.equal(by(byRoute, byRoute), 'free')
+  t.equal(by({ ...byRoute, name: 'other' }, byRoute), 'uncertain')
+  t.equal(by(routeOf(), byRoute), 'uncertain')
+})
 
 t.test('V04 the name of a scope never changes, since proxies of several versions compare it', async (t) => {
   t.equal(scopeOf(routeOf()), '3xOTUZU5VsPPGROP')

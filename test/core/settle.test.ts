@@ -168,12 +168,9 @@ t.test('T01 a tombstone follows the retention', async (t) => {
   t.equal(outcomeSpans(NOT_EXECUTED, retention).dropIn, 1000, 'nothing was done, so no tombstone follows')
 })
 
-t.test(
-  'a request that was not executed is remembered for ttl, so that its key is not used for another',
-  async (t) => {
-    t.equal(outcomeSpans(NOT_EXECUTED, RETENTION).dropIn, 1000)
-  },
-)
+t.test('a request that was not executed is remembered for ttl', async (t) => {
+  t.equal(outcomeSpans(NOT_EXECUTED, RETENTION).dropIn, 1000)
+})
 
 t.test('an unresolved record outlives ttl: it is kept for unresolvedTtl', async (t) => {
   t.equal(outcomeSpans(UNKNOWN, RETENTION).dropIn, 9000)
@@ -181,15 +178,12 @@ t.test('an unresolved record outlives ttl: it is kept for unresolvedTtl', async 
   t.equal(outcomeSpans(UNKNOWN, { ...RETENTION, reconcile: { every: 5 } }).dueIn, 5)
 })
 
-t.test(
-  'an upstream that completes its attempt itself is told how long and how much of its answer to keep',
-  async (t) => {
-    const route = { ...RETENTION, tombstone: 50, limits: { response: 4096 } }
-    t.equal(completionTerms({ ...route, keep: 'response' }), '1000 200 50 4096')
-    t.equal(completionTerms({ ...route, keep: 'outcome' }), '1000 200 50 0')
-    t.equal(completionTerms({ ...route, keep: 'response', ttlBody: 300 }), '1000 200 50 4096 300')
-  },
-)
+t.test('an upstream that completes its attempt is told how long and how much to keep', async (t) => {
+  const route = { ...RETENTION, tombstone: 50, limits: { response: 4096 } }
+  t.equal(completionTerms({ ...route, keep: 'response' }), '1000 200 50 4096')
+  t.equal(completionTerms({ ...route, keep: 'outcome' }), '1000 200 50 0')
+  t.equal(completionTerms({ ...route, keep: 'response', ttlBody: 300 }), '1000 200 50 4096 300')
+})
 
 t.test('statusOf gives the status of an answer, kept or not', async (t) => {
   t.equal(statusOf(answered(201)), 201)
@@ -200,32 +194,29 @@ t.test('an outcome is accepted over in_progress, unknown and failed_retryable', 
   t.same(new Set(ACCEPTING), new Set(['in_progress', 'unknown', 'failed_retryable']))
 })
 
-t.test(
-  'an answer replaces any open record of an earlier attempt, another outcome only a failed_retryable one',
-  async (t) => {
-    const over = {
-      completed: ['in_progress', 'unknown', 'failed_retryable'],
-      failed_retryable: ['failed_retryable'],
-      unknown: ['failed_retryable'],
+t.test('an answer replaces any open record from before, another outcome only a free one', async (t) => {
+  const over = {
+    completed: ['in_progress', 'unknown', 'failed_retryable'],
+    failed_retryable: ['failed_retryable'],
+    unknown: ['failed_retryable'],
+  }
+  for (const [state, states] of Object.entries(over) as [
+    'completed' | 'failed_retryable' | 'unknown',
+    string[],
+  ][])
+    for (const found of [inProgress(), unknown(), failedRetryable(), completed(), expired()]) {
+      const { fence, createdAt } = found
+      const later = { state, fence: fence + 1, createdAt }
+      t.equal(isFromBefore(found, later), states.includes(found.state), `${state} over ${found.state}`)
+      t.notOk(isFromBefore(found, { ...later, fence }), 'not an earlier attempt')
+      t.equal(
+        isFromBefore(found, { ...later, createdAt: createdAt - 1 }),
+        found.state === 'failed_retryable' && state !== 'failed_retryable',
+        'a later record is replaced only if it came to nothing',
+      )
+      t.notOk(isFromBefore(found, { ...later, fence, createdAt: 0 }), 'an attempt without a claim')
     }
-    for (const [state, states] of Object.entries(over) as [
-      'completed' | 'failed_retryable' | 'unknown',
-      string[],
-    ][])
-      for (const found of [inProgress(), unknown(), failedRetryable(), completed(), expired()]) {
-        const { fence, createdAt } = found
-        const later = { state, fence: fence + 1, createdAt }
-        t.equal(isFromBefore(found, later), states.includes(found.state), `${state} over ${found.state}`)
-        t.notOk(isFromBefore(found, { ...later, fence }), 'not an earlier attempt')
-        t.equal(
-          isFromBefore(found, { ...later, createdAt: createdAt - 1 }),
-          found.state === 'failed_retryable' && state !== 'failed_retryable',
-          'a later record is replaced only if it came to nothing',
-        )
-        t.notOk(isFromBefore(found, { ...later, fence, createdAt: 0 }), 'an attempt without a claim')
-      }
-  },
-)
+})
 
 t.test('a refused outcome counts as recorded only if its own attempt completed the record', async (t) => {
   const token = Buffer.from(COMMON.token)
@@ -250,26 +241,23 @@ t.test('an uncertain outcome is accepted only over in_progress and failed_retrya
   t.same(new Set(ACCEPTING_UNKNOWN), new Set(['in_progress', 'failed_retryable']))
 })
 
-t.test(
-  'an uncertain outcome of an unknown record says why and keeps its status queries and due times',
-  async (t) => {
-    const reconciliation = {
-      since: 10,
-      asked: 3,
-      notFound: 1,
-      deadLettered: false,
-      reported: false,
-      answer: '404',
-    }
-    const found = unknown({ nextLookAt: 5000, dropAt: 9000, reconciliation })
-    const late = outcomeDraft(OPERATION, ATTEMPT, UNKNOWN, 1234)
-    if (late.state !== 'unknown') throw new Error(late.state)
-    t.same(stillUnknown(found, late, 2000), {
-      draft: { ...late, reconciliation },
-      spans: { dueIn: 3000, dropIn: 7000 },
-    })
-  },
-)
+t.test('an uncertain outcome of an unknown record keeps its queries and due times', async (t) => {
+  const reconciliation = {
+    since: 10,
+    asked: 3,
+    notFound: 1,
+    deadLettered: false,
+    reported: false,
+    answer: '404',
+  }
+  const found = unknown({ nextLookAt: 5000, dropAt: 9000, reconciliation })
+  const late = outcomeDraft(OPERATION, ATTEMPT, UNKNOWN, 1234)
+  if (late.state !== 'unknown') throw new Error(late.state)
+  t.same(stillUnknown(found, late, 2000), {
+    draft: { ...late, reconciliation },
+    spans: { dueIn: 3000, dropIn: 7000 },
+  })
+})
 
 t.test('a resolution keeps request and age; completed clears the token, not executed keeps it', async (t) => {
   const told = { keySent: '"k"', told: ['key'], toldTo: 'upstream', completion: '1 2 3 4' } as const

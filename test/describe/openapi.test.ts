@@ -67,12 +67,10 @@ void t.test('POST and PATCH become routes, and PUT and DELETE only if they decla
   t.match(out, /4 routes for 9 operations/)
 })
 
-void t.test(
-  'a route path has the base path and the parameters, and a comment if it matches more',
-  async (t) => {
-    const { routes, out } = await made(
-      t,
-      `/pets/{pet-id}/toys/{n}: { post: { operationId: toys } }
+t.test('a route has the base path, its parameters, and a comment if it matches more', async (t) => {
+  const { routes, out } = await made(
+    t,
+    `/pets/{pet-id}/toys/{n}: { post: { operationId: toys } }
 /files/{name}.json: { post: { operationId: part } }
 "/jobs/{id}:cancel": { post: { operationId: verb } }
 /:odd: { post: { operationId: colon } }
@@ -87,27 +85,26 @@ void t.test(
 /op: { post: { operationId: op, servers: [ { url: "https://x.example/deep/er/" } ] } }
 x-note: 1
 relative: { post: {} }`,
-      'servers: [ { url: "https://{host}/v{n}/", variables: { host: { default: api.example.com }, n: { default: 2 } } } ]',
-    )
-    t.strictSame(Object.fromEntries(Object.entries(routes).map(([name, { match }]) => [name, match.path])), {
-      toys: '/v2/pets/:pet_id/toys/:n',
-      part: '/v2/files/:name_json',
-      verb: '/v2/jobs/:id_cancel',
-      colon: '/v2/:odd',
-      star: '/v2/a/:p_',
-      normal: '/v2/sp%C3%A4ti/a%20b/x/y%2Fz',
-      query: '/v2/q',
-      twice: '/v2/:id/:id',
-      digit: '/v2/:p_1/9',
-      root: '/v2',
-      own: '/other/own',
-      op: '/deep/er/op',
-    })
-    for (const name of ['part', 'verb', 'colon', 'star', 'query'])
-      t.match(commentsOf(out, name), /Matches more than the description says: /, name)
-    t.match(commentsOf(out, 'colon'), /POST \/\{\} is left out: the route below matches the same requests\./)
-  },
-)
+    'servers: [ { url: "https://{host}/v{n}/", variables: { host: { default: api.example.com }, n: { default: 2 } } } ]',
+  )
+  t.strictSame(Object.fromEntries(Object.entries(routes).map(([name, { match }]) => [name, match.path])), {
+    toys: '/v2/pets/:pet_id/toys/:n',
+    part: '/v2/files/:name_json',
+    verb: '/v2/jobs/:id_cancel',
+    colon: '/v2/:odd',
+    star: '/v2/a/:p_',
+    normal: '/v2/sp%C3%A4ti/a%20b/x/y%2Fz',
+    query: '/v2/q',
+    twice: '/v2/:id/:id',
+    digit: '/v2/:p_1/9',
+    root: '/v2',
+    own: '/other/own',
+    op: '/deep/er/op',
+  })
+  for (const name of ['part', 'verb', 'colon', 'star', 'query'])
+    t.match(commentsOf(out, name), /Matches more than the description says: /, name)
+  t.match(commentsOf(out, 'colon'), /POST \/\{\} is left out: the route below matches the same requests\./)
+})
 
 void t.test('the narrower route comes first, whatever the order of the description', async (t) => {
   const { config } = await made(
@@ -204,48 +201,43 @@ void t.test('a route takes the header, presence and lengths of its key from the 
   t.match(commentsOf(out, 'optional'), /DECIDE: required, if every client sends it/)
 })
 
-void t.test(
-  'bodies are compared by their media types, and uploads get a comment about limits.request',
-  async (t) => {
-    const takes = (id: string, ...types: string[]) =>
-      `/${id}: { post: { operationId: ${id}, requestBody: { content: { ${types.map((type) => `"${type}": {}`).join(', ')} } } } }`
-    const { routes, out } = await made(
-      t,
-      [
-        takes('json', 'application/json', 'application/problem+json; charset=utf-8'),
-        takes('upload', 'multipart/form-data'),
-        takes('form', 'application/x-www-form-urlencoded'),
-        takes('mixed', 'application/json', 'multipart/form-data'),
-        takes('image', 'image/png'),
-        takes('xml', 'application/xml'),
-        '/nothing: { post: { operationId: nothing } }',
-      ].join('\n'),
-    )
-    t.strictSame(
-      Object.values(routes).map(({ name, fingerprint }) => [name, fingerprint.body]),
-      [
-        ['json', 'auto'],
-        ['upload', 'multipart'],
-        ['form', 'form'],
-        ['mixed', 'auto'],
-        ['image', 'auto'],
-        ['xml', 'auto'],
-        ['nothing', 'auto'],
-      ],
-    )
-    for (const name of ['upload', 'mixed', 'image'])
-      t.match(commentsOf(out, name), /over limits\.request \(1MiB\) are refused with 413/, name)
-    for (const name of ['json', 'xml', 'nothing']) t.notMatch(commentsOf(out, name), /413/, name)
-    t.match(commentsOf(out, 'xml'), /Accepts application\/xml: compared by media type/)
-  },
-)
+t.test('bodies are compared by media type, and uploads get a comment about their limit', async (t) => {
+  const takes = (id: string, ...types: string[]) =>
+    `/${id}: { post: { operationId: ${id}, requestBody: { content: { ${types.map((type) => `"${type}": {}`).join(', ')} } } } }`
+  const { routes, out } = await made(
+    t,
+    [
+      takes('json', 'application/json', 'application/problem+json; charset=utf-8'),
+      takes('upload', 'multipart/form-data'),
+      takes('form', 'application/x-www-form-urlencoded'),
+      takes('mixed', 'application/json', 'multipart/form-data'),
+      takes('image', 'image/png'),
+      takes('xml', 'application/xml'),
+      '/nothing: { post: { operationId: nothing } }',
+    ].join('\n'),
+  )
+  t.strictSame(
+    Object.values(routes).map(({ name, fingerprint }) => [name, fingerprint.body]),
+    [
+      ['json', 'auto'],
+      ['upload', 'multipart'],
+      ['form', 'form'],
+      ['mixed', 'auto'],
+      ['image', 'auto'],
+      ['xml', 'auto'],
+      ['nothing', 'auto'],
+    ],
+  )
+  for (const name of ['upload', 'mixed', 'image'])
+    t.match(commentsOf(out, name), /over limits\.request \(1MiB\) are refused with 413/, name)
+  for (const name of ['json', 'xml', 'nothing']) t.notMatch(commentsOf(out, name), /413/, name)
+  t.match(commentsOf(out, 'xml'), /Accepts application\/xml: compared by media type/)
+})
 
-void t.test(
-  'callers come from the security of the description, or of an operation that has its own',
-  async (t) => {
-    const secured = (id: string, security: string) =>
-      `/${id}: { post: { operationId: ${id}, security: ${security} } }`
-    const more = `security: [ { bearer: [] } ]
+t.test('callers come from the security of the description, or of an operation', async (t) => {
+  const secured = (id: string, security: string) =>
+    `/${id}: { post: { operationId: ${id}, security: ${security} } }`
+  const more = `security: [ { bearer: [] } ]
 components:
   securitySchemes:
     bearer: { type: http, scheme: bearer }
@@ -257,51 +249,47 @@ components:
     odd: { type: apiKey, in: header, name: "no token" }
     mutual: { type: mutualTLS }
     behind: { $ref: "#/components/securitySchemes/key" }`
-    const { config, routes, out } = await made(
-      t,
-      [
-        '/inherits: { post: { operationId: inherits } }',
-        secured('same', '[ { oauth: [a] } ]'),
-        secured('key', '[ { key: [] } ]'),
-        secured('cookie', '[ { cookie: [] } ]'),
-        secured('both', '[ { bearer: [], behind: [] } ]'),
-        secured('either', '[ { bearer: [] }, { cookie: [] }, {} ]'),
-        secured('open', '[]'),
-        secured('signed', '[ { signed: [] } ]'),
-        secured('query', '[ { query: [] } ]'),
-        secured('mutual', '[ { mutual: [], key: [] } ]'),
-        secured('odd', '[ { odd: [] }, { unheard: [] } ]'),
-      ].join('\n'),
-      more,
-    )
-    const callers = ({ scope }: RoutePolicy) => scope.caller.map(({ kind, name }) => `${kind}:${name}`).join()
-    t.equal(callers(config.defaults), 'header:authorization')
-    t.notOk(config.defaults.scope.callerIsDefault, 'written, so that strict can be chosen')
-    t.strictSame(Object.fromEntries(Object.entries(routes).map(([name, route]) => [name, callers(route)])), {
-      inherits: 'header:authorization',
-      same: 'header:authorization',
-      key: 'header:x-api-key',
-      cookie: 'cookie:SID',
-      both: 'header:authorization,header:x-api-key',
-      either: 'header:authorization,cookie:SID',
-      open: 'header:authorization',
-      signed: 'header:authorization',
-      query: 'header:authorization',
-      mutual: 'header:x-api-key',
-      odd: 'header:authorization',
-    })
-    t.match(out, /# Callers are identified by the description's security schemes: bearer \(http bearer\)\./)
-    t.match(commentsOf(out, 'either'), /Requests without any are accepted, and share one key space/)
-    t.match(commentsOf(out, 'open'), /DECIDE: this operation accepts anonymous requests/)
-    t.match(commentsOf(out, 'query'), /what identifies callers\? scope\.caller cannot read query \(query k\)/)
-    t.match(
-      commentsOf(out, 'signed'),
-      /cannot read signed \(header X-Hub-Signature-256, new in each request\)/,
-    )
-    t.match(commentsOf(out, 'mutual'), /Not used: mutual \(mutualTLS\)/)
-    t.match(commentsOf(out, 'odd'), /cannot read odd \(header no token\), unheard \(not described\)/)
-  },
-)
+  const { config, routes, out } = await made(
+    t,
+    [
+      '/inherits: { post: { operationId: inherits } }',
+      secured('same', '[ { oauth: [a] } ]'),
+      secured('key', '[ { key: [] } ]'),
+      secured('cookie', '[ { cookie: [] } ]'),
+      secured('both', '[ { bearer: [], behind: [] } ]'),
+      secured('either', '[ { bearer: [] }, { cookie: [] }, {} ]'),
+      secured('open', '[]'),
+      secured('signed', '[ { signed: [] } ]'),
+      secured('query', '[ { query: [] } ]'),
+      secured('mutual', '[ { mutual: [], key: [] } ]'),
+      secured('odd', '[ { odd: [] }, { unheard: [] } ]'),
+    ].join('\n'),
+    more,
+  )
+  const callers = ({ scope }: RoutePolicy) => scope.caller.map(({ kind, name }) => `${kind}:${name}`).join()
+  t.equal(callers(config.defaults), 'header:authorization')
+  t.notOk(config.defaults.scope.callerIsDefault, 'written, so that strict can be chosen')
+  t.strictSame(Object.fromEntries(Object.entries(routes).map(([name, route]) => [name, callers(route)])), {
+    inherits: 'header:authorization',
+    same: 'header:authorization',
+    key: 'header:x-api-key',
+    cookie: 'cookie:SID',
+    both: 'header:authorization,header:x-api-key',
+    either: 'header:authorization,cookie:SID',
+    open: 'header:authorization',
+    signed: 'header:authorization',
+    query: 'header:authorization',
+    mutual: 'header:x-api-key',
+    odd: 'header:authorization',
+  })
+  t.match(out, /# Callers are identified by the description's security schemes: bearer \(http bearer\)\./)
+  t.match(commentsOf(out, 'either'), /Requests without any are accepted, and share one key space/)
+  t.match(commentsOf(out, 'open'), /DECIDE: this operation accepts anonymous requests/)
+  t.match(commentsOf(out, 'query'), /what identifies callers\? scope\.caller cannot read query \(query k\)/)
+  t.match(commentsOf(out, 'signed'), /cannot read signed \(header X-Hub-Signature-256, new in each request\)/)
+  t.match(commentsOf(out, 'mutual'), /Not used: mutual \(mutualTLS\)/)
+  t.match(commentsOf(out, 'odd'), /cannot read odd \(header no token\), unheard \(not described\)/)
+})
 
 void t.test('without security the draft leaves callers to the default', async (t) => {
   const { config } = await made(t, '/a: { post: { operationId: a } }')

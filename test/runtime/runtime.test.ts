@@ -41,23 +41,20 @@ t.test('a resized budget applies the new limit and leaves what is held', async (
   t.ok(budget.take(15))
 })
 
-t.test(
-  'a full budget asks other holders to give room back until there is enough or none is left',
-  async (t) => {
-    const others = [3, 4, 2]
-    const budget: Budget = new Budget(10, () => {
-      const size = others.shift()
-      if (size !== undefined) budget.give(size)
-      return size !== undefined
-    })
-    t.equal(budget.most, 10)
-    t.ok(budget.take(9))
-    t.ok(budget.take(5))
-    t.strictSame([budget.held, others], [7, [2]])
-    t.notOk(budget.take(9))
-    t.equal(budget.held, 5)
-  },
-)
+t.test('a full budget asks others to give room back until there is enough or none', async (t) => {
+  const others = [3, 4, 2]
+  const budget: Budget = new Budget(10, () => {
+    const size = others.shift()
+    if (size !== undefined) budget.give(size)
+    return size !== undefined
+  })
+  t.equal(budget.most, 10)
+  t.ok(budget.take(9))
+  t.ok(budget.take(5))
+  t.strictSame([budget.held, others], [7, [2]])
+  t.notOk(budget.take(9))
+  t.equal(budget.held, 5)
+})
 
 t.test('a budget never holds more than its limit and is empty once everything is given back', async () => {
   fc.assert(
@@ -118,42 +115,39 @@ t.test('names spread over the slots, and another salt spreads them differently',
   t.ok(one.filter((slot, n) => slot === other[n]).length < 50)
 })
 
-t.test(
-  'X02 neither one address nor one caller can take every place; small limits are not divided',
-  async (t) => {
-    const most = 64
-    const places = new InFlight(most, 7)
-    const share = Array.from({ length: 60 }, (_, n) => places.enter('10.0.0.1', `caller ${n}`))
-    t.notOk(share.includes(null))
-    t.equal(places.enter('10.0.0.1', 'another'), null, 'its address has used its share')
-    const rest = Array.from({ length: 4 }, () => places.enter('10.0.0.2', null))
-    t.notOk(rest.includes(null))
-    t.ok(places.isFull())
-    t.equal(places.enter('10.0.0.3', null), null, 'no place is left')
-    for (const leave of [...share, ...rest]) leave?.()
-    t.equal(places.count, 0)
+t.test('X02 neither one address nor one caller can take every place', async (t) => {
+  const most = 64
+  const places = new InFlight(most, 7)
+  const share = Array.from({ length: 60 }, (_, n) => places.enter('10.0.0.1', `caller ${n}`))
+  t.notOk(share.includes(null))
+  t.equal(places.enter('10.0.0.1', 'another'), null, 'its address has used its share')
+  const rest = Array.from({ length: 4 }, () => places.enter('10.0.0.2', null))
+  t.notOk(rest.includes(null))
+  t.ok(places.isFull())
+  t.equal(places.enter('10.0.0.3', null), null, 'no place is left')
+  for (const leave of [...share, ...rest]) leave?.()
+  t.equal(places.count, 0)
 
-    const same = Array.from({ length: 61 }, (_, n) => places.enter(`10.0.1.${n}`, 'one caller'))
-    t.strictSame(
-      same.map((leave) => leave !== null),
-      [...Array.from({ length: 60 }, () => true), false],
-    )
-    t.not(places.enter('10.0.1.9', 'another caller'), null)
+  const same = Array.from({ length: 61 }, (_, n) => places.enter(`10.0.1.${n}`, 'one caller'))
+  t.strictSame(
+    same.map((leave) => leave !== null),
+    [...Array.from({ length: 60 }, () => true), false],
+  )
+  t.not(places.enter('10.0.1.9', 'another caller'), null)
 
-    const roomy = new InFlight(most, 7)
-    const halved = Array.from({ length: 10_000 }, (_, n) => `10.1.${n >> 8}.${n & 255}`).filter((address) => {
-      const leaves = Array.from({ length: 60 }, () => roomy.enter(address, 'one caller'))
-      for (const leave of leaves) leave?.()
-      return leaves.includes(null)
-    })
-    t.strictSame(halved, [], 'no address counts in the slot of its caller')
+  const roomy = new InFlight(most, 7)
+  const halved = Array.from({ length: 10_000 }, (_, n) => `10.1.${n >> 8}.${n & 255}`).filter((address) => {
+    const leaves = Array.from({ length: 60 }, () => roomy.enter(address, 'one caller'))
+    for (const leave of leaves) leave?.()
+    return leaves.includes(null)
+  })
+  t.strictSame(halved, [], 'no address counts in the slot of its caller')
 
-    const few = new InFlight(2, 7)
-    t.not(few.enter('a', 'c'), null)
-    t.not(few.enter('a', 'c'), null)
-    t.equal(few.enter('b', null), null)
-  },
-)
+  const few = new InFlight(2, 7)
+  t.not(few.enter('a', 'c'), null)
+  t.not(few.enter('a', 'c'), null)
+  t.equal(few.enter('b', null), null)
+})
 
 void t.test('P02 bytes come out in order, however they were cut into pieces', (t) => {
   const bytes = Buffer.from(Array.from({ length: 70_000 }, (_, i) => (i * 7) % 251))

@@ -60,27 +60,24 @@ void t.test('U02 a request is not resent if the peer closes the kept connection 
   }
 })
 
-void t.test(
-  'U04 U05 a silent upstream is a 504 and a cut answer a 502, both unknown, and none of it shows',
-  async (t) => {
-    const cut = 'HTTP/1.1 201 Created\r\nContent-Length: 10\r\n\r\nabc'
-    for (const [code, status, bytes, upstream] of [
-      ['upstream_timeout', 504, null, 'timeout: 300ms'],
-      ['upstream_failed', 502, cut, ''],
-    ] as const) {
-      await using peer = await faulty(
-        (socket) => void wholeRequest(socket).then(() => bytes !== null && socket.end(bytes)),
-      )
-      await using proxy = await proxyBefore(peer, { upstream })
-      const problem = problemOf(await rawRequest(proxy.port, REQUEST))
-      t.match(problem, { code, status, retry: 'same-key' })
-      t.notMatch(JSON.stringify(problem), /abc/)
-      await unknownNow(t, proxy)
-      t.equal(seen(peer.requests), 1, 'N=1')
-      await metricIs(proxy, 'idempotency_buffered_bytes', 0)
-    }
-  },
-)
+t.test('U04 U05 a silent upstream is a 504, a cut answer a 502, both unknown', async (t) => {
+  const cut = 'HTTP/1.1 201 Created\r\nContent-Length: 10\r\n\r\nabc'
+  for (const [code, status, bytes, upstream] of [
+    ['upstream_timeout', 504, null, 'timeout: 300ms'],
+    ['upstream_failed', 502, cut, ''],
+  ] as const) {
+    await using peer = await faulty(
+      (socket) => void wholeRequest(socket).then(() => bytes !== null && socket.end(bytes)),
+    )
+    await using proxy = await proxyBefore(peer, { upstream })
+    const problem = problemOf(await rawRequest(proxy.port, REQUEST))
+    t.match(problem, { code, status, retry: 'same-key' })
+    t.notMatch(JSON.stringify(problem), /abc/)
+    await unknownNow(t, proxy)
+    t.equal(seen(peer.requests), 1, 'N=1')
+    await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+  }
+})
 
 void t.test('P09 an unsolicited 100 Continue is not an error, whole, in pieces or twice', async (t) => {
   const interim = 'HTTP/1.1 100 Continue\r\n\r\n'
@@ -161,29 +158,26 @@ void t.test('U12 TLS: nothing is sent to a wrong certificate, a wrong name or wi
   t.match(problemOf(await rawRequest(proxy.port, REQUEST)), { code: 'upstream_unreachable' })
 })
 
-void t.test(
-  'U13 respondWithin: the client gets 504 upstream_slow, and the later answer is stored',
-  async (t) => {
-    let held: Socket | undefined
-    await using peer = await scriptedPeer((socket) => {
-      held = socket
-    })
-    await using proxy = await proxyBefore(peer, {
-      routes: '{ name: r, match: { path: /p }, respondWithin: 150ms }',
-    })
-    t.match(problemOf(await rawRequest(proxy.port, REQUEST)), {
-      code: 'upstream_slow',
-      status: 504,
-      retry: 'same-key',
-    })
-    t.match(problemOf(await rawRequest(proxy.port, REQUEST)), { code: 'idempotency_key_in_progress' })
-    held?.write(OK)
-    await metricIs(proxy, 'idempotency_completions_total{route="r",result="stored"}', 1)
-    t.equal((await rawRequest(proxy.port, REQUEST)).body.toString(), 'ok')
-    t.equal(peer.requests.length, 1)
-    await metricIs(proxy, 'idempotency_buffered_bytes', 0)
-  },
-)
+t.test('U13 respondWithin: a 504 upstream_slow, and the later answer is stored', async (t) => {
+  let held: Socket | undefined
+  await using peer = await scriptedPeer((socket) => {
+    held = socket
+  })
+  await using proxy = await proxyBefore(peer, {
+    routes: '{ name: r, match: { path: /p }, respondWithin: 150ms }',
+  })
+  t.match(problemOf(await rawRequest(proxy.port, REQUEST)), {
+    code: 'upstream_slow',
+    status: 504,
+    retry: 'same-key',
+  })
+  t.match(problemOf(await rawRequest(proxy.port, REQUEST)), { code: 'idempotency_key_in_progress' })
+  held?.write(OK)
+  await metricIs(proxy, 'idempotency_completions_total{route="r",result="stored"}', 1)
+  t.equal((await rawRequest(proxy.port, REQUEST)).body.toString(), 'ok')
+  t.equal(peer.requests.length, 1)
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+})
 
 void t.test('X01 when the client leaves, the call goes on and its answer is stored', async (t) => {
   let held: Socket | undefined

@@ -221,30 +221,27 @@ void t.test('P27 an idle connection ends before the server’s keep-alive timeou
   t.equal(peer.sockets.length, 2)
 })
 
-void t.test(
-  'after an early answer the server gets the rest of the request, and no other on that connection',
-  async (t) => {
-    let read = 0
-    await using peer = await tcpStub((socket, n) => {
-      if (n > 1) return void wholeRequest(socket).then(() => socket.write(OK))
-      socket.once('data', () => {
-        socket.pause()
-        socket.write(OK)
-        setTimeout(() => socket.on('data', (chunk: Buffer) => void (read += chunk.length)).resume(), 100)
-      })
+t.test('after an early answer the server gets the rest of the request, and no other', async (t) => {
+  let read = 0
+  await using peer = await tcpStub((socket, n) => {
+    if (n > 1) return void wholeRequest(socket).then(() => socket.write(OK))
+    socket.once('data', () => {
+      socket.pause()
+      socket.write(OK)
+      setTimeout(() => socket.on('data', (chunk: Buffer) => void (read += chunk.length)).resume(), 100)
     })
-    const { client } = await opened(t, peer.url)
-    const size = 16 * 1024 * 1024
-    let taken = 0
-    const onTaken = (): void => void taken++
-    t.equal(await new Asked(client, { method: 'POST', body: Buffer.alloc(size), onTaken }).end, '200 ok')
-    t.equal(taken, 0, 'the socket still holds some of it')
-    t.equal(await new Asked(client, { method: 'POST', body: Buffer.alloc(size >> 8), onTaken }).end, '200 ok')
-    t.equal(taken, 1)
-    t.equal(peer.sockets.length, 2)
-    t.ok(read > size / 2)
-  },
-)
+  })
+  const { client } = await opened(t, peer.url)
+  const size = 16 * 1024 * 1024
+  let taken = 0
+  const onTaken = (): void => void taken++
+  t.equal(await new Asked(client, { method: 'POST', body: Buffer.alloc(size), onTaken }).end, '200 ok')
+  t.equal(taken, 0, 'the socket still holds some of it')
+  t.equal(await new Asked(client, { method: 'POST', body: Buffer.alloc(size >> 8), onTaken }).end, '200 ok')
+  t.equal(taken, 1)
+  t.equal(peer.sockets.length, 2)
+  t.ok(read > size / 2)
+})
 
 void t.test('the idle timeout starts with the head, not with the request', async (t) => {
   await using peer = await scriptedPeer((socket) => void setTimeout(() => socket.write(OK), 300))
