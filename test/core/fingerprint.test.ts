@@ -131,10 +131,10 @@ t.test('auto reads JSON where the media type says so, and bytes otherwise', asyn
   ])
     t.equal(typed(type, one), typed(type, two), type)
   for (const type of [
-    ...words`text/plain text/json application/jsonp application/json-seq application/x-www-form-urlencoded
+    words`text/plain text/json application/jsonp application/json-seq application/x-www-form-urlencoded
       application/json+xml json`,
-    ...['application/json, text/plain', ''],
-  ])
+    ['application/json, text/plain', ''],
+  ].flat())
     t.not(typed(type, one), typed(type, two), type)
   t.not(sent(one, []), sent(two, []))
   const plain = (body: string) => sent(body, ['Content-Type', 'text/plain'], { body: 'json' })
@@ -217,15 +217,9 @@ t.test('F19 no body, an empty string and an empty object differ', async (t) => {
 
 t.test('F20 every setting is part of the recipe, and equal settings have the same', async (t) => {
   const settings: Partial<FingerprintPolicy>[] = [
-    ...[
-      {},
-      { body: 'json' as const },
-      { body: 'raw' as const },
-      { ignore: ['/a'] },
-      { ignore: ['/a', '/b'] },
-    ],
-    ...[{ only: ['/a'] }, { headers: ['a'] }, { query: 'sorted' as const }],
-  ]
+    [{}, { body: 'json' as const }, { body: 'raw' as const }, { ignore: ['/a'] }, { ignore: ['/a', '/b'] }],
+    [{ only: ['/a'] }, { headers: ['a'] }, { query: 'sorted' as const }],
+  ].flat()
   const recipes = settings.map((more) => recipeOf(policyOf(more)))
   t.ok(areDistinct(recipes))
   t.strictSame(
@@ -316,17 +310,17 @@ t.test('F20 a record made under fingerprint/1 still replays for an unchanged req
   const part = '--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--x--\r\n'
   for (const [type, body, fingerprint, raw] of [
     [
-      ...['application/json', '{"amount":1}'],
-      ...words`KfSfxe1i6FTYz_og74ZnSRjwBpWNf7KuwXXw26YMS6I MfaHqS7jfD4kQX-YQgWcEJwNi20N5gE4--SaAG6tzuI`,
-    ],
+      ['application/json', '{"amount":1}'],
+      words`KfSfxe1i6FTYz_og74ZnSRjwBpWNf7KuwXXw26YMS6I MfaHqS7jfD4kQX-YQgWcEJwNi20N5gE4--SaAG6tzuI`,
+    ].flat(),
     [
-      ...['application/x-www-form-urlencoded', 'a=b+c'],
-      ...words`QycRQp5o4z5cqHZgsQAabsZc6Imf6S0QZgyRijIeiSc jfYNvpPx4ofcVuyrm6v9wm1xmouVRUmcFzKbEqGn5qo`,
-    ],
+      ['application/x-www-form-urlencoded', 'a=b+c'],
+      words`QycRQp5o4z5cqHZgsQAabsZc6Imf6S0QZgyRijIeiSc jfYNvpPx4ofcVuyrm6v9wm1xmouVRUmcFzKbEqGn5qo`,
+    ].flat(),
     [
-      ...['multipart/form-data; boundary=x', part],
-      ...words`C26m8zYRbKZBrM6U5y62I01SPqPM64tfeBjwHxIlv20 fdzpAgR2TFKqi5cZqMdiUYyYfT7XnySJfh0GJrdOGeo`,
-    ],
+      ['multipart/form-data; boundary=x', part],
+      words`C26m8zYRbKZBrM6U5y62I01SPqPM64tfeBjwHxIlv20 fdzpAgR2TFKqi5cZqMdiUYyYfT7XnySJfh0GJrdOGeo`,
+    ].flat(),
   ] as [string, string, string, string][]) {
     const record = {
       recipe,
@@ -349,9 +343,9 @@ t.test('F20 a record made under fingerprint/1 still replays for an unchanged req
 
 t.test('F20 after a change of settings an unchanged request replays, a changed one is misuse', async (t) => {
   const settings: Partial<FingerprintPolicy>[] = [
-    ...[{}, { body: 'raw' as const }, { body: 'form' as const }, { body: 'none' as const }],
-    ...[{ headers: ['x-currency'] }, { query: 'ignore' as const }],
-  ]
+    [{}, { body: 'raw' as const }, { body: 'form' as const }, { body: 'none' as const }],
+    [{ headers: ['x-currency'] }, { query: 'ignore' as const }],
+  ].flat()
   const headers = ['Content-Type', 'application/x-www-form-urlencoded', 'X-Currency', 'EUR']
   const [first, changed] = [request('a=b+c', { headers }), request('a=b+d', { headers })]
   for (const then of settings)
@@ -485,12 +479,14 @@ t.test('fingerprints computed in turns do not mix', async (t) => {
     request(`{"amount":${amount},"fill":"${'x'.repeat(size)}"}`)
   // Five times as long in canonical form.
   const grows = (digit: number) => request(`[${`${digit}e20,`.repeat(12_000)}1]`)
-  for (const requests of [
-    ...[100, 20_000, 65_000, 70_000, 200_000].map((size) => [
-      ...[filled('1.0', size), filled('2', size), filled('3.0', 20_000), filled('4.0', 10)],
-    ]),
-    [grows(1), grows(2)],
-  ]) {
+  const among = (size: number) => [
+    filled('1.0', size),
+    filled('2', size),
+    filled('3.0', 20_000),
+    filled('4.0', 10),
+  ]
+  const sizes = [100, 20_000, 65_000, 70_000, 200_000]
+  for (const requests of [...sizes.map(among), [grows(1), grows(2)]]) {
     // As the claims of several requests do: one step of each per turn of the event loop.
     const all = requests.map((one) => digestsOf(one, policy))
     const work = all.map((digests) => digests.finish())
@@ -592,14 +588,14 @@ t.test('the digests of a request never change, since records are compared with t
     [{}, 'QzgPYX5HREAXN_G8', '5260a071445e3557', 'b6ae31e68b1582d2'],
     [
       { body: 'raw', headers: ['content-type'] },
-      ...['EdXYsQhSHzFVM2Xt,content-type', 'a00f9ea1f84ff2d7', '216a9e55a00c5484'],
-    ],
+      ['EdXYsQhSHzFVM2Xt,content-type', 'a00f9ea1f84ff2d7', '216a9e55a00c5484'],
+    ].flat(),
     [{ body: 'none', query: 'ignore' }, '6Rhp7rlKOGSiF57D', '6f44afd77d9bd1c1', 'b6ae31e68b1582d2'],
     [{ query: 'sorted', only: ['/a'] }, 'Fh8SmaT5IZ2YLxvS', '408aa9d1ea7754f5', 'b6ae31e68b1582d2'],
   ] as [Partial<FingerprintPolicy>, ...string[]][]) {
     const { recipe, fingerprint, rawDigest } = digestsOf(asked, policyOf(more))
     t.strictSame(
-      [recipe, ...[fingerprint, rawDigest].map((one) => one.toString('hex').slice(0, 16))],
+      [recipe, [fingerprint, rawDigest].map((one) => one.toString('hex').slice(0, 16))].flat(),
       digests,
     )
   }

@@ -186,8 +186,9 @@ export function form(json: Buffer | string): string | null {
   const tree = treeOf(json)
   const text = tree === null ? null : canonical(tree)
   const found = canonicalJson(bytes)?.toString() ?? null
-  if (found !== text) throw new Error(`${json}: ${found} instead of ${text}`)
+  if (found !== text) throw new Error(`${bytes.toString()}: ${found} instead of ${text}`)
   const other = usual.textOf(bytes)?.toString() ?? text
-  if (other !== text) throw new Error(`${json}: ${other} from the WebAssembly reader instead of ${text}`)
+  if (other !== text)
+    throw new Error(`${bytes.toString()}: ${other} from the WebAssembly reader instead of ${text}`)
   return text
 }

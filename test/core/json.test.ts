@@ -107,9 +107,9 @@ t.test('JSON that would lose information, and text that is not JSON, has no form
     0x10 1_000 --1 [1]// /**/1`)
     t.equal(form(text), null, text)
   for (const text of [
-    ...['', ' ', '[1 2]', '{"a" 1}', '{"a":1 "b":2}', '1 2', '{} {}', '"\n"', '"\t"', '"\0"'],
-    ...['\ufeff{}', '\u00a01', '1\u2028', '\v1'],
-  ])
+    ['', ' ', '[1 2]', '{"a" 1}', '{"a":1 "b":2}', '1 2', '{} {}', '"\n"', '"\t"', '"\0"'],
+    ['\ufeff{}', '\u00a01', '1\u2028', '\v1'],
+  ].flat())
     t.equal(form(text), null, encodeURIComponent(text))
 })
 
@@ -153,15 +153,16 @@ t.test('JSON nested 100 deep has a form, deeper has none', async (t) => {
 
 t.test('members are sorted by their UTF-16 units; a name that is there twice has no form', async (t) => {
   const odd = [
-    ...['', '\0', '\x1f', ' ', '!', '#', '~', '\x7f', '\x80', '\u07ff', '\u0800', '\ud7ff', '\u{10000}'],
-    ...['\u{10ffff}', '\ue000', '\uefff', '\uf000', '\uffff', 'abcdefgh\u{10000}', 'abcdefgh\uffff'],
-    ...['a\0', 'a\0b', 'a!', 'a#', '"', '""', 'a"', 'a"b'],
-    ...words`a aa aaa aaaa aaaaa aaab aab abcd abcdefgh0 abcdefgh1 b`,
-  ]
+    ['', '\0', '\x1f', ' ', '!', '#', '~', '\x7f', '\x80', '\u07ff', '\u0800', '\ud7ff', '\u{10000}'],
+    ['\u{10ffff}', '\ue000', '\uefff', '\uf000', '\uffff', 'abcdefgh\u{10000}', 'abcdefgh\uffff'],
+    ['a\0', 'a\0b', 'a!', 'a#', '"', '""', 'a"', 'a"b'],
+    words`a aa aaa aaaa aaaaa aaab aab abcd abcdefgh0 abcdefgh1 b`,
+  ].flat()
   // Names are compared four bytes at a time; a common beginning makes those bytes equal in all of them.
   const many = (count: number) =>
     Array.from({ length: count }, (_, n) => `${'alike'.repeat(count % 3)}${(n * 7919) % 20_011}-\u00e9`)
-  for (const names of [odd, odd.toReversed(), ...[2, 9, 31, 32, 33, 65, 300, 1025, 4097].map(many)]) {
+  const counts = [2, 9, 31, 32, 33, 65, 300, 1025, 4097]
+  for (const names of [odd, odd.toReversed(), ...counts.map(many)]) {
     const members = names.map((name, n) => [name, `${JSON.stringify(name)}:${n}`] as const)
     const text: string[] = members.map(([, member]) => member)
     const sorted = members.toSorted(([a], [b]) => (a < b ? -1 : 1)).map(([, member]) => member)
@@ -205,11 +206,14 @@ t.test('a pointer finds its value or nothing, also beside others and within thei
   t.same(valuesAt('{"y\\"z":1}', '/y"z'), ['1'], 'by a name with a quote')
   t.same(valuesAt('{"b":1', '/b'), [undefined])
   const inner = '{"b":[1,{"c":2}],"d":3}'
-  t.same(valuesAt(`{"z":0,"a":${inner}}`, ...['', '/a', '/a/b', '/a/b/1', '/a/b/1/c', '/z']), [
-    ...[`{"a":${inner},"z":0}`, inner, '[1,{"c":2}]'],
-    ...['{"c":2}', '2', '0'],
-  ])
-  t.same(valuesAt('[1,[2,3],4]', ...['', '/0', '/1', '/1/1', '/2']), ['[1,[2,3],4]', '1', '[2,3]', '3', '4'])
+  t.same(
+    valuesAt(`{"z":0,"a":${inner}}`, '', '/a', '/a/b', '/a/b/1', '/a/b/1/c', '/z'),
+    [
+      [`{"a":${inner},"z":0}`, inner, '[1,{"c":2}]'],
+      ['{"c":2}', '2', '0'],
+    ].flat(),
+  )
+  t.same(valuesAt('[1,[2,3],4]', '', '/0', '/1', '/1/1', '/2'), ['[1,[2,3],4]', '1', '[2,3]', '3', '4'])
 })
 
 t.test('the value at an ignored pointer is left out and nothing else changes', async (t) => {
@@ -376,29 +380,19 @@ t.test('the WebAssembly reader reads usual bodies, up to its limits', async (t) 
     Array.from({ length: count }, (_, n) => `"${String(n).padStart(4, '0')}":0`)
   const deep = `{"b":${'{"b":0,"a":'.repeat(99)}${'7'.repeat(15)}${'}'.repeat(99)},"a":1}`
   for (const body of [
-    ...[
-      USUAL,
-      JSON.stringify(JSON.parse(USUAL), null, 2),
-      ' 1',
-      '{"b":1,"a":2}',
-      ' { "b" : [ ] , "a" : { } } ',
-    ],
+    [USUAL, JSON.stringify(JSON.parse(USUAL), null, 2), ' 1', '{"b":1,"a":2}', ' { "b" : [ ] , "a" : { } } '],
     '[10.50,10.00,-0.5,0,true,false,null,"é😀"]',
     String.raw`["\/","\\\"\b\f\n\r\t"]`,
-    ...[
-      '[{"a":1},{"a" :2}]',
-      '[{"a" :1},{"a" :2}]',
-      '{"b":{"d":[{"z":1,"y": 2},{"z":3,"y":4}],"c":1},"a":1}',
-    ],
+    ['[{"a":1},{"a" :2}]', '[{"a" :1},{"a" :2}]', '{"b":{"d":[{"z":1,"y": 2},{"z":3,"y":4}],"c":1},"a":1}'],
     '{"a name of more than sixteen bytes":1,"a name of more than fifteen bytes":2}',
-    ...[
+    [
       '['.repeat(MAX_DEPTH) + ']'.repeat(MAX_DEPTH),
       deep,
       `{${numbers(32).reverse().join()}}`,
       `{${numbers(6000).join()}}`,
     ],
-    ...[`"${'x'.repeat(SHORT_BODY - 2)}"`, '123456789012345'],
-  ])
+    [`"${'x'.repeat(SHORT_BODY - 2)}"`, '123456789012345'],
+  ].flat())
     t.equal(usual.textOf(Buffer.from(body))?.toString(), form(body), body.slice(0, 40))
   const canonical = Buffer.from('{"a":1,"b":[2]}')
   t.equal(usual.textOf(canonical), canonical, 'one already in canonical form is returned as it is')
@@ -407,13 +401,13 @@ t.test('the WebAssembly reader reads usual bodies, up to its limits', async (t) 
 t.test('rare, too large or invalid JSON is left to the other reader', async (t) => {
   const wide = Array.from({ length: 33 }, (_, n) => `"${32 - n}":0`)
   for (const body of [
-    ...words`{ [1,] {"a":1,} " "\ "\u0041" {"\n":1} tru nul fals 01 - -0 1. .5 0.0 0.01 1e1 1E1 1.5e1
+    words`{ [1,] {"a":1,} " "\ "\u0041" {"\n":1} tru nul fals 01 - -0 1. .5 0.0 0.01 1e1 1E1 1.5e1
       1234567890123456 1.23456789012345 {"a":1,"a":2} {"b":1,"a":2,"a":3} [{"a":1},{"a":1,"a":2}]`,
-    ...['', ' ', '"\t"', '1 2', '\0', '[1\0]', '{"\ue000":1,"😀":2}', `{${wide.join()}}`],
+    ['', ' ', '"\t"', '1 2', '\0', '[1\0]', '{"\ue000":1,"😀":2}', `{${wide.join()}}`],
     '['.repeat(MAX_DEPTH + 1) + ']'.repeat(MAX_DEPTH + 1),
-    ...[`"${'x'.repeat(SHORT_BODY - 1)}"`, `{"b":1${',"":1'.repeat(13_105)}}`],
+    [`"${'x'.repeat(SHORT_BODY - 1)}"`, `{"b":1${',"":1'.repeat(13_105)}}`],
     Buffer.from([0x22, 0xff, 0x22]),
-  ])
+  ].flat())
     t.equal(usual.textOf(Buffer.from(body as string)), null, body.slice(0, 40).toString())
   t.equal(UsualJson.load({}), null, 'a process without WebAssembly has only the other one')
 })

@@ -157,16 +157,9 @@ t.test('K14 a key shorter than minLength is refused', async (t) => {
 })
 
 t.test('K15 bytes outside printable ASCII are refused, at the ends too', async (t) => {
-  for (const char of [
-    ...['\xe9', '\x7f', '\t', '\x00', '\x01', '\x0b', '\x0c', '\xa0', '\ufeff', '\u2028', '\r', '\n'],
-  ]) {
-    for (const line of [
-      `a${char}b`,
-      `"a${char}b"`,
-      ...(char === '\t' ? [] : [`${char}ab`, `ab${char}`, char]),
-    ]) {
-      table(t, [[line, 'invalid', 'invalid']])
-    }
+  for (const char of '\xe9\x7f\t\x00\x01\x0b\x0c\xa0\ufeff\u2028\r\n') {
+    const atEnds = char === '\t' ? [] : [`${char}ab`, `ab${char}`, char]
+    for (const line of [`a${char}b`, `"a${char}b"`, ...atEnds]) table(t, [[line, 'invalid', 'invalid']])
   }
 })
 

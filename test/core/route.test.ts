@@ -309,9 +309,9 @@ t.test('a target is split into its parts, and the upstream gets it as sent', asy
 
 t.test('a target that is neither origin form nor an absolute http URI is refused', async (t) => {
   for (const target of [
-    ...words`* /a#f /a?b#f http://host#f host:443 a/b ?a ftp://host/a http:/a javascript:a`,
-    ...['', ' http://host/a'],
-  ])
+    words`* /a#f /a?b#f http://host#f host:443 a/b ?a ftp://host/a http:/a javascript:a`,
+    ['', ' http://host/a'],
+  ].flat())
     t.equal(parseTarget(target), null, JSON.stringify(target))
 })
 

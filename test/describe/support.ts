@@ -55,7 +55,7 @@ export async function applied(
   const { code, out, err } = await overlaid(t, api, routes)
   if (code !== 0) throw new Error(err)
   const overlay = parse(out) as Overlay
-  const made = parse(api) as Any
+  const made = parse(api)
   for (const { target, update } of overlay.actions) {
     let place: Any = made
     for (const [, name, index] of target.matchAll(/\['((?:[^'\\]|\\.)*)'\]|\[(\d+)\]/g))
