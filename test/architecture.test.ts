@@ -122,21 +122,18 @@ void t.test('the scan finds every import, and every file of src is imported or a
   )
 })
 
-void t.test(
-  'imports point one way: core ← {store, upstream, config} ← protect ← http ← main, cli',
-  async (t) => {
-    const wrong = modules.flatMap(({ path, own }) => {
-      const layer = layerOf(path)
-      const allowed = ALLOWED[layer]
-      if (allowed === undefined) return [`${path}: no such layer`]
-      return own
-        .filter((target) => ![layer, 'core', 'runtime'].includes(layerOf(target)))
-        .filter((target) => !allowed.includes(target) && !allowed.includes(layerOf(target)))
-        .map((target) => `${path} → ${target}`)
-    })
-    t.strictSame(wrong, [])
-  },
-)
+t.test('imports point one way: core ← store, upstream, config ← protect ← http ← main', async (t) => {
+  const wrong = modules.flatMap(({ path, own }) => {
+    const layer = layerOf(path)
+    const allowed = ALLOWED[layer]
+    if (allowed === undefined) return [`${path}: no such layer`]
+    return own
+      .filter((target) => ![layer, 'core', 'runtime'].includes(layerOf(target)))
+      .filter((target) => !allowed.includes(target) && !allowed.includes(layerOf(target)))
+      .map((target) => `${path} → ${target}`)
+  })
+  t.strictSame(wrong, [])
+})
 
 void t.test('core does no I/O, has no clock and no randomness', async (t) => {
   for (const { path, foreign, own, text } of modules.filter((module) => layerOf(module.path) === 'core')) {
@@ -232,44 +229,38 @@ void t.test('src/version.ts has the version of package.json', async (t) => {
   t.equal(VERSION, JSON.parse(readFileSync(join(ROOT, 'package.json'), 'utf8')).version)
 })
 
-void t.test(
-  'tracked files name no absolute path of a machine and no registry but the public one',
-  async (t) => {
-    const git = (...args: string[]): string[] =>
-      execFileSync('git', args, { cwd: ROOT, encoding: 'utf8' }).split('\0').filter(Boolean)
-    const files = [...git('ls-files', '-z'), ...git('ls-files', '-z', '--others', '--exclude-standard')]
-    t.ok(files.length > 100, `${files.length} files`)
-    const own = 'test/architecture.test.ts'
-    const folders = ['home', 'Users', 'root', 'work'].join('|')
-    const machine = new RegExp(`(?:^|[\\s=(:,[])["'\`]?(?:/(?:${folders})/|[A-Z]:\\\\Users\\\\)`, 'm')
-    for (const file of files.filter((name) => name !== own)) {
-      let text: string
-      try {
-        text = readFileSync(join(ROOT, file), 'utf8')
-      } catch {
-        // Deleted in the working copy.
-        continue
-      }
-      if (machine.test(text)) t.fail(`${file}: ${machine.exec(text)?.[0]}`)
-      if (file.endsWith('package-lock.json') || file.endsWith('.npmrc'))
-        for (const [, host] of text.matchAll(/https?:\/\/([^/"\s]+)[^"\s]*\.tgz/g))
-          if (host !== 'registry.npmjs.org') t.fail(`${file}: ${host}`)
-      if (/https?:\/\/[^/\s"']*(?:artifactory|nexus|verdaccio|registry\.(?!npmjs\.org))[^/\s"']*/i.test(text))
-        t.fail(`${file} names another registry`)
+t.test('tracked files name no path of a machine and only the public registry', async (t) => {
+  const git = (...args: string[]): string[] =>
+    execFileSync('git', args, { cwd: ROOT, encoding: 'utf8' }).split('\0').filter(Boolean)
+  const files = [...git('ls-files', '-z'), ...git('ls-files', '-z', '--others', '--exclude-standard')]
+  t.ok(files.length > 100, `${files.length} files`)
+  const own = 'test/architecture.test.ts'
+  const folders = ['home', 'Users', 'root', 'work'].join('|')
+  const machine = new RegExp(`(?:^|[\\s=(:,[])["'\`]?(?:/(?:${folders})/|[A-Z]:\\\\Users\\\\)`, 'm')
+  for (const file of files.filter((name) => name !== own)) {
+    let text: string
+    try {
+      text = readFileSync(join(ROOT, file), 'utf8')
+    } catch {
+      // Deleted in the working copy.
+      continue
     }
-    t.ok(files.includes('package-lock.json'))
-  },
-)
+    if (machine.test(text)) t.fail(`${file}: ${machine.exec(text)?.[0]}`)
+    if (file.endsWith('package-lock.json') || file.endsWith('.npmrc'))
+      for (const [, host] of text.matchAll(/https?:\/\/([^/"\s]+)[^"\s]*\.tgz/g))
+        if (host !== 'registry.npmjs.org') t.fail(`${file}: ${host}`)
+    if (/https?:\/\/[^/\s"']*(?:artifactory|nexus|verdaccio|registry\.(?!npmjs\.org))[^/\s"']*/i.test(text))
+      t.fail(`${file} names another registry`)
+  }
+  t.ok(files.includes('package-lock.json'))
+})
 
-void t.test(
-  "node:http is imported for its types only: as a module it loads Node's own undici, 25 ms of each start",
-  async (t) => {
-    const values = /^import (?!type )[^'"]*['"]node:http['"]/m
-    t.ok(values.test("import { Server } from 'node:http'"))
-    t.same(
-      modules.filter(({ text }) => values.test(text)).map(({ path }) => path),
-      [],
-      "take it from process.getBuiltinModule('node:http')",
-    )
-  },
-)
+t.test('node:http is imported for its types only: it would add 25 ms to each start', async (t) => {
+  const values = /^import (?!type )[^'"]*['"]node:http['"]/m
+  t.ok(values.test("import { Server } from 'node:http'"))
+  t.same(
+    modules.filter(({ text }) => values.test(text)).map(({ path }) => path),
+    [],
+    "take it from process.getBuiltinModule('node:http')",
+  )
+})

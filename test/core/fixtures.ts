@@ -1,3 +1,4 @@
+import fc from 'fast-check'
 import type { RequestContent } from '../../src/core/fingerprint.ts'
 import { type KeyBody, readKeyBody } from '../../src/core/key.ts'
 import type { FingerprintPolicy, KeyPolicy, RoutePolicy, ScopePolicy } from '../../src/core/policy.ts'
@@ -172,3 +173,22 @@ export function isJson(text: string): boolean {
     return false
   }
 }
+
+/** The words of a text as written: `\n` in it is a backslash and an n. */
+export function words({ raw }: TemplateStringsArray): string[] {
+  return (raw[0] as string).split(/\s+/).filter((word) => word !== '')
+}
+
+/** Its lines, without the white space around each. */
+export function lines({ raw }: TemplateStringsArray): string[] {
+  return (raw[0] as string).trim().split(/\s*\n\s*/)
+}
+
+/** Any character. fast-check's own unit `binary` first takes a second to list them all. */
+export const character = fc
+  .oneof(
+    fc.integer({ min: 0, max: 0x7f }),
+    fc.integer({ min: 0, max: 0xd7ff }),
+    fc.integer({ min: 0xe000, max: 0x10ffff }),
+  )
+  .map((code) => String.fromCodePoint(code))

@@ -2,7 +2,7 @@ import fc from 'fast-check'
 import t from 'tap'
 import { type LookedUp, lookUp, type PointerResult } from '../../src/core/body/json-lookup.ts'
 import { atOnce } from '../../src/core/steps.ts'
-import { isJson } from './fixtures.ts'
+import { character, isJson, words } from './fixtures.ts'
 
 const read = (text: string | Buffer, ...pointers: string[]): LookedUp | null =>
   atOnce(lookUp([], Buffer.from(text as string), pointers))
@@ -12,78 +12,38 @@ const literal = (text: string): PointerResult => ({ kind: 'literal', literal: te
 const check = (text: string): boolean => (read(text) !== null) === isJson(text)
 
 t.test('lookUp accepts what RFC 8259 and JSON.parse accept', async (t) => {
-  const texts = [
-    ['', ' ', '1', '-1', '-', '01', '-01', '0', '-0', '1.', '.1', '1.0', '1e', '1e+', '1E-07', '1e5x', '1 1'],
-    [
-      '10',
-      '-10',
-      '9',
-      '-9.09',
-      '1e+5',
-      '1e-5',
-      '1E5',
-      '1E+',
-      '1d5',
-      '1D5',
-      '1:',
-      '1/',
-      '00',
-      '-00',
-      '0.',
-      '-a',
-    ],
-    [
-      't',
-      'f',
-      'n',
-      'true',
-      'tru',
-      'truE',
-      'true1',
-      'false',
-      'null',
-      'nul',
-      'nulll',
-      'nan',
-      'Infinity',
-      '+1',
-      '0x1',
-    ],
-    [
-      '"',
-      '"a',
-      '"a"',
-      '"\n"',
-      '"\t"',
-      '"\nn"',
-      '"\x1fb"',
-      '"\\',
-      '"\\"',
-      '"\\x"',
-      '"\\n"',
-      '"\\u"',
-      '"\\u00"',
-      '"\\u00e"',
-    ],
-    ['"\\u0000"', '"\\u0100"', '"\\ug0e9"', '"\\u0ge9"', '"\\u00g9"', '"\\u00e"9"', '"\\U00e9"'],
-    ['"\\u00e9"', '"\\u00eg"', '"\\ud800"', '"\\uDC00\\ud800"', '"\x7f"', '"\u2028"', "'a'"],
-    ['[', ']', '[]', '[ ]', '[1', '[1]', '[1,]', '[,1]', '[1 2]', '[1,2]', '[1}', '[]]', '[[]'],
-    ['{', '}', '{}', '{ }', '{"a"', '{"a"}', '{"a":', '{"a":}', '{"a":1', '{"a":1}', '{"a":1,}', '{,"a":1}'],
-    [
-      '{:1}',
-      '{a":1}',
-      '{a:1}',
-      '{1:1}',
-      '{"a" 1}',
-      '{"a"::1}',
-      '{"a":1]',
-      '{"a":1 "b":1}',
-      '{"a":1,"a":1}',
-      '{"\\u00":1}',
-    ],
-    ['\ufeff1', '\xa01', '\v1', '\f1', '\r\n\t 1 \r\n\t ', '1\0', '/**/1', '1//'],
-  ]
-  for (const text of texts.flat()) t.ok(check(text), encodeURIComponent(text))
+  for (const text of [
+    words`1 -1 - 01 -01 0 -0 1. .1 1.0 1e 1e+ 1E-07 1e5x 10 -10 9 -9.09 1e+5 1e-5 1E5 1E+ 1d5 1D5 1: 1/ 00 -00 0. -a
+      t f n true tru truE true1 false null nul nulll nan Infinity +1 0x1
+      " "a "a" "\ "\" "\x" "\n" "\u" "\u00" "\u00e" "\u0000" "\u0100" "\ug0e9" "\u0ge9" "\u00g9" "\u00e"9" "\U00e9"
+      "\u00e9" "\u00eg" "\ud800" "\uDC00\ud800" 'a' [ ] [] [1 [1] [1,] [,1] [1,2] [1} [[] [1,]]
+      { } {} {"a" {"a"} {"a": {"a":} {"a":1 {"a":1} {"a":1,} {,"a":1} {:1} {a":1} {a:1} {1:1} {"a"::1} {"a":1]
+      {"a":1,"a":1} {"\u00":1} /**/1 1// []]`,
+    ['', ' ', '1 1', '"\n"', '"\t"', '"\nn"', '"\x1fb"', '"\x7f"', '"\u2028"', '[ ]', '[1 2]', '{ }'],
+    ['{"a" 1}', '{"a":1 "b":1}', '\ufeff1', '\xa01', '\v1', '\f1', '\r\n\t 1 \r\n\t ', '1\0'],
+  ].flat())
+    t.ok(check(text), encodeURIComponent(text))
+})
+
+t.test('lookUp accepts what JSON.parse accepts, whatever the text', async () => {
+  const part = fc.constantFrom(
+    ...words`{ } [ ] : , " \ a u 1 - + . e 0 true null "a" {} [] "a": \u00e9 \ud83d`,
+    '\u00e9',
+    ' ',
+    '\n',
+    '\x01',
+  )
+  const soup = fc.array(part, { maxLength: 12, size: 'max' }).map((parts) => parts.join(''))
+  const mutilated = fc
+    .tuple(fc.json(), fc.nat(), fc.nat({ max: 2 }), part)
+    .map(([text, n, length, other]) => {
+      const place = n % (text.length + 1)
+      return text.slice(0, place) + other + text.slice(place + length)
+    })
+    .filter((text) => text.isWellFormed())
+  fc.assert(fc.property(fc.oneof(soup, fc.string({ unit: character }), fc.json(), mutilated), check), {
+    numRuns: 500,
+  })
 })
 
 t.test('lookUp refuses invalid UTF-8, encoded bodies and more than 1000 levels', async (t) => {
@@ -101,15 +61,19 @@ t.test('lookUp refuses invalid UTF-8, encoded bodies and more than 1000 levels',
 })
 
 t.test('a value is given exactly as written', async (t) => {
-  t.same(at(' {"a" : [ 1 , {"b":-1.50e+3} ] } ', '/a/1/b'), literal('-1.50e+3'))
-  t.same(at(' {"a" : [ 1 , {"b":2 } ] } ', '/a'), literal('[ 1 , {"b":2 } ]'))
-  t.same(at(' [1, 2 ]\n', ''), literal('[1, 2 ]'))
-  t.same(at('{"\\u0061":"\\u00e9"}', '/a'), literal('"\\u00e9"'))
-  t.same(at('{"\u00e9":1}', '/\u00e9'), literal('1'))
-  t.same(at('{"a\\"b":1}', '/a"b'), literal('1'))
-  t.same(at('{"0":1}', '/0'), literal('1'), 'in an object, 0 is a member name')
-  t.same(at('[1,2]', '/1'), literal('2'))
-  t.same(at('[[1],[2,3]]', '/1/1'), literal('3'))
+  for (const [text, pointer, value] of [
+    [' {"a" : [ 1 , {"b":-1.50e+3} ] } ', '/a/1/b', '-1.50e+3'],
+    [' {"a" : [ 1 , {"b":2 } ] } ', '/a', '[ 1 , {"b":2 } ]'],
+    [' [1, 2 ]\n', '', '[1, 2 ]'],
+    ['{"\\u0061":"\\u00e9"}', '/a', '"\\u00e9"'],
+    ['{"\u00e9":1}', '/\u00e9', '1'],
+    ['{"a\\"b":1}', '/a"b', '1'],
+    // In an object, 0 is a member name.
+    ['{"0":1}', '/0', '1'],
+    ['[1,2]', '/1', '2'],
+    ['[[1],[2,3]]', '/1/1', '3'],
+  ] as const)
+    t.same(at(text, pointer), literal(value), `${text} ${pointer}`)
   for (const [text, pointer] of [
     ['[1,2]', '/2'],
     ['[1,2]', '/01'],
@@ -152,24 +116,4 @@ t.test('several pointers are looked up in one pass, and a long body in steps', a
   t.same(found.at('/items/29999'), literal(items[29_999] as string))
   t.same(found.at('/items/2/x'), literal('"\\n\\n"'))
   t.same(found.at('/nobody'), { kind: 'absent' })
-})
-
-t.test('lookUp accepts what JSON.parse accepts, whatever the text', async () => {
-  const part = fc.constantFrom(
-    ...'{ } [ ] : , " \\ a u 1 - + . e 0 true null "a" {} [] "a": \\u00e9 \\ud83d \u00e9'.split(' '),
-    ' ',
-    '\n',
-    '\x01',
-  )
-  const soup = fc.array(part, { maxLength: 12, size: 'max' }).map((parts) => parts.join(''))
-  const mutilated = fc
-    .tuple(fc.json(), fc.nat(), fc.nat({ max: 2 }), part)
-    .map(([text, n, length, other]) => {
-      const place = n % (text.length + 1)
-      return text.slice(0, place) + other + text.slice(place + length)
-    })
-    .filter((text) => text.isWellFormed())
-  fc.assert(fc.property(fc.oneof(soup, fc.string({ unit: 'binary' }), fc.json(), mutilated), check), {
-    numRuns: 3000,
-  })
 })

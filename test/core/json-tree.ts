@@ -2,6 +2,8 @@
  * JSON as the proxy read it before it worked on bytes: simple and slow. What it makes of a text must never change, since stored records
  * depend on it.
  */
+import { canonicalJson } from '../../src/core/body/json.ts'
+import { UsualJson } from '../../src/core/fingerprint.ts'
 
 /** A JSON value whose leaves are already in RFC 8785 form. Members are sorted by UTF-16 code units. */
 export type Node =
@@ -20,8 +22,10 @@ class Lossy extends Error {}
  * whose decimal value is not what ECMAScript prints for the double, or nesting beyond {@link MAX_DEPTH} (contract §5).
  */
 export function parseLossless(text: string): Node | null {
+  const parser = new Parser(text)
   try {
-    return new Parser(text).document()
+    const node = parser.value(parser.next(), 0)
+    return parser.next() === '' ? node : null
   } catch (error) {
     if (error instanceof Lossy) return null
     throw error
@@ -33,16 +37,14 @@ export function canonical(node: Node): string {
   if (typeof node === 'string') return node
   if (node.kind === 'array') return `[${node.items.map(canonical).join(',')}]`
   const names = [...node.members.keys()].sort((a, b) => (a < b ? -1 : 1))
-  return `{${names.map((name) => `${quoted(name)}:${canonical(node.members.get(name) as Node)}`).join(',')}}`
+  return `{${names.map((name) => `${JSON.stringify(name)}:${canonical(node.members.get(name) as Node)}`).join(',')}}`
 }
 
 export function at(node: Node, tokens: readonly string[]): Node | null {
   let current: Node | null = node
   for (const token of tokens) {
-    const parent: Node | null = current
-    if (parent === null || typeof parent === 'string') return null
-    current =
-      parent.kind === 'array' ? (arrayItem(parent.items, token) ?? null) : (parent.members.get(token) ?? null)
+    if (current === null || typeof current === 'string') return null
+    current = child(current, token) ?? null
   }
   return current
 }
@@ -51,34 +53,27 @@ export function at(node: Node, tokens: readonly string[]): Node | null {
 export function without(node: Node, tokens: readonly string[]): Node {
   const [token, ...rest] = tokens
   if (token === undefined || typeof node === 'string') return node
-  if (node.kind === 'array') {
-    const child = arrayItem(node.items, token)
-    if (child === undefined) return node
-    const items = [...node.items]
-    items[Number(token)] = rest.length === 0 ? '' : without(child, rest)
-    return { kind: 'array', items }
-  }
-  const child = node.members.get(token)
-  if (child === undefined) return node
+  const found = child(node, token)
+  if (found === undefined) return node
+  if (node.kind === 'array')
+    return {
+      kind: 'array',
+      items: node.items.with(Number(token), rest.length === 0 ? '' : without(found, rest)),
+    }
   const members = new Map(node.members)
   if (rest.length === 0) members.delete(token)
-  else members.set(token, without(child, rest))
+  else members.set(token, without(found, rest))
   return { kind: 'object', members }
 }
 
-function arrayItem(items: readonly Node[], token: string): Node | undefined {
-  return /^(?:0|[1-9]\d*)$/.test(token) ? items[Number(token)] : undefined
+function child(node: Exclude<Node, string>, token: string): Node | undefined {
+  if (node.kind === 'object') return node.members.get(token)
+  return /^(?:0|[1-9]\d*)$/.test(token) ? node.items[Number(token)] : undefined
 }
 
-const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y
-
-const QUOTE = 0x22
-const COMMA = 0x2c
-const COLON = 0x3a
-const OPEN_ARRAY = 0x5b
-const CLOSE_ARRAY = 0x5d
-const OPEN_OBJECT = 0x7b
-const CLOSE_OBJECT = 0x7d
+/** White space, then a sign, a string, a number or a word. */
+const TOKEN =
+  /[ \n\r\t]*([{}[\]:,]|"[^"\\]*(?:\\[^][^"\\]*)*"|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null|$)/y
 
 class Parser {
   readonly #text: string
@@ -87,123 +82,67 @@ class Parser {
     this.#text = text
   }
 
-  document(): Node {
-    const node = this.#value(0)
-    this.#space()
-    if (this.#at !== this.#text.length) throw new Lossy()
-    return node
+  /** The next token; empty at the end. */
+  next(): string {
+    TOKEN.lastIndex = this.#at
+    const token = TOKEN.exec(this.#text)?.[1]
+    if (token === undefined) throw new Lossy()
+    this.#at = TOKEN.lastIndex
+    return token
   }
 
-  #value(depth: number): Node {
-    this.#space()
-    switch (this.#text.charCodeAt(this.#at)) {
-      case OPEN_OBJECT:
-        return this.#object(depth)
-      case OPEN_ARRAY:
-        return this.#array(depth)
-      case QUOTE: {
-        const value = this.#string()
-        return quoted(value)
-      }
-      case 0x74:
-        return this.#word('true')
-      case 0x66:
-        return this.#word('false')
-      case 0x6e:
-        return this.#word('null')
-      default:
-        return this.#number()
+  value(token: string, depth: number): Node {
+    if (token === '{' || token === '[') {
+      if (depth === MAX_DEPTH) throw new Lossy()
+      return token === '{' ? this.#object(depth + 1) : this.#array(depth + 1)
     }
+    if (token.startsWith('"')) return JSON.stringify(string(token))
+    if (/^[tfn]/.test(token)) return token
+    if (/^[-\d]/.test(token)) return number(token)
+    throw new Lossy()
   }
 
   #object(depth: number): Node {
-    if (depth === MAX_DEPTH) throw new Lossy()
     const members = new Map<string, Node>()
-    this.#at++
-    if (this.#take(CLOSE_OBJECT)) return { kind: 'object', members }
-    do {
-      this.#space()
-      const name = this.#string()
-      if (members.has(name) || !this.#take(COLON)) throw new Lossy()
-      members.set(name, this.#value(depth + 1))
-    } while (this.#take(COMMA))
-    if (!this.#take(CLOSE_OBJECT)) throw new Lossy()
-    return { kind: 'object', members }
-  }
-
-  #array(depth: number): Node {
-    if (depth === MAX_DEPTH) throw new Lossy()
-    const items: Node[] = []
-    this.#at++
-    if (this.#take(CLOSE_ARRAY)) return { kind: 'array', items }
-    do items.push(this.#value(depth + 1))
-    while (this.#take(COMMA))
-    if (!this.#take(CLOSE_ARRAY)) throw new Lossy()
-    return { kind: 'array', items }
-  }
-
-  #string(): string {
-    const start = this.#at
-    if (this.#text.charCodeAt(start) !== QUOTE) throw new Lossy()
-    let end = this.#text.indexOf('"', start + 1)
-    while (end > 0 && this.#escaped(end, start)) end = this.#text.indexOf('"', end + 1)
-    if (end < 0) throw new Lossy()
-    this.#at = end + 1
-    const value = parseString(this.#text.slice(start, end + 1))
-    if (value === null || !value.isWellFormed()) throw new Lossy()
-    return value
-  }
-
-  #number(): string {
-    const start = this.#at
-    NUMBER.lastIndex = start
-    if (!NUMBER.test(this.#text)) throw new Lossy()
-    const token = this.#text.slice(start, NUMBER.lastIndex)
-    this.#at = NUMBER.lastIndex
-    const printed = String(Number(token))
-    if (printed !== token && decimal(printed) !== decimal(token)) throw new Lossy()
-    return printed
-  }
-
-  #word(word: string): Node {
-    if (!this.#text.startsWith(word, this.#at)) throw new Lossy()
-    this.#at += word.length
-    return word
-  }
-
-  #take(code: number): boolean {
-    this.#space()
-    if (this.#text.charCodeAt(this.#at) !== code) return false
-    this.#at++
-    return true
-  }
-
-  #space(): void {
+    let token = this.next()
+    if (token === '}') return { kind: 'object', members }
     for (;;) {
-      const code = this.#text.charCodeAt(this.#at)
-      if (code !== 0x20 && code !== 0x0a && code !== 0x0d && code !== 0x09) return
-      this.#at++
+      const name = string(token)
+      if (members.has(name) || this.next() !== ':') throw new Lossy()
+      members.set(name, this.value(this.next(), depth))
+      const sign = this.next()
+      if (sign === '}') return { kind: 'object', members }
+      if (sign !== ',') throw new Lossy()
+      token = this.next()
     }
   }
 
-  /** An odd number of backslashes stands before `quote`. */
-  #escaped(quote: number, start: number): boolean {
-    let at = quote - 1
-    while (at > start && this.#text[at] === '\\') at--
-    return (quote - 1 - at) % 2 === 1
+  #array(depth: number): Node {
+    const items: Node[] = []
+    let token = this.next()
+    if (token === ']') return { kind: 'array', items }
+    for (;;) {
+      items.push(this.value(token, depth))
+      const sign = this.next()
+      if (sign === ']') return { kind: 'array', items }
+      if (sign !== ',') throw new Lossy()
+      token = this.next()
+    }
   }
 }
 
-function quoted(text: string): string {
-  return JSON.stringify(text)
-}
-
-function parseString(literal: string): string | null {
+function string(token: string): string {
   try {
-    return JSON.parse(literal) as string
-  } catch {
-    return null
-  }
+    const value = JSON.parse(token) as unknown
+    if (typeof value === 'string' && value.isWellFormed()) return value
+  } catch {}
+  throw new Lossy()
+}
+
+function number(token: string): string {
+  const printed = String(Number(token))
+  if (printed !== token && decimal(printed) !== decimal(token)) throw new Lossy()
+  return printed
 }
 
 /** A decimal literal's value in one spelling: sign, digits without outer zeros, exponent. `Infinity` has none. */
@@ -228,4 +167,28 @@ export function decodeUtf8(bytes: Buffer): string | null {
   } catch {
     return null
   }
+}
+
+/** What this reader makes of bytes or of a text, if it is one in UTF-8. */
+export function treeOf(json: Buffer | string): Node | null {
+  const text = typeof json === 'string' ? json : decodeUtf8(json)
+  return text?.isWellFormed() ? parseLossless(text) : null
+}
+
+export const usual = UsualJson.load() as UsualJson
+
+/**
+ * The canonical text, or null if none keeps all the information.
+ * @throws if this reader and the two of the product disagree; the one in WebAssembly leaves rare bodies to the other.
+ */
+export function form(json: Buffer | string): string | null {
+  const bytes = Buffer.from(json as string)
+  const tree = treeOf(json)
+  const text = tree === null ? null : canonical(tree)
+  const found = canonicalJson(bytes)?.toString() ?? null
+  if (found !== text) throw new Error(`${bytes.toString()}: ${found} instead of ${text}`)
+  const other = usual.textOf(bytes)?.toString() ?? text
+  if (other !== text)
+    throw new Error(`${bytes.toString()}: ${other} from the WebAssembly reader instead of ${text}`)
+  return text
 }

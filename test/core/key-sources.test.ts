@@ -1,12 +1,20 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { queryField } from '../../src/core/body/form.ts'
 import { canonicalJson } from '../../src/core/body/json.ts'
 import { lookUp } from '../../src/core/body/json-lookup.ts'
-import { carriesKey, type KeyReading, keyNeedsBody, readKey, sourceName } from '../../src/core/key.ts'
-import type { KeyPolicy, KeySource } from '../../src/core/policy.ts'
+import {
+  carriesKey,
+  derivedParts,
+  deriveKey,
+  type KeyReading,
+  keyNeedsBody,
+  readKey,
+  readKeyBody,
+  sourceName,
+} from '../../src/core/key.ts'
+import type { DerivePolicy, KeyPolicy, KeySource } from '../../src/core/policy.ts'
 import { atOnce } from '../../src/core/steps.ts'
-import { KEY, keyBody } from './fixtures.ts'
+import { KEY, keyBody, words } from './fixtures.ts'
 
 const header = (name: string): KeySource => ({ kind: 'header', name })
 const query = (name: string): KeySource => ({ kind: 'query', name })
@@ -22,10 +30,8 @@ function reading(body: string | Buffer | null, policy = BY_ID, headers: readonly
   return readKey({ headers, query: '' }, policy, body === null ? null : keyBody(headers, body, policy))
 }
 /** The key, or why there is none. */
-function read(...args: Parameters<typeof reading>): string {
-  const found = reading(...args)
-  return found.kind === 'key' ? `key:${found.key}` : found.kind
-}
+const said = (found: KeyReading): string => (found.kind === 'key' ? `key:${found.key}` : found.kind)
+const read = (...args: Parameters<typeof reading>): string => said(reading(...args))
 
 t.test('a string or integer at the pointer is the key', async (t) => {
   for (const [body, key] of [
@@ -86,18 +92,7 @@ t.test('pointers follow RFC 6901', async (t) => {
 })
 
 t.test('a key is missing if the pointer finds nothing or the body is not JSON', async (t) => {
-  for (const body of [
-    '',
-    ' ',
-    '{}',
-    '[]',
-    '1',
-    '{"Id":"a"}',
-    '{"id":"a"',
-    "{'id':'a'}",
-    '{"id":01}',
-    '{"id":"a"}x',
-  ])
+  for (const body of [words`{} [] 1 {"Id":"a"} {"id":"a" {'id':'a'} {"id":01} {"id":"a"}x`, ['', ' ']].flat())
     t.equal(read(body), 'missing', body)
   t.equal(
     read(Buffer.from([...Buffer.from('{"x":"'), 0xff, ...Buffer.from('","id":"a"}')])),
@@ -110,37 +105,12 @@ t.test('a key is missing if the pointer finds nothing or the body is not JSON', 
 })
 
 t.test('any other value at the pointer is an invalid key', async (t) => {
-  for (const value of [
-    'null',
-    'true',
-    'false',
-    '{}',
-    '[]',
-    '["a"]',
-    '1.0',
-    '1e3',
-    '1E3',
-    '-1.5',
-    '""',
-    '"  "',
-  ])
+  for (const value of [...words`null true false {} [] ["a"] 1.0 1e3 1E3 -1.5 ""`, '"  "'])
     t.equal(read(`{"id":${value}}`), 'invalid', value)
-  for (const value of [
-    '"caf\u00e9"',
-    '"a\\nb"',
-    '"a\\u0000"',
-    '"\\ud800"',
-    '"\\u007f"',
-    '"a\\tb"',
-    '"\\u2028"',
-  ])
+  for (const value of [...words`"a\nb" "a\u0000" "\ud800" "\u007f" "a\tb" "\u2028"`, '"caf\u00e9"'])
     t.equal(read(`{"id":${value}}`), 'invalid', value)
-  for (const body of [
-    '{"id":"a","id":"a"}',
-    '{"id":"a","id":null}',
-    '{"id":"a","\\u0069d":"b"}',
-    '{"id":{},"id":1}',
-  ])
+  for (const body of words`
+    {"id":"a","id":"a"} {"id":"a","id":null} {"id":"a","\u0069d":"b"} {"id":{},"id":1}`)
     t.equal(read(body), 'invalid', body)
   t.equal(read('{"a":{"id":"x"},"a":1}', from(json('/a/id'))), 'invalid', 'a duplicate member along the way')
 })
@@ -323,15 +293,10 @@ t.test('a field of a multipart form is the key', async (t) => {
   t.equal(readParts(field(key, 'a b+%41"'), other), 'key:a b+%41"', 'verbatim')
   t.equal(readParts(other, file), 'missing')
   t.equal(readParts(field('form-data; name="Key"', 'a')), 'missing')
-  t.equal(readParts(field(key, '')), 'invalid')
-  t.equal(readParts(field(key, ' ')), 'invalid')
-  t.equal(readParts(field(key, '\u00e9')), 'invalid')
-  t.equal(readParts(field(key, 'a\r\n')), 'invalid')
-  t.equal(readParts(field(key, 'a'), field(key, 'b')), 'invalid')
-  t.equal(readParts(field(key, 'a'), field(key, 'a')), 'invalid')
+  for (const value of ['', ' ', '\u00e9', 'a\r\n']) t.equal(readParts(field(key, value)), 'invalid')
+  for (const second of ['a', 'b']) t.equal(readParts(field(key, 'a'), field(key, second)), 'invalid')
   for (const [disposition, expected] of [
     ['form-data;name=key', 'key:a'],
-    ['FORM-DATA; NAME="key" ', 'key:a'],
     ['form-data; name="key"; filename="x"', 'invalid'],
     ['form-data; name="key"; filename=""', 'invalid'],
     [`form-data; name="key"; filename="\u00e9"; filename*=utf-8''%C3%A9`, 'invalid'],
@@ -341,7 +306,6 @@ t.test('a field of a multipart form is the key', async (t) => {
     ['form-data; name="x"; name="key"', 'invalid'],
     ['form-data; filename="x"; name="key"', 'invalid'],
     ['form-data', 'invalid'],
-    ['attachment; name="key"', 'invalid'],
   ] as const)
     t.equal(readParts(field(disposition, 'a')), expected, disposition)
   for (const [line, expected] of [
@@ -352,23 +316,19 @@ t.test('a field of a multipart form is the key', async (t) => {
     [' folded', 'invalid'],
     ['no colon', 'invalid'],
     ['X: a\0', 'invalid'],
-    [`X: ${'y'.repeat(8192)}`, 'invalid'],
   ] as const)
-    t.equal(readParts(field(key, 'a', `${line}\r\n`)), expected, line.slice(0, 40))
+    t.equal(readParts(field(key, 'a', `${line}\r\n`)), expected, line)
   // If each blank were tried as the last one before the value, these would take minutes.
   const blanks = `--XYZ\r\na:${' '.repeat(8100)}\0\r\n\r\nx\r\n`
-  for (let n = 0; n < 2000; n++) if (readParts(blanks) !== 'invalid') t.fail('a NUL in a part')
+  for (let n = 0; n < 500; n++) if (readParts(blanks) !== 'invalid') t.fail('a NUL in a part')
   t.equal(readParts('--XYZ\r\n\r\na\r\n'), 'invalid', 'a part without headers')
   t.equal(readParts('--XYZ\r\nContent-Type: text/plain\r\n\r\na\r\n'), 'invalid', 'a part without a name')
-  t.equal(read(`preamble\r\n${field(key, 'a')}--XYZ--`, BY_FIELD, boundary), 'invalid')
 })
 
 t.test('a query parameter is the key, known before the body is read', async (t) => {
   const byQuery = from(query('key'))
-  const readQuery = (text: string, policy = byQuery, headers: string[] = []): string => {
-    const found = readKey({ headers, query: text }, policy, null)
-    return found.kind === 'key' ? `key:${found.key}` : found.kind
-  }
+  const readQuery = (text: string, policy = byQuery, headers: string[] = []): string =>
+    said(readKey({ headers, query: text }, policy, null))
   for (const [text, expected] of [
     ['key=a', 'key:a'],
     ['x=1&key=a+%41', 'key:a A'],
@@ -392,85 +352,45 @@ t.test('a query parameter is the key, known before the body is read', async (t) 
 
 t.test('K12 a form, a query and a header that disagree are refused', async (t) => {
   const all = from(header('k'), query('k'), form('k'))
-  const of = (line: string | null, text: string, body: string): string => {
+  for (const [line, text, body, expected] of [
+    ['a', 'k=a', 'k=a', 'key:a'],
+    [null, '', 'k=a', 'key:a'],
+    ['a', '', 'k=b', 'invalid'],
+    [null, 'k=a', 'k=b', 'invalid'],
+    [null, '', '', 'missing'],
+  ] as const) {
     const headers = [...URLENCODED, ...(line === null ? [] : ['K', line])]
-    const found = readKey({ headers, query: text }, all, keyBody(headers, body, all))
-    return found.kind === 'key' ? `key:${found.key}` : found.kind
+    t.equal(said(readKey({ headers, query: text }, all, keyBody(headers, body, all))), expected)
   }
-  t.equal(of('a', 'k=a', 'k=a'), 'key:a')
-  t.equal(of(null, '', 'k=a'), 'key:a')
-  t.equal(of('a', '', 'k=b'), 'invalid')
-  t.equal(of(null, 'k=a', 'k=b'), 'invalid')
-  t.equal(of(null, '', ''), 'missing')
   t.match(readKey({ headers: ['K', 's3cr'], query: 'k=s3cr2' }, all, null), {
     kind: 'invalid',
     detail: 'k and query:k and form:k carry different keys',
   })
 })
 
-t.test('a field of a long form is the key, wherever it is', async (t) => {
-  const [long, short] = ['a=1&'.repeat(50_000), 'a=1&'.repeat(10)]
-  const lump = `b=${'x'.repeat(200_000)}&`
-  const readForm = (text: string): string => read(text, BY_FIELD, URLENCODED)
-  for (const fill of [long, lump, short]) {
-    t.equal(readForm(`key=k&${fill}`), 'key:k')
-    t.equal(readForm(`${fill}key=k`), 'key:k')
-    t.equal(readForm(`${fill}key=k&${fill}`), 'key:k')
-    t.equal(readForm(`${fill}&&k%65y=%6b&${fill}`), 'key:k')
-    t.equal(readForm(`${fill}xkey=k&${fill}`), 'missing')
-    t.equal(readForm(`key=k&${fill}key=k`), 'invalid', 'twice')
-    t.equal(readForm(`${fill}key=k&key=k&${fill}`), 'invalid', 'twice')
-  }
-  const boundary = ['Content-Type', 'multipart/form-data; boundary=XYZ']
-  const part = (name: string, value: string): string =>
-    `--XYZ\r\nContent-Disposition: form-data; name="${name}"\r\n\r\n${value}\r\n`
-  const readParts = (...parts: string[]): string => read(`${parts.join('')}--XYZ--\r\n`, BY_FIELD, boundary)
-  const parts = Array.from({ length: 300 }, (_, n) => part(`f${n}`, 'x'.repeat(n * 3)))
-  t.equal(readParts(...parts, part('key', 'k')), 'key:k')
-  t.equal(readParts(part('key', 'k'), ...parts), 'key:k')
-  t.equal(readParts(part('key', 'k'), ...parts, part('key', 'k')), 'invalid', 'twice')
-  // Sizes around the end of one reading step.
-  for (let length = 65_300; length < 65_600; length++) {
-    const found = read(`${part('f', 'x'.repeat(length))}${part('key', 'k')}--XYZ--\r\n`, BY_FIELD, boundary)
-    if (found !== 'key:k') t.fail(`${length}: ${found}`)
-  }
-})
-
-t.test('query fields are read as URLSearchParams reads them', async () => {
-  const byte = fc.constantFrom('k', '%6b', '%6B', '&', '=', '+', '%', '%2', 'a', '%3d', '%26', ' ', '%20')
-  fc.assert(
-    fc.property(
-      fc.array(byte, { maxLength: 12, size: 'max' }).map((parts) => parts.join('')),
-      (text) => {
-        const expected = new URLSearchParams(text).getAll('k')
-        const found = queryField(text, 'k')
-        return found.kind === 'value'
-          ? expected.length === 1 && Buffer.from(found.value, 'latin1').toString() === expected[0]
-          : found.kind === (expected.length === 0 ? 'absent' : 'unclear')
-      },
-    ),
-    { numRuns: 5000 },
-  )
-})
+/** The key 1, of the event of that source. */
+const qualified = (source: string | null) => ({ kind: 'key', key: '1', qualifier: ['ce-source', source] })
+const PLAIN = { kind: 'key', key: '1', qualifier: [] }
 
 t.test('a ce-id key is qualified by its ce-source', async (t) => {
   const policy = from(header('ce-id'))
-  const qualified = (...lines: string[]): unknown => reading(null, policy, ['CE-Id', '1', ...lines])
-  t.same(qualified('ce-source', '/a'), { kind: 'key', key: '1', qualifier: ['ce-source', '/a'] })
-  t.same(qualified('Ce-Source', '/A'), { kind: 'key', key: '1', qualifier: ['ce-source', '/A'] })
-  t.same(qualified(), { kind: 'key', key: '1', qualifier: ['ce-source', null] })
-  t.same(qualified('ce-source', ''), { kind: 'key', key: '1', qualifier: ['ce-source', ''] })
-  t.match(qualified('ce-source', '/a', 'ce-source', '/a'), { kind: 'invalid', detail: /^ce-source: 2/ })
-  const either = from(header('idempotency-key'), header('ce-id'))
-  t.same(reading(null, either, ['Idempotency-Key', '1', 'ce-source', '/a']), {
-    kind: 'key',
-    key: '1',
-    qualifier: [],
+  for (const [lines, source] of [
+    [['ce-source', '/a'], '/a'],
+    [['Ce-Source', '/A'], '/A'],
+    [[], null],
+    [['ce-source', ''], ''],
+  ] as const)
+    t.same(reading(null, policy, ['CE-Id', '1', ...lines]), qualified(source))
+  t.match(reading(null, policy, ['CE-Id', '1', 'ce-source', '/a', 'ce-source', '/a']), {
+    kind: 'invalid',
+    detail: /^ce-source: 2/,
   })
+  const either = from(header('idempotency-key'), header('ce-id'))
+  t.same(reading(null, either, ['Idempotency-Key', '1', 'ce-source', '/a']), PLAIN)
 })
 
 t.test('an event has the same key in binary and in structured mode', async (t) => {
-  const one = { kind: 'key', key: '1', qualifier: ['ce-source', '/a'] }
+  const one = qualified('/a')
   const event = '{"specversion":"1.0","id":"1","source":"/a"}'
   t.same(reading('{"amount":1}', EVENTS, ['ce-id', '1', 'ce-source', '/a']), one)
   t.same(reading(event, EVENTS, STRUCTURED), one)
@@ -486,41 +406,32 @@ t.test('an event has the same key in binary and in structured mode', async (t) =
     t.match(reading(`{"id":"1","source":${source}}`, EVENTS, STRUCTURED), { kind: 'invalid' }, source)
 })
 
-t.test(
-  'json:/id of a structured event is qualified by its source, whatever else the route reads',
-  async (t) => {
-    const one = { kind: 'key', key: '1', qualifier: ['ce-source', '/a'] }
-    const event = '{"specversion":"1.0","id":"1","source":"/a"}'
-    const binary = reading('{}', from(header('ce-id')), ['ce-id', '1', 'ce-source', '/a'])
-    t.same(binary, one)
-    for (const type of [
-      'application/cloudevents+json',
-      'Application/CloudEvents+JSON',
-      'application/cloudevents+json ; charset="UTF-8"',
-      'application/cloudevents+json;profile=x;charset=us-ascii',
-    ])
-      t.same(reading(event, BY_ID, ['Content-Type', type]), one, type)
-    t.same(reading('{"id":1,"source":"/b"}', BY_ID, STRUCTURED), { ...one, qualifier: ['ce-source', '/b'] })
-    t.same(reading('{"id":"1"}', BY_ID, STRUCTURED), { ...one, qualifier: ['ce-source', null] })
-    t.same(reading(event, from(header('idempotency-key'), json('/id')), STRUCTURED), one)
-    t.same(reading(event, BY_ID, [...STRUCTURED, 'ce-source', '/a']), one, 'repeated in a header')
-    t.match(reading(event, BY_ID, [...STRUCTURED, 'ce-source', '/b']), { kind: 'invalid' })
-    for (const source of ['1', 'null', '"/a","source":"/a"'])
-      t.match(reading(`{"id":"1","source":${source}}`, BY_ID, STRUCTURED), { kind: 'invalid' }, source)
-    t.same(reading('{"id":"1","source":"/a"}', BY_ID, ['Content-Type', 'application/json']), {
-      ...one,
-      qualifier: [],
-    })
+t.test('json:/id of a structured event is qualified by its source on any route', async (t) => {
+  const event = '{"specversion":"1.0","id":"1","source":"/a"}'
+  for (const type of [
+    'application/cloudevents+json',
+    'Application/CloudEvents+JSON',
+    'application/cloudevents+json ; charset="UTF-8"',
+    'application/cloudevents+json;profile=x;charset=us-ascii',
+  ])
+    t.same(reading(event, BY_ID, ['Content-Type', type]), qualified('/a'), type)
+  t.same(reading('{"id":1,"source":"/b"}', BY_ID, STRUCTURED), qualified('/b'))
+  t.same(reading('{"id":"1"}', BY_ID, STRUCTURED), qualified(null))
+  t.same(reading(event, from(header('idempotency-key'), json('/id')), STRUCTURED), qualified('/a'))
+  t.same(reading(event, BY_ID, [...STRUCTURED, 'ce-source', '/a']), qualified('/a'), 'repeated in a header')
+  t.equal(read(event, BY_ID, [...STRUCTURED, 'ce-source', '/b']), 'invalid')
+  for (const source of ['1', 'null', '"/a","source":"/a"'])
+    t.equal(read(`{"id":"1","source":${source}}`, BY_ID, STRUCTURED), 'invalid', source)
+  for (const headers of [
+    ['Content-Type', 'application/json'],
     // The id of the data, not of the event.
-    t.same(reading('{"id":"1","source":"/a"}', BY_ID, ['ce-id', '2', 'ce-source', '/b']), {
-      ...one,
-      qualifier: [],
-    })
-  },
-)
+    ['ce-id', '2', 'ce-source', '/b'],
+  ])
+    t.same(reading(event, BY_ID, headers), PLAIN)
+})
 
 t.test('the data of a binary event may have an id of its own', async (t) => {
-  const one = { kind: 'key', key: '1', qualifier: ['ce-source', '/a'] }
+  const one = qualified('/a')
   const binary = ['ce-id', '1', 'ce-source', '/a']
   for (const data of ['{"id":"order-7","source":"/b"}', '{"id":null}', '{"id":1,"id":2}'])
     t.same(reading(data, EVENTS, ['Content-Type', 'application/json', ...binary]), one, data)
@@ -537,17 +448,16 @@ t.test('a batch of events has no key', async (t) => {
 
 t.test('a source in any other body is ignored', async (t) => {
   const event = '{"id":"1","source":"/a"}'
-  const plain = { kind: 'key', key: '1', qualifier: [] }
-  t.same(reading(event, EVENTS, ['Content-Type', 'application/json']), plain)
-  t.same(reading(event, EVENTS), plain)
+  t.same(reading(event, EVENTS, ['Content-Type', 'application/json']), PLAIN)
+  t.same(reading(event, EVENTS), PLAIN)
   const other = from(header('ce-id'), json('/source'))
   t.same(
     reading(event, other, STRUCTURED),
-    { ...plain, key: '/a' },
+    { ...PLAIN, key: '/a' },
     'another member of an event is not qualified by it',
   )
   const three = from(header('idempotency-key'), header('ce-id'), json('/id'))
-  t.same(reading('{"source":"/a"}', three, [...STRUCTURED, 'Idempotency-Key', '1']), plain)
+  t.same(reading('{"source":"/a"}', three, [...STRUCTURED, 'Idempotency-Key', '1']), PLAIN)
 })
 
 t.test('a pointer finds the value that was written at it', async () => {
@@ -583,7 +493,7 @@ t.test('a pointer finds the value that was written at it', async () => {
           : found?.kind === 'absent' && expected === undefined
       },
     ),
-    { numRuns: 2000 },
+    { numRuns: 300 },
   )
 })
 
@@ -602,30 +512,8 @@ t.test('hostile bodies of 1 MiB are handled without an error', async (t) => {
   t.equal(atOnce(lookUp([], Buffer.alloc(size, '['), [])), null)
 })
 
-void t.test('a field name may hold any character, literal or escaped', async (t) => {
-  for (const [text, name, value] of [
-    ['a+b=1', 'a b', '1'],
-    ['a%20b=1', 'a b', '1'],
-    ['a b=1', 'a b', '1'],
-    ['a+b=1', 'a+b', null],
-    ['a%2Bb=1', 'a+b', '1'],
-    ['a%2bb=1', 'a+b', '1'],
-    ['a%26b=1', 'a&b', '1'],
-    ['a%3Db=1', 'a=b', '1'],
-    ['x[id]=1', 'x[id]', '1'],
-    ['x%5Bid%5d=1', 'x[id]', '1'],
-    ['axid=1', 'a.id', null],
-  ] as const)
-    t.same(queryField(text, name), value === null ? { kind: 'absent' } : { kind: 'value', value }, text)
-})
-
 t.test('a source is named as the configuration writes it', async (t) => {
-  t.same([header('k'), query('k'), form('k'), json('/k')].map(sourceName), [
-    'k',
-    'query:k',
-    'form:k',
-    'json:/k',
-  ])
+  t.same([header('k'), query('k'), form('k'), json('/k')].map(sourceName), words`k query:k form:k json:/k`)
 })
 
 t.test('a route that reads JSON finds no key in a form', async (t) => {
@@ -635,15 +523,196 @@ t.test('a route that reads JSON finds no key in a form', async (t) => {
 t.test('a structured event without a readable body has the key of its header', async (t) => {
   const either = from(header('idempotency-key'), json('/id'))
   const headers = [...STRUCTURED, 'Idempotency-Key', '1']
-  for (const body of [null, 'no JSON'])
-    t.same(reading(body, either, headers), { kind: 'key', key: '1', qualifier: [] })
+  for (const body of [null, 'no JSON']) t.same(reading(body, either, headers), PLAIN)
 })
 
 t.test('a key is qualified only by the event whose id it is', async (t) => {
-  const plain = { kind: 'key', key: '1', qualifier: [] }
   const event = ['ce-id', '9', 'ce-source', '/a']
-  t.same(reading(null, from(header('k')), ['K', '1', ...event]), plain, 'another header')
-  t.same(readKey({ headers: event, query: 'ce-id=1' }, from(query('ce-id')), null), plain, 'a parameter')
+  t.same(reading(null, from(header('k')), ['K', '1', ...event]), PLAIN, 'another header')
+  t.same(readKey({ headers: event, query: 'ce-id=1' }, from(query('ce-id')), null), PLAIN, 'a parameter')
   const within = '{"id":{"x":"1"},"source":"/a"}'
-  t.same(reading(within, from(json('/id/x')), STRUCTURED), plain, 'a value within the id')
+  t.same(reading(within, from(json('/id/x')), STRUCTURED), PLAIN, 'a value within the id')
+})
+
+const BY_ORDER: DerivePolicy = { json: ['/order'], form: [], headers: [], bucket: null }
+const BY_HEADER: DerivePolicy = { json: [], form: [], headers: ['x-order', 'x-shop'], bucket: null }
+const CALLER = ['Bearer t1']
+
+interface Asked {
+  readonly policy?: DerivePolicy
+  readonly headers?: readonly string[]
+  readonly caller?: readonly (string | null)[]
+  readonly now?: number
+}
+const derive = (
+  body: string | Buffer,
+  { policy = BY_ORDER, headers = [], caller = CALLER, now = 0 }: Asked = {},
+): string | null => {
+  const parts = derivedParts(headers, keyBody(headers, body, { ...KEY, derive: policy }), policy)
+  return parts === null ? null : deriveKey(parts, caller, policy, now)
+}
+const distinct = (keys: readonly (string | null)[]): number =>
+  new Set(keys.filter((key) => key !== null)).size
+
+t.test('a derived key is a SHA-256 in base64url, the same for the same request', async (t) => {
+  const key = derive('{"order":1}')
+  t.match(key, /^[A-Za-z0-9_-]{43}$/)
+  t.equal(derive(' {"sent":"later", "order" : 1.0}'), key, 'only the named members count, in canonical form')
+  t.equal(derive('{"order":{"a":1,"b":[2]}}'), derive('{"order":{ "b":[2], "a":1 }}'))
+  t.equal(derive('{"order":"\\u0061"}'), derive('{"order":"a"}'))
+})
+
+t.test('different values, types and callers give different keys', async (t) => {
+  const bodies = [
+    '1',
+    '"1"',
+    '2',
+    'true',
+    '"true"',
+    'false',
+    '0',
+    '[]',
+    '{}',
+    '[1]',
+    '"[1]"',
+    '"a"',
+    '"A"',
+    '"a "',
+  ]
+  t.equal(distinct(bodies.map((value) => derive(`{"order":${value}}`))), bodies.length)
+  const callers = [[], [null], [''], ['a'], ['a', null], ['a', 'b'], ['ab'], ['1:a']]
+  t.equal(distinct(callers.map((caller) => derive('{"order":1}', { caller }))), callers.length)
+})
+
+t.test('a value without a canonical form counts as it is written', async (t) => {
+  const values = words`
+    9007199254740993 9007199254740992 "9007199254740993" 1e400 1e401 "\ud800" "\ud801" {"a":1,"a":2}
+    {"a":2}`
+  t.equal(distinct(values.map((value) => derive(`{"order":${value}}`))), values.length)
+  t.equal(derive('{"order":9007199254740993}'), derive('{"x":1e400,"order" : 9007199254740993 }'))
+})
+
+t.test('no key is derived unless every named member has a readable value', async (t) => {
+  for (const body of [
+    words`{"order":1 {} {"Order":1} [1] {"order":null} {"order":""} {"order":1,"order":1}`,
+    ['', 'no JSON', '{"order":" "}', '{"order":1}\ufeff'],
+  ].flat())
+    t.equal(derive(body), null, body)
+  t.equal(derive('{"order":1}', { headers: ['Content-Encoding', 'gzip'] }), null)
+  t.equal(derive(Buffer.from([0x22, 0xff, 0x22]), { policy: { ...BY_ORDER, json: [''] } }), null)
+  const two = { ...BY_ORDER, json: ['/order', '/shop'] }
+  t.equal(derive('{"order":1}', { policy: two }), null, 'one of two is missing')
+  t.type(derive('{"order":1,"shop":1}', { policy: two }), 'string')
+})
+
+t.test('headers count line by line, and every named header needs a value', async (t) => {
+  const keyed = (...headers: string[]): string | null => derive('no JSON', { policy: BY_HEADER, headers })
+  const rows = [
+    ['X-Order', '1', 'X-Shop', '2'],
+    ['X-Order', '2', 'X-Shop', '1'],
+    ['X-Order', '1', 'X-Order', '1', 'X-Shop', '2'],
+    ['X-Order', '1', 'X-Shop', '1', 'X-Shop', '2'],
+    ['X-Order', '1, 1', 'X-Shop', '2'],
+    ['X-Order', '12', 'X-Shop', ' '],
+    ['X-Order', '1', 'X-Order', '', 'X-Shop', '2'],
+  ]
+  const keys = rows.map((headers) => keyed(...headers))
+  t.equal(distinct(keys), rows.length - 1)
+  t.equal(keys[5], null, 'a blank value is no value')
+  t.equal(keys[0], keyed('x-shop', '2', 'Other', '3', 'x-order', '1'))
+  for (const headers of [[], ['X-Order', '1'], ['X-Shop', '1'], ['X-Order', '', 'X-Shop', '1']])
+    t.equal(keyed(...headers), null)
+})
+
+t.test('values of pointers and headers never run together', async (t) => {
+  const policy = { json: ['/a', '/b'], form: [], headers: ['c'], bucket: null }
+  const keys = [
+    derive('{"a":1,"b":23}', { policy, headers: ['C', '4'] }),
+    derive('{"a":12,"b":3}', { policy, headers: ['C', '4'] }),
+    derive('{"a":1,"b":2}', { policy, headers: ['C', '34'] }),
+    derive('{"a":23,"b":1}', { policy, headers: ['C', '4'] }),
+  ]
+  t.equal(distinct(keys), keys.length)
+})
+
+t.test('a key is derived from form fields, urlencoded or multipart', async (t) => {
+  const policy = { json: [], form: ['order', 'shop'], headers: [], bucket: null }
+  const urlencoded = ['Content-Type', 'application/x-www-form-urlencoded']
+  const keyed = (body: string, headers = urlencoded): string | null => derive(body, { policy, headers })
+  const part = (name: string, value: string, more = ''): string =>
+    `--XYZ\r\nContent-Disposition: form-data; name="${name}"${more}\r\n\r\n${value}\r\n`
+  const multipart = ['Content-Type', 'multipart/form-data; boundary=XYZ']
+  const one = keyed('order=1&shop=a+b')
+  t.type(one, 'string')
+  t.equal(keyed('x=1&shop=a%20b&%6frder=1'), one)
+  t.equal(keyed(`${part('order', '1')}${part('shop', 'a b')}--XYZ--`, multipart), one)
+  const keys = [
+    one,
+    ['order=1&shop=b', 'order=1a&shop=+b', 'order=a b&shop=1', 'order=1&shop=%E9'].map((body) => keyed(body)),
+  ].flat()
+  t.equal(distinct(keys), keys.length)
+  for (const body of [
+    ...words`order=1 order=1&shop= order=1&shop=+ order=1&shop=a&shop=a {"order":1,"shop":2}`,
+    '',
+  ])
+    t.equal(keyed(body), null, body)
+  t.equal(keyed('order=1&shop=a', ['Content-Type', 'application/json']), null)
+  t.equal(keyed(`${part('order', '1')}${part('shop', 'a', '; filename="f"')}--XYZ--`, multipart), null)
+})
+
+t.test('with a bucket, the store’s time counts, rounded down', async (t) => {
+  const at = (now: number, bucket: number | null): string | null =>
+    derive('{"order":1}', { policy: { ...BY_ORDER, bucket }, now })
+  t.equal(at(60_000, 60_000), at(119_999, 60_000))
+  t.not(at(59_999, 60_000), at(60_000, 60_000))
+  t.not(at(119_999, 60_000), at(120_000, 60_000))
+  t.equal(at(0, null), at(120_000, null), 'without a bucket, time does not count')
+  t.not(at(0, null), at(0, 60_000))
+})
+
+t.test('a key is derived from a long body', async (t) => {
+  const long = (lines: string): string => `{"order":{"lines":[${`${lines},`.repeat(20_000)}1]}}`
+  const key = derive(long('{"a":1,"b":2}'))
+  t.match(key, /^[A-Za-z0-9_-]{43}$/)
+  t.equal(derive(long('{ "b":2.0, "a":1 }')), key, 'in canonical form')
+  t.not(derive(long('{"a":1,"b":3}')), key)
+})
+
+t.test('two requests share a derived key exactly when their named values and callers are equal', async () => {
+  const value = fc.oneof(fc.integer({ min: 0, max: 12 }), fc.constantFrom('1', '12', ',', 'null', true))
+  const asked = fc.record({ order: value, shop: value, who: fc.constantFrom('a', 'b', '1:a') })
+  const policy = { json: ['/order', '/shop'], form: [], headers: [], bucket: null }
+  const keyOf = ({ who, ...body }: { order: unknown; shop: unknown; who: string }): string | null =>
+    derive(JSON.stringify(body), { policy, caller: [who] })
+  fc.assert(
+    fc.property(
+      asked,
+      asked,
+      (a, b) => (keyOf(a) === keyOf(b)) === (JSON.stringify(a) === JSON.stringify(b)),
+    ),
+    { numRuns: 200 },
+  )
+})
+
+t.test('a derived key never changes, since a retry may arrive at a later version', async (t) => {
+  const policy = { ...BY_ORDER, bucket: 60_000 }
+  t.equal(deriveKey(['1'], CALLER, policy, 120_001), '8Q1DeqwEZqqOYSHuENWJiX9d2997qGO9bJNyQ3yMIYI')
+})
+
+t.test('a long value is read in several steps, so that other requests get their turn', async (t) => {
+  const body = Buffer.from(`{"order":[${'1,'.repeat(200_000)}1]}`)
+  const steps = readKeyBody([], body, { ...KEY, derive: BY_ORDER }, true)
+  let count = 1
+  let step = steps.next()
+  for (; step.done !== true; step = steps.next()) count++
+  t.equal(step.value.values.get('/order')?.length, body.length - '{"order":}'.length)
+  t.ok(count > 10, `${count} steps: half of them find the value, the others read it`)
+})
+
+t.test('no part of the body is read for a key that need not be derived', async (t) => {
+  const policy = { ...KEY, derive: { ...BY_ORDER, form: ['order'] } }
+  for (const derive of [policy.derive, null]) {
+    const read = atOnce(readKeyBody([], Buffer.from('{"order":1}'), { ...policy, derive }, derive === null))
+    t.same(read, { json: null, fields: new Map(), values: new Map() })
+  }
 })

@@ -1,6 +1,15 @@
 import fc from 'fast-check'
 import t from 'tap'
-import { carriesKey, type KeyReading, readKey, spells } from '../../src/core/key.ts'
+import {
+  carriesKey,
+  isBornSince,
+  issuedAt,
+  type KeyReading,
+  readFirstSent,
+  readKey,
+  spells,
+} from '../../src/core/key.ts'
+import { type KeyPattern, readPattern } from '../../src/core/key-pattern.ts'
 import type { KeyPolicy, KeySource } from '../../src/core/policy.ts'
 import { KEY, keyBody } from './fixtures.ts'
 
@@ -148,27 +157,9 @@ t.test('K14 a key shorter than minLength is refused', async (t) => {
 })
 
 t.test('K15 bytes outside printable ASCII are refused, at the ends too', async (t) => {
-  for (const char of [
-    '\xe9',
-    '\x7f',
-    '\t',
-    '\x00',
-    '\x01',
-    '\x0b',
-    '\x0c',
-    '\xa0',
-    '\ufeff',
-    '\u2028',
-    '\r',
-    '\n',
-  ]) {
-    for (const line of [
-      `a${char}b`,
-      `"a${char}b"`,
-      ...(char === '\t' ? [] : [`${char}ab`, `ab${char}`, char]),
-    ]) {
-      table(t, [[line, 'invalid', 'invalid']])
-    }
+  for (const char of '\xe9\x7f\t\x00\x01\x0b\x0c\xa0\ufeff\u2028\r\n') {
+    const atEnds = char === '\t' ? [] : [`${char}ab`, `ab${char}`, char]
+    for (const line of [`a${char}b`, `"a${char}b"`, ...atEnds]) table(t, [[line, 'invalid', 'invalid']])
   }
 })
 
@@ -262,4 +253,241 @@ t.test('K03 K05 a refusal of an empty key says so', async (t) => {
         kind: 'invalid',
         detail: 'idempotency-key: the value is empty',
       })
+})
+
+const SINCE = 1_795_000_000_000
+const NOW = SINCE + 60_000
+const GRACE = { now: NOW, since: SINCE }
+
+function uuid7(at: number): string {
+  const hex = at.toString(16).padStart(12, '0')
+  return `${hex.slice(0, 8)}-${hex.slice(8)}-7abc-8def-0123456789ab`
+}
+
+void t.test('W03 a UUIDv7 key shows when it was created', async (t) => {
+  t.equal(isBornSince(GRACE, uuid7(SINCE + 1000), null), true)
+  t.equal(isBornSince(GRACE, uuid7(SINCE + 1000).toUpperCase(), null), true)
+  t.equal(isBornSince(GRACE, uuid7(SINCE + 999), null), false, 'the client’s clock may be a second ahead')
+  t.equal(isBornSince(GRACE, uuid7(NOW), null), true)
+  t.equal(isBornSince(GRACE, uuid7(NOW + 1), null), false, 'a time in the future proves nothing')
+})
+
+void t.test('W03 a time of issue or of first sending also shows when the key was created', async (t) => {
+  t.equal(isBornSince(GRACE, 'k', SINCE + 1000), true)
+  t.equal(isBornSince(GRACE, 'k', SINCE), false)
+  t.equal(isBornSince(GRACE, 'k', NOW + 1), false)
+})
+
+void t.test('W03 any other key proves nothing about its age', async (t) => {
+  for (const key of ['k', '', 'c9e3a1f0-0000-4000-8000-000000000000', `x${uuid7(NOW)}`, `${uuid7(NOW)}0`])
+    t.equal(isBornSince(GRACE, key, null), false)
+})
+
+void t.test('W03 the earlier of two creation times counts', async (t) => {
+  t.equal(isBornSince(GRACE, uuid7(NOW), SINCE), false)
+  t.equal(isBornSince(GRACE, uuid7(SINCE), NOW), false)
+  t.equal(isBornSince(GRACE, uuid7(NOW), 0), false, 'a derived key proves nothing, whatever its form')
+  t.equal(isBornSince(GRACE, uuid7(NOW), NOW - 1), true)
+})
+
+void t.test('an issued key carries its time of issue, unless an earlier version issued it', async (t) => {
+  const key = (payload: object) => `h.${Buffer.from(JSON.stringify(payload)).toString('base64url')}.signature`
+  t.equal(issuedAt(key({ jti: 'x', iat: 1_800_000_000, exp: 1 })), 1_800_000_000_000)
+  t.equal(issuedAt(key({ jti: 'x', exp: 1 })), null)
+  t.equal(issuedAt('no token'), null)
+})
+
+const sent = (...lines: string[]): ReturnType<typeof readFirstSent> =>
+  readFirstSent(lines.flatMap((line) => ['Repeatability-First-Sent', line]))
+
+t.test('T05 Repeatability-First-Sent is sent as the instant of first sending', async (t) => {
+  t.same(readFirstSent(['Repeatability-Request-ID', 'a']), { kind: 'absent' })
+  t.same(sent('Sun, 06 Nov 1994 08:49:37 GMT'), { kind: 'sent', at: 784_111_777_000 })
+  t.same(sent(' Sun, 06 Nov 1994 08:49:37 GMT\t'), { kind: 'sent', at: 784_111_777_000 })
+  t.same(readFirstSent(['REPEATABILITY-FIRST-SENT', 'Thu, 29 Feb 2024 23:59:59 GMT']), {
+    kind: 'sent',
+    at: Date.UTC(2024, 1, 29, 23, 59, 59),
+  })
+})
+
+t.test('T05 anything but one IMF-fixdate is invalid', async (t) => {
+  for (const line of [
+    '',
+    'now',
+    'Invalid Date',
+    '1994-11-06T08:49:37Z',
+    '784111777',
+    // The obsolete forms of RFC 9110 §5.6.7.
+    'Sunday, 06-Nov-94 08:49:37 GMT',
+    'Sun Nov  6 08:49:37 1994',
+    'Mon, 06 Nov 1994 08:49:37 GMT',
+    'Thu, 30 Feb 2024 00:00:00 GMT',
+    'Sun, 06 Nov 1994 24:00:00 GMT',
+    'Sun, 06 Nov 1994 08:49:60 GMT',
+    'Sun, 06 Foo 1994 08:49:37 GMT',
+    'Sun, 6 Nov 1994 08:49:37 GMT',
+    'sun, 06 nov 1994 08:49:37 gmt',
+    'Sun, 06 Nov 1994 08:49:37 UTC',
+    'Sun, 06 Nov 1994 08:49:37 +0000',
+    'Sun, 06 Nov 1994 08:49:37 GMT, Sun, 06 Nov 1994 08:49:37 GMT',
+    'Sat, 01 Jan 10000 00:00:00 GMT',
+  ])
+    t.match(sent(line), { kind: 'invalid', detail: /^repeatability-first-sent: / }, line)
+  const date = 'Sun, 06 Nov 1994 08:49:37 GMT'
+  t.match(sent(date, date), { kind: 'invalid', detail: /2 header lines/ })
+})
+
+t.test('T05 every date that a client prints is sent back as the same instant', async () => {
+  const seconds = fc.integer({ min: 0, max: Date.UTC(9999, 11, 31) / 1000 })
+  fc.assert(
+    fc.property(seconds, (second) => {
+      const reading = sent(new Date(second * 1000).toUTCString())
+      return reading.kind === 'sent' && reading.at === second * 1000
+    }),
+  )
+})
+
+function pattern(text: string): KeyPattern {
+  const reading = readPattern(text)
+  if (reading.kind === 'refused') throw new Error(`${text}: ${reading.why}`)
+  return reading.pattern
+}
+function whyNot(text: string): string | null {
+  const reading = readPattern(text)
+  return reading.kind === 'refused' ? reading.why : null
+}
+/** What V8's own engine says. */
+function expected(text: string, key: string): boolean {
+  return new RegExp(`^(?:${text})$`, 'u').test(key)
+}
+
+const UUID = '[0-9a-f]{8}-[0-9a-f]{4}-[1-8][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}'
+
+t.test('K20 patterns that people write match as they do in V8', async (t) => {
+  const keys = [
+    '8e03978e-40d5-4d53-8bc5-4e4ef1c0a1b2',
+    '8E03978E-40D5-4D53-8BC5-4E4EF1C0A1B2',
+    '8e03978e-40d5-4d53-8bc5-4e4ef1c0a1b',
+    'order-1',
+    'order-12-3',
+    'order_1',
+    'a',
+    'ab',
+    'aab',
+    'a b',
+    'x^y$z',
+    '',
+    'A'.repeat(64),
+    'a.b/c\\d]e',
+  ]
+  for (const text of [
+    UUID,
+    `(?:${UUID})`,
+    'order-[0-9]+(?:-[0-9]+)?',
+    '([a-z0-9]+-?)+',
+    '[\\w.\\-/]{1,64}',
+    '[A-Z]{64,}',
+    'a|ab|aab',
+    '(?<first>a+)(b?)',
+    '^order-\\d$|^a$',
+    '.*',
+    '.+?',
+    'a{0}b{2}|',
+    '\\x61\\u0062|\\u{61}',
+    '[^a-z]+',
+    '[^\\]]*\\]e',
+    'x\\^y\\$z',
+    '\\p{Lu}+|\\P{Lu}+',
+    '(?:a|b)*(?:){3}',
+    '(?:^a)b$',
+    'a$b|a^b',
+    '(^|a)+b',
+    '\\cM|\\0|\\t|a',
+    '(?:\\ud83d\\ude00)?a|😀*ab',
+    '[\\[(|){*]*a',
+  ])
+    for (const key of keys) t.equal(pattern(text).test(key), expected(text, key), `${text} on ${key}`)
+})
+
+t.test('the source is an ECMAScript regular expression with its anchors', async (t) => {
+  t.equal(pattern('a|b').source, '^(?:a|b)$')
+})
+
+t.test('a pattern that backtracks forever in V8 is answered at once', async (t) => {
+  // On V8's engine each of these takes longer than anybody waits.
+  for (const text of ['([a-z0-9]+-?)+', '(a|aa)+', '(a*)*b', '(?:a?){40}a{40}', '(.*a){12}'])
+    t.type(pattern(text).test(`${'a'.repeat(254)}!`), 'boolean', text)
+  t.notOk(pattern('([a-z0-9]+-?)+').test(`${'a'.repeat(40)}!`))
+  t.ok(pattern('([a-z0-9]+-?)+').test('a'.repeat(40)))
+  t.ok(pattern('[a-z]{1,1000}').test('a'.repeat(1000)))
+  t.notOk(pattern('[a-z]{1,1000}').test('a'.repeat(1001)))
+})
+
+t.test('a pattern may have 4000 characters to match', async (t) => {
+  t.ok(pattern('a{4000}').test('a'.repeat(4000)))
+})
+
+t.test('a pattern matches printable ASCII only, the characters of keys', async (t) => {
+  t.match(readPattern('.'), { kind: 'pattern' })
+  for (let code = 0; code < 0x100; code++)
+    t.equal(pattern('.|\\s').test(String.fromCharCode(code)), code >= 0x20 && code <= 0x7e, `${code}`)
+})
+
+t.test('a construct that cannot be matched in linear time is refused by name', async (t) => {
+  for (const [text, why] of [
+    ['(?=.*\\d)[a-z0-9]+', 'the lookaround (?='],
+    ['(?!x)[a-z]+', 'the lookaround (?!'],
+    ['a(?<=a)b', 'the lookaround (?<='],
+    ['a(?<!b)b', 'the lookaround (?<!'],
+    ['(a)\\1', 'the backreference \\1'],
+    ['(?<x>a)\\k<x>', 'the backreference \\k'],
+    ['\\ba', 'the word boundary \\b'],
+    ['a\\B', 'the word boundary \\B'],
+    ['(?i:a)', 'the modifier (?i:'],
+    ['(?s-i:a)', 'the modifier (?s-i:'],
+    ['(?i:a:b)', 'the modifier (?i:'],
+    [`${'('.repeat(3000)}a${')'.repeat(3000)}`, 'groups more than 100 deep'],
+    ['[a-z]{5000}', 'a pattern of that size'],
+    ['(?:[a-z]{1,100}){1,100}', 'a pattern of that size'],
+    ['(((a{1000}){1000}){1000}){1000}', 'a pattern of that size'],
+    ['(?:){1000000000}', 'a pattern of that size'],
+    ['[a-z', 'Unterminated character class'],
+    ['a{2,1}', 'numbers out of order in {} quantifier'],
+    ['\\', '\\ at end of pattern'],
+    ['\\1', 'Invalid escape'],
+  ] as const)
+    t.equal(whyNot(text), why, text)
+})
+
+t.test('groups may nest a hundred deep, any number of times', async (t) => {
+  const deep = `${'('.repeat(100)}a${')'.repeat(100)}`
+  t.ok(pattern(`${deep}${deep}`).test('aa'))
+})
+
+t.test('a bug throws instead of becoming a refusal', async (t) => {
+  t.throws(() => readPattern(Symbol('a') as unknown as string), TypeError)
+})
+
+t.test('any pattern matches what V8 matches', async () => {
+  const atom = fc.constantFrom('a', 'b', 'c', '[ab]', '[^a]', '.', '\\w', '^', '$', '\\x62')
+  const quantifier = fc.constantFrom('', '', '*', '+', '?', '{2}', '{0,2}', '{1,}', '*?', '{0}')
+  const { tree } = fc.letrec<{ tree: string }>((tie) => ({
+    tree: fc.oneof(
+      { maxDepth: 4, withCrossShrink: true },
+      atom,
+      fc
+        .tuple(fc.constantFrom('(', '(?:'), tie('tree'), quantifier)
+        .map(([open, inner, sign]) => `${open}${inner})${sign}`),
+      fc.tuple(tie('tree'), tie('tree')).map(([a, b]) => `${a}${b}`),
+      fc.tuple(tie('tree'), tie('tree')).map(([a, b]) => `${a}|${b}`),
+    ),
+  }))
+  const key = fc.array(fc.constantFrom('a', 'b', 'c'), { maxLength: 7 }).map((chars) => chars.join(''))
+  fc.assert(
+    fc.property(tree, fc.array(key, { minLength: 4, maxLength: 8 }), (text, keys) => {
+      const own = pattern(text)
+      return keys.every((one) => own.test(one) === expected(text, one))
+    }),
+    { numRuns: 500 },
+  )
 })

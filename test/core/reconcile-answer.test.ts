@@ -3,14 +3,18 @@ import t from 'tap'
 import type { ReconcilePolicy } from '../../src/core/policy.ts'
 import {
   type AnswerMeaning,
+  asksBy,
   asksByKey,
   buildStatusQuery,
   readAnswer,
   type StatusQuery,
+  whyUntold,
 } from '../../src/core/reconcile/answer.ts'
-import type { RecordId, StoredResponse } from '../../src/core/record.ts'
+import { identifiersSent, identifiersSentByBoth, upstreamTag } from '../../src/core/reconcile/identifiers.ts'
+import type { Fingerprint, Operation, RecordId, StoredResponse } from '../../src/core/record.ts'
 import { pathParameters } from '../../src/core/route.ts'
-import { ROUTE } from './fixtures.ts'
+import { route } from '../protect/harness.ts'
+import { ROUTE, words } from './fixtures.ts'
 
 const ID = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQ' as RecordId
 
@@ -47,34 +51,24 @@ const read = (
   key: string | null = 'k1',
 ): AnswerMeaning => readAnswer(policy(more), ROUTE, ID, key, given)
 
-void t.test(
-  'a status query has key and record id percent-encoded in its path and literal in its headers',
-  async (t) => {
-    const request = {
-      method: 'POST',
-      path: '/p/{record}?k={key}&k2={key}',
-      headers: ['X-{key}', '{key}/{record}/{other}', 'Y-{record}', 'Bearer {record}'],
-    }
-    const key = `a/b?c=d&e#f%2F {key}{record} $& $1 !'()*"\\~-._`
-    const query = asked(policy({ request }), key)
-    t.equal(query.method, 'POST')
-    const [path = '', search] = query.target.split('?')
-    t.equal(path, `/p/${ID}`)
-    t.match(query.target, /^[A-Za-z0-9\-._~%/?=&]+$/)
-    t.same(new URLSearchParams(search).getAll('k'), [key])
-    t.same(new URLSearchParams(search).getAll('k2'), [key])
-    const own = ['X-{key}', `${key}/${ID}/{other}`, 'Y-{record}', `Bearer ${ID}`]
-    const defaults = [
-      'Accept',
-      'application/json',
-      'Accept-Encoding',
-      'identity',
-      'Cache-Control',
-      'no-cache',
-    ]
-    t.same(query.headers, defaults.concat(own))
-  },
-)
+t.test('key and record id are percent-encoded in the path, literal in the headers', async (t) => {
+  const request = {
+    method: 'POST',
+    path: '/p/{record}?k={key}&k2={key}',
+    headers: ['X-{key}', '{key}/{record}/{other}', 'Y-{record}', 'Bearer {record}'],
+  }
+  const key = `a/b?c=d&e#f%2F {key}{record} $& $1 !'()*"\\~-._`
+  const query = asked(policy({ request }), key)
+  t.equal(query.method, 'POST')
+  const [path = '', search] = query.target.split('?')
+  t.equal(path, `/p/${ID}`)
+  t.match(query.target, /^[A-Za-z0-9\-._~%/?=&]+$/)
+  t.same(new URLSearchParams(search).getAll('k'), [key])
+  t.same(new URLSearchParams(search).getAll('k2'), [key])
+  const own = ['X-{key}', `${key}/${ID}/{other}`, 'Y-{record}', `Bearer ${ID}`]
+  const defaults = words`Accept application/json Accept-Encoding identity Cache-Control no-cache`
+  t.same(query.headers, defaults.concat(own))
+})
 
 void t.test('any printable key stays one value of the query and one segment of the path', async (t) => {
   const keys = fc.string({
@@ -116,14 +110,7 @@ void t.test('a key that is a dot segment cannot be asked by in a path, which it 
 })
 
 void t.test('a header that the route sets replaces its default', async (t) => {
-  const headers = [
-    'accept',
-    'application/vnd.api+json',
-    'Accept-Encoding',
-    'gzip',
-    'cache-control',
-    'no-store',
-  ]
+  const headers = words`accept application/vnd.api+json Accept-Encoding gzip cache-control no-store`
   const query = asked(policy({ request: { ...POLICY.request, headers } }), 'k')
   t.same(query.headers, headers)
 })
@@ -163,25 +150,22 @@ void t.test('the key is kept only if the status query uses it', async (t) => {
 const DATED = ['Set-Cookie', 'a=1', 'Date', 'Sat, 21 Nov 2026 12:00:00 GMT', 'Content-Type', 'text/json']
 const PAYMENT = { id: 'p1', idempotency_key: 'k1', amount: 12 }
 
-void t.test(
-  'O02 a completed answer keeps what `json` points at, with the status of the answer',
-  async (t) => {
-    const given = answer(200, { data: [PAYMENT, { secret: 1 }], more: 'secret' }, DATED)
-    t.same(read(given), {
-      kind: 'completed',
-      result: {
-        kept: true,
-        response: {
-          status: 200,
-          reason: 'Fine',
-          headers: ['Content-Type', 'application/json', 'Date', 'Sat, 21 Nov 2026 12:00:00 GMT'],
-          body: Buffer.from(JSON.stringify(PAYMENT)),
-          trailers: [],
-        },
+t.test('O02 a completed answer keeps what `json` points at, with its status', async (t) => {
+  const given = answer(200, { data: [PAYMENT, { secret: 1 }], more: 'secret' }, DATED)
+  t.same(read(given), {
+    kind: 'completed',
+    result: {
+      kept: true,
+      response: {
+        status: 200,
+        reason: 'Fine',
+        headers: ['Content-Type', 'application/json', 'Date', 'Sat, 21 Nov 2026 12:00:00 GMT'],
+        body: Buffer.from(JSON.stringify(PAYMENT)),
+        trailers: [],
       },
-    })
-  },
-)
+    },
+  })
+})
 
 void t.test('the kept value is the text as it was written', async (t) => {
   const text = '{"data":[ {"idempotency_key": "k1", "amount":12345678901234567890.10 , "é":"\\u00e9"} ]}'
@@ -192,43 +176,39 @@ void t.test('the kept value is the text as it was written', async (t) => {
   )
 })
 
-void t.test(
-  '`completed.response` sets status and headers; without `json` the whole body is kept',
-  async (t) => {
-    const text = ` ${JSON.stringify({ data: [PAYMENT] })}\n`
-    const verdict = read(answer(200, text, DATED), {
-      completed: form({
-        json: '',
-        response: {
-          status: 201,
-          headers: ['content-type', 'application/vnd.x+json', 'Location', '/p1', 'date', 'now'],
-        },
-      }),
-    })
-    t.same(verdict, {
-      kind: 'completed',
-      result: {
-        kept: true,
-        response: {
-          status: 201,
-          reason: '',
-          headers: ['content-type', 'application/vnd.x+json', 'Location', '/p1', 'date', 'now'],
-          body: Buffer.from(text),
-          trailers: [],
-        },
+t.test('`completed.response` sets status and headers; without `json` all is kept', async (t) => {
+  const text = ` ${JSON.stringify({ data: [PAYMENT] })}\n`
+  const verdict = read(answer(200, text, DATED), {
+    completed: form({
+      json: '',
+      response: {
+        status: 201,
+        headers: ['content-type', 'application/vnd.x+json', 'Location', '/p1', 'date', 'now'],
       },
-    })
-  },
-)
+    }),
+  })
+  t.same(verdict, {
+    kind: 'completed',
+    result: {
+      kept: true,
+      response: {
+        status: 201,
+        reason: '',
+        headers: ['content-type', 'application/vnd.x+json', 'Location', '/p1', 'date', 'now'],
+        body: Buffer.from(text),
+        trailers: [],
+      },
+    },
+  })
+})
 
 void t.test('a completed answer keeps the first of several `Date` lines', async (t) => {
   const verdict = read(answer(200, { data: [PAYMENT] }, ['Date', 'then', 'Date', 'now']))
-  t.same(verdict.kind === 'completed' && verdict.result.kept && verdict.result.response.headers, [
-    'Content-Type',
-    'application/json',
-    'Date',
-    'then',
-  ])
+  t.same(
+    verdict.kind === 'completed' && verdict.result.kept && verdict.result.response.headers,
+    words`
+    Content-Type application/json Date then`,
+  )
 })
 
 void t.test('a status that has no body is kept without body and content type', async (t) => {
@@ -297,15 +277,12 @@ void t.test('identity none believes any answer', async (t) => {
   )
 })
 
-void t.test(
-  'O03 an answer that matches `notFound` is not found; one that matches nothing is pending',
-  async (t) => {
-    t.same(read(answer(404, 'nothing here')), { kind: 'not_found' })
-    t.equal(read(answer(404, {}), { notFound: null }).kind, 'pending')
-    for (const status of [201, 202, 301, 401, 403, 409, 410, 429, 499])
-      t.same(read(answer(status, {})), { kind: 'pending', why: `status ${status}, which matches no pattern` })
-  },
-)
+t.test('O03 an answer that matches `notFound` is not found; any other is pending', async (t) => {
+  t.same(read(answer(404, 'nothing here')), { kind: 'not_found' })
+  t.equal(read(answer(404, {}), { notFound: null }).kind, 'pending')
+  for (const status of [201, 202, 301, 401, 403, 409, 410, 429, 499])
+    t.same(read(answer(status, {})), { kind: 'pending', why: `status ${status}, which matches no pattern` })
+})
 
 void t.test('a 5xx, or a body that is not JSON in UTF-8, is unusable', async (t) => {
   for (const status of [500, 502, 503, 504]) t.equal(read(answer(status, {})).kind, 'unusable')
@@ -322,30 +299,27 @@ void t.test('a 5xx, or a body that is not JSON in UTF-8, is unusable', async (t)
   )
 })
 
-void t.test(
-  '`when` distinguishes answers of one status, and a refusal that is found is completed',
-  async (t) => {
-    const completed = [
-      ...form({ when: [{ pointer: '/state', value: 'declined' }], response: { status: 402, headers: [] } }),
-      ...form({
-        when: [
-          { pointer: '/state', value: 'paid' },
-          { pointer: '/final', value: 'true' },
-        ],
-      }),
-    ]
-    const pending = { status: 200, when: [{ pointer: '/state', value: 'processing' }] }
-    const of = (more: object) => read(answer(200, { data: [PAYMENT], ...more }), { completed, pending })
-    t.match(of({ state: 'declined' }), { kind: 'completed', result: { response: { status: 402 } } })
-    t.match(of({ state: 'paid', final: true }), { kind: 'completed', result: { response: { status: 200 } } })
-    t.same(of({ state: 'paid', final: false }), {
-      kind: 'pending',
-      why: 'status 200, which matches no pattern',
-    })
-    t.same(of({ state: 'processing', final: true }), { kind: 'pending', why: 'status 200, still pending' })
-    t.equal(of({}).kind, 'pending')
-  },
-)
+t.test('`when` distinguishes answers of one status; a refusal found is completed', async (t) => {
+  const completed = [
+    ...form({ when: [{ pointer: '/state', value: 'declined' }], response: { status: 402, headers: [] } }),
+    ...form({
+      when: [
+        { pointer: '/state', value: 'paid' },
+        { pointer: '/final', value: 'true' },
+      ],
+    }),
+  ]
+  const pending = { status: 200, when: [{ pointer: '/state', value: 'processing' }] }
+  const of = (more: object) => read(answer(200, { data: [PAYMENT], ...more }), { completed, pending })
+  t.match(of({ state: 'declined' }), { kind: 'completed', result: { response: { status: 402 } } })
+  t.match(of({ state: 'paid', final: true }), { kind: 'completed', result: { response: { status: 200 } } })
+  t.same(of({ state: 'paid', final: false }), {
+    kind: 'pending',
+    why: 'status 200, which matches no pattern',
+  })
+  t.same(of({ state: 'processing', final: true }), { kind: 'pending', why: 'status 200, still pending' })
+  t.equal(of({}).kind, 'pending')
+})
 
 void t.test('`when` compares a list as text, including the spaces in its strings', async (t) => {
   const of = (value: string) =>
@@ -460,4 +434,141 @@ void t.test('path parameters of the route fill the status query and its identity
     readAnswer({ ...named, completed }, ROUTE, ID, 'k1', answer(200, { account }), new Map([['id', '1']]))
       .kind
   t.same([read('1'), read('2')], ['completed', 'mismatch'])
+})
+
+const KEYS = route().key
+
+const OPERATION: Operation = {
+  route: 'pay',
+  method: 'POST',
+  path: '/pay',
+  fingerprint: Buffer.alloc(32) as Fingerprint,
+  rawDigest: Buffer.alloc(32),
+  recipe: 'v1',
+  key: 'k1',
+}
+
+const TO = upstreamTag('http://127.0.0.1:3000')
+
+const told = (lines: readonly string[], more: Partial<typeof KEYS> = {}, inBody = false, keepsKey = true) =>
+  identifiersSent(lines, { ...KEYS, ...more }, ID, 'k1', inBody, keepsKey, TO)
+
+void t.test('V07 the lines sent show which identifiers the upstream was told', async (t) => {
+  t.same(told(['Idempotency-Key', 'k1']), { key: 'k1', told: ['key'], toldTo: TO })
+  t.same(
+    told(['IDEMPOTENCY-KEY', ' k1\t']),
+    { key: 'k1', told: ['key'], toldTo: TO },
+    'white space around a value does not count',
+  )
+  t.same(told(['Idempotency-Key', '"k1";a=1']), { key: 'k1', keySent: '"k1";a=1', told: ['key'], toldTo: TO })
+  t.same(told(['Idempotency-Record', ID]), { key: 'k1', told: ['record'], toldTo: TO })
+  t.same(told(['Idempotency-Record', ID], {}, false, false), { key: null, told: ['record'], toldTo: TO })
+  t.same(told(['Idempotency-Key', 'k1', 'Idempotency-Record', ID]), {
+    key: 'k1',
+    told: ['key', 'record'],
+    toldTo: TO,
+  })
+  t.same(
+    told(['Idempotency-Key', '"k1"'], {}, false, false),
+    { key: null },
+    'a key that no status query asks by is not kept',
+  )
+})
+
+void t.test('V07 a missing line, or one with another value, tells the upstream nothing', async (t) => {
+  for (const lines of [
+    [],
+    ['X-Key', 'k1'],
+    ['Idempotency-Key', 'k2'],
+    ['Idempotency-Key', '"k1'],
+    ['Idempotency-Record', 'b'.repeat(43)],
+  ])
+    t.same(told(lines), { key: 'k1' }, lines.join(': '))
+})
+
+void t.test('V07 a key sent under another name or in the body counts as told', async (t) => {
+  const forward = { header: 'X-Request-Id' }
+  t.same(told(['X-Request-ID', 'k1'], { forward }), { key: 'k1', told: ['key'], toldTo: TO })
+  t.same(
+    told(['X-Request-ID', 'k1'], { forward, syntax: 'strict' }),
+    { key: 'k1', told: ['key'], toldTo: TO },
+    'sent without quotes, even where clients must quote it',
+  )
+  t.same(told(['Host', 'api.test'], { forward: { header: 'Host' } }), { key: 'k1' })
+  t.same(told([], { forward: 'none' }, true), { key: 'k1', told: ['key'], toldTo: TO })
+  t.same(told([], { from: [{ kind: 'json', pointer: '/id' }] }), { key: 'k1' })
+  t.same(
+    told(['Order', 'k1'], { from: [{ kind: 'form', name: 'order' }] }),
+    { key: 'k1' },
+    'a header named like a field of the body is not the key',
+  )
+})
+
+void t.test('V07 a key sent in two spellings besides its bare one cannot be asked by', async (t) => {
+  const from = [
+    { kind: 'header', name: 'idempotency-key' },
+    { kind: 'header', name: 'x-key' },
+  ] as const
+  const lines = ['Idempotency-Key', '"k1"', 'X-Key', '"k1";a=1']
+  t.same(told(lines, { from }), { key: 'k1' })
+  t.same(told(lines.with(3, '"k1"'), { from }), { key: 'k1', keySent: '"k1"', told: ['key'], toldTo: TO })
+})
+
+t.test('V07 of two attempts that may have executed, what both told counts', async (t) => {
+  const both = (earlier: Partial<Operation>, later: Partial<Operation>) => {
+    const { key, keySent, told } = identifiersSentByBoth(
+      { ...OPERATION, ...earlier },
+      { ...OPERATION, ...later },
+    )
+    return { key, keySent, told }
+  }
+  const all = { told: ['key', 'record'] } as const
+  t.same(both(all, all), { key: 'k1', keySent: undefined, ...all })
+  t.same(both({ told: ['record'] }, all).told, ['record'])
+  t.same(both(all, { told: ['key'] }).told, ['key'])
+  t.same(both({}, all).told, undefined, 'the earlier attempt told nothing')
+  t.same(both(all, {}).told, undefined, 'the later attempt told nothing')
+  t.same(both({ ...all, keySent: '"k1"' }, all), { key: 'k1', keySent: '"k1"', ...all }, 'either spelling')
+  t.same(both(all, { ...all, keySent: '"k1"' }), { key: 'k1', keySent: '"k1"', ...all }, 'either spelling')
+  t.same(both({ ...all, keySent: '"k1"' }, { ...all, keySent: '"k1"' }).told, all.told)
+  t.same(both({ ...all, keySent: '"k1"' }, { ...all, keySent: '"k1";a=1' }).told, ['record'])
+  t.same(both({ ...all, toldTo: 'a' }, { ...all, toldTo: 'b' }).told, undefined, 'sent to two upstreams')
+  t.equal(
+    identifiersSentByBoth({ ...OPERATION, ...all, toldTo: 'a' }, { ...OPERATION, ...all, toldTo: 'a' })
+      .toldTo,
+    'a',
+  )
+  t.match(identifiersSentByBoth(OPERATION, OPERATION), { route: 'pay', recipe: 'v1' })
+})
+
+void t.test('V08 of two attempts that may both have executed, the longer lease counts', async (t) => {
+  const lease = (earlier: Partial<Operation>, later: Partial<Operation>) =>
+    identifiersSentByBoth({ ...OPERATION, ...earlier }, { ...OPERATION, ...later }).lease
+  t.equal(lease({ lease: 1000 }, { lease: 3000 }), 3000)
+  t.equal(lease({ lease: 3000 }, { lease: 1000 }), 3000)
+  t.equal(lease({}, { lease: 1000 }), 1000)
+  t.equal(lease({}, {}), undefined)
+})
+
+t.test('V07 "not found" is believed only about identifiers the upstream was told', async (t) => {
+  const asking = (path: string, headers: readonly string[] = []) => ({
+    request: { method: 'GET', path, headers },
+  })
+  t.same(asksBy(asking('/a?k={key}', ['X-Record', '{record}'])), ['key', 'record'])
+  t.same(asksBy(asking('/a')), [])
+  const why = (path: string, headers: readonly string[], ...names: readonly ('key' | 'record')[]) =>
+    whyUntold(asking(path, headers), { told: names, toldTo: TO }, TO)
+  t.equal(why('/a?k={key}', [], 'key'), null)
+  t.equal(why('/a/{record}', [], 'key', 'record'), null)
+  t.match(why('/a/{record}', [], 'key'), /was not told \{record\} by/)
+  t.match(why('/a?k={key}', ['X-Record', '{record}'], 'key'), /was not told \{record\} by/)
+  t.match(why('/a?k={key}', ['X-Record', '{record}']), /was not told \{key\} and \{record\} by/)
+  t.match(why('/a', [], 'key', 'record'), /names no record/)
+  t.match(whyUntold(asking('/a?k={key}'), {}, TO), /was not told \{key\}/, 'an older record')
+  for (const toldTo of [{}, { toldTo: upstreamTag('http://127.0.0.1:3001') }])
+    t.match(
+      whyUntold(asking('/a?k={key}'), { told: ['key'], ...toldTo }, TO),
+      /sent to another `upstream.url`/,
+    )
+  t.match(TO, /^[A-Za-z0-9_-]{8}$/)
 })

@@ -1,6 +1,10 @@
+import { gzipSync } from 'node:zlib'
 import t from 'tap'
+import { problemFacts, deferralOf as read, scopeOf } from '../../src/core/chain.ts'
+import type { KeyPolicy, RoutePolicy } from '../../src/core/policy.ts'
 import type { RecordId } from '../../src/core/record.ts'
-import { problemBody, REFUSALS, type RefusalCode, refusal } from '../../src/core/refusal.ts'
+import { problemBody, problemLine, REFUSALS, type RefusalCode, refusal } from '../../src/core/refusal.ts'
+import { KEY, ROUTE, SCOPE } from './fixtures.ts'
 
 /** Contract §6, row by row: the answers of the proxy itself. */
 const TABLE: Readonly<Record<RefusalCode, readonly [status: number, retry: string]>> = {
@@ -106,13 +110,257 @@ t.test('a problem names the scope in force only if it is known', async (t) => {
   t.notOk(Object.hasOwn(body('idempotency_key_reused', 'why'), 'scope'))
 })
 
-t.test(
-  'a refusal is about a record that is looked after and remembered, unless it says otherwise',
-  async (t) => {
-    t.match(refusal('idempotency_outcome_unknown', 'why'), { checking: true, remembered: true })
-    t.match(refusal('idempotency_outcome_unknown', 'why', { checking: false, remembered: false }), {
-      checking: false,
-      remembered: false,
+t.test('a refusal’s record is looked after and remembered, unless it says otherwise', async (t) => {
+  t.match(refusal('idempotency_outcome_unknown', 'why'), { checking: true, remembered: true })
+  t.match(refusal('idempotency_outcome_unknown', 'why', { checking: false, remembered: false }), {
+    checking: false,
+    remembered: false,
+  })
+})
+
+const KEYED = ['Idempotency-Key', 'k']
+
+type Route = Pick<RoutePolicy, 'name' | 'match' | 'key' | 'scope'>
+const routeOf = (key: Partial<KeyPolicy> = {}, scope: Partial<RoutePolicy['scope']> = {}): Route => {
+  return { ...ROUTE, key: { ...KEY, ...key }, scope: { ...SCOPE, ...scope } }
+}
+const reached = (yes: boolean): Route => routeOf(yes ? {} : { forward: 'none' })
+const deferralOf = (answer: Parameters<typeof read>[0], route: Route) => read(answer, route, KEYED)
+const said = (
+  status: number,
+  problem: object | string | null = null,
+  lines = ['Idempotency-Retry', 'same-key'],
+) => ({
+  status,
+  headers: ['Content-Type', 'application/problem+json', ...lines],
+  body:
+    problem === null ? null : Buffer.from(typeof problem === 'string' ? problem : JSON.stringify(problem)),
+})
+
+/** As the proxy writes it on each of its own answers, including a page for a browser. */
+const page = (
+  status: number,
+  problem: string,
+  retry = 'same-key',
+  body: Buffer | null = Buffer.from('<!doctype html>'),
+) => ({
+  status,
+  headers: ['Content-Type', 'text/html', 'Idempotency-Retry', retry, 'Idempotency-Problem', problem],
+  body,
+})
+
+t.test('V04 same-key frees the key on every status that refuses before anything is sent', async (t) => {
+  for (const status of [408, 409, 423, 425, 429, 503])
+    for (const body of [null, '', '{', 'null', '"a"', {}, { code: 'x', instance: 'r' }])
+      t.equal(deferralOf(said(status, body), reached(true)), 'free', `${status} ${JSON.stringify(body)}`)
+  t.equal(deferralOf(said(409, null, ['IDEMPOTENCY-RETRY', ' same-key\t']), reached(true)), 'free')
+})
+
+t.test('V04 an answer that is not a refusal for the same key is the upstream’s own', async (t) => {
+  for (const status of [409, 502, 503]) {
+    t.equal(deferralOf(said(status, null, []), reached(true)), null)
+    for (const lines of [
+      ['Idempotency-Retry', 'no'],
+      ['Idempotency-Retry', 'new-key'],
+      ['Idempotency-Retry', ''],
+      ['Idempotency-Retry', 'same-key, no'],
+      ['Idempotency-Retry', 'same-key', 'Idempotency-Retry', 'same-key'],
+    ])
+      t.equal(deferralOf(said(status, null, lines), reached(true)), null, `${status} ${lines.join()}`)
+  }
+  for (const status of [200, 201, 204, 302, 400, 401, 404, 422, 500])
+    t.equal(deferralOf(said(status, { code: 'upstream_failed' }), reached(true)), null, `${status}`)
+})
+
+t.test('V04 a 202 is a refusal only if it says that the first request is still running', async (t) => {
+  t.equal(deferralOf(said(202, { code: 'idempotency_key_in_progress' }), reached(true)), 'free')
+  t.equal(deferralOf(page(202, 'code=idempotency_key_in_progress, record="r"'), reached(true)), 'free')
+  t.equal(deferralOf(page(202, 'code=accepted'), reached(true)), null)
+  for (const body of [null, {}, { code: 'accepted' }])
+    t.equal(deferralOf(said(202, body), reached(true)), null)
+})
+
+t.test('V04 a 502 or 504 whose problem cannot be read leaves the outcome uncertain', async (t) => {
+  const known = JSON.stringify({ code: 'upstream_failed', instance: 'r' })
+  for (const status of [502, 504]) {
+    for (const body of [
+      null,
+      '',
+      '{',
+      known.slice(0, -1),
+      'null',
+      '"a"',
+      '1',
+      '[]',
+      {},
+      { instance: 'r' },
+      { code: 1, instance: 'r' },
+      { code: 'x', instance: 1 },
+    ])
+      t.equal(deferralOf(said(status, body), reached(true)), 'uncertain', `${status} ${JSON.stringify(body)}`)
+    const whole = said(status, known)
+    t.equal(deferralOf(whole, reached(true)), 'free')
+    t.equal(
+      deferralOf(
+        { ...whole, headers: ['Content-Type', 'text/html', 'Idempotency-Retry', 'same-key'] },
+        reached(true),
+      ),
+      'uncertain',
+    )
+    for (const body of [whole.body, gzipSync(known)]) {
+      const headers = [...whole.headers, 'Content-Encoding', 'gzip']
+      t.equal(deferralOf({ ...whole, headers, body }, reached(true)), 'uncertain', 'compressed on the way')
+    }
+  }
+})
+
+t.test('V04 Idempotency-Problem decides, whatever became of the body', async (t) => {
+  const same = scopeOf(reached(true))
+  for (const status of [502, 504])
+    for (const body of [null, Buffer.from('<p>'), Buffer.from('{"code":"upstream_unreachable"}')])
+      for (const [line, expected] of [
+        [`code=upstream_failed, record="r", scope="${same}"`, 'free'],
+        [`code=upstream_failed,record="r",\tscope="${same}", more=1a`, 'uncertain'],
+        [`code=upstream_failed,record="r",\tscope="${same}" , more=a`, 'free'],
+        ['code=upstream_failed, record="r", scope="other"', 'uncertain'],
+        ['code=upstream_failed, record="r", scope="none"', 'uncertain'],
+        ['code=upstream_failed, scope="none"', 'uncertain'],
+        [`code=upstream_failed, scope="${same}"`, 'uncertain'],
+        ['code=upstream_unreachable', 'free'],
+        ['code=upstream_failed, code=upstream_unreachable', 'uncertain'],
+        ['code=upstream_unreachable; a', 'uncertain'],
+        ['code', 'uncertain'],
+        ['', 'uncertain'],
+        ['"', 'uncertain'],
+      ] as const)
+        t.equal(deferralOf(page(status, line, 'same-key', body), reached(true)), expected, line)
+  const twice = page(502, 'code=upstream_unreachable')
+  const headers = [...twice.headers, 'Idempotency-Problem', 'code=upstream_unreachable']
+  t.equal(deferralOf({ ...twice, headers }, reached(true)), 'uncertain')
+})
+
+t.test('V04 a proxy in front reads back what an inner proxy writes', async (t) => {
+  const instance = 'Ab1-_'.padEnd(43, 'x') as RecordId
+  for (const scope of [null, 'none', scopeOf(reached(true))]) {
+    const line = problemLine(refusal('upstream_failed', 'why', { instance, scope }))
+    t.same(problemFacts(['Idempotency-Problem', line], null), {
+      code: 'upstream_failed',
+      record: instance,
+      scope: scope ?? undefined,
     })
-  },
-)
+  }
+  const line = problemLine(refusal('loop_detected', 'why'))
+  t.equal(line, 'code=loop_detected')
+  t.same(problemFacts(['Idempotency-Problem', line], null), {
+    code: 'loop_detected',
+    record: undefined,
+    scope: undefined,
+  })
+})
+
+t.test('V04 502 and 504 free the key only where the inner proxy can recognise the retry', async (t) => {
+  for (const status of [502, 504]) {
+    const record = { code: 'upstream_failed', instance: 'r' }
+    t.equal(deferralOf(said(status, record), reached(true)), 'free')
+    t.equal(
+      deferralOf(said(status, record), reached(false)),
+      'uncertain',
+      'the inner proxy did not get the key',
+    )
+    t.equal(deferralOf(said(status), reached(false)), 'uncertain')
+    const derived = ['Idempotency-Retry', 'same-key', 'Idempotency-Key-Derived', 'true']
+    t.equal(
+      deferralOf(said(status, record, derived), reached(true)),
+      'uncertain',
+      'the inner proxy derives a key of its own',
+    )
+    t.equal(
+      deferralOf(said(status, { code: 'upstream_failed' }), reached(true)),
+      'uncertain',
+      'the inner proxy has no record',
+    )
+    t.equal(
+      deferralOf(said(status, { code: 'upstream_unreachable' }), reached(false)),
+      'free',
+      'nothing was sent',
+    )
+  }
+  for (const status of [408, 409, 429, 503])
+    t.equal(deferralOf(said(status), reached(false)), 'free', 'nothing was sent')
+})
+
+t.test('V05 a request that looped back frees its key, since nothing executed it', async (t) => {
+  const no = ['Idempotency-Retry', 'no']
+  t.equal(deferralOf(said(508, { code: 'loop_detected' }, no), reached(false)), 'free')
+  t.equal(deferralOf(page(508, 'code=loop_detected', 'no'), reached(false)), 'free')
+  for (const other of [said(508, null, no), said(508, { code: 'x' }, no), page(508, 'code=x', 'no')])
+    t.equal(deferralOf(other, reached(false)), null, 'a 508 without loop_detected')
+  t.equal(deferralOf(said(508, null, []), reached(true)), null, 'the upstream’s own 508 (RFC 5842)')
+})
+
+t.test('V04 502 and 504 free the key only where the key reached the inner proxy', async (t) => {
+  const derive = { json: [], form: [], headers: ['x'], bucket: null }
+  const from = [
+    { kind: 'header', name: 'idempotency-key' },
+    { kind: 'json', pointer: '/id' },
+  ] as const
+  for (const [key, sent, reaches] of [
+    [{}, KEYED, true],
+    [{}, [], true],
+    [{ forward: 'none' }, KEYED, false],
+    [{ forward: 'none' }, [], true],
+    [{ forward: { header: 'X-Key' } }, KEYED, true],
+    [{ forward: { header: 'X-Key' }, derive }, [], true],
+    [{ derive }, [], false],
+    [{ derive }, KEYED, true],
+  ] as const)
+    t.equal(
+      read(said(504, { code: 'upstream_timeout', instance: 'r' }), routeOf({ from, ...key }), sent),
+      reaches ? 'free' : 'uncertain',
+      JSON.stringify([key, sent]),
+    )
+})
+
+t.test('V04 502 and 504 free the key only where the inner proxy has the same scope', async (t) => {
+  const by = (inner: Route, outer: Route): unknown =>
+    deferralOf(said(502, { code: 'upstream_failed', instance: 'r', scope: scopeOf(inner) }), outer)
+  const sub = { caller: [{ kind: 'jwt', name: 'sub' }] } as const
+  t.equal(by(routeOf(), routeOf()), 'free')
+  t.equal(by({ ...routeOf(), name: 'other' }, routeOf()), 'free', 'the names of the routes do not matter')
+  t.equal(by(routeOf({}, { anonymous: 'reject', callerIsDefault: false }), routeOf()), 'free')
+  t.equal(by(routeOf({}, sub), routeOf({}, sub)), 'free')
+  t.equal(
+    by(routeOf(), routeOf({}, sub)),
+    'uncertain',
+    'the inner proxy takes a renewed token for another caller',
+  )
+  t.equal(by(routeOf({ syntax: 'strict' }), routeOf()), 'uncertain')
+  t.equal(by(routeOf({ from: [{ kind: 'header', name: 'x-request-id' }] }), routeOf()), 'uncertain')
+  const renamed = routeOf({ forward: { header: 'X-Key' } })
+  t.equal(by(routeOf({ from: [{ kind: 'header', name: 'x-key' }] }), renamed), 'free')
+  t.equal(by(routeOf(), renamed), 'uncertain')
+  t.equal(by({ ...routeOf(), match: { ...routeOf().match, exact: true } }, routeOf()), 'uncertain')
+  const byRoute = routeOf({}, { path: 'route' })
+  t.equal(by(byRoute, byRoute), 'free')
+  t.equal(by({ ...byRoute, name: 'other' }, byRoute), 'uncertain')
+  t.equal(by(routeOf(), byRoute), 'uncertain')
+})
+
+t.test('V04 the name of a scope never changes, since proxies of several versions compare it', async (t) => {
+  t.equal(scopeOf(routeOf()), '3xOTUZU5VsPPGROP')
+})
+
+t.test('V04 a header does not carry the key where the route reads a parameter of that name', async (t) => {
+  const route = routeOf({ from: [{ kind: 'query', name: 'key' }], forward: 'none' })
+  const known = said(504, { code: 'upstream_timeout', instance: 'r' })
+  t.equal(read(known, route, ['Key', 'k']), 'free', 'the query is forwarded with the key')
+})
+
+t.test('V04 a problem that cannot be read has no facts', async (t) => {
+  const type = ['Content-Type', 'application/problem+json']
+  for (const body of ['', '{', 'null', '{"code":"a"'])
+    t.equal(problemFacts(type, Buffer.from(body)), null, body)
+  t.equal(problemFacts(type, null), null)
+  for (const line of ['code', 'code=a; b', 'code=a, code=b', 'code=a,, record="r"'])
+    t.equal(problemFacts(['Idempotency-Problem', line], null), null, line)
+})

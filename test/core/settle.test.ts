@@ -1,21 +1,26 @@
 import t from 'tap'
-import type { Retention } from '../../src/core/policy.ts'
-import type { CompletedResponse, Outcome, RecordId } from '../../src/core/record.ts'
+import type { Retention, RoutePolicy } from '../../src/core/policy.ts'
+import type { CompletedResponse, Outcome, RecordId, StoredResponse } from '../../src/core/record.ts'
 import {
   ACCEPTING,
   ACCEPTING_UNKNOWN,
   bodiless,
   claimDraft,
   claimSpans,
+  classify,
   completionTerms,
   heldRecord,
   isFromBefore,
   isRecorded,
+  keepsBody,
+  keptResult,
   NOBODY,
   outcomeDraft,
   outcomeDraftOf,
+  outcomeOf,
   outcomeSpans,
   pendingOutcome,
+  replayable,
   resolvedDraft,
   runningRecord,
   statusOf,
@@ -32,6 +37,8 @@ import {
   failedRetryable,
   inProgress,
   RESULT,
+  ROUTE,
+  routeOf,
   unknown,
 } from './fixtures.ts'
 
@@ -161,12 +168,9 @@ t.test('T01 a tombstone follows the retention', async (t) => {
   t.equal(outcomeSpans(NOT_EXECUTED, retention).dropIn, 1000, 'nothing was done, so no tombstone follows')
 })
 
-t.test(
-  'a request that was not executed is remembered for ttl, so that its key is not used for another',
-  async (t) => {
-    t.equal(outcomeSpans(NOT_EXECUTED, RETENTION).dropIn, 1000)
-  },
-)
+t.test('a request that was not executed is remembered for ttl', async (t) => {
+  t.equal(outcomeSpans(NOT_EXECUTED, RETENTION).dropIn, 1000)
+})
 
 t.test('an unresolved record outlives ttl: it is kept for unresolvedTtl', async (t) => {
   t.equal(outcomeSpans(UNKNOWN, RETENTION).dropIn, 9000)
@@ -174,15 +178,12 @@ t.test('an unresolved record outlives ttl: it is kept for unresolvedTtl', async 
   t.equal(outcomeSpans(UNKNOWN, { ...RETENTION, reconcile: { every: 5 } }).dueIn, 5)
 })
 
-t.test(
-  'an upstream that completes its attempt itself is told how long and how much of its answer to keep',
-  async (t) => {
-    const route = { ...RETENTION, tombstone: 50, limits: { response: 4096 } }
-    t.equal(completionTerms({ ...route, keep: 'response' }), '1000 200 50 4096')
-    t.equal(completionTerms({ ...route, keep: 'outcome' }), '1000 200 50 0')
-    t.equal(completionTerms({ ...route, keep: 'response', ttlBody: 300 }), '1000 200 50 4096 300')
-  },
-)
+t.test('an upstream that completes its attempt is told how long and how much to keep', async (t) => {
+  const route = { ...RETENTION, tombstone: 50, limits: { response: 4096 } }
+  t.equal(completionTerms({ ...route, keep: 'response' }), '1000 200 50 4096')
+  t.equal(completionTerms({ ...route, keep: 'outcome' }), '1000 200 50 0')
+  t.equal(completionTerms({ ...route, keep: 'response', ttlBody: 300 }), '1000 200 50 4096 300')
+})
 
 t.test('statusOf gives the status of an answer, kept or not', async (t) => {
   t.equal(statusOf(answered(201)), 201)
@@ -193,32 +194,29 @@ t.test('an outcome is accepted over in_progress, unknown and failed_retryable', 
   t.same(new Set(ACCEPTING), new Set(['in_progress', 'unknown', 'failed_retryable']))
 })
 
-t.test(
-  'an answer replaces any open record of an earlier attempt, another outcome only a failed_retryable one',
-  async (t) => {
-    const over = {
-      completed: ['in_progress', 'unknown', 'failed_retryable'],
-      failed_retryable: ['failed_retryable'],
-      unknown: ['failed_retryable'],
+t.test('an answer replaces any open record from before, another outcome only a free one', async (t) => {
+  const over = {
+    completed: ['in_progress', 'unknown', 'failed_retryable'],
+    failed_retryable: ['failed_retryable'],
+    unknown: ['failed_retryable'],
+  }
+  for (const [state, states] of Object.entries(over) as [
+    'completed' | 'failed_retryable' | 'unknown',
+    string[],
+  ][])
+    for (const found of [inProgress(), unknown(), failedRetryable(), completed(), expired()]) {
+      const { fence, createdAt } = found
+      const later = { state, fence: fence + 1, createdAt }
+      t.equal(isFromBefore(found, later), states.includes(found.state), `${state} over ${found.state}`)
+      t.notOk(isFromBefore(found, { ...later, fence }), 'not an earlier attempt')
+      t.equal(
+        isFromBefore(found, { ...later, createdAt: createdAt - 1 }),
+        found.state === 'failed_retryable' && state !== 'failed_retryable',
+        'a later record is replaced only if it came to nothing',
+      )
+      t.notOk(isFromBefore(found, { ...later, fence, createdAt: 0 }), 'an attempt without a claim')
     }
-    for (const [state, states] of Object.entries(over) as [
-      'completed' | 'failed_retryable' | 'unknown',
-      string[],
-    ][])
-      for (const found of [inProgress(), unknown(), failedRetryable(), completed(), expired()]) {
-        const { fence, createdAt } = found
-        const later = { state, fence: fence + 1, createdAt }
-        t.equal(isFromBefore(found, later), states.includes(found.state), `${state} over ${found.state}`)
-        t.notOk(isFromBefore(found, { ...later, fence }), 'not an earlier attempt')
-        t.equal(
-          isFromBefore(found, { ...later, createdAt: createdAt - 1 }),
-          found.state === 'failed_retryable' && state !== 'failed_retryable',
-          'a later record is replaced only if it came to nothing',
-        )
-        t.notOk(isFromBefore(found, { ...later, fence, createdAt: 0 }), 'an attempt without a claim')
-      }
-  },
-)
+})
 
 t.test('a refused outcome counts as recorded only if its own attempt completed the record', async (t) => {
   const token = Buffer.from(COMMON.token)
@@ -243,26 +241,23 @@ t.test('an uncertain outcome is accepted only over in_progress and failed_retrya
   t.same(new Set(ACCEPTING_UNKNOWN), new Set(['in_progress', 'failed_retryable']))
 })
 
-t.test(
-  'an uncertain outcome of an unknown record says why and keeps its status queries and due times',
-  async (t) => {
-    const reconciliation = {
-      since: 10,
-      asked: 3,
-      notFound: 1,
-      deadLettered: false,
-      reported: false,
-      answer: '404',
-    }
-    const found = unknown({ nextLookAt: 5000, dropAt: 9000, reconciliation })
-    const late = outcomeDraft(OPERATION, ATTEMPT, UNKNOWN, 1234)
-    if (late.state !== 'unknown') throw new Error(late.state)
-    t.same(stillUnknown(found, late, 2000), {
-      draft: { ...late, reconciliation },
-      spans: { dueIn: 3000, dropIn: 7000 },
-    })
-  },
-)
+t.test('an uncertain outcome of an unknown record keeps its queries and due times', async (t) => {
+  const reconciliation = {
+    since: 10,
+    asked: 3,
+    notFound: 1,
+    deadLettered: false,
+    reported: false,
+    answer: '404',
+  }
+  const found = unknown({ nextLookAt: 5000, dropAt: 9000, reconciliation })
+  const late = outcomeDraft(OPERATION, ATTEMPT, UNKNOWN, 1234)
+  if (late.state !== 'unknown') throw new Error(late.state)
+  t.same(stillUnknown(found, late, 2000), {
+    draft: { ...late, reconciliation },
+    spans: { dueIn: 3000, dropIn: 7000 },
+  })
+})
 
 t.test('a resolution keeps request and age; completed clears the token, not executed keeps it', async (t) => {
   const told = { keySent: '"k"', told: ['key'], toldTo: 'upstream', completion: '1 2 3 4' } as const
@@ -331,4 +326,111 @@ t.test('a record held by this replica alone reads the same at any time', async (
     onLeaseExpired: 'unknown',
     usefulFor: 9000,
   })
+})
+
+const KEYED = ['Idempotency-Key', 'k']
+const REFUSED = ['Idempotency-Retry', 'same-key']
+
+interface Answered {
+  readonly headers?: readonly string[]
+  readonly body?: Buffer
+  readonly declared?: string
+  readonly route?: RoutePolicy
+}
+const decided = (status: number, { headers = [], body, declared, route = ROUTE }: Answered = {}): Outcome =>
+  outcomeOf(route, KEYED, { status, headers, ...(body && { body }) }, declared ?? null, RESULT)
+
+const COMPLETED: Outcome = { kind: 'completed', result: RESULT }
+const released = (reason: string): Outcome => ({ kind: 'not_executed', reason })
+const unsure = (status: number, reason = `the upstream answered ${status}`): Outcome => ({
+  kind: 'unknown',
+  reason,
+  status,
+})
+
+void t.test('U08 without a declaration, the status and Retry-After decide', async (t) => {
+  t.strictSame(decided(201), COMPLETED)
+  t.strictSame(decided(429), released('the upstream answered 429'))
+  t.strictSame(decided(502), unsure(502))
+  t.strictSame(decided(503), unsure(503))
+  t.strictSame(decided(503, { headers: ['Retry-After', '1'] }), released('the upstream answered 503'))
+})
+
+void t.test('U08 the first digit of a status is its class, and above 599 it is a 5xx', async (t) => {
+  const strict = { profile: 'strict', outcomes: ROUTE.outcomes } as const
+  for (const [status, action] of [
+    [100, 'unknown'],
+    [199, 'unknown'],
+    [200, 'store'],
+    [499, 'store'],
+    [500, 'unknown'],
+    [599, 'unknown'],
+    [999, 'unknown'],
+  ] as const)
+    t.equal(classify(strict, status, false), action, `${status}`)
+  const own = { exact: new Map(), class: new Map([[4, 'release'] as const]) }
+  t.equal(classify({ profile: 'standard', outcomes: own }, 499, false), 'release', 'the route’s own class')
+  t.equal(classify({ profile: 'standard', outcomes: own }, 500, false), 'store')
+})
+
+void t.test('the upstream’s own declaration comes before its status', async (t) => {
+  t.strictSame(decided(502, { declared: 'applied' }), COMPLETED)
+  t.strictSame(decided(201, { declared: 'not-applied' }), released('the upstream answered 201'))
+  t.strictSame(decided(201, { declared: 'perhaps' }), COMPLETED, 'another word says nothing')
+  t.strictSame(decided(502, { declared: '' }), unsure(502))
+  t.strictSame(decided(409, { declared: 'applied', headers: REFUSED }), COMPLETED, 'before a refusal, too')
+})
+
+void t.test('V04 the refusal of a proxy behind this one is not the answer to the request', async (t) => {
+  const reason = (status: number): string => `the proxy behind this one refused the request with ${status}`
+  t.strictSame(decided(409, { headers: REFUSED }), released(reason(409)))
+  t.strictSame(decided(409), COMPLETED, 'an answer of the upstream itself')
+  t.strictSame(decided(502, { headers: REFUSED }), unsure(502), 'as its status says')
+  const stripe = routeOf('/a', { profile: 'stripe' })
+  t.strictSame(decided(502, { route: stripe }), COMPLETED)
+  t.strictSame(decided(502, { headers: REFUSED, route: stripe }), unsure(502, reason(502)), 'never stored')
+  const lenient = routeOf('/a', { profile: 'lenient' })
+  t.strictSame(
+    decided(502, { headers: REFUSED, route: lenient }),
+    released('the upstream answered 502'),
+    'released where the route says so',
+  )
+  const body = Buffer.from('{"code":"upstream_unreachable"}')
+  const headers = [...REFUSED, 'Content-Type', 'application/problem+json']
+  t.strictSame(decided(502, { headers, body }), released(reason(502)), 'its problem is read')
+  t.strictSame(decided(502, { headers }), unsure(502), 'unless it was not kept')
+})
+
+const RESPONSE: StoredResponse = {
+  status: 201,
+  reason: 'Created',
+  headers: ['Location', '/p/1', 'Set-Cookie', 'a=1', 'ETag', '"1"', 'set-cookie', 'b=2'],
+  body: Buffer.from('ok'),
+  trailers: [],
+}
+
+void t.test('keep: decided keeps status and Location only', async (t) => {
+  const route = routeOf('/a', { keep: 'outcome' })
+  t.strictSame(keptResult(route, RESPONSE), {
+    kept: false,
+    why: 'outcome_only',
+    status: 201,
+    location: '/p/1',
+  })
+  t.strictSame(keptResult(ROUTE, RESPONSE), { kept: true, response: RESPONSE })
+})
+
+void t.test('excluded headers are left out of what is stored and of what is replayed', async (t) => {
+  const route = routeOf('/a', { excludeHeaders: new Set(['set-cookie']) })
+  const without = { ...RESPONSE, headers: ['Location', '/p/1', 'ETag', '"1"'] }
+  t.strictSame(replayable(route, RESPONSE), without)
+  t.strictSame(keptResult(route, RESPONSE), { kept: true, response: without })
+  t.equal(replayable(ROUTE, RESPONSE), RESPONSE, 'without such headers, nothing is copied')
+})
+
+void t.test('keepsBody tells whether an decided has a whole response', async (t) => {
+  t.ok(keepsBody(COMPLETED))
+  t.notOk(keepsBody({ kind: 'completed', result: keptResult(routeOf('/a', { keep: 'outcome' }), RESPONSE) }))
+  t.notOk(keepsBody(released('why')))
+  t.notOk(keepsBody(unsure(502)))
 })

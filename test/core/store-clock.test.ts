@@ -96,7 +96,7 @@ void t.test('V08 no more time counts as passed than has passed, whatever the clo
       const { own: then, store } = said[pick % said.length] as (typeof said)[0]
       return clock.since(store, own) <= own - then + EVEN
     }),
-    { numRuns: 2000, seed: 20_261_122 },
+    { numRuns: 300, seed: 20_261_122 },
   )
   t.end()
 })

@@ -1,7 +1,9 @@
-import { createHmac, createPublicKey, randomBytes } from 'node:crypto'
+import { createHmac, createPublicKey, generateKeyPairSync, type KeyObject, randomBytes } from 'node:crypto'
 import { exportSPKI, type JWTPayload, SignJWT } from 'jose'
 import t from 'tap'
 import { verifier } from '../../src/credentials/callers.ts'
+import { checkKeyText } from '../../src/credentials/key-text.ts'
+import { certificate } from '../support/certificates.ts'
 import { bearer, NOW, type Pair, POLICY, pair, part, subject, token, told } from './support.ts'
 
 const rsa = await pair('RS256')
@@ -135,32 +137,29 @@ t.test('a header with critical extensions is refused', async (t) => {
   t.equal(await subject(tokens, FILE, unencoded), ALGORITHM, 'signed, but still not understood')
 })
 
-t.test(
-  'a token is absent without Authorization or with another scheme, and two lines are refused',
-  async (t) => {
-    const tokens = verifier([FILE], { clock })
-    const good = await token(rsa)
-    const verdict = async (...headers: string[]): Promise<unknown> => told(await tokens.verify(FILE, headers))
-    for (const headers of [
-      [],
-      ['Host', 'api'],
-      ['Authorization', ''],
-      ['Authorization', '  '],
-      ['Authorization', 'Basic dTpw'],
-      ['Authorization', `Bearer2 ${good}`],
-      ['X-Authorization', `Bearer ${good}`],
-      ['Cookie', `token=${good}`],
-    ])
-      t.equal(await verdict(...headers), 'absent', JSON.stringify(headers).slice(0, 40))
-    for (const line of [`Bearer ${good}`, `bearer ${good}`, `BEARER   ${good} `, `Bearer\t${good}`])
-      t.equal(await verdict('authorization', line), 'u1', line.slice(0, 10))
-    const two = 'refused: 2 Authorization lines; one is allowed'
-    const line = ['Authorization', `Bearer ${good}`]
-    t.equal(await verdict(...line, ...line), two, 'even equal ones')
-    t.equal(await verdict(...line, 'AUTHORIZATION', ''), two)
-    t.equal(await verdict('Authorization', 'Bearer'), NO_JWT)
-  },
-)
+t.test('a token is absent without a Bearer line, and two lines are refused', async (t) => {
+  const tokens = verifier([FILE], { clock })
+  const good = await token(rsa)
+  const verdict = async (...headers: string[]): Promise<unknown> => told(await tokens.verify(FILE, headers))
+  for (const headers of [
+    [],
+    ['Host', 'api'],
+    ['Authorization', ''],
+    ['Authorization', '  '],
+    ['Authorization', 'Basic dTpw'],
+    ['Authorization', `Bearer2 ${good}`],
+    ['X-Authorization', `Bearer ${good}`],
+    ['Cookie', `token=${good}`],
+  ])
+    t.equal(await verdict(...headers), 'absent', JSON.stringify(headers).slice(0, 40))
+  for (const line of [`Bearer ${good}`, `bearer ${good}`, `BEARER   ${good} `, `Bearer\t${good}`])
+    t.equal(await verdict('authorization', line), 'u1', line.slice(0, 10))
+  const two = 'refused: 2 Authorization lines; one is allowed'
+  const line = ['Authorization', `Bearer ${good}`]
+  t.equal(await verdict(...line, ...line), two, 'even equal ones')
+  t.equal(await verdict(...line, 'AUTHORIZATION', ''), two)
+  t.equal(await verdict('Authorization', 'Bearer'), NO_JWT)
+})
 
 t.test('claims have only the members of the token', async (t) => {
   const tokens = verifier([FILE], { clock })
@@ -181,26 +180,23 @@ t.test('every asymmetric algorithm is verified, and only with the key it names',
   t.equal(await subject(tokens, all, await token(first, {}, { kid: second.kid })), FORGED)
 })
 
-t.test(
-  'a token without a key id is tried with every fitting key, and a key without one fits any token',
-  async (t) => {
-    const { kid: _, ...nameless } = rsa.jwk
-    const both = { ...POLICY, keyFile: JSON.stringify({ keys: [other.jwk, rsa.jwk] }) }
-    const single = { ...POLICY, keyFile: JSON.stringify(nameless) }
-    const pem = { ...POLICY, keyFile: await exportSPKI(rsa.publicKey) }
-    const tokens = verifier([both, single, pem], { clock })
-    const stranger = await pair('RS256')
-    for (const policy of [both, single, pem]) {
-      t.equal(await subject(tokens, policy, await token(rsa, {}, { kid: undefined })), 'u1')
-      t.equal(await subject(tokens, policy, await token(stranger, {}, { kid: undefined })), FORGED)
-    }
-    for (const policy of [single, pem]) {
-      t.equal(await subject(tokens, policy, await token(rsa, {}, { kid: 'other' })), 'u1')
-      t.equal(await subject(tokens, policy, await token(stranger)), FORGED)
-    }
-    t.equal(await subject(tokens, both, await token(rsa, {}, { kid: 'other' })), NO_KEY)
-  },
-)
+t.test('a token without a key id is tried with every fitting key, and the reverse', async (t) => {
+  const { kid: _, ...nameless } = rsa.jwk
+  const both = { ...POLICY, keyFile: JSON.stringify({ keys: [other.jwk, rsa.jwk] }) }
+  const single = { ...POLICY, keyFile: JSON.stringify(nameless) }
+  const pem = { ...POLICY, keyFile: await exportSPKI(rsa.publicKey) }
+  const tokens = verifier([both, single, pem], { clock })
+  const stranger = await pair('RS256')
+  for (const policy of [both, single, pem]) {
+    t.equal(await subject(tokens, policy, await token(rsa, {}, { kid: undefined })), 'u1')
+    t.equal(await subject(tokens, policy, await token(stranger, {}, { kid: undefined })), FORGED)
+  }
+  for (const policy of [single, pem]) {
+    t.equal(await subject(tokens, policy, await token(rsa, {}, { kid: 'other' })), 'u1')
+    t.equal(await subject(tokens, policy, await token(stranger)), FORGED)
+  }
+  t.equal(await subject(tokens, both, await token(rsa, {}, { kid: 'other' })), NO_KEY)
+})
 
 t.test('a token without a key id is tried with at most eight keys', async (t) => {
   const { kid: _, ...key } = other.jwk
@@ -216,33 +212,30 @@ t.test('a token without a key id is tried with at most eight keys', async (t) =>
   t.equal(await subject(tokens, eight, made), FORGED)
 })
 
-t.test(
-  'HMAC tokens need an oct key in the file, and asymmetric tokens do not count with only that',
-  async (t) => {
-    const secret = randomBytes(64)
-    const k = secret.toString('base64url')
-    const oct = { ...POLICY, keyFile: JSON.stringify({ kty: 'oct', k, kid: 's1' }) }
-    const pinned = { ...POLICY, keyFile: JSON.stringify({ kty: 'oct', k, alg: 'HS512' }) }
-    const mixed = { ...POLICY, keyFile: JSON.stringify({ keys: [{ kty: 'oct', k }, rsa.jwk] }) }
-    const tokens = verifier([oct, pinned, mixed], { clock })
-    const hmac = async (alg: string, kid: string | undefined, key = secret): Promise<string> =>
-      new SignJWT({ sub: 'u1', exp: NOW / 1000 + 60 })
-        .setProtectedHeader({ alg, ...(kid === undefined ? {} : { kid }) })
-        .sign(key)
-    for (const alg of ['HS256', 'HS384', 'HS512']) {
-      t.equal(await subject(tokens, oct, await hmac(alg, 's1')), 'u1', alg)
-      t.equal(await subject(tokens, oct, await hmac(alg, undefined)), 'u1', `${alg} without an id`)
-      t.equal(await subject(tokens, oct, await hmac(alg, 's1', randomBytes(64))), FORGED)
-      t.equal(await subject(tokens, pinned, await hmac(alg, 'any')), alg === 'HS512' ? 'u1' : NO_KEY)
-    }
-    t.equal(await subject(tokens, oct, await hmac('HS256', 's2')), NO_KEY)
-    t.equal(await subject(tokens, oct, await token(rsa)), ALGORITHM)
-    t.equal(await subject(tokens, mixed, await token(rsa)), 'u1')
-    t.equal(await subject(tokens, mixed, await hmac('HS256', undefined)), 'u1')
-    const confused = await hmac('HS256', 'k1', Buffer.from(await exportSPKI(rsa.publicKey)))
-    t.equal(await subject(tokens, mixed, confused), FORGED, 'a public key is not a secret')
-  },
-)
+t.test('HMAC tokens need an oct key in the file, and asymmetric ones another', async (t) => {
+  const secret = randomBytes(64)
+  const k = secret.toString('base64url')
+  const oct = { ...POLICY, keyFile: JSON.stringify({ kty: 'oct', k, kid: 's1' }) }
+  const pinned = { ...POLICY, keyFile: JSON.stringify({ kty: 'oct', k, alg: 'HS512' }) }
+  const mixed = { ...POLICY, keyFile: JSON.stringify({ keys: [{ kty: 'oct', k }, rsa.jwk] }) }
+  const tokens = verifier([oct, pinned, mixed], { clock })
+  const hmac = async (alg: string, kid: string | undefined, key = secret): Promise<string> =>
+    new SignJWT({ sub: 'u1', exp: NOW / 1000 + 60 })
+      .setProtectedHeader({ alg, ...(kid === undefined ? {} : { kid }) })
+      .sign(key)
+  for (const alg of ['HS256', 'HS384', 'HS512']) {
+    t.equal(await subject(tokens, oct, await hmac(alg, 's1')), 'u1', alg)
+    t.equal(await subject(tokens, oct, await hmac(alg, undefined)), 'u1', `${alg} without an id`)
+    t.equal(await subject(tokens, oct, await hmac(alg, 's1', randomBytes(64))), FORGED)
+    t.equal(await subject(tokens, pinned, await hmac(alg, 'any')), alg === 'HS512' ? 'u1' : NO_KEY)
+  }
+  t.equal(await subject(tokens, oct, await hmac('HS256', 's2')), NO_KEY)
+  t.equal(await subject(tokens, oct, await token(rsa)), ALGORITHM)
+  t.equal(await subject(tokens, mixed, await token(rsa)), 'u1')
+  t.equal(await subject(tokens, mixed, await hmac('HS256', undefined)), 'u1')
+  const confused = await hmac('HS256', 'k1', Buffer.from(await exportSPKI(rsa.publicKey)))
+  t.equal(await subject(tokens, mixed, confused), FORGED, 'a public key is not a secret')
+})
 
 t.test('a verifier refuses a key file without a key', async (t) => {
   t.throws(() => verifier([{ ...POLICY, keyFile: 'secret' }]), {
@@ -263,4 +256,92 @@ t.test('a verifier without a clock uses the wall clock, and rejects unknown poli
   )
   await t.rejects(tokens.verify({ ...POLICY, keyFile: 'x' }, bearer(made)))
   await tokens.close()
+})
+
+const RSA = await pair('RS256')
+const oct = { kty: 'oct', k: Buffer.alloc(32, 7).toString('base64url') }
+
+function spki(key: KeyObject): string {
+  return key.export({ type: 'spki', format: 'pem' }) as string
+}
+function json(value: unknown): string {
+  return JSON.stringify(value)
+}
+
+t.test('a key file is PEM, a JWK or a JWK Set', async (t) => {
+  const ec = generateKeyPairSync('ec', { namedCurve: 'P-521' }).publicKey
+  const { publicKey } = generateKeyPairSync('rsa', { modulusLength: 2048 })
+  for (const [what, text] of [
+    ['RSA', spki(publicKey)],
+    ['RSA in PKCS #1', publicKey.export({ type: 'pkcs1', format: 'pem' }) as string],
+    ['EC', spki(ec)],
+    ['Ed25519', spki(generateKeyPairSync('ed25519').publicKey)],
+    ['text around PEM', `issued by ops\r\n${spki(ec).replaceAll('\n', '\r\n')}\r\n`],
+    ['a JWK', json(RSA.jwk)],
+    ['a JWK with PEM inside', json({ ...rsa.jwk, x5c: [spki(ec)] })],
+    ['a secret', json(oct)],
+    ['a set, indented, after a byte order mark', `\uFEFF${JSON.stringify({ keys: [RSA.jwk] }, null, 2)}\n`],
+    ['a set with both', json({ keys: [RSA.jwk, oct] })],
+    ['a set with keys for other uses', json({ keys: [{ ...rsa.jwk, use: 'enc' }, { kty: 'new' }, RSA.jwk] })],
+  ] as const)
+    t.equal(checkKeyText(text), null, what)
+})
+
+t.test('a certificate counts for its key, whatever its dates', async (t) => {
+  using cert = certificate('DNS:localhost')
+  const policy = { ...POLICY, keyFile: cert.cert.toString() }
+  t.equal(checkKeyText(policy.keyFile), null)
+  const tokens = verifier([policy], { clock: () => NOW })
+  const { importPKCS8 } = await import('jose')
+  const by = { ...(await pair('ES256')), privateKey: await importPKCS8(cert.key.toString(), 'ES256') }
+  t.equal(await subject(tokens, policy, await token(by)), 'u1')
+  t.match(await subject(tokens, policy, await token(await pair('ES256'))), /^refused: the signature/)
+})
+
+t.test('a bad key file is refused with what is wrong and what is allowed', async (t) => {
+  const { publicKey, privateKey } = generateKeyPairSync('rsa', { modulusLength: 2048 })
+  const small = generateKeyPairSync('rsa', { modulusLength: 1024 }).publicKey
+  const koblitz = generateKeyPairSync('ec', { namedCurve: 'secp256k1' }).publicKey
+  const pem = spki(publicKey)
+  const privateJwk = privateKey.export({ format: 'jwk' })
+  for (const [text, found] of [
+    ['', 'neither PEM nor a JSON object'],
+    ['s3cret-s3cret-s3cret-s3cret-s3cret', 'neither PEM nor a JSON object'],
+    ['[]', 'neither PEM nor a JSON object'],
+    ['{"kty":', 'malformed JSON'],
+    [pem + pem, '2 PEM blocks'],
+    [privateKey.export({ type: 'pkcs8', format: 'pem' }) as string, 'a private key'],
+    [privateKey.export({ type: 'pkcs1', format: 'pem' }) as string, 'a private key'],
+    [pem.replaceAll(/[A-Z]/g, 'A'), 'neither PEM nor a JSON object'],
+    ['-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----', 'PEM that holds no readable public key'],
+    ['-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----', 'PEM that holds no readable public key'],
+    [spki(small), 'an RSA key of 1024 bits'],
+    [spki(koblitz), 'an EC key on secp256k1'],
+    [spki(generateKeyPairSync('x25519').publicKey), 'a key of type x25519'],
+    [spki(generateKeyPairSync('ed448').publicKey), 'a key of type ed448'],
+    [spki(generateKeyPairSync('rsa-pss', { modulusLength: 2048 }).publicKey), 'a key of type rsa-pss'],
+    [json({}), 'a JWK without "kty"'],
+    [json({ keys: 'none' }), 'a JWK without "kty"'],
+    [json({ keys: [] }), 'a JWK Set without keys'],
+    [json({ keys: [RSA.jwk, 'key'] }), 'a JWK without "kty" at keys[1]'],
+    [json(privateJwk), 'a private key'],
+    [json({ keys: [RSA.jwk, privateJwk] }), 'a private key at keys[1]'],
+    [json({ keys: [{ kty: 'AKP', priv: 'AAAA' }] }), 'a private key at keys[0]'],
+    [json({ kty: 'oct', k: Buffer.alloc(31).toString('base64url') }), 'an oct JWK of 31 bytes'],
+    [json({ kty: 'oct' }), 'an oct JWK of 0 bytes'],
+    [json({ kty: 'oct', k: 'no base64url, but long enough for a secret' }), 'an oct JWK of 0 bytes'],
+    [json({ ...rsa.jwk, use: 'enc' }), 'a JWK for another "use" than sig'],
+    [json({ ...rsa.jwk, key_ops: ['encrypt'] }), 'a JWK whose "key_ops" lack verify'],
+    [json({ ...rsa.jwk, key_ops: 'verify' }), 'a JWK whose "key_ops" lack verify'],
+    [json({ kty: 'RSA', n: 'AQAB' }), 'a JWK that holds no readable public key'],
+    [json({ kty: 'AKP', alg: 'new' }), 'a JWK that holds no readable public key'],
+    [
+      json({ keys: [small.export({ format: 'jwk' }), { ...rsa.jwk, use: 'enc' }] }),
+      'an RSA key of 1024 bits',
+    ],
+  ] as const) {
+    const message = checkKeyText(text) ?? 'nothing'
+    t.equal(message.split('; allowed: ')[0], `found ${found}`)
+    t.match(message, /; allowed: one public key or X\.509 certificate in PEM, a JWK or a JWK Set; of RSA/)
+  }
 })

@@ -1,15 +1,12 @@
 import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
+import { words } from '../core/fixtures.ts'
 import { command } from '../support/commands.ts'
 import { newKey, send, tempDir } from '../support/e2e.ts'
-import { proxyProcess } from '../support/proxy.ts'
-import { freePort } from '../support/redis.ts'
+import { proxyInProcess } from '../support/proxy.ts'
 import { upstreamStub } from '../support/upstream.ts'
-
-t.setTimeout(200_000)
-
-const EXAMPLE = new URL('../../examples/adoption/openapi.yaml', import.meta.url).pathname
+import { EXAMPLE } from './support.ts'
 
 void t.test('the draft of the example passes check unchanged, and a real proxy serves with it', async (t) => {
   await using upstream = await upstreamStub((seen, response) => {
@@ -23,12 +20,9 @@ void t.test('the draft of the example passes check unchanged, and a real proxy s
   t.match(await command(['check', file]), { code: 0, out: /routes\.yaml: fine\n/ })
 
   const whole = join(dir, 'proxy.yaml')
-  const admin = `admin: { listen: "127.0.0.1:${await freePort()}" }\n`
-  writeFileSync(
-    whole,
-    `listen: 127.0.0.1:0\n${admin}store: { url: "memory:" }\nwellKnown: true\n${drafted.out}`,
-  )
-  await using proxy = await proxyProcess(whole)
+  const served = `store: { url: "memory:" }\nwellKnown: true\n${drafted.out}`
+  writeFileSync(whole, served)
+  await using proxy = await proxyInProcess(served)
 
   const key = newKey()
   const paid = await send(proxy, key, { path: '/v1/payments' })
@@ -92,18 +86,7 @@ routes:
   t.equal(code, 0)
   const names = new Set([...out.matchAll(/"(\w+)":/g)].map(([, name]) => name as string))
   t.ok(names.size >= 30, `${names.size} members`)
-  const plain = [
-    'methods',
-    'in',
-    'name',
-    'value',
-    'header',
-    'status',
-    'code',
-    'type',
-    'retry',
-    'specification',
-  ]
+  const plain = words`methods in name value header status code type retry specification`
   for (const name of names) if (!plain.includes(name)) t.ok(text.includes(name), name)
 })
 

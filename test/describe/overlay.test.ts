@@ -1,161 +1,71 @@
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { Validator } from '@seriousme/openapi-schema-validator'
-import openapiFormat from 'openapi-format'
 import t from 'tap'
-import { parse } from 'yaml'
-import { command, type Said } from '../support/commands.ts'
-import { descriptionFile, withPaths } from './support.ts'
+import { words } from '../core/fixtures.ts'
+import { command } from '../support/commands.ts'
+import {
+  type Any,
+  AWKWARD,
+  AWKWARD_ROUTES,
+  applied,
+  CONFIG,
+  descriptionFile,
+  EXAMPLE,
+  overlaid,
+  ROUTES,
+  withPaths,
+} from './support.ts'
 
-t.setTimeout(200_000)
+void t.test('the overlay adds parameters, headers and answers to the example', async (t) => {
+  const { api, overlay } = await applied(t, readFileSync(EXAMPLE, 'utf8'), ROUTES)
+  t.equal(overlay.overlay, '1.0.0')
+  t.ok(overlay.info.title && overlay.info.version)
+  const { paths, components } = api
+  const { post, get } = paths['/payments']
 
-interface Overlay {
-  readonly overlay: string
-  readonly info: { readonly title: string; readonly version: string }
-  readonly actions: readonly { readonly target: string; readonly update?: object }[]
-}
-// What a description is made of.
-type Any = any
+  t.strictSame(post.parameters, [{ $ref: '#/components/parameters/Key' }], 'already described')
+  const marks = {
+    'Idempotent-Replayed': { $ref: '#/components/headers/IdempotentReplayed' },
+    'Idempotency-Status': { $ref: '#/components/headers/IdempotencyStatus' },
+    'Idempotency-Expires': { $ref: '#/components/headers/IdempotencyExpires' },
+  }
+  t.strictSame(post.responses['201'].headers, marks)
+  t.strictSame(post.responses['402'].headers, marks, 'stored, so replayed')
+  t.equal(post.responses['201'].description, 'Created.')
+  t.equal(post.responses['409'].description, 'The account is closed.', 'the existing text stays')
+  const problem = { schema: { $ref: '#/components/schemas/IdempotencyProblem' } }
+  t.strictSame(post.responses['409'].content, {
+    'application/json': { schema: { type: 'object' } },
+    'application/problem+json': problem,
+  })
+  t.strictSame(Object.keys(post.responses).sort(), words`201 400 401 402 408 409 413 422 502 503 504`)
+  t.match(post.responses['401'].description, /not identified \(idempotency_caller_missing\)/)
+  t.notOk(post.responses['401'].headers, 'released, never replayed')
+  t.match(post.responses['503'].headers, { 'Retry-After': { schema: { type: 'integer' } } })
+  t.strictSame(Object.keys(get.responses), ['200'], 'what is not protected is left alone')
 
-const CONFIG = `upstream: { url: http://127.0.0.1:3000 }
-problems: { baseUrl: "https://docs.example.com/problems/" }
-unmatched: pass
-`
-
-async function overlaid(t: Tap, api: string, routes: string): Promise<Said> {
-  const config = descriptionFile(t, CONFIG + routes, 'proxy.yaml')
-  return command(['routes', 'overlay', descriptionFile(t, api), '--config', config])
-}
-type Tap = Parameters<typeof descriptionFile>[0]
-
-/** The description with the overlay applied by a third-party tool; every action must have found its target. */
-async function applied(
-  t: Tap,
-  api: string,
-  routes: string,
-): Promise<{ api: Any; overlay: Overlay; err: string }> {
-  const { code, out, err } = await overlaid(t, api, routes)
-  t.equal(code, 0, err)
-  const overlay = parse(out) as Overlay
-  const { data, resultData } = await openapiFormat.openapiOverlay(parse(api), {
-    overlaySet: overlay,
-  } as Any)
-  t.equal((resultData as Any).totalUnusedActions, 0, 'every action finds its target')
-  const checked = await new Validator().validate(structuredClone(data) as Any)
-  t.ok(checked.valid, `valid OpenAPI: ${JSON.stringify(checked.errors)}`)
-  return { api: data, overlay, err }
-}
-
-const ROUTES = `routes:
-  - name: payments
-    match: { methods: [POST], path: /v1/payments }
-    key: required
-    profile: strict
-    scope: { caller: "header:authorization" }
-    statusHeader: true
-    ttl: 7d
-  - { name: search, match: { path: /v1/payments/search }, key: ignored }
-  - { name: change, match: { methods: [PATCH], path: "/v1/payments/:id" }, key: required }
-  - { name: evidence, match: { path: "/v1/payments/:id/evidence" }, key: { from: ["header:x-idempotency-key"] } }
-  - { name: orders, match: { path: "/v1/webhooks/*" }, mode: shadow }
-`
-
-void t.test(
-  'the overlay adds parameters, headers and answers to the example, which stays valid OpenAPI 3.0 and 3.1',
-  async (t) => {
-    const text = readFileSync(new URL('../../examples/adoption/openapi.yaml', import.meta.url), 'utf8')
-    for (const version of ['3.1.0', '3.0.3']) {
-      const { api, overlay } = await applied(t, text.replace('3.1.0', version), ROUTES)
-      t.equal(overlay.overlay, '1.0.0')
-      t.ok(overlay.info.title && overlay.info.version)
-      const { paths, components } = api
-      const { post, get } = paths['/payments']
-
-      t.strictSame(post.parameters, [{ $ref: '#/components/parameters/Key' }], 'already described')
-      const marks = {
-        'Idempotent-Replayed': { $ref: '#/components/headers/IdempotentReplayed' },
-        'Idempotency-Status': { $ref: '#/components/headers/IdempotencyStatus' },
-        'Idempotency-Expires': { $ref: '#/components/headers/IdempotencyExpires' },
-      }
-      t.strictSame(post.responses['201'].headers, marks)
-      t.strictSame(post.responses['402'].headers, marks, 'stored, so replayed')
-      t.equal(post.responses['201'].description, 'Created.')
-      t.equal(post.responses['409'].description, 'The account is closed.', 'the existing text stays')
-      const problem = { schema: { $ref: '#/components/schemas/IdempotencyProblem' } }
-      t.strictSame(post.responses['409'].content, {
-        'application/json': { schema: { type: 'object' } },
-        'application/problem+json': problem,
-      })
-      t.strictSame(Object.keys(post.responses).sort(), [
-        '201',
-        '400',
-        '401',
-        '402',
-        '408',
-        '409',
-        '413',
-        '422',
-        '502',
-        '503',
-        '504',
-      ])
-      t.match(post.responses['401'].description, /not identified \(idempotency_caller_missing\)/)
-      t.notOk(post.responses['401'].headers, 'released, never replayed')
-      t.match(post.responses['503'].headers, { 'Retry-After': { schema: { type: 'integer' } } })
-      t.strictSame(Object.keys(get.responses), ['200'], 'what is not protected is left alone')
-
-      const change = paths['/payments/{payment-id}'].patch
-      t.equal(change.parameters.length, 2, 'completed, not duplicated')
-      t.match(change.parameters[1], { name: 'Idempotency-Key', required: true, schema: { maxLength: 64 } })
-      const { parameters } = paths['/payments/{payment-id}/evidence'].post
-      t.match(parameters[1], {
-        name: 'X-Idempotency-Key',
-        in: 'header',
-        required: false,
-        description: /for 24 hours\./,
-        schema: { type: 'string', minLength: 1, maxLength: 255 },
-      })
-      for (const path of ['/payments/search', '/webhooks/orders'])
-        t.notMatch(JSON.stringify(paths[path]), /dempoten/, `${path}: ignored or in shadow`)
-      t.strictSame(Object.keys(components.schemas), ['IdempotencyProblem'])
-      t.match(
-        components.schemas.IdempotencyProblem.properties.type.description,
-        'https://docs.example.com/problems/',
-      )
-    }
-  },
-)
+  const change = paths['/payments/{payment-id}'].patch
+  t.equal(change.parameters.length, 2, 'completed, not duplicated')
+  t.match(change.parameters[1], { name: 'Idempotency-Key', required: true, schema: { maxLength: 64 } })
+  const { parameters } = paths['/payments/{payment-id}/evidence'].post
+  t.match(parameters[1], {
+    name: 'X-Idempotency-Key',
+    in: 'header',
+    required: false,
+    description: /for 24 hours\./,
+    schema: { type: 'string', minLength: 1, maxLength: 255 },
+  })
+  for (const path of ['/payments/search', '/webhooks/orders'])
+    t.notMatch(JSON.stringify(paths[path]), /dempoten/, `${path}: ignored or in shadow`)
+  t.strictSame(Object.keys(components.schemas), ['IdempotencyProblem'])
+  t.match(
+    components.schemas.IdempotencyProblem.properties.type.description,
+    'https://docs.example.com/problems/',
+  )
+})
 
 void t.test('what cannot be merged is left alone and reported', async (t) => {
-  const api = withPaths(
-    `/a:
-  parameters: [ { $ref: "#/components/parameters/Key" } ]
-  post:
-    responses:
-      "200": { $ref: "#/components/responses/Done" }
-      "201": { description: d, headers: { idempotent-replayed: { schema: { type: string } } } }
-      "400": { $ref: "#/components/responses/Done" }
-      "409": { description: own, content: { application/problem+json: { schema: { type: object } } } }
-      "2XX": { description: some }
-      default: { description: else }
-      "500": { description: down }
-      "503": { description: busy }
-      "429": { description: slow }
-/shared: { $ref: "#/components/pathItems/One" }
-/again: { $ref: "#/components/pathItems/One" }
-"/it's/{a b}": { parameters: [ { name: a b, in: path, required: true, schema: { type: string } } ], post: { responses: { "200": { description: d } } } }`,
-    `components:
-  schemas: { IdempotencyProblem: { type: string } }
-  headers: { IdempotentReplayed: { schema: { type: string } }, IdempotentReplayed2: { schema: { type: string } } }
-  parameters: { Key: { name: Idempotency-Key, in: header, schema: { type: string } } }
-  responses: { Done: { description: d } }
-  pathItems: { One: { post: { responses: { "200": { description: d } } } } }`,
-  )
-  const {
-    api: made,
-    overlay,
-    err,
-  } = await applied(t, api, 'routes: [ { name: a, match: { path: "/*" }, key: required } ]')
+  const { api: made, overlay, err } = await applied(t, AWKWARD, AWKWARD_ROUTES)
   for (const says of [
     /api\.yaml:12: POST \/a: the description does not require Idempotency-Key, the route does: fix the parameter/,
     /api\.yaml:12: POST \/a: its 200 is a reference, whose headers are left alone\n/,

@@ -177,7 +177,7 @@ export const FUZZED: readonly (Plant & { readonly target: string })[] = [
     from: "if (!('B' in value)) throw isAnother(name, 'bytes')",
     to: "if (!('B' in value)) return Buffer.alloc(0)" },
   { name: 'a response may have a length and a transfer coding', file: 'src/upstream/response-parser.ts', target: 'upstream-response',
-    also: 'test/upstream/http1-fuzz.test.ts',
+    also: 'test/upstream/forward.test.ts',
     from: 'if (length !== null && coding !== null)',
     to: 'if (Number.isNaN(length))' },
 ]

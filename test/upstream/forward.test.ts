@@ -2,27 +2,29 @@ import type { Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import { Budget } from '../../src/runtime/limits.ts'
 import { forwarder } from '../../src/upstream/forward.ts'
-import { openUpstream } from '../../src/upstream/pool.ts'
 import type { Forward, Forwarded, LiveSink, UpstreamRequest } from '../../src/upstream/port.ts'
 import { answering, scriptedPeer } from '../support/exchange.ts'
+import { faulty } from '../support/faulty.ts'
+import { wholeRequest } from '../support/upstream.ts'
+import { opened, until, upstreamConfig } from './support.ts'
 
 interface Rig extends AsyncDisposable {
   readonly forward: Forward
+  /** … with less patience, on the same connections. */
+  impatient(patience: { timeout?: number; idleTimeout?: number }): Forward
   readonly budget: Budget
 }
 
-async function rig(url: string, timeout = 5000, room = 1_000_000): Promise<Rig> {
-  const upstream = await openUpstream({
-    url,
-    connectTimeout: 1000,
-    timeout,
-    idleTimeout: 5000,
-    connections: 1,
-    tls: { ca: null, cert: null, key: null, servername: null },
-  })
+async function rig(url: string, room = 1_000_000): Promise<Rig> {
+  const upstream = await opened(url)
   const budget = new Budget(room)
-  const forward = forwarder(upstream.client, { timeout, idleTimeout: 5000, budget })
-  return { forward, budget, [Symbol.asyncDispose]: () => upstream.close() }
+  const patience = { timeout: 10_000, idleTimeout: 10_000, budget }
+  return {
+    forward: forwarder(upstream.client, patience),
+    impatient: (less) => forwarder(upstream.client, { ...patience, ...less }),
+    budget,
+    [Symbol.asyncDispose]: () => upstream.close(),
+  }
 }
 
 const REQUEST: UpstreamRequest = {
@@ -69,18 +71,21 @@ void t.test('U01 a request given up while it waits for a connection is never sen
   await using peer = await scriptedPeer((socket) => {
     held = socket
   })
-  await using one = await rig(peer.url, 200)
+  await using one = await rig(peer.url)
   const first = one.forward(REQUEST)
-  while (peer.requests.length === 0) await new Promise((resolve) => setTimeout(resolve, 5))
+  await until(() => peer.requests.length > 0)
   held?.write('HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 2\r\n\r\n')
   const live = liveOf(t, await first)
-  t.match(await one.forward({ ...REQUEST, target: '/waiting' }), { proof: 'not_sent', reason: '200 ms' })
+  t.match(await one.impatient({ timeout: 50 })({ ...REQUEST, target: '/waiting' }), {
+    proof: 'not_sent',
+    reason: '50 ms',
+  })
   live.live.drain()
   held?.write('ok')
   t.equal(await live.live.done, 'complete')
   // The connection is free: a request given up would be sent before this one.
   const last = one.forward({ ...REQUEST, target: '/last' })
-  while (peer.requests.length < 2) await new Promise((resolve) => setTimeout(resolve, 5))
+  await until(() => peer.requests.length === 2)
   held?.write('HTTP/1.1 204 No\r\n\r\n')
   t.match(await last, { proof: 'responded' })
   t.same(
@@ -104,16 +109,140 @@ void t.test('U01 an invalid request is not sent', async (t) => {
   t.match(await one.forward(REQUEST), { proof: 'responded' })
 })
 
-void t.test('U05 a cut answer is unknown with its status noted, and its budget is released', async (t) => {
-  await using peer = await scriptedPeer(
-    (socket) => void socket.end('HTTP/1.1 201 Created\r\nContent-Length: 9\r\n\r\nabc'),
-  )
+/** Reads a whole request first. */
+function reads(then: (socket: Socket) => void): (socket: Socket) => void {
+  return (socket) => void wholeRequest(socket).then(() => then(socket))
+}
+function says(bytes: string, end = false): (socket: Socket) => void {
+  return reads((socket) => {
+    socket.write(bytes, 'latin1')
+    if (end) socket.end()
+  })
+}
+
+/** What an upstream does to a request leaves its outcome unknown; it was sent once, and the next request is answered. */
+async function leavesUnknown(
+  t: Test,
+  what: string,
+  commits: (socket: Socket) => void,
+  expected: Partial<Forwarded & { proof: 'unknown' }> = { timedOut: false },
+  patience: { timeout?: number; idleTimeout?: number } = {},
+): Promise<void> {
+  await using peer = await faulty(commits)
   await using one = await rig(peer.url)
-  t.match(await one.forward(REQUEST), { proof: 'unknown', status: 201, timedOut: false })
+  t.match(await one.impatient(patience)(REQUEST), { proof: 'unknown', ...expected }, what)
   t.equal(one.budget.held, 0)
-  await using silent = await scriptedPeer(() => {})
-  await using other = await rig(silent.url, 100)
-  t.match(await other.forward(REQUEST), { proof: 'unknown', status: null, timedOut: true })
+  t.ok(peer.requests.length <= 1, 'sent once')
+  const next = await one.forward({ ...REQUEST, target: '/next' })
+  t.match(next, { proof: 'responded', response: { status: 201 } }, `after ${what}`)
+}
+
+void t.test('U03 a peer that reads the request and then closes or resets leaves it unknown', async (t) => {
+  await leavesUnknown(
+    t,
+    'its end',
+    reads((socket) => socket.end()),
+  )
+  await leavesUnknown(
+    t,
+    'its close',
+    reads((socket) => socket.destroy()),
+  )
+  await leavesUnknown(
+    t,
+    'its reset',
+    reads((socket) => socket.resetAndDestroy()),
+  )
+  await leavesUnknown(t, 'a reset at once', (socket) => socket.once('data', () => socket.resetAndDestroy()))
+})
+
+t.test('U04 U07 an answer without a final head in time is timed out, and unknown', async (t) => {
+  for (const bytes of [
+    '',
+    'HTTP/1.1 201 Cre',
+    'HTTP/1.1 100 Continue\r\n\r\n',
+    'HTTP/1.1 199 Odd\r\nX: 1\r\n\r\n',
+  ])
+    await leavesUnknown(t, bytes, says(bytes), { timedOut: true, status: null }, { timeout: 100 })
+})
+
+t.test('U04 U05 a body that trickles too long, or stalls, is timed out, and unknown', async (t) => {
+  let timer: NodeJS.Timeout | undefined
+  const trickles = reads((socket) => {
+    socket.write('HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n')
+    timer = setInterval(() => socket.write('1\r\nx\r\n'), 10)
+  })
+  await leavesUnknown(t, 'a trickle', trickles, { timedOut: true }, { timeout: 200 })
+  clearInterval(timer)
+  for (const head of ['Content-Length: 10\r\n\r\nabc', 'Transfer-Encoding: chunked\r\n\r\n5\r\nab'])
+    await leavesUnknown(
+      t,
+      head,
+      says(`HTTP/1.1 201 Created\r\n${head}`),
+      { timedOut: true },
+      { idleTimeout: 100 },
+    )
+})
+
+void t.test('U05 a cut body leaves it unknown, with its status noted', async (t) => {
+  for (const rest of [
+    'Content-Length: 10\r\n\r\nabc',
+    'Content-Length: 10\r\n\r\n',
+    'Transfer-Encoding: chunked\r\n\r\n5\r\nab',
+    'Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n',
+    'Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\nX-T: 1\r\n',
+  ])
+    await leavesUnknown(t, rest, says(`HTTP/1.1 201 Created\r\n${rest}`, true), {
+      status: 201,
+      timedOut: false,
+    })
+  const head = 'HTTP/1.1 201 Created\r\nContent-Length: 10\r\n\r\nabc'
+  await leavesUnknown(
+    t,
+    'a reset',
+    reads((socket) => void socket.write(head, () => socket.resetAndDestroy())),
+  )
+})
+
+void t.test('U06 a close-delimited answer is complete', async (t) => {
+  for (const version of ['1.1', '1.0']) {
+    await using peer = await faulty(says(`HTTP/${version} 201 Created\r\nX: 1\r\n\r\nwhole`, true))
+    await using one = await rig(peer.url)
+    t.match(await one.forward(REQUEST), {
+      proof: 'responded',
+      response: { status: 201, body: Buffer.from('whole') },
+    })
+    t.match(await one.forward(REQUEST), { proof: 'responded', response: { body: Buffer.from('ok') } })
+  }
+})
+
+void t.test('U07 a malformed answer leaves it unknown', async (t) => {
+  for (const bytes of [
+    'garbage\r\n\r\n',
+    'garbage without an end',
+    'HTTP/3.7 200 OK\r\n\r\n',
+    'ICY 200 OK\r\n\r\n',
+    'HTTP/1.1 20x OK\r\n\r\n',
+    'HTTP/1.1 1000 OK\r\nContent-Length: 0\r\n\r\n',
+    'HTTP/1.1 099 OK\r\nContent-Length: 2\r\n\r\nok',
+    'HTTP/1.1 099 OK\r\nContent-Length: 0\r\n\r\n\r\n\r\nx',
+    'HTTP/1.1 199 OK\r\nContent-Length: 2\r\n\r\nok\r\n\r\n',
+    'HTTP/1.1 200 OK\r\nX Y: 1\r\nContent-Length: 0\r\n\r\n',
+    'HTTP/1.1 200 OK\r\nno colon\r\n\r\n',
+    'HTTP/1.1 200 OK\r\nX: a\0b\r\nContent-Length: 0\r\n\r\n',
+    'HTTP/1.1 200 OK\r\nX: a\x01b\r\nContent-Length: 0\r\n\r\n',
+    'HTTP/1.1 200 OK\r\nContent-Length: nine\r\n\r\n',
+    'HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n',
+    'HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nokk',
+    'HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n',
+    'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nok\r\n0\r\n\r\n',
+    'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nokk\r\n0\r\n\r\n',
+    'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\nok',
+    'HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nraw',
+    'HTTP/1.1 100 Continue\n\nHTTP/1.1 201 Created\r\nContent-Length: 21\r\n\r\nHTTP/1.1 200 OK\r\n\r\nxx',
+    `HTTP/1.1 200 OK\r\n${`X-Fill: ${'f'.repeat(1000)}\r\n`.repeat(100)}Content-Length: 0\r\n\r\n`,
+  ])
+    await leavesUnknown(t, JSON.stringify(bytes.slice(0, 60)), says(bytes))
 })
 
 void t.test('P19 a kept body releases its bytes once, however often it is asked to', async (t) => {
@@ -145,7 +274,7 @@ void t.test('P19 a kept body counts until it is released, an oversize one does n
   over.live.attach(sink)
   t.equal(await over.live.done, 'complete')
   t.equal(sink.text.length, 1000, 'what came before it was too large is not lost')
-  await using small = await rig(peer.url, 5000, 999)
+  await using small = await rig(peer.url, 999)
   t.equal(liveOf(t, await small.forward(REQUEST)).why, 'no_room')
   t.equal(small.budget.held, 0)
 })
@@ -164,7 +293,7 @@ void t.test('P21 a live answer waits for its reader, stops without room, and goe
   const sink = new Sink()
   sink.room = false
   live.attach(sink)
-  while (sink.text !== 'one') await new Promise((resolve) => setTimeout(resolve, 5))
+  await until(() => sink.text === 'one')
   upstream?.write(
     '3\r\ntwo\r\n0\r\nX-T: 1\r\nConnection: x\r\nTrailer: y\r\nIdempotent-Replayed: true\r\n\r\n',
   )
@@ -242,4 +371,26 @@ void t.test('a request that may no longer begin is not sent, and proved so', asy
     peer.requests.map((request) => request.split(' ')[1]),
     ['/q'],
   )
+})
+
+void t.test('P23 only a TLS upstream has a Host of its own, from its url', async (t) => {
+  for (const [url, host] of [
+    ['http://127.0.0.1:3000', null],
+    ['https://api.test:8443', 'api.test:8443'],
+    ['https://api.test', 'api.test'],
+    ['unix:/run/app.sock', null],
+  ] as const) {
+    const upstream = await opened(url)
+    t.equal(upstream.host, host, url)
+    await upstream.close()
+  }
+})
+
+void t.test('U12 a TLS file that cannot be read fails openUpstream', async (t) => {
+  for (const file of ['ca', 'cert', 'key']) {
+    const { tls } = upstreamConfig('')
+    await t.rejects(opened('https://api.test', { tls: { ...tls, [file]: '/no/such/file' } }), {
+      code: 'ENOENT',
+    })
+  }
 })

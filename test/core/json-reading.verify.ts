@@ -1,20 +1,8 @@
 /** How {@link JsonReading} reads: in steps, in shared memory, and with the names of the object before in mind. None of it may show. */
 import t from 'tap'
-import { canonicalJson, JsonReading } from '../../src/core/body/json.ts'
-import { placesOf } from '../../src/core/body/json-pointer.ts'
-import { canonical, parseLossless } from './json-tree.ts'
-
-/** Canonical text, or null if none keeps all the information. */
-function form(text: string): string | null {
-  const found = canonicalJson(Buffer.from(text))?.toString() ?? null
-  if (found !== slowly(text)) throw new Error(`${text}: ${found} instead of ${slowly(text)}`)
-  return found
-}
-
-function slowly(text: string): string | null {
-  const node = parseLossless(text)
-  return node === null ? null : canonical(node)
-}
+import { JsonReading } from '../../src/core/body/json.ts'
+import { lines } from './fixtures.ts'
+import { form } from './json-tree.ts'
 
 void t.test('the first bodies of a process are read like all later ones', async (t) => {
   const alike = (start: number, name: string): string => `${' '.repeat(start)}[{"${name}":1}]`
@@ -23,37 +11,6 @@ void t.test('the first bodies of a process are read like all later ones', async 
   for (let body = 2; body < 40; body += 2)
     for (const name of ['bb', 'b']) t.not(form(alike(body - 2, name)), null)
   for (let body = 40; body < 80; body++) t.not(form(`[{"${'x'.repeat(body - 2)}":1},{"y":1}]`), null)
-})
-
-/** How many steps the reading of a text takes. */
-function stepsOf(text: string): number {
-  const reading = new JsonReading(Buffer.from(text), null, false)
-  let steps = 1
-  while (!reading.step()) steps++
-  t.not(reading.text, null)
-  return steps
-}
-
-void t.test('a body of 64 KiB is read in one step, a longer one in steps of as many bytes', async (t) => {
-  const list = (length: number, item: string): string => {
-    const items = `[${`${item},`.repeat((length - 8) / (item.length + 1))}`
-    return `${items}${'7'.repeat(length - items.length - 1)}]`
-  }
-  const few = (text: string, least: number, most: number): void => {
-    const steps = stepsOf(text)
-    t.ok(steps >= least && steps <= most, `${steps} steps for ${text.length} bytes of ${text.slice(0, 8)}…`)
-  }
-  const KiB = 1024
-  t.equal(list(64 * KiB, '1e20').length, 64 * KiB)
-  t.equal(stepsOf(list(64 * KiB, '1e20')), 1)
-  few(list(64 * KiB + 1, '1e20'), 4, 5)
-  few(list(KiB * KiB, '"a"'), 16, 17)
-  few(list(KiB * KiB, '1.5'), 16, 17)
-  few(list(KiB * KiB, '1e20'), 16 * 4, 16 * 5)
-  few(list(KiB * KiB, '1.0'), 16 * 4, 16 * 6)
-  few(list(KiB * KiB, '{"b":1,"a":2}'), 16, 19)
-  // Sorting moves the bytes of an object once for each object around it.
-  few(`${'{"b":'.repeat(64)}"${'x'.repeat(KiB * KiB)}"${',"a":1}'.repeat(64)}`, 50, 80)
 })
 
 void t.test('bodies read in turns do not mix', async (t) => {
@@ -85,34 +42,10 @@ void t.test('bodies read in turns do not mix', async (t) => {
     left = left.filter(({ reading }) => !reading.step())
     t.equal(form(small), '{"a":{},"b":[{"c":2,"d":1},{"c":2,"d":1}]}')
   }
-  for (const { text, reading } of all) t.equal(reading.text?.toString(), slowly(text))
-})
-
-void t.test('a long text is gone once it is freed, and short bodies can still be read', async (t) => {
-  const [short, long] = [2, 70_000].map((length) => {
-    const reading = new JsonReading(Buffer.from(`{"b":"${'x'.repeat(length)}","a":1}`), null, false)
-    while (!reading.step());
-    const { text } = reading
-    reading.free()
-    return text
-  })
-  t.equal(long?.length, 0)
-  t.equal(short?.toString(), '{"a":1,"b":"xx"}')
-  t.equal(form('{"b":2,"a":[1.0]}'), '{"a":[1],"b":2}')
-})
-
-void t.test('a member is left out of an object that begins like the one before it', async (t) => {
-  const left = (text: string, pointer: string): string =>
-    String(canonicalJson(Buffer.from(text), placesOf([pointer])))
-  t.equal(left('[{"a":1,"b":2},{"a":1,"c":3}]', '/1/a'), '[{"a":1,"b":2},{"c":3}]')
-  t.equal(left('[{"a":1,"b":2},{"a":1}]', '/1/a'), '[{"a":1,"b":2},{}]')
-  t.equal(left('[{"a":1,"b":2},{"a":1,"b":2,"c":3}]', '/1/b'), '[{"a":1,"b":2},{"a":1,"c":3}]')
-  const rest = '"x",'.repeat(40_000)
-  t.equal(left(`[{"a":1},${rest}1]`, '/0/a'), `[{},${rest}1]`, 'and is not returned to later')
+  for (const { text, reading } of all) t.equal(reading.text?.toString(), form(text))
 })
 
 void t.test('an object that begins like the one before it may end earlier, or hold others', async (t) => {
-  t.equal(form('{"l":[{"b":1,"a":2,"c":3},{"b":1}]}'), '{"l":[{"a":2,"b":1,"c":3},{"b":1}]}')
   const wide = (count: number, prefix: string, last: string): string => {
     const members = Array.from({ length: count }, (_, n) => `"${prefix}${(n * 7) % count}":${n}`)
     return `{${members.join()},"${prefix}":${last}}`
@@ -126,21 +59,19 @@ void t.test('an object that begins like the one before it may end earlier, or ho
 })
 
 void t.test('a name is not taken for one that it resembles in the object before', async (t) => {
-  for (const text of [
-    '[{"abcd":1,"bbbb":2},{"dcba":1,"bbbb":2}]',
-    '[{"a":1,"wxyz:1,":2,"wxyzA":3},{"a":1,"wxyzabc":2,"wxyzA":3}]',
-    '[{"a":1234,"abcdefgh":1},{"a":1234,"abcdefghi":1}]',
-    '[{"abcd":1},{"abcdXY:":1}]',
-    '[{"abcd":1},{"abcd}1x":1}]',
-    '[{"abcd":1},{"abcdAAx":1}]',
-    ' [{"mya":1,"z":2},{"mya":1,"a":2}]',
-    '[{":a":1},{":a":1}]',
-    '[{"x:" :1},{"x:" :1}]',
-    '{"l":[{"a":1,"c":2,"b":3},{"a":1},{"a":1,"c":2,"b":3}]}',
-    '{"l":[{"l":1,"y":2,"z":3},{"l":1,"y":2}]}',
-  ])
+  for (const text of lines`
+    [{"abcd":1,"bbbb":2},{"dcba":1,"bbbb":2}]
+    [{"a":1,"wxyz:1,":2,"wxyzA":3},{"a":1,"wxyzabc":2,"wxyzA":3}]
+    [{"a":1234,"abcdefgh":1},{"a":1234,"abcdefghi":1}]
+    [{"abcd":1},{"abcdXY:":1}]
+    [{"abcd":1},{"abcd}1x":1}]
+    [{"abcd":1},{"abcdAAx":1}]
+    [ {"mya":1,"z":2},{"mya":1,"a":2}]
+    [{":a":1},{":a":1}]
+    [{"x:" :1},{"x:" :1}]
+    {"l":[{"a":1,"c":2,"b":3},{"a":1},{"a":1,"c":2,"b":3}]}
+    {"l":[{"l":1,"y":2,"z":3},{"l":1,"y":2}]}`)
     t.not(form(text), null, text)
-  t.equal(form('[":",{"a":1,"b":2},{"[":1,"[":2}]'), null)
   for (let length = 0; length < 9; length++)
     for (let code = 0; code < 128; code++) {
       const name = 'abcdefghi'.slice(0, length)
@@ -204,14 +135,6 @@ void t.test('a short body may have any number of members, and so may the next on
     t.not(form(`{${members.join()}}`), null)
     t.not(form(`[{${members.join()}},{"b":1,"a":2}]`), null)
   }
-})
-
-void t.test('a body of more than 8 MiB is read, too', async (t) => {
-  const long = 'x'.repeat(9 * 1024 * 1024)
-  t.equal(
-    canonicalJson(Buffer.from(`{"b": "${long}","a":1}`))?.equals(Buffer.from(`{"a":1,"b":"${long}"}`)),
-    true,
-  )
 })
 
 void t.test('a text that outgrows its memory is right, wherever that happens', async () => {
