@@ -193,7 +193,7 @@ void t.test('the tests that the threat model names exist', async (t) => {
         all.some((file) =>
           beginning.endsWith('/') || name.endsWith('*')
             ? file.startsWith(beginning)
-            : file === `${name}.test.ts`,
+            : file === `${name}.test.ts` || file === `${name}.verify.ts`,
         ),
         name,
       )

@@ -3,11 +3,11 @@ import t from 'tap'
 import type { Config } from '../../src/config/config.ts'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import { effective } from '../../src/config/written.ts'
-import { FIXTURES } from '../config/support.ts'
+import { FILES } from '../config/support.ts'
 
 const loaded = loadConfig({
   file: 'good-everything.yaml',
-  text: readFileSync(`${FIXTURES}/good-everything.yaml`, 'utf8'),
+  text: readFileSync('test/config/everything.yaml', 'utf8'),
   env: {},
   flags: {},
 })
@@ -108,11 +108,11 @@ void t.test('/v1/config, read as a file, is the same configuration', async (t) =
   ) as Record<string, object>
   const { name: _n, match: _m, ...policy } = defaults as Record<string, unknown>
   const masked: [string, string][] = [
-    ['"tokenFile":"***"', `"tokenFile":"${FIXTURES}/files/token"`],
-    ['"phase":"both"},"secretFile":"***"', `"phase":"both"},"secretFile":"${FIXTURES}/files/secret"`],
-    ['"secretFile":"***"', `"secretFile":"${FIXTURES}/files/signing-secret"`],
-    ['"file":"***"', `"file":"${FIXTURES}/files/sealing-key"`],
-    ['"keyFile":"***"', `"keyFile":"${FIXTURES}/files/public.pem"`],
+    ['"tokenFile":"***"', `"tokenFile":"${FILES}/token"`],
+    ['"phase":"both"},"secretFile":"***"', `"phase":"both"},"secretFile":"${FILES}/secret"`],
+    ['"secretFile":"***"', `"secretFile":"${FILES}/signing-secret"`],
+    ['"file":"***"', `"file":"${FILES}/sealing-key"`],
+    ['"keyFile":"***"', `"keyFile":"${FILES}/public.pem"`],
     ['"Authorization":"***"', '"Authorization":"Bearer t"'],
     ['"X-Record":"***"', '"X-Record":"{record}"'],
     ['"Content-Type":"***"', '"Content-Type":"application/json"'],

@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs'
 import t from 'tap'
 import { POLICY, PROPERTIES, ROUTE } from '../../src/config/properties.ts'
 import type { PropertyRow } from '../../src/config/rows.ts'
-import { FIXTURES, load, routeFile, UPSTREAM } from './support.ts'
+import { FILES, load, routeFile, UPSTREAM } from './support.ts'
 
 const SECOND = 1000
 const HOUR = 3600 * SECOND
@@ -264,10 +264,10 @@ unmatched: pass
 defaults: { scope: { jwt: { jwks: "https://id.example.com/jwks", audience: payments } } }
 routes:
   - { name: a, match: { path: /a }, scope: { caller: "jwt:sub" } }
-  - { name: b, match: { path: /b }, scope: { caller: ["header:X", "jwt:https://b/t:1"], jwt: { keyFile: ${FIXTURES}/files/public.pem, audience: none } } }
+  - { name: b, match: { path: /b }, scope: { caller: ["header:X", "jwt:https://b/t:1"], jwt: { keyFile: ${FILES}/public.pem, audience: none } } }
   - { name: c, match: { path: /c } }
 `)
-  const keyFile = readFileSync(`${FIXTURES}/files/public.pem`, 'utf8')
+  const keyFile = readFileSync(`${FILES}/public.pem`, 'utf8')
   t.strictSame(
     routes.map(({ scope }) => scope.jwt),
     [
@@ -294,7 +294,7 @@ routes:
 
 void t.test('the issuer and the status path are read', async (t) => {
   const config = load(`${UPSTREAM}
-issuer: { path: /v1/keys, secretFile: ${FIXTURES}/files/signing-secret }
+issuer: { path: /v1/keys, secretFile: ${FILES}/signing-secret }
 status: { path: /v1/status }
 defaults: { key: { issuedOnly: true, from: ["json:/key", "header:X-Key"] } }
 routes:

@@ -6,7 +6,7 @@ import t from 'tap'
 import { readConfigFile } from '../../src/config/files.ts'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import { effective } from '../../src/config/written.ts'
-import { errorsOf, FIXTURES, load, routeFile, UPSTREAM } from './support.ts'
+import { errorsOf, FILES, load, routeFile, UPSTREAM } from './support.ts'
 
 void t.test('flags override the file, and are enough without one', async (t) => {
   const flags = { upstream: 'http://127.0.0.1:4000/', listen: '0.0.0.0:80', store: 'memory:' }
@@ -217,7 +217,7 @@ void t.test('a sealing key is 32 bytes raw, in hex or in base64, and nothing els
 
 void t.test('secret files are read without their last newline', async (t) => {
   const config = load(
-    `${UPSTREAM}admin: { listen: 0.0.0.0:9464, tokenFile: ${FIXTURES}/files/token }\nstore: { secretFile: ${FIXTURES}/files/secret }\n`,
+    `${UPSTREAM}admin: { listen: 0.0.0.0:9464, tokenFile: ${FILES}/token }\nstore: { secretFile: ${FILES}/secret }\n`,
   )
   t.equal(config.admin.token, 'a-token-of-the-tests')
   t.strictSame(config.store.secret, Buffer.from('0123456789abcdef'))

@@ -2,12 +2,10 @@ import { readdirSync, readFileSync } from 'node:fs'
 import { Ajv } from 'ajv'
 import t from 'tap'
 import { parse } from 'yaml'
-import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import { FILE } from '../../src/config/properties.ts'
 import { jsonSchema } from '../../src/config/rows.ts'
-import { FIXTURES, load } from './support.ts'
+import { errorsOf, load, routeFile, UPSTREAM } from './support.ts'
 
-const files = readdirSync(FIXTURES).filter((name) => name.endsWith('.yaml'))
 const validate = new Ajv({ allowUnionTypes: true }).compile(JSON.parse(jsonSchema(FILE)))
 
 function schemaAccepts(text: string): boolean {
@@ -18,34 +16,40 @@ function schemaAccepts(text: string): boolean {
   }
 }
 
-/** The heads of a fixture: `# error: <line>:<column>: <path>: <message>` for each error, and what the JSON Schema sees. */
-function heads(text: string, word: string): string[] {
-  return [...text.matchAll(new RegExp(`^# ${word}: (.*)$`, 'gm'))].map(([, rest]) => rest ?? '')
-}
+const [, ...CASES] = readFileSync('test/config/mistakes.yaml', 'utf8')
+  .split('\n\n')
+  .slice(1)
+  .join()
+  .split(/^# /m)
 
-t.ok(files.filter((name) => name.startsWith('bad-')).length > 100, 'there are more than 100 bad fixtures')
-
-for (const name of files) {
-  void t.test(`${name} is ${name.startsWith('bad-') ? 'refused' : 'accepted'}`, async (t) => {
-    const text = readFileSync(`${FIXTURES}/${name}`, 'utf8')
-    const expected = heads(text, 'error')
-    const loaded = loadConfig({ file: name, text, env: { WORD: 'secret' }, flags: {} })
-    const found = loaded.ok
-      ? []
-      : loaded.errors.map((error) => formatConfigError(error).replace(`${name}:`, ''))
-    if (name.startsWith('bad-')) {
-      t.not(expected.length, 0, 'a bad fixture lists its errors')
-      t.strictSame(
-        found.map((error) => error.trimStart()),
-        expected,
+void t.test(
+  'every mistake has its messages, and the JSON Schema finds those of form (mistakes.yaml)',
+  async (t) => {
+    t.ok(CASES.length > 300, `${CASES.length} cases`)
+    for (const one of CASES) {
+      const [head = '', ...lines] = one.trimEnd().split('\n')
+      const [, title, whole, schema] = /^(.*?)( \(whole\))?( \*)?$/.exec(head) as unknown as string[]
+      const own = lines
+        .filter((line) => !line.startsWith('#>'))
+        .map((line) => `${line}\n`)
+        .join('')
+      const before =
+        whole !== undefined || /^upstream:/m.test(own) ? '' : own.startsWith('    ') ? routeFile() : UPSTREAM
+      const expected: string[] = []
+      let line = before.split('\n').length - 1
+      for (const text of lines)
+        if (!text.startsWith('#>')) line++
+        else
+          expected.push(text.replace(/^#> (\d+: )?/, (_all, column) => (column ? `${line}:${column}` : '')))
+      const text = before + own
+      const found = errorsOf(text, { env: { WORD: 'secret' } }).map((error) =>
+        error.replace(/^c\.yaml: ?/, ''),
       )
-      t.strictSame(heads(text, 'schema'), [schemaAccepts(text) ? 'cannot tell' : 'refuses it'])
-    } else {
-      t.strictSame(found, [])
-      t.ok(schemaAccepts(text), 'the JSON Schema accepts it')
+      t.strictSame(found, expected, title)
+      t.equal(schemaAccepts(text), schema === undefined, `${title}: what the JSON Schema says`)
     }
-  })
-}
+  },
+)
 
 /** Paths of everything that may be written, lists and short forms aside. */
 function propertiesOf(schema: Schema, path = ''): string[] {
@@ -68,10 +72,10 @@ function isWritten(value: unknown, path: readonly string[]): boolean {
   return typeof value === 'object' && value !== null && name in value && isWritten(Object(value)[name], rest)
 }
 
-void t.test('good-everything.yaml sets every property', async (t) => {
+void t.test('everything.yaml sets every property', async (t) => {
   const schema = JSON.parse(jsonSchema(FILE)) as Required<Schema>
   const { routes: routeSchema, defaults: _, ...top } = schema.properties
-  const file = parse(readFileSync(`${FIXTURES}/good-everything.yaml`, 'utf8'), { merge: true })
+  const file = parse(readFileSync('test/config/everything.yaml', 'utf8'), { merge: true })
   // Not allowed with store.migrate: load.test.ts covers them.
   const apart = ['store.primary.url', 'store.cache.url']
   for (const path of propertiesOf({ properties: top }))
