@@ -16,15 +16,13 @@ import { bytesOf, draft, newId, newToken, SPANS } from '../store/fixtures.ts'
 import { TOKEN } from '../support/admin.ts'
 import { command, operated } from '../support/commands.ts'
 import { newKey, send, tempDir } from '../support/e2e.ts'
-import { RedisServer } from '../support/redis.ts'
-import { RedisCluster } from '../support/redis-cluster.ts'
+import { emptyRedis, RedisServer } from '../support/redis.ts'
 import { storeUrl } from '../support/replicas.ts'
 import { SERVICE } from '../support/service.ts'
 
 t.setTimeout(200_000)
 
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
+const redis = await emptyRedis(t)
 await redis.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
 
 function outcome(): PendingOutcome {
@@ -63,19 +61,8 @@ async function examine(t: Test, words: readonly string[]) {
   }
 }
 
-void t.test('doctor shows how many shards each master of a cluster has', async (t) => {
-  await using cluster = await RedisCluster.start()
-  const { findings, of } = await examine(t, ['--store', cluster.url, '--service', SERVICE])
-  t.strictSame(findings, [])
-  t.match(
-    of('topology'),
-    /^3 masters share 256 shards of records: (127\.0\.0\.1:\d+ has \d+,? ?){3}; the largest share is 1\./,
-  )
-})
-
 for (const kind of ['sqlite', 'redis'] as const)
   void t.test(`${kind}: a healthy deployment has no findings`, async (t) => {
-    await redis.command('FLUSHALL')
     const { proxy, where, unknown } = await operated(
       t,
       storeUrl(t, kind, redis),
@@ -199,7 +186,6 @@ void t.test('V09 doctor grades a Redis as volatile if its user may not run INFO'
 void t.test(
   'doctor finds an unresolved record that the Redis index has lost, and unreadable records',
   async (t) => {
-    await redis.command('FLUSHALL')
     const { where, unknown, proxy } = await operated(t, redis.url)
     const [lost, kept] = [await unknown(), await unknown()]
     await redis.command('ZREM', new RedisKeys(SERVICE).index(lost as RecordId), lost)
@@ -232,8 +218,7 @@ void t.test(
 void t.test(
   'doctor finds outcomes in the spool and edits of the audit log, and shows configuration warnings',
   async (t) => {
-    const store = storeUrl(t, 'sqlite', redis)
-    const { dir, where, unknown } = await operated(t, store)
+    const { dir, where, unknown } = await operated(t, redis.url)
     await command(['resolve', await unknown(), '--retryable', '--reason', 'x', '--yes', ...where.config])
     await command(['resolve', await unknown(), '--retryable', '--reason', 'x', '--yes', ...where.config])
     const audit = join(dir, 'audit.log')
@@ -241,7 +226,7 @@ void t.test(
     const file = join(dir, 'doctor.yaml')
     writeFileSync(
       file,
-      `upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${store}", spool: ${spool} }\naudit: { file: ${audit} }\ndefaults: { onLeaseExpired: retry }\n`,
+      `service: ${SERVICE}\nupstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${redis.url}", spool: ${spool} }\naudit: { file: ${audit} }\ndefaults: { onLeaseExpired: retry }\n`,
     )
     const fresh = await examine(t, ['--config', file])
     t.strictSame(fresh.findings, [])
@@ -251,11 +236,11 @@ void t.test(
     t.match((await examine(t, ['--config', file])).of('spool'), /is empty/)
     const opened = { directory: spool, maxBytes: 1024 ** 2, say: () => {} }
     const { spool: open } = await Spool.open(opened)
-    for (const service of ['default', 'orders', 'default', 'orders', 'orders'])
+    for (const service of [SERVICE, 'orders', SERVICE, 'orders', 'orders'])
       await open.append(encodeEntry(outcome(), service, null)).done
     t.match((await examine(t, ['--config', file])).findings, [
       /spool: 2 outcomes in .* that the store has not accepted/,
-      /spool: 3 outcomes of service orders in .* that default will not write: start a proxy of orders on it/,
+      /spool: 3 outcomes of service orders in .* that test will not write: start a proxy of orders on it/,
     ])
     await open.append(Buffer.from([1, 0])).done
     await open.append(Buffer.from('an outcome')).done
@@ -292,7 +277,7 @@ void t.test(
 void t.test(
   'doctor finds a wrong token, a draining proxy, trouble with its store or spool, and no proxy',
   async (t) => {
-    const { dir, where } = await operated(t, storeUrl(t, 'sqlite', redis))
+    const { dir, where } = await operated(t, 'memory:')
     const wrong = join(dir, 'wrong')
     writeFileSync(wrong, 'wrong-token')
     const [, url = '', , token = ''] = where.admin
@@ -335,5 +320,33 @@ void t.test(
     t.match((await examine(t, ['--admin', at, '--token-file', token])).findings, [
       /proxy: http:.* does not answer: /,
     ])
+  },
+)
+
+void t.test(
+  'drain makes readiness fail, requests are still served, and the audit log says who did it',
+  async (t) => {
+    const { proxy, where, audit } = await operated(t, 'memory:')
+    const ready = async () => (await fetch(`${proxy.adminUrl}/readyz`)).status
+    t.equal(await ready(), 200)
+    const { code, out, err } = await command(['drain', '--reason', 'rollout', '--by', 'hook', ...where.admin])
+    t.strictSame([code, err], [0, ''])
+    t.match(out, /^the proxy at http:.* is draining: it fails its readiness and keeps serving\n$/)
+    t.equal(await ready(), 503)
+    t.equal((await send(proxy, newKey())).status, 201)
+    t.strictSame(await command(['drain', '--json', ...where.admin]), {
+      code: 0,
+      out: '{"draining":true}\n',
+      err: '',
+    })
+    t.match(JSON.parse(readFileSync(audit, 'utf8').split('\n')[0] ?? ''), {
+      what: 'drain',
+      who: { by: 'hook' },
+      reason: 'rollout',
+    })
+    t.match(await command(['drain', '--admin', 'http://127.0.0.1:1', ...where.admin.slice(2)]), {
+      code: 1,
+      err: /unreachable/,
+    })
   },
 )

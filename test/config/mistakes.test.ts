@@ -28,7 +28,7 @@ void t.test(
     t.ok(CASES.length > 300, `${CASES.length} cases`)
     for (const one of CASES) {
       const [head = '', ...lines] = one.trimEnd().split('\n')
-      const [, title, whole, schema] = /^(.*?)( \(whole\))?( \*)?$/.exec(head) as unknown as string[]
+      const [, title = '', whole, schema] = /^(.*?)( \(whole\))?( \*)?$/.exec(head) ?? []
       const own = lines
         .filter((line) => !line.startsWith('#>'))
         .map((line) => `${line}\n`)
