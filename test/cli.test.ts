@@ -11,7 +11,7 @@ import t, { type Test } from 'tap'
 import { start } from '../src/main.ts'
 import { load } from './config/support.ts'
 import { operated } from './support/commands.ts'
-import { newKey, send, tempDir } from './support/e2e.ts'
+import { configFile, newKey, send, tempDir } from './support/e2e.ts'
 import { upstreamStub } from './support/upstream.ts'
 
 /*
@@ -50,8 +50,8 @@ void t.test(
   },
 )
 
-async function usedPort(t: Test): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1')
+async function usedPort(t: Test, port = 0): Promise<number> {
+  const server = createServer().listen(port, '127.0.0.1')
   await once(server, 'listening')
   t.teardown(() => server.close())
   return (server.address() as AddressInfo).port
@@ -59,7 +59,8 @@ async function usedPort(t: Test): Promise<number> {
 
 void t.test('a proxy that cannot start says why in one fatal line, exit 1', async (t) => {
   const listen = `127.0.0.1:${await usedPort(t)}`
-  const flags = ['--upstream', 'http://127.0.0.1:1', '--store', 'memory:', '--listen', listen]
+  const yaml = 'upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "memory:" }\nadmin: { listen: none }\n'
+  const flags = ['--config', configFile(tempDir(t), yaml), '--listen', listen]
   const { code, out, err } = await run(process.execPath, CLI, ...flags)
   t.strictSame([code, err], [1, ''])
   const last = JSON.parse(out.trim().split('\n').at(-1) ?? '') as object
@@ -92,6 +93,12 @@ void t.test(
 void t.test(
   'with only --upstream it runs on the embedded store; SIGHUP does not end it, SIGINT does',
   async (t) => {
+    // Somebody else's proxy may have the default address of the admin listener.
+    const isFree = await fetch('http://127.0.0.1:9464').then(
+      () => false,
+      () => true,
+    )
+    if (!isFree) return void t.pass('127.0.0.1:9464 is in use on this machine', { skip: true })
     const upstream = await upstreamStub((_seen, response) => void response.writeHead(201).end('done'))
     t.teardown(() => upstream[Symbol.asyncDispose]())
     const dir = tempDir(t)

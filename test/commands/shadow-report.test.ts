@@ -11,8 +11,12 @@ import { command, operated } from '../support/commands.ts'
 import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
 import { proxyInProcess } from '../support/proxy.ts'
+import { emptyRedis } from '../support/redis.ts'
+import { SERVICE } from '../support/service.ts'
 
 t.setTimeout(200_000)
+
+const redis = await emptyRedis(t)
 
 /** Zeros except for these. */
 function row(route: string, figures: object, verdicts: object): ShadowTallyRow {
@@ -209,28 +213,18 @@ void t.test('control characters in a route name from the log do not reach a term
       )
 })
 
-void t.test('every verdict is known, and report --log refuses a missing file or bad options', async (t) => {
+void t.test('every verdict is known, and report --log refuses a missing file', async (t) => {
   t.ok(namesOf(SHADOW_VERDICTS).every(isVerdict))
   t.notOk(isVerdict('toString'))
   const none = join(tempDir(t), 'none')
   t.match(await command(['report', '--log', none]), { code: 1, out: '', err: /ENOENT/ })
-  for (const [words, says] of [
-    [['--log', none, '--store', 'sqlite:x'], /found --log and --store; allowed: one of them/],
-    [
-      ['--log', none, '--since', 'yesterday'],
-      /--since: found "yesterday"; allowed: more than 0, such as 90m/,
-    ],
-    [['--log', none, '--since', '0'], /--since: found "0"/],
-  ] as const)
-    t.match(await command(['report', ...words]), { code: 2, out: '', err: says })
 })
 
 void t.test(
   'O06 inspect and report count the duplicates that shadow mode forwarded, during and after it',
   async (t) => {
-    const store = `sqlite:${join(tempDir(t), 'records.db')}`
     const shadow = 'defaults: { mode: shadow, key: required }'
-    const { proxy, upstream, where, dir } = await operated(t, store, shadow)
+    const { proxy, upstream, where, dir } = await operated(t, redis.url, shadow)
     const key = newKey()
     const asked = ['--caller', 'authorization: Bearer alice', '--method', 'POST', '--path', '/pay']
     const inspect = async (...from: readonly string[]): Promise<string> =>
@@ -262,7 +256,7 @@ void t.test(
     }
     const view = JSON.parse(await inspect('--json', ...where.admin)) as FullView
     t.match(view, { attempts: 1, shadowed: { duplicates: 2, misuse: 1 } })
-    const alone = (await command(['inspect', view.id, '--store', store])).out
+    const alone = (await command(['inspect', view.id, '--store', redis.url, '--service', SERVICE])).out
     t.match(alone, executed)
     t.match(alone, /What to do:\nNothing, if the route is in mode enforce/)
     const report = JSON.parse((await command(['report', '--format', 'json', ...where.admin])).out) as Report
