@@ -16,6 +16,20 @@ function schemaAccepts(text: string): boolean {
   }
 }
 
+const NEEDED = [
+  'request: { path: "/a/{record}" }',
+  'identity: { /record: "{record}" }',
+  'completed: { status: 200 }',
+]
+
+/** What stands before the lines of a case. */
+function aroundOf(own: string): string {
+  if (!own.startsWith('    ')) return UPSTREAM
+  if (!own.startsWith('      ')) return routeFile()
+  const needed = NEEDED.filter((line) => !own.includes(`      ${line.split(' ')[0]}`))
+  return routeFile('scope: { caller: none }', 'reconcile:', ...needed.map((line) => `  ${line}`))
+}
+
 const [, ...CASES] = readFileSync('test/config/mistakes.yaml', 'utf8')
   .split('\n\n')
   .slice(1)
@@ -33,8 +47,7 @@ void t.test(
         .filter((line) => !line.startsWith('#>'))
         .map((line) => `${line}\n`)
         .join('')
-      const before =
-        whole !== undefined || /^upstream:/m.test(own) ? '' : own.startsWith('    ') ? routeFile() : UPSTREAM
+      const before = /^upstream:/m.test(own) || whole !== undefined ? '' : aroundOf(own)
       const expected: string[] = []
       let line = before.split('\n').length - 1
       for (const text of lines)

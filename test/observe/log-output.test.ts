@@ -7,7 +7,7 @@ import { tempDir } from '../support/e2e.ts'
 const LOG = new URL('../../src/observe/log.ts', import.meta.url).href
 
 /** Runs `program` with a logger in its own process, with standard output at `stdout`. */
-function run(program: string, stdout: number | 'pipe', format: 'json' | 'pretty' = 'json') {
+function run(program: string, stdout: number | 'pipe', format: 'auto' | 'json' | 'pretty' = 'json') {
   const source = `
     import { openLog } from ${JSON.stringify(LOG)}
     const { logger, output } = openLog({ level: 'info', format: '${format}' })
@@ -20,17 +20,24 @@ function run(program: string, stdout: number | 'pipe', format: 'json' | 'pretty'
   return { status, said }
 }
 
-void t.test('lines logged before an uncaught exception are written', async (t) => {
-  const { status, said } = run(`logger.info('one'); logger.info('two'); throw new Error('a bug')`, 'pipe')
-  t.equal(status, 1)
-  t.strictSame(
-    said
-      .trim()
-      .split('\n')
-      .map((line) => JSON.parse(line).msg),
-    ['one', 'two'],
-  )
-})
+void t.test(
+  '§14 lines logged before an uncaught exception are written, as JSON where there is no terminal',
+  async (t) => {
+    const { status, said } = run(
+      `logger.info('one'); logger.info('two'); throw new Error('a bug')`,
+      'pipe',
+      'auto',
+    )
+    t.equal(status, 1)
+    t.strictSame(
+      said
+        .trim()
+        .split('\n')
+        .map((line) => JSON.parse(line).msg),
+      ['one', 'two'],
+    )
+  },
+)
 
 void t.test(
   'lines are written to a file in order, and long ones with non-ASCII characters complete',
@@ -61,7 +68,7 @@ void t.test('V11 on a full disk lines are dropped and counted, and nothing throw
   t.equal(run(program, openSync('/dev/full', 'w')).status, 7)
 })
 
-void t.test('pretty lines are written too', async (t) => {
+void t.test('§14 pretty lines are written where log.format says so', async (t) => {
   const { status, said } = run(
     `logger.info({ route: 'pay' }, 'request'); logger.info({ n: 1 }, 'started'); logger.fatal('over')`,
     'pipe',

@@ -1,4 +1,3 @@
-import { spawnSync } from 'node:child_process'
 import t from 'tap'
 import { prettyLine } from '../../src/observe/pretty.ts'
 
@@ -81,19 +80,4 @@ void t.test('colours mark outcomes and levels', async (t) => {
     ['error', 31],
   ] as const)
     t.match(said({ ...REQUEST, level, msg: 'm' }, true), `\u001b[${color}m${level.toUpperCase()}\u001b[0m`)
-})
-
-void t.test('§14 the process writes pretty lines or JSON, as log.format says', async (t) => {
-  const script = `import { openLog } from './src/observe/log.ts'
-const { logger, output } = openLog({ level: 'info', format: process.argv[1] })
-logger.warn({ store: 'redis' }, 'store disconnected')
-output.flushSync()`
-  const written = (format: string): string =>
-    spawnSync(process.execPath, ['--input-type=module-typescript', '-e', script, format], {
-      cwd: new URL('../..', import.meta.url),
-      encoding: 'utf8',
-    }).stdout
-  t.match(written('pretty'), /^\d\d:\d\d:\d\d\.\d{3} {2}WARN {2}store disconnected {2}store redis\n$/)
-  t.match(JSON.parse(written('auto')), { level: 'warn', store: 'redis', msg: 'store disconnected' })
-  t.match(JSON.parse(written('json')), { level: 'warn' })
 })
