@@ -3,7 +3,7 @@ import t, { type Test } from 'tap'
 import { type ChargesApi, startChargesApi } from '../../examples/charges-api/server.ts'
 import { tempDir, until } from '../support/e2e.ts'
 import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
-import { freePort, RedisServer } from '../support/redis.ts'
+import { freePort } from '../support/redis.ts'
 import { type Cut, cutter } from './cutter.ts'
 import { type Ended, inBatches, orderKey, REAL_CLIENTS, type RealClient } from './real.ts'
 import { upstreamCutter } from './upstream-cutter.ts'
@@ -156,14 +156,6 @@ void t.test('X01 P26 clients cut off twice at the same place get one charge each
     begin((client) => cutTheClient(client, 'memory:', client.costly ? 83 : 29, 2)),
   ),
 )
-
-void t.test('X01 P26 clients cut off from the proxy get one charge each (Redis)', async (t) => {
-  await using redis = await RedisServer.start()
-  await tell(
-    t,
-    begin((client) => cutTheClient(client, redis.url, client.costly ? 97 : 13)),
-  )
-})
 
 void t.test('I01 clients cut off during the charge wait out the 409 and get one charge', async (t) => {
   await Promise.all(

@@ -4,10 +4,10 @@ import t, { type Test } from 'tap'
 import { withTables } from '../../scripts/docs.ts'
 import type { Config } from '../../src/config/config.ts'
 import { type ConfigChange, changeLine, changesBetween } from '../../src/config/diff.ts'
-import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import type { PropertyRow } from '../../src/config/rows.ts'
 import { rowAt } from '../../src/config/written.ts'
 import { tempDir } from '../support/e2e.ts'
+import { load } from './support.ts'
 
 function tempFile(t: Test, text: string): string {
   const file = join(tempDir(t), 'file')
@@ -15,11 +15,7 @@ function tempFile(t: Test, text: string): string {
   return file
 }
 
-function configOf(text: string): Config {
-  const loaded = loadConfig({ text, env: {}, flags: { upstream: 'http://127.0.0.1:3000' } })
-  if (!loaded.ok) throw new Error(loaded.errors.map(formatConfigError).join('\n'))
-  return loaded.config
-}
+const configOf = (text: string): Config => load(text, { flags: { upstream: 'http://127.0.0.1:3000' } })
 
 function changes(before: string, after: string): ConfigChange[] {
   return changesBetween(configOf(before), configOf(after))

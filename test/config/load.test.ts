@@ -324,34 +324,26 @@ void t.test('paths of the proxy itself must be exact and normalised', async (t) 
 })
 
 void t.test('the URL of every kind of store is accepted', async (t) => {
-  for (const url of [
-    'memory:',
-    'sqlite:./a.db',
-    'sqlite:/var/lib/a.db',
-    'redis://h',
-    'redis://:p@h:1/2',
-    'rediss://u:p@h/',
-    'redis+sentinel://h1:26379,h2/payments',
-    'redis+sentinel://[::1],10.0.0.1:1/a.b-c_d/',
-    'rediss+sentinel://u:p%40@h/m/3?sentinelUsername=x&sentinelPassword=y%26z',
-    'redis+cluster://h1:7000,h2:7001',
-    'redis+cluster://h/',
-    'rediss+cluster://u:p@h,[::1]:7000/0',
-    'rediss+cluster://h/?cacert=/ca.pem&cert=/c.pem&key=/k.pem',
-    'rediss+sentinel://h/m?sentinelPassword=x&cacert=/ca.pem',
-    'rediss://u:p@h:1/0?cert=/c.pem&key=/k.pem',
-    'postgres://u@h/d',
-    'postgresql://u%40x:p%2Fw@[::1]:5433/d%C3%BC?sslmode=verify-full&sslrootcert=/ca.pem&sslcert=/c.pem&sslkey=/k.pem',
-    'postgres://u:p@h/d?sslmode=verify-ca&sslrootcert=/ca.pem',
-    'dynamodb://payments',
-    'dynamodb://Pay_ments.v-1?region=us-gov-west-1&endpoint=http://127.0.0.1:8000',
-    'dynamodb://payments?endpoint=https%3A%2F%2Fvpce-1.dynamodb.eu-central-1.vpce.amazonaws.com/',
-  ]) {
+  for (const url of `
+    memory: sqlite:./a.db sqlite:/var/lib/a.db redis://h redis://:p@h:1/2 rediss://u:p@h/
+    redis+sentinel://h1:26379,h2/payments redis+sentinel://[::1],10.0.0.1:1/a.b-c_d/
+    rediss+sentinel://u:p%40@h/m/3?sentinelUsername=x&sentinelPassword=y%26z
+    redis+cluster://h1:7000,h2:7001 redis+cluster://h/ rediss+cluster://u:p@h,[::1]:7000/0
+    rediss+cluster://h/?cacert=/ca.pem&cert=/c.pem&key=/k.pem
+    rediss+sentinel://h/m?sentinelPassword=x&cacert=/ca.pem rediss://u:p@h:1/0?cert=/c.pem&key=/k.pem
+    postgres://u@h/d
+    postgresql://u%40x:p%2Fw@[::1]:5433/d%C3%BC?sslmode=verify-full&sslrootcert=/ca.pem&sslcert=/c.pem&sslkey=/k.pem
+    postgres://u:p@h/d?sslmode=verify-ca&sslrootcert=/ca.pem dynamodb://payments
+    dynamodb://Pay_ments.v-1?region=us-gov-west-1&endpoint=http://127.0.0.1:8000
+    dynamodb://payments?endpoint=https%3A%2F%2Fvpce-1.dynamodb.eu-central-1.vpce.amazonaws.com/
+  `
+    .trim()
+    .split(/\s+/)) {
     t.equal(load('', { flags: { upstream: 'http://a', store: url, service: 'a' } }).store.url, url)
   }
 })
 
-void t.test('TLS files need rediss, each at most once, and a certificate needs its key', async (t) => {
+void t.test('an invalid URL of a store gets one clear error, without its password', async (t) => {
   for (const [url, why] of [
     ['redis://h?cacert=/a', /without a query$/],
     ['redis://h#a', /without a fragment$/],
@@ -365,12 +357,6 @@ void t.test('TLS files need rediss, each at most once, and a certificate needs i
     ],
     ['rediss+sentinel://h/m?key=/a', /cert and key only together$/],
     ['rediss+cluster://h?sentinelPassword=x', /of the options cacert, cert, key, each at most once$/],
-  ] as const)
-    t.match(errorsOf('', { flags: { upstream: 'http://a', store: url, service: 'a' } }), [why], url)
-})
-
-void t.test('an invalid URL of a Redis Cluster gets one clear error, without its password', async (t) => {
-  for (const [url, why] of [
     ['redis+cluster://', /allowed: redis\+cluster:\/\/user:password@host:port,host:port, rediss\+cluster/],
     ['redis+cluster:h', /allowed: redis\+cluster/],
     ['redis+cluster://:secret@h/1', /without a database: a cluster has database 0 alone/],
@@ -378,16 +364,6 @@ void t.test('an invalid URL of a Redis Cluster gets one clear error, without its
     ['redis+cluster://:secret@h:0', /a port of 1 to 65535/],
     ['redis+cluster://:secret@h?x=secret', /without a query/],
     ['redis+cluster://:secret%zz@h', /percent-encoded/],
-  ] as const) {
-    const [error = '', ...more] = errorsOf('', { flags: { upstream: 'http://a', store: url, service: 'a' } })
-    t.match(error, why, url)
-    t.same(more, [])
-    t.notMatch(error, /:secret/)
-  }
-})
-
-void t.test('an invalid URL of Redis Sentinels gets one clear error, without its password', async (t) => {
-  for (const [url, why] of [
     ['redis+sentinel://', /allowed: redis\+sentinel:\/\/user:password@host:port,host:port\/master\/db/],
     ['redis+sentinel:h/m', /allowed: redis\+sentinel/],
     ['redis+sentinel://h/m#f', /allowed: redis\+sentinel/],
@@ -409,16 +385,6 @@ void t.test('an invalid URL of Redis Sentinels gets one clear error, without its
       /of the options sentinelUsername, sentinelPassword, each/,
     ],
     ['redis+sentinel://h/m?sentinelPassword=secret&sentinelPassword=secret', /each at most once/],
-  ] as const) {
-    const [error = '', ...more] = errorsOf('', { flags: { upstream: 'http://a', store: url, service: 'a' } })
-    t.match(error, why, url)
-    t.same(more, [])
-    t.notMatch(error, /secret/)
-  }
-})
-
-void t.test('an invalid URL of PostgreSQL gets one clear error, without its password', async (t) => {
-  for (const [url, why] of [
     ['postgres://h/d', /with a user and a database/],
     ['postgres://u:secret@h', /with a user and a database/],
     ['postgres://u:secret@h/', /with a user and a database/],
@@ -442,22 +408,6 @@ void t.test('an invalid URL of PostgreSQL gets one clear error, without its pass
     ],
     ['postgres://u:secret@h/d?sslmode=verify-ca', /sslmode=verify-ca only with sslrootcert/],
     ['postgres://u:secret@h/d?sslmode=require&sslcert=/c.pem', /sslcert and sslkey only together/],
-  ] as const) {
-    const loaded = loadConfig({
-      text: '',
-      env: {},
-      flags: { upstream: 'http://a', store: url, service: 'a' },
-    })
-    const [error, ...others] = loaded.ok ? [] : loaded.errors.map(formatConfigError)
-    t.match(error, why, url)
-    t.match(error, /^--store: store\.url: found /)
-    t.same(others, [])
-    t.notMatch(error, /secret/)
-  }
-})
-
-void t.test('an invalid URL of DynamoDB gets one clear error, without its credentials', async (t) => {
-  for (const [url, why] of [
     ['dynamodb:', /allowed: dynamodb:\/\/table\?region=name, the table a name of 3 to 255/],
     ['dynamodb://', /allowed: dynamodb:\/\/table/],
     ['dynamodb://ab', /3 to 255 letters/],
@@ -475,8 +425,9 @@ void t.test('an invalid URL of DynamoDB gets one clear error, without its creden
   ] as const) {
     const [error = '', ...more] = errorsOf('', { flags: { upstream: 'http://a', store: url, service: 'a' } })
     t.match(error, why, url)
+    t.match(error, /^--store: store\.url: found /)
     t.same(more, [])
-    t.notMatch(error, /secret/)
+    t.notMatch(error.replace('?x=secret', ''), /secret/)
   }
 })
 

@@ -38,24 +38,12 @@ void t.test('U08 each profile classifies statuses as its table says', async (t) 
 })
 
 void t.test('U08 each profile has its other values', async (t) => {
-  const rows = PROFILES.map((profile) => {
-    const { onLeaseExpired, onStoreUnavailable, scope, key, tombstone, misuse } = profileDefaults(profile)
-    return [
-      profile,
-      onLeaseExpired,
-      onStoreUnavailable,
-      scope.anonymous,
-      key.minLength,
-      tombstone,
-      misuse.status,
-    ] as const
-  })
-  t.strictSame(rows, [
+  const rows = [
     ['standard', 'unknown', 'reject', 'share', 1, 0, 422],
     ['strict', 'unknown', 'reject', 'reject', 16, 7 * DAY, 422],
     ['lenient', 'retry', 'bypass', 'share', 1, 0, 422],
     ['stripe', 'unknown', 'reject', 'share', 1, 0, 400],
-  ])
+  ] as const
   for (const [
     profile,
     onLeaseExpired,
@@ -65,15 +53,11 @@ void t.test('U08 each profile has its other values', async (t) => {
     tombstone,
     misuseStatus,
   ] of rows) {
+    const values = { onLeaseExpired, onStoreUnavailable, scope: { anonymous }, key: { minLength }, tombstone }
+    const { misuse, ...defaults } = profileDefaults(profile)
+    t.match({ ...defaults, misuseStatus: misuse.status }, { ...values, misuseStatus })
     const [route] = load(routeFile(`profile: ${profile}`, 'scope: { caller: "header:authorization" }')).routes
-    t.match(route, {
-      onLeaseExpired,
-      onStoreUnavailable,
-      scope: { anonymous },
-      key: { minLength },
-      tombstone,
-      misuseStatus,
-    })
+    t.match(route, { ...values, misuseStatus })
   }
 })
 
@@ -91,27 +75,13 @@ routes:
   - { name: inherits, match: { path: /a } }
   - { name: own, match: { path: /b }, outcomes: { "5xx": unknown, 502: release, 401: store } }
 `)
-  const actions = (i: number, statuses: readonly number[], retryAfter = false): (Action | undefined)[] => {
+  const actions = (i: number, statuses: readonly number[], retryAfter = false): string => {
     const route = routes[i]
-    return statuses.map((status) => route && classify(route, status, retryAfter))
+    return statuses.map((status) => route && classify(route, status, retryAfter)).join(' ')
   }
-  t.strictSame(actions(0, [500, 404, 401, 503, 502, 201]), [
-    'release',
-    'unknown',
-    'unknown',
-    'store',
-    'unknown',
-    'store',
-  ])
-  t.strictSame(actions(0, [503], true), ['store'], 'an own entry ignores Retry-After')
-  t.strictSame(actions(1, [502, 500, 503, 504, 401, 403]), [
-    'release',
-    'unknown',
-    'unknown',
-    'unknown',
-    'store',
-    'unknown',
-  ])
+  t.equal(actions(0, [500, 404, 401, 503, 502, 201]), 'release unknown unknown store unknown store')
+  t.equal(actions(0, [503], true), 'store', 'an own entry ignores Retry-After')
+  t.equal(actions(1, [502, 500, 503, 504, 401, 403]), 'release unknown unknown unknown store unknown')
 })
 
 void t.test('L13 a lease too short to renew, or a ttl below upstream.timeout, is refused', async (t) => {

@@ -104,9 +104,9 @@ defaults: ${flow(defaults)}
 routes: [${list.join(', ')}]`
 }
 
-function load(text: string): Config | null {
-  const loaded = loadConfig({ text, env: {}, flags: {} })
-  return loaded.ok ? loaded.config : null
+function loaded(text: string): Config | null {
+  const found = loadConfig({ text, env: {}, flags: {} })
+  return found.ok ? found.config : null
 }
 
 /** The record and recipe that a request finds; 'refused' for a bad key or caller, null where nothing is protected. */
@@ -145,7 +145,7 @@ export function requestsFindTheirRecords(t: Test, numRuns: number): void {
   fc.assert(
     fc.property(pair, (both) => {
       const [one, other] = both.map(yamlOf) as [string, string]
-      const [before, after] = [load(one), load(other)]
+      const [before, after] = [loaded(one), loaded(other)]
       fc.pre(before !== null && after !== null)
       if (changesBetween(before, after).some(({ effect }) => effect !== 'live')) {
         seen.refused++

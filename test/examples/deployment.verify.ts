@@ -3,7 +3,7 @@ import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import type { Config } from '../../src/config/config.ts'
-import { formatConfigError, loadConfig } from '../../src/config/load.ts'
+import { load } from '../config/support.ts'
 import { tempDir } from '../support/e2e.ts'
 
 /** What docs/guides/ecs-and-systemd.md deploys. */
@@ -12,14 +12,8 @@ const UNIT = readFileSync('examples/systemd/idempotency-proxy.service', 'utf8')
 function configOf(t: Test, file: string): Config {
   const token = join(tempDir(t), 'token')
   writeFileSync(token, 'a-token-of-this-test')
-  const loaded = loadConfig({
-    file,
-    text: readFileSync(file, 'utf8'),
-    env: { REDIS_URL: 'redis://127.0.0.1:6379/0', ADMIN_TOKEN_FILE: token },
-    flags: {},
-  })
-  if (!loaded.ok) throw new Error(loaded.errors.map(formatConfigError).join('\n'))
-  return loaded.config
+  const env = { REDIS_URL: 'redis://127.0.0.1:6379/0', ADMIN_TOKEN_FILE: token }
+  return load(readFileSync(file, 'utf8'), { file, env })
 }
 
 /** How long a stop by SIGTERM may take, in seconds. */

@@ -4,7 +4,7 @@ import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { parse } from 'yaml'
 import { type HelmTools, helmTools } from '../../scripts/helm-tools.ts'
-import { formatConfigError, loadConfig } from '../../src/config/load.ts'
+import { load } from '../config/support.ts'
 import { Charts, HELM_FOLDER, type Manifest, manifests, type Said, typeErrors } from '../support/charts.ts'
 
 t.setTimeout(280_000)
@@ -145,15 +145,9 @@ for (const [name, helm] of Object.entries(tools.helm)) {
     })
 
     const text = one(objects, 'ConfigMap')['data']['proxy.yaml']
-    const loaded = loadConfig({
-      file: 'proxy.yaml',
-      text,
-      env: { STORE_URL: 'redis://redis:6379/0', POD_NAMESPACE: 'shop' },
-      flags: {},
-    })
-    if (!loaded.ok) return t.fail(loaded.errors.map(formatConfigError).join('\n'))
-    t.same(loaded.config.upstream.url, 'http://127.0.0.1')
-    t.equal(loaded.config.service, 'shop.shop')
+    const env = { STORE_URL: 'redis://redis:6379/0', POD_NAMESPACE: 'shop' }
+    const { upstream, service: name } = load(text, { env })
+    t.same([upstream.url, name], ['http://127.0.0.1', 'shop.shop'])
 
     // Everything that was there before is still there.
     t.same(

@@ -9,7 +9,7 @@ import { fileURLToPath } from 'node:url'
 import t, { type Test } from 'tap'
 import { parse, stringify } from 'yaml'
 import type { Config } from '../../src/config/config.ts'
-import { formatConfigError, loadConfig } from '../../src/config/load.ts'
+import { load } from '../config/support.ts'
 import { configFile, tempDir } from '../support/e2e.ts'
 import { WITHOUT } from '../support/prometheus.ts'
 import { proxyProcess } from '../support/proxy.ts'
@@ -82,14 +82,8 @@ function configuration(t: Test): Config {
   const file = 'examples/compose/proxy.yaml'
   const folder = tempDir(t)
   makeToken(t, folder)
-  const loaded = loadConfig({
-    file,
-    text: readFileSync(join(ROOT, file), 'utf8'),
-    env: { ...compose.services['proxy']?.environment, ADMIN_TOKEN_FILE: join(folder, 'admin-token') },
-    flags: {},
-  })
-  if (!loaded.ok) throw new Error(loaded.errors.map(formatConfigError).join('\n'))
-  return loaded.config
+  const env = { ...compose.services['proxy']?.environment, ADMIN_TOKEN_FILE: join(folder, 'admin-token') }
+  return load(readFileSync(join(ROOT, file), 'utf8'), { file, env })
 }
 
 /** Runs what the service `admin-token` runs, on a folder of the test. */

@@ -84,13 +84,12 @@ void t.test('dashboards and alerts work on a real Prometheus', { skip: WITHOUT }
     for (const { name, health, lastError } of rules) t.equal(health, 'ok', `${name} ${lastError ?? ''}`)
     const rung = await prometheus.range('ALERTS{alertstate="firing"}', start, end)
     const names = new Set(rung.map(({ metric }) => metric['alertname']))
-    for (const name of [
-      'IdempotencyDeadLettered',
-      'IdempotencyOrphaned',
-      'IdempotencyUnresolvedExpiring',
-      'IdempotencyOutcomeRecovered',
-      'IdempotencyOutcomeStale',
-    ])
+    for (const name of `
+      IdempotencyDeadLettered IdempotencyOrphaned IdempotencyUnresolvedExpiring
+      IdempotencyOutcomeRecovered IdempotencyOutcomeStale
+    `
+      .trim()
+      .split(/\s+/))
       t.ok(names.has(name), name)
     t.notOk(names.has('IdempotencyAbsent'))
   })
