@@ -37,18 +37,15 @@ async function run(program: string, ...args: readonly string[]): Promise<Run> {
   return { code, out, err }
 }
 
-void t.test(
-  'output and errors have streams of their own, and a closed pipe ends the program quietly',
-  async (t) => {
-    const { where } = await operated(t, 'memory:')
-    const node = process.execPath
-    t.strictSame(await run(node, CLI, 'list', ...where.admin), { code: 0, out: 'no records\n', err: '' })
-    const resolve = ['resolve', 'A'.repeat(43), '--retryable', '--reason', 'x', ...where.admin]
-    t.match(await run(node, CLI, ...resolve), { code: 2, out: '', err: /no terminal to confirm at/ })
-    const { out, err } = await run('sh', '-c', '"$0" "$1" schema | head -c 10', node, CLI)
-    t.strictSame([out.length, err], [10, ''])
-  },
-)
+void t.test('output and errors have their own streams, and a closed pipe is a quiet end', async (t) => {
+  const { where } = await operated(t, 'memory:')
+  const node = process.execPath
+  t.strictSame(await run(node, CLI, 'list', ...where.admin), { code: 0, out: 'no records\n', err: '' })
+  const resolve = ['resolve', 'A'.repeat(43), '--retryable', '--reason', 'x', ...where.admin]
+  t.match(await run(node, CLI, ...resolve), { code: 2, out: '', err: /no terminal to confirm at/ })
+  const { out, err } = await run('sh', '-c', '"$0" "$1" schema | head -c 10', node, CLI)
+  t.strictSame([out.length, err], [10, ''])
+})
 
 async function usedPort(t: Test, port = 0): Promise<number> {
   const server = createServer().listen(port, '127.0.0.1')
@@ -67,62 +64,56 @@ void t.test('a proxy that cannot start says why in one fatal line, exit 1', asyn
   t.match(last, { level: 'fatal', msg: /^cannot start: listen: .*\d/, time: /^\d{4}-\d\d-\d\dT/ })
 })
 
-void t.test(
-  'an address in use and an unusable embedded store fail the start with a clear sentence',
-  async (t) => {
-    const at = `127.0.0.1:${await usedPort(t)}`
-    const free = 'listen: 127.0.0.1:0'
-    for (const [name, yaml] of Object.entries({
-      listen: `listen: ${at}\nadmin: { listen: none }`,
-      'admin.listen': `${free}\nadmin: { listen: "${at}" }`,
-      'ops.listen': `${free}\nadmin: { listen: none }\nops: { listen: "${at}" }`,
-    }))
-      await t.rejects(
-        start(
-          load(`upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "memory:" }\n${yaml}`),
-          pino({ level: 'silent' }),
-        ),
-        { message: new RegExp(`^${name}: .*${at.split(':')[1]}`) },
-      )
-    // What cannot be a database is in test/store/sqlite.test.ts.
-    const none = `upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "sqlite:${tempDir(t)}/none/x.db" }\n${free}`
-    await t.rejects(start(load(none), pino({ level: 'silent' })), { message: /none/ })
-  },
-)
+void t.test('an address in use or an unusable store fails the start with a clear sentence', async (t) => {
+  const at = `127.0.0.1:${await usedPort(t)}`
+  const free = 'listen: 127.0.0.1:0'
+  for (const [name, yaml] of Object.entries({
+    listen: `listen: ${at}\nadmin: { listen: none }`,
+    'admin.listen': `${free}\nadmin: { listen: "${at}" }`,
+    'ops.listen': `${free}\nadmin: { listen: none }\nops: { listen: "${at}" }`,
+  }))
+    await t.rejects(
+      start(
+        load(`upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "memory:" }\n${yaml}`),
+        pino({ level: 'silent' }),
+      ),
+      { message: new RegExp(`^${name}: .*${at.split(':')[1]}`) },
+    )
+  // What cannot be a database is in test/store/sqlite.test.ts.
+  const none = `upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "sqlite:${tempDir(t)}/none/x.db" }\n${free}`
+  await t.rejects(start(load(none), pino({ level: 'silent' })), { message: /none/ })
+})
 
-void t.test(
-  'with only --upstream it runs on the embedded store; SIGHUP does not end it, SIGINT does',
-  async (t) => {
-    // Somebody else's proxy may have the default address of the admin listener.
-    const isFree = await fetch('http://127.0.0.1:9464').then(
-      () => false,
-      () => true,
-    )
-    if (!isFree) return void t.pass('127.0.0.1:9464 is in use on this machine', { skip: true })
-    const upstream = await upstreamStub((_seen, response) => void response.writeHead(201).end('done'))
-    t.teardown(() => upstream[Symbol.asyncDispose]())
-    const dir = tempDir(t)
-    const args = [CLI, '--upstream', upstream.url, '--listen', '127.0.0.1:0']
-    const child = spawn(process.execPath, args, { cwd: dir, env: ENV, stdio: ['ignore', 'pipe', 'ignore'] })
-    t.teardown(() => child.kill('SIGKILL'))
-    let log = ''
-    const listening = await new Promise<{ url: string; store: string }>((resolve) =>
-      child.stdout.on('data', (chunk: Buffer) => {
-        log += chunk.toString()
-        const line = log.split('\n').find((one) => one.includes('"msg":"listening"'))
-        if (line?.endsWith('}')) resolve(JSON.parse(line))
-      }),
-    )
-    t.match(listening, { store: 'sqlite', level: 'info', time: /^\d{4}-\d\d-\d\dT/ })
-    // The signal that people send for a reload must not end it in mid-request.
-    child.kill('SIGHUP')
-    const key = newKey()
-    t.equal((await send(listening, key)).status, 201)
-    t.ok((await send(listening, key)).replayed)
-    t.ok(existsSync(join(dir, 'idempotency.db')), 'in the working directory')
-    const exited = once(child, 'close')
-    child.kill('SIGINT')
-    t.strictSame(await exited, [0, null])
-    t.match(log, 'SIGHUP does nothing')
-  },
-)
+void t.test('with only --upstream it runs on the embedded store; SIGINT ends it, not SIGHUP', async (t) => {
+  // Somebody else's proxy may have the default address of the admin listener.
+  const isFree = await fetch('http://127.0.0.1:9464').then(
+    () => false,
+    () => true,
+  )
+  if (!isFree) return void t.pass('127.0.0.1:9464 is in use on this machine', { skip: true })
+  const upstream = await upstreamStub((_seen, response) => void response.writeHead(201).end('done'))
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const dir = tempDir(t)
+  const args = [CLI, '--upstream', upstream.url, '--listen', '127.0.0.1:0']
+  const child = spawn(process.execPath, args, { cwd: dir, env: ENV, stdio: ['ignore', 'pipe', 'ignore'] })
+  t.teardown(() => child.kill('SIGKILL'))
+  let log = ''
+  const listening = await new Promise<{ url: string; store: string }>((resolve) =>
+    child.stdout.on('data', (chunk: Buffer) => {
+      log += chunk.toString()
+      const line = log.split('\n').find((one) => one.includes('"msg":"listening"'))
+      if (line?.endsWith('}')) resolve(JSON.parse(line))
+    }),
+  )
+  t.match(listening, { store: 'sqlite', level: 'info', time: /^\d{4}-\d\d-\d\dT/ })
+  // The signal that people send for a reload must not end it in mid-request.
+  child.kill('SIGHUP')
+  const key = newKey()
+  t.equal((await send(listening, key)).status, 201)
+  t.ok((await send(listening, key)).replayed)
+  t.ok(existsSync(join(dir, 'idempotency.db')), 'in the working directory')
+  const exited = once(child, 'close')
+  child.kill('SIGINT')
+  t.strictSame(await exited, [0, null])
+  t.match(log, 'SIGHUP does nothing')
+})

@@ -38,14 +38,11 @@ function rows(file: string): string[][] {
     )
 }
 
-void t.test(
-  'docs/errors.md lists every refusal of the proxy with its status and advice, in order',
-  async (t) => {
-    const told = rows('docs/errors.md').map(([code, status, retry]) => [code, Number(status), retry])
-    const known = Object.entries(REFUSALS).map(([code, { status, retry }]) => [code, status, retry])
-    t.same(told, known)
-  },
-)
+void t.test('docs/errors.md lists every refusal of the proxy with status and advice, in order', async (t) => {
+  const told = rows('docs/errors.md').map(([code, status, retry]) => [code, Number(status), retry])
+  const known = Object.entries(REFUSALS).map(([code, { status, retry }]) => [code, status, retry])
+  t.same(told, known)
+})
 
 /** The rows that a table of outcomes makes. */
 function rowsOf(table: Readonly<Record<string, { readonly says: string }>>): string[][] {

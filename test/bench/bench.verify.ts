@@ -80,19 +80,16 @@ t.test('--only tail has a row for first executions and one for replays', async (
     )
 })
 
-t.test(
-  '--only costs shows what one request allocates and calls, and says that perf is missing',
-  async (t) => {
-    process.env['PERF'] = '/nonexistent/perf'
-    const text = await bench('--no-build', '--only', 'costs', '--candidates', 'proxy-redis,proxy-sqlite')
-    t.match(
-      text,
-      /^\| first execution, JSON of 300 bytes \| .*Redis \| [\d,]+ \|  \| \*\*[\d.]+\*\*: .*evalsha 2\.\d/m,
-    )
-    t.match(text, /^\| replay, JSON of 300 bytes \| .*SQLite \(default\) \| [\d,]+ \|  \|  \|$/m)
-    t.match(text, 'System calls are left out: perf (Debian: linux-perf) is missing.')
-  },
-)
+t.test('--only costs shows what a request allocates and calls, and that perf is missing', async (t) => {
+  process.env['PERF'] = '/nonexistent/perf'
+  const text = await bench('--no-build', '--only', 'costs', '--candidates', 'proxy-redis,proxy-sqlite')
+  t.match(
+    text,
+    /^\| first execution, JSON of 300 bytes \| .*Redis \| [\d,]+ \|  \| \*\*[\d.]+\*\*: .*evalsha 2\.\d/m,
+  )
+  t.match(text, /^\| replay, JSON of 300 bytes \| .*SQLite \(default\) \| [\d,]+ \|  \|  \|$/m)
+  t.match(text, 'System calls are left out: perf (Debian: linux-perf) is missing.')
+})
 
 t.test('a missing candidate is left out with a sentence', async (t) => {
   process.env['NGINX'] = '/nonexistent/nginx'

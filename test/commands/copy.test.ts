@@ -242,41 +242,32 @@ void t.test('a terminal gets a progress bar', async (t) => {
   t.ok(Math.max(...lines.map((line) => line.replace(ERASE, '').length)) < 20, 'no line is wrapped')
 })
 
-void t.test(
-  'copy refuses to start while a request is in progress, unless asked for completed records only',
-  async (t) => {
-    const { url, store } = await filled(t, 3)
-    const ways = ['--from', url, '--to', redis.url, ...OURS]
-    const running = newId()
-    const token = newToken()
-    await store.put(running, bytesOf('in_progress', token), SPANS)
-    await store.put(newId(), bytesOf('unknown', newToken()), SPANS)
-    await store.put(newId(), bytesOf('failed_retryable', newToken()), SPANS)
-    const refused = await command(['copy', ...ways])
-    t.strictSame([refused.code, refused.out], [1, ''])
-    t.match(
-      refused.err,
-      new RegExp(
-        `: a request is in progress \\(record ${running}, for \\d+[mh] more if its proxy was killed\\)\\. Stop `,
-      ),
-    )
-    t.equal(await redis.command('DBSIZE'), 0)
-    t.match(await command(['copy', ...ways, '--completed-only']), {
-      code: 0,
-      out: /^3 +copied\n3 +left out, not completed\n$/,
-    })
-    const lapsed = { dueIn: -MINUTE, dropIn: HOUR }
-    await store.swap(
-      running,
-      { token, states: ['in_progress'] },
-      bytesOf('in_progress', token),
-      lapsed,
-      false,
-    )
-    const rest = await command(['copy', ...ways])
-    t.match(rest, { code: 0, out: /^3 +copied\n3 +already there\n$/ })
-  },
-)
+void t.test('copy refuses to start while a request is in progress, except --completed-only', async (t) => {
+  const { url, store } = await filled(t, 3)
+  const ways = ['--from', url, '--to', redis.url, ...OURS]
+  const running = newId()
+  const token = newToken()
+  await store.put(running, bytesOf('in_progress', token), SPANS)
+  await store.put(newId(), bytesOf('unknown', newToken()), SPANS)
+  await store.put(newId(), bytesOf('failed_retryable', newToken()), SPANS)
+  const refused = await command(['copy', ...ways])
+  t.strictSame([refused.code, refused.out], [1, ''])
+  t.match(
+    refused.err,
+    new RegExp(
+      `: a request is in progress \\(record ${running}, for \\d+[mh] more if its proxy was killed\\)\\. Stop `,
+    ),
+  )
+  t.equal(await redis.command('DBSIZE'), 0)
+  t.match(await command(['copy', ...ways, '--completed-only']), {
+    code: 0,
+    out: /^3 +copied\n3 +left out, not completed\n$/,
+  })
+  const lapsed = { dueIn: -MINUTE, dropIn: HOUR }
+  await store.swap(running, { token, states: ['in_progress'] }, bytesOf('in_progress', token), lapsed, false)
+  const rest = await command(['copy', ...ways])
+  t.match(rest, { code: 0, out: /^3 +copied\n3 +already there\n$/ })
+})
 
 /** Runs copy; `act` runs at the moment at which it has come to the record `mark`, which is another one there. */
 async function interrupted(

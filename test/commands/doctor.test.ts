@@ -138,33 +138,30 @@ void t.test('doctor finds a Redis that is volatile, evicts, is read-only or unre
   ])
 })
 
-void t.test(
-  'doctor shows how many Redis replicas claims wait for, and whether that many have them',
-  async (t) => {
-    await using server = await RedisServer.start()
-    const config = (wait: string, more = '') => {
-      const file = join(tempDir(t), 'wait.yaml')
-      const store = `store: { url: "${server.url}", wait: ${wait}${more} }`
-      writeFileSync(file, `service: test\nupstream: { url: "http://127.0.0.1:1" }\n${store}\n`)
-      return ['--config', file]
-    }
-    const lonely = await examine(t, config('{ replicas: 1, timeout: 10ms }'))
-    t.equal(lonely.of('replication'), 'claims wait for 1 replica, up to 10 ms; no replica is connected')
-    t.match(lonely.findings, [
-      'promises: store.wait is not satisfied: 0 of 1 replicas had it within 10 ms: claims are answered 503.',
-    ])
-    const accepted = await examine(t, config('{ replicas: 1, timeout: 10ms }', ', acceptRisk: true'))
-    t.strictSame(
-      accepted.findings,
-      lonely.findings,
-      'acceptRisk does not accept that every new key is answered 503',
-    )
-    const old = await examine(t, config('{ disk: local }'))
-    t.match(old.findings, [
-      /^store: store\.wait\.disk: found local, and the server has no WAITAOF; allowed: Redis 7\.2 or later/,
-    ])
-  },
-)
+void t.test('doctor shows how many Redis replicas claims wait for, and how many have them', async (t) => {
+  await using server = await RedisServer.start()
+  const config = (wait: string, more = '') => {
+    const file = join(tempDir(t), 'wait.yaml')
+    const store = `store: { url: "${server.url}", wait: ${wait}${more} }`
+    writeFileSync(file, `service: test\nupstream: { url: "http://127.0.0.1:1" }\n${store}\n`)
+    return ['--config', file]
+  }
+  const lonely = await examine(t, config('{ replicas: 1, timeout: 10ms }'))
+  t.equal(lonely.of('replication'), 'claims wait for 1 replica, up to 10 ms; no replica is connected')
+  t.match(lonely.findings, [
+    'promises: store.wait is not satisfied: 0 of 1 replicas had it within 10 ms: claims are answered 503.',
+  ])
+  const accepted = await examine(t, config('{ replicas: 1, timeout: 10ms }', ', acceptRisk: true'))
+  t.strictSame(
+    accepted.findings,
+    lonely.findings,
+    'acceptRisk does not accept that every new key is answered 503',
+  )
+  const old = await examine(t, config('{ disk: local }'))
+  t.match(old.findings, [
+    /^store: store\.wait\.disk: found local, and the server has no WAITAOF; allowed: Redis 7\.2 or later/,
+  ])
+})
 
 void t.test('V09 doctor grades a Redis as volatile if its user may not run INFO', async (t) => {
   await using server = await RedisServer.start()
@@ -183,40 +180,34 @@ void t.test('V09 doctor grades a Redis as volatile if its user may not run INFO'
   ])
 })
 
-void t.test(
-  'doctor finds an unresolved record that the Redis index has lost, and unreadable records',
-  async (t) => {
-    const { where, unknown, proxy } = await operated(t, redis.url)
-    const [lost, kept] = [await unknown(), await unknown()]
-    await redis.command('ZREM', new RedisKeys(SERVICE).index(lost as RecordId), lost)
-    await send(proxy, newKey())
-    await redis.command('SET', `idempotency:${SERVICE}:{00}:r:${'A'.repeat(43)}`, 'no record')
-    const id = 'B'.repeat(43) as RecordId
-    const sealed = new Sealer([{ id: 'old', key: Buffer.alloc(32) }]).seal(
-      id,
-      bytesOf('completed', newToken()),
-    )
-    sealed.writeUIntBE(2 ** 48 - 1, PREFIX.dropAt, 6)
-    await redis.command('SET', new RedisKeys(SERVICE).record(id), sealed)
-    const { findings, of } = await examine(t, where.config)
-    t.match(findings, [
-      /unreadable: 1 record \([AB]{43}\): /,
-      /unreadable: 1 record \([AB]{43}\): /,
-      /index: lacks 1 unresolved record, which no sweeper will find: /,
-    ])
-    t.ok(of('index').endsWith(lost))
-    t.notMatch(of('index'), kept)
-    t.match(of('records'), '5 records checked; 2 unknown')
-    t.match(of('unreadable'), /A\): this version cannot read them/)
-    t.match(
-      of('unreadable'),
-      /B\): the stored record is sealed with the key old; store\.encryption\.keys does not have it/,
-    )
-  },
-)
+void t.test('doctor finds a record that the Redis index has lost, and unreadable records', async (t) => {
+  const { where, unknown, proxy } = await operated(t, redis.url)
+  const [lost, kept] = [await unknown(), await unknown()]
+  await redis.command('ZREM', new RedisKeys(SERVICE).index(lost as RecordId), lost)
+  await send(proxy, newKey())
+  await redis.command('SET', `idempotency:${SERVICE}:{00}:r:${'A'.repeat(43)}`, 'no record')
+  const id = 'B'.repeat(43) as RecordId
+  const sealed = new Sealer([{ id: 'old', key: Buffer.alloc(32) }]).seal(id, bytesOf('completed', newToken()))
+  sealed.writeUIntBE(2 ** 48 - 1, PREFIX.dropAt, 6)
+  await redis.command('SET', new RedisKeys(SERVICE).record(id), sealed)
+  const { findings, of } = await examine(t, where.config)
+  t.match(findings, [
+    /unreadable: 1 record \([AB]{43}\): /,
+    /unreadable: 1 record \([AB]{43}\): /,
+    /index: lacks 1 unresolved record, which no sweeper will find: /,
+  ])
+  t.ok(of('index').endsWith(lost))
+  t.notMatch(of('index'), kept)
+  t.match(of('records'), '5 records checked; 2 unknown')
+  t.match(of('unreadable'), /A\): this version cannot read them/)
+  t.match(
+    of('unreadable'),
+    /B\): the stored record is sealed with the key old; store\.encryption\.keys does not have it/,
+  )
+})
 
 void t.test(
-  'doctor finds outcomes in the spool and edits of the audit log, and shows configuration warnings',
+  'doctor finds outcomes in the spool and edits of the audit log, and shows warnings',
   async (t) => {
     const { dir, where, unknown } = await operated(t, redis.url)
     await command(['resolve', await unknown(), '--retryable', '--reason', 'x', '--yes', ...where.config])
@@ -274,79 +265,71 @@ void t.test(
   },
 )
 
-void t.test(
-  'doctor finds a wrong token, a draining proxy, trouble with its store or spool, and no proxy',
-  async (t) => {
-    const { dir, where } = await operated(t, 'memory:')
-    const wrong = join(dir, 'wrong')
-    writeFileSync(wrong, 'wrong-token')
-    const [, url = '', , token = ''] = where.admin
-    t.match((await examine(t, ['--admin', url, '--token-file', wrong])).findings, [
-      /proxy token: unauthorized/,
-    ])
-    t.equal((await command(['drain', ...where.admin])).code, 0)
-    t.match((await examine(t, where.admin)).findings, [/proxy readiness: not ready: .*draining/])
+void t.test('doctor finds a wrong token, no proxy, one that drains, and its troubles', async (t) => {
+  const { dir, where } = await operated(t, 'memory:')
+  const wrong = join(dir, 'wrong')
+  writeFileSync(wrong, 'wrong-token')
+  const [, url = '', , token = ''] = where.admin
+  t.match((await examine(t, ['--admin', url, '--token-file', wrong])).findings, [/proxy token: unauthorized/])
+  t.equal((await command(['drain', ...where.admin])).code, 0)
+  t.match((await examine(t, where.admin)).findings, [/proxy readiness: not ready: .*draining/])
 
-    const answers: Record<string, string> = {
-      '/v1/config': '{}',
-      '/readyz': '{}',
-      '/metrics': [
-        '# HELP idempotency_build_info x',
-        'idempotency_build_info{version="0.0.9",node="v1"} 1',
-        'idempotency_store_up{store="redis"} 0',
-        'idempotency_breaker_state{store="redis"} 2',
-        'idempotency_store_grade{store="redis"} 0',
-        'idempotency_spooled 3',
-      ].join('\n'),
-    }
-    const other = createServer(({ url: path = '', headers }, response) => {
-      const isDenied = path.startsWith('/v1/') && headers.authorization !== `Bearer ${TOKEN}`
-      response.writeHead(isDenied ? 401 : 200)
-      response.end(isDenied ? '{"type":"urn:idempotency-proxy:unauthorized"}' : answers[path])
-    }).listen(0, '127.0.0.1')
-    await once(other, 'listening')
-    t.teardown(() => void other.close())
-    const at = `http://127.0.0.1:${(other.address() as AddressInfo).port}`
-    const { findings, of } = await examine(t, ['--admin', at, '--token-file', token])
-    t.match(findings, [
-      /proxy store: the store does not answer this proxy/,
-      /proxy store: its breaker is open/,
-      /proxy store: its store is graded unfit, not strict/,
-      /proxy spool: 3 outcomes are waiting to be written/,
-    ])
-    t.match(of('proxy version'), /^0\.0\.9; this command is /)
-    other.close()
-    other.closeAllConnections()
-    t.match((await examine(t, ['--admin', at, '--token-file', token])).findings, [
-      /proxy: http:.* does not answer: /,
-    ])
-  },
-)
+  const answers: Record<string, string> = {
+    '/v1/config': '{}',
+    '/readyz': '{}',
+    '/metrics': [
+      '# HELP idempotency_build_info x',
+      'idempotency_build_info{version="0.0.9",node="v1"} 1',
+      'idempotency_store_up{store="redis"} 0',
+      'idempotency_breaker_state{store="redis"} 2',
+      'idempotency_store_grade{store="redis"} 0',
+      'idempotency_spooled 3',
+    ].join('\n'),
+  }
+  const other = createServer(({ url: path = '', headers }, response) => {
+    const isDenied = path.startsWith('/v1/') && headers.authorization !== `Bearer ${TOKEN}`
+    response.writeHead(isDenied ? 401 : 200)
+    response.end(isDenied ? '{"type":"urn:idempotency-proxy:unauthorized"}' : answers[path])
+  }).listen(0, '127.0.0.1')
+  await once(other, 'listening')
+  t.teardown(() => void other.close())
+  const at = `http://127.0.0.1:${(other.address() as AddressInfo).port}`
+  const { findings, of } = await examine(t, ['--admin', at, '--token-file', token])
+  t.match(findings, [
+    /proxy store: the store does not answer this proxy/,
+    /proxy store: its breaker is open/,
+    /proxy store: its store is graded unfit, not strict/,
+    /proxy spool: 3 outcomes are waiting to be written/,
+  ])
+  t.match(of('proxy version'), /^0\.0\.9; this command is /)
+  other.close()
+  other.closeAllConnections()
+  t.match((await examine(t, ['--admin', at, '--token-file', token])).findings, [
+    /proxy: http:.* does not answer: /,
+  ])
+})
 
-void t.test(
-  'drain makes readiness fail, requests are still served, and the audit log says who did it',
-  async (t) => {
-    const { proxy, where, audit } = await operated(t, 'memory:')
-    const ready = async () => (await fetch(`${proxy.adminUrl}/readyz`)).status
-    t.equal(await ready(), 200)
-    const { code, out, err } = await command(['drain', '--reason', 'rollout', '--by', 'hook', ...where.admin])
-    t.strictSame([code, err], [0, ''])
-    t.match(out, /^the proxy at http:.* is draining: it fails its readiness and keeps serving\n$/)
-    t.equal(await ready(), 503)
-    t.equal((await send(proxy, newKey())).status, 201)
-    t.strictSame(await command(['drain', '--json', ...where.admin]), {
-      code: 0,
-      out: '{"draining":true}\n',
-      err: '',
-    })
-    t.match(JSON.parse(readFileSync(audit, 'utf8').split('\n')[0] ?? ''), {
-      what: 'drain',
-      who: { by: 'hook' },
-      reason: 'rollout',
-    })
-    t.match(await command(['drain', '--admin', 'http://127.0.0.1:1', ...where.admin.slice(2)]), {
-      code: 1,
-      err: /unreachable/,
-    })
-  },
-)
+void t.test('drain fails the readiness, not requests, and the audit log says who did it', async (t) => {
+  const { proxy, where, audit } = await operated(t, 'memory:')
+  const ready = async () => (await fetch(`${proxy.adminUrl}/readyz`)).status
+  t.equal(await ready(), 200)
+  const { code, out, err } = await command(['drain', '--reason', 'rollout', '--by', 'hook', ...where.admin])
+  t.strictSame([code, err], [0, ''])
+  t.match(out, /^the proxy at http:.* is draining: it fails its readiness and keeps serving\n$/)
+  t.equal(await ready(), 503)
+  t.equal((await send(proxy, newKey())).status, 201)
+  t.strictSame(await command(['drain', '--json', ...where.admin]), {
+    code: 0,
+    out: '{"draining":true}\n',
+    err: '',
+  })
+  t.match(JSON.parse(readFileSync(audit, 'utf8').split('\n')[0] ?? ''), {
+    what: 'drain',
+    who: { by: 'hook' },
+    reason: 'rollout',
+  })
+  t.match(await command(['drain', '--admin', 'http://127.0.0.1:1', ...where.admin.slice(2)]), {
+    code: 1,
+    err: /unreachable/,
+  })
+})

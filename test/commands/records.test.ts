@@ -307,33 +307,29 @@ void t.test('--caller takes one or several header lines, a file of them, or JSON
   t.equal((await ask('authorization: Bearer alice', 'x-tenant: t1', 'x-tenant: t1')).code, 1)
 })
 
-void t.test(
-  '--store alone finds records by id, and by key those of a proxy without a configuration',
-  async (t) => {
-    const store = `sqlite:${tempDir(t)}/store.db`
-    const { proxy, where, dir, unknown } = await operated(t, store)
-    const key = newKey()
-    await send(proxy, key, { path: '/other' })
-    const alone = ['--store', store]
-    const undecided = await unknown(newKey())
-    const decide = async (...there: string[]): Promise<string> =>
-      / --retryable --reason TEXT (.*?) +#/.exec(
-        (await command(['inspect', undecided, ...there])).out,
-      )?.[1] ?? ''
-    t.equal(await decide(...alone), `--config FILE ${alone.join(' ')}`, 'what resolve needs as well')
-    const odd = join(dir, "ada's own.yaml")
-    copyFileSync(where.config[1] as string, odd)
-    t.equal(await decide('--config', odd), `--config '${dir}/ada'\\''s own.yaml'`, 'quoted for a shell')
-    t.equal((await command(['inspect', key, ...CALLER, '/other', ...alone])).code, 0)
-    const page = JSON.parse((await command(['list', '--json', ...where.config])).out) as PageView
-    t.equal((await command(['inspect', page.records[0]?.id ?? '', ...alone])).code, 0)
-    const lost = await command(['inspect', newKey(), ...CALLER, '/other', ...alone])
-    t.match(lost, {
-      code: 1,
-      err: /--store alone assumes a proxy without a configuration file; otherwise give --config/,
-    })
-  },
-)
+void t.test('--store alone finds records by id, and by key those of a proxy without a file', async (t) => {
+  const store = `sqlite:${tempDir(t)}/store.db`
+  const { proxy, where, dir, unknown } = await operated(t, store)
+  const key = newKey()
+  await send(proxy, key, { path: '/other' })
+  const alone = ['--store', store]
+  const undecided = await unknown(newKey())
+  const decide = async (...there: string[]): Promise<string> =>
+    / --retryable --reason TEXT (.*?) +#/.exec((await command(['inspect', undecided, ...there])).out)?.[1] ??
+    ''
+  t.equal(await decide(...alone), `--config FILE ${alone.join(' ')}`, 'what resolve needs as well')
+  const odd = join(dir, "ada's own.yaml")
+  copyFileSync(where.config[1] as string, odd)
+  t.equal(await decide('--config', odd), `--config '${dir}/ada'\\''s own.yaml'`, 'quoted for a shell')
+  t.equal((await command(['inspect', key, ...CALLER, '/other', ...alone])).code, 0)
+  const page = JSON.parse((await command(['list', '--json', ...where.config])).out) as PageView
+  t.equal((await command(['inspect', page.records[0]?.id ?? '', ...alone])).code, 0)
+  const lost = await command(['inspect', newKey(), ...CALLER, '/other', ...alone])
+  t.match(lost, {
+    code: 1,
+    err: /--store alone assumes a proxy without a configuration file; otherwise give --config/,
+  })
+})
 
 void t.test('list says when a proxy refuses the token, is not a proxy or does not answer', async (t) => {
   const { proxy, upstream, where, dir } = await operated(t, redis.url)

@@ -9,7 +9,7 @@ import { tempDir } from '../support/e2e.ts'
 const ID = 'A'.repeat(43)
 
 void t.test(
-  'every command answers --help and -h with all its flags, on standard output, and exits 0',
+  'every command answers --help and -h with all its flags on standard output, exit 0',
   async (t) => {
     for (const [name, load] of Object.entries(COMMANDS)) {
       const own = await load()
@@ -39,18 +39,12 @@ void t.test(
   },
 )
 
-void t.test(
-  '--version prints the version of package.json, and schema the published JSON Schema',
-  async (t) => {
-    const { version } = JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8'))
-    t.strictSame(await command(['--version']), { code: 0, out: `${version}\n`, err: '' })
-    const schema = readFileSync(
-      new URL('../../schema/idempotency-proxy.schema.json', import.meta.url),
-      'utf8',
-    )
-    t.strictSame(await command(['schema']), { code: 0, out: schema, err: '' })
-  },
-)
+void t.test('--version prints that of package.json, and schema the published JSON Schema', async (t) => {
+  const { version } = JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8'))
+  t.strictSame(await command(['--version']), { code: 0, out: `${version}\n`, err: '' })
+  const schema = readFileSync(new URL('../../schema/idempotency-proxy.schema.json', import.meta.url), 'utf8')
+  t.strictSame(await command(['schema']), { code: 0, out: schema, err: '' })
+})
 
 void t.test('docs/cli.md has the help of every command, word for word', async (t) => {
   const text = readFileSync(new URL('../../docs/cli.md', import.meta.url), 'utf8')
@@ -239,60 +233,49 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
   }
 })
 
-void t.test(
-  'check and serve list all errors at once, each with file, line and column, and exit 1',
-  async (t) => {
-    const dir = tempDir(t)
-    const file = (name: string, content: string): string => {
-      writeFileSync(join(dir, name), content)
-      return join(dir, name)
+void t.test('check and serve list all errors at once, with file, line and column, exit 1', async (t) => {
+  const dir = tempDir(t)
+  const file = (name: string, content: string): string => {
+    writeFileSync(join(dir, name), content)
+    return join(dir, name)
+  }
+  const good = file(
+    'good.yaml',
+    'upstream: { url: "http://127.0.0.1:3000" }\ndefaults: { onLeaseExpired: retry }\n',
+  )
+  const warned = { code: 0, out: `${good}: fine\n`, err: /warning: .*onLeaseExpired retry/ }
+  t.match(await command(['check', good]), warned)
+  t.match(await command(['check', '--config', good]), warned)
+  const bad = file(
+    'bad.yaml',
+    'upstream: { url: "ftp://x" }\nstor: { url: "memory:" }\ndefaults: { lease: 1ms, profil: strict }\n',
+  )
+  const tls = file('tls.yaml', `upstream: { url: "https://127.0.0.1:1", tls: { ca: ${dir}/none.pem } }\n`)
+  for (const ways of [['check'], ['--config'], ['serve', '--config']]) {
+    const { code, out, err } = await command([...ways, bad])
+    t.strictSame([code, out], [1, ''], ways.join(' '))
+    for (const found of ['1:18: upstream.url', '2:1: stor', '3:20: defaults.lease', '3:25: defaults.profil'])
+      t.ok(err.includes(`${bad}:${found}: found `), found)
+    t.match(await command([...ways, tls]), { code: 1, out: '', err: /none\.pem/ })
+    for (const none of [join(dir, 'none.yaml'), dir]) {
+      const said = await command([...ways, none])
+      t.match(said, { code: 1, out: '', err: /found (no such file|a directory)/ }, none)
+      t.notMatch(said.err, /\n\s+at /, 'no stack')
     }
-    const good = file(
-      'good.yaml',
-      'upstream: { url: "http://127.0.0.1:3000" }\ndefaults: { onLeaseExpired: retry }\n',
-    )
-    const warned = { code: 0, out: `${good}: fine\n`, err: /warning: .*onLeaseExpired retry/ }
-    t.match(await command(['check', good]), warned)
-    t.match(await command(['check', '--config', good]), warned)
-    const bad = file(
-      'bad.yaml',
-      'upstream: { url: "ftp://x" }\nstor: { url: "memory:" }\ndefaults: { lease: 1ms, profil: strict }\n',
-    )
-    const tls = file('tls.yaml', `upstream: { url: "https://127.0.0.1:1", tls: { ca: ${dir}/none.pem } }\n`)
-    for (const ways of [['check'], ['--config'], ['serve', '--config']]) {
-      const { code, out, err } = await command([...ways, bad])
-      t.strictSame([code, out], [1, ''], ways.join(' '))
-      for (const found of [
-        '1:18: upstream.url',
-        '2:1: stor',
-        '3:20: defaults.lease',
-        '3:25: defaults.profil',
-      ])
-        t.ok(err.includes(`${bad}:${found}: found `), found)
-      t.match(await command([...ways, tls]), { code: 1, out: '', err: /none\.pem/ })
-      for (const none of [join(dir, 'none.yaml'), dir]) {
-        const said = await command([...ways, none])
-        t.match(said, { code: 1, out: '', err: /found (no such file|a directory)/ }, none)
-        t.notMatch(said.err, /\n\s+at /, 'no stack')
-      }
-    }
-  },
-)
+  }
+})
 
-void t.test(
-  'V02 on a shared store without a service every command says the same sentence, exit 1',
-  async (t) => {
-    const file = join(tempDir(t), 'proxy.yaml')
-    writeFileSync(file, 'upstream: { url: "http://127.0.0.1:3000" }\nstore: { url: "redis://127.0.0.1:1" }\n')
-    const sentence =
-      /^\S+: store\.url: found a store that other services can share, and no `service` .*; write `service: payments`, or give --service payments\n$/
-    for (const name of ['serve', 'check', 'doctor', 'list'])
-      t.match(await command([name, '--config', file]), { code: 1, out: '', err: sentence }, name)
-    const flags = ['--upstream', 'http://127.0.0.1:3000', '--store', 'redis://127.0.0.1:1']
-    t.match(await command(flags), { code: 1, err: /^--store: store\.url: found a store that other services/ })
-    t.match(await command(['check', file, '--service', 'payments']), { code: 0, out: /: fine\n$/ })
-  },
-)
+void t.test('V02 on a shared store without a service all commands say one sentence, exit 1', async (t) => {
+  const file = join(tempDir(t), 'proxy.yaml')
+  writeFileSync(file, 'upstream: { url: "http://127.0.0.1:3000" }\nstore: { url: "redis://127.0.0.1:1" }\n')
+  const sentence =
+    /^\S+: store\.url: found a store that other services can share, and no `service` .*; write `service: payments`, or give --service payments\n$/
+  for (const name of ['serve', 'check', 'doctor', 'list'])
+    t.match(await command([name, '--config', file]), { code: 1, out: '', err: sentence }, name)
+  const flags = ['--upstream', 'http://127.0.0.1:3000', '--store', 'redis://127.0.0.1:1']
+  t.match(await command(flags), { code: 1, err: /^--store: store\.url: found a store that other services/ })
+  t.match(await command(['check', file, '--service', 'payments']), { code: 0, out: /: fine\n$/ })
+})
 
 void t.test('an error names the flag that npm kept for itself', async (t) => {
   const npm = { npm_lifecycle_event: 'start' }

@@ -25,24 +25,19 @@ void t.test('flags override the file, and are enough without one', async (t) => 
   })
 })
 
-void t.test(
-  'V01 the service is a name of letters, digits, _, . and -; --service overrides the file',
-  async (t) => {
-    const serviceOf = (text: string, service?: string): string =>
-      load(UPSTREAM + text, { flags: { service } }).service
-    t.equal(serviceOf(''), 'default')
-    t.equal(serviceOf('service: Payments_v1.2-eu'), 'Payments_v1.2-eu')
-    t.equal(serviceOf('service: payments', 'orders'), 'orders')
-    t.equal(serviceOf(`service: ${'a'.repeat(64)}`), 'a'.repeat(64))
-    for (const name of ['a b', 'a:b', 'a{b', 'a*', 'ä', '""', 'a'.repeat(65)])
-      t.match(errorsOf(`${UPSTREAM}service: "${name.replaceAll('"', '')}"`), [
-        /^c\.yaml:2:10: service: found .*; allowed: up to 64 letters, digits, `_`, `\.`, `-`/,
-      ])
-    t.match(errorsOf(UPSTREAM, { flags: { service: 'a/b' } }), [
-      /^--service: service: found "a\/b"; allowed: /,
+void t.test('V01 the service has letters, digits, _, . and -; --service overrides the file', async (t) => {
+  const serviceOf = (text: string, service?: string): string =>
+    load(UPSTREAM + text, { flags: { service } }).service
+  t.equal(serviceOf(''), 'default')
+  t.equal(serviceOf('service: Payments_v1.2-eu'), 'Payments_v1.2-eu')
+  t.equal(serviceOf('service: payments', 'orders'), 'orders')
+  t.equal(serviceOf(`service: ${'a'.repeat(64)}`), 'a'.repeat(64))
+  for (const name of ['a b', 'a:b', 'a{b', 'a*', 'ä', '""', 'a'.repeat(65)])
+    t.match(errorsOf(`${UPSTREAM}service: "${name.replaceAll('"', '')}"`), [
+      /^c\.yaml:2:10: service: found .*; allowed: up to 64 letters, digits, `_`, `\.`, `-`/,
     ])
-  },
-)
+  t.match(errorsOf(UPSTREAM, { flags: { service: 'a/b' } }), [/^--service: service: found "a\/b"; allowed: /])
+})
 
 void t.test('V02 a store that others can share needs a service; an embedded one does not', async (t) => {
   for (const store of ['redis://h', 'rediss://u:p@h/'])
@@ -96,17 +91,14 @@ void t.test('an error in a flag names the flag', async (t) => {
   ])
 })
 
-void t.test(
-  'errors are formatted as file:line:column: path: message, in the order of the file',
-  async (t) => {
-    const errors = errorsOf(routeFile('lease: fast', 'ttl: 1 day', 'profil: strict'))
-    t.strictSame(
-      errors.map((error) => error.split(': found')[0]),
-      ['c.yaml:5:12: routes[0].lease', 'c.yaml:6:10: routes[0].ttl', 'c.yaml:7:5: routes[0].profil'],
-    )
-    t.match(errors[2], /did you mean `profile`\?/)
-  },
-)
+void t.test('errors are file:line:column: path: message, in the order of the file', async (t) => {
+  const errors = errorsOf(routeFile('lease: fast', 'ttl: 1 day', 'profil: strict'))
+  t.strictSame(
+    errors.map((error) => error.split(': found')[0]),
+    ['c.yaml:5:12: routes[0].lease', 'c.yaml:6:10: routes[0].ttl', 'c.yaml:7:5: routes[0].profil'],
+  )
+  t.match(errors[2], /did you mean `profile`\?/)
+})
 
 void t.test('an empty file is accepted if a flag names the upstream', async (t) => {
   for (const text of ['', '\n', '# nothing\n', '---\n', '~\n']) {
@@ -115,7 +107,7 @@ void t.test('an empty file is accepted if a flag names the upstream', async (t) 
 })
 
 void t.test(
-  'environment variables are substituted into scalars after parsing and read as the type of the property',
+  'environment variables are put into parsed scalars, and read as the property’s type',
   async (t) => {
     const env = {
       PORT: '9000',

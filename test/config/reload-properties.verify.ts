@@ -3,9 +3,8 @@ import { movesAreInTheDiff, requestsFindTheirRecords } from './reload-properties
 
 t.setTimeout(120_000)
 
-void t.test(
-  'O08 after a reload that is not refused, each request finds the same record as before',
-  async (t) => requestsFindTheirRecords(t, 1500),
+void t.test('O08 after a reload that is not refused, each request finds its record again', async (t) =>
+  requestsFindTheirRecords(t, 1500),
 )
 
 void t.test('every request that moves to another route is covered by the diff', async (t) =>

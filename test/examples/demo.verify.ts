@@ -46,7 +46,7 @@ void tap.test('the demo plays its story, all its statements are true, and it exi
 })
 
 void tap.test(
-  'without --once the demo stays up, prints curl lines that work, and exits 0 on Ctrl-C',
+  'without --once the demo stays up, prints working curl lines, and ends on Ctrl-C',
   async (t) => {
     const child = spawn(process.execPath, [demo, '--port', '0'], {
       env: plain(),

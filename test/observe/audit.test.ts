@@ -255,42 +255,36 @@ async function writer(file: string, lines: number, killAt = Number.POSITIVE_INFI
   return said.split('\n').filter((line) => line.length === 64)
 }
 
-void t.test(
-  'several processes write one chain to one file at once, and no line is lost, even by kill -9',
-  async (t) => {
-    const file = fileIn(t)
-    const said = await Promise.all([writer(file, 200), writer(file, 200), writer(file, 100_000, 100)])
-    const kept = new Set(
-      readFileSync(file, 'utf8')
-        .trimEnd()
-        .split('\n')
-        .map((line) => (JSON.parse(line) as AuditLine).hash),
-    )
-    t.same([said[0]?.length, said[1]?.length], [200, 200], 'nobody was refused')
-    t.ok((said[2]?.length ?? 0) >= 99, 'one was killed in the middle')
-    t.same(
-      said.flat().filter((hash) => !kept.has(hash)),
-      [],
-      'a line is in the file before write resolves',
-    )
-    t.match(await verifyAudit(file), { ok: true, lines: kept.size })
-    t.ok(kept.size >= 499)
-  },
-)
+void t.test('several processes write one chain at once, and lose no line, even by kill -9', async (t) => {
+  const file = fileIn(t)
+  const said = await Promise.all([writer(file, 200), writer(file, 200), writer(file, 100_000, 100)])
+  const kept = new Set(
+    readFileSync(file, 'utf8')
+      .trimEnd()
+      .split('\n')
+      .map((line) => (JSON.parse(line) as AuditLine).hash),
+  )
+  t.same([said[0]?.length, said[1]?.length], [200, 200], 'nobody was refused')
+  t.ok((said[2]?.length ?? 0) >= 99, 'one was killed in the middle')
+  t.same(
+    said.flat().filter((hash) => !kept.has(hash)),
+    [],
+    'a line is in the file before write resolves',
+  )
+  t.match(await verifyAudit(file), { ok: true, lines: kept.size })
+  t.ok(kept.size >= 499)
+})
 
-void t.test(
-  'close does not wait for a change that waits for the lock, and the change is not written',
-  async (t) => {
-    const file = fileIn(t)
-    const audit = await Audit.open(file, 'test', () => {})
-    const release = lockFile(`${file}.lock`)
-    const refused = t.rejects(audit.write(change(0)), { message: /the process is ending/ })
-    await audit.close()
-    await refused
-    release?.()
-    t.equal(readFileSync(file, 'utf8'), '')
-  },
-)
+void t.test('close does not wait for a change that waits for the lock; it is not written', async (t) => {
+  const file = fileIn(t)
+  const audit = await Audit.open(file, 'test', () => {})
+  const release = lockFile(`${file}.lock`)
+  const refused = t.rejects(audit.write(change(0)), { message: /the process is ending/ })
+  await audit.close()
+  await refused
+  release?.()
+  t.equal(readFileSync(file, 'utf8'), '')
+})
 
 void t.test('a change fails if the lock is not released in time', async (t) => {
   const file = fileIn(t)

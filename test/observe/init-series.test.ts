@@ -81,7 +81,9 @@ routes:
   const plain = outcomesIn(series, 'plain')
   const more = `
     key_missing caller_missing waited expired bypassed upstream_slow rate_limited replay_forbidden
-  `.trim().split(/\s+/)
+  `
+    .trim()
+    .split(/\s+/)
   for (const outcome of more) t.notOk(plain.includes(outcome), outcome)
   t.strictSame(
     outcomesIn(series, 'all').toSorted(),
@@ -126,21 +128,18 @@ routes: [{ name: pay, match: { path: "/pay/*" } }]
   t.ok(series.includes('process_cpu_seconds_total'))
 })
 
-void t.test(
-  'metrics.defaults: false leaves out Node’s metrics, but not process_start_time_seconds',
-  async (t) => {
-    await using proxy = await proxyInProcess(
-      'upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "memory:" }\nmetrics: { defaults: false }\n',
-    )
-    const series = await seriesOf(proxy)
-    t.strictSame(
-      series.filter((one) => !one.startsWith('idempotency_')),
-      ['process_start_time_seconds'],
-    )
-    const age = Date.now() / 1000 - (await proxy.metric('process_start_time_seconds'))
-    t.ok(age >= 0 && age < 3600, 'of this process')
-  },
-)
+void t.test('metrics.defaults: false leaves out Node’s metrics but process_start_time_seconds', async (t) => {
+  await using proxy = await proxyInProcess(
+    'upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "memory:" }\nmetrics: { defaults: false }\n',
+  )
+  const series = await seriesOf(proxy)
+  t.strictSame(
+    series.filter((one) => !one.startsWith('idempotency_')),
+    ['process_start_time_seconds'],
+  )
+  const age = Date.now() / 1000 - (await proxy.metric('process_start_time_seconds'))
+  t.ok(age >= 0 && age < 3600, 'of this process')
+})
 
 void t.test('the next scrape loads a metrics library that could not be loaded before', async (t) => {
   const metrics = new Metrics()

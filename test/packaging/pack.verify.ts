@@ -85,53 +85,50 @@ void tap.test('npx idempotency-proxy answers --help and --version', (t) => {
   t.end()
 })
 
-void tap.test(
-  'the installed program serves one execution, then its replay, and exits 0 on SIGTERM',
-  async (t) => {
-    let executions = 0
-    const upstream = createServer((_req, res) => {
-      executions += 1
-      res.writeHead(201, { 'Content-Type': 'text/plain' }).end(`execution ${executions}`)
-    })
-    await new Promise<void>((resolve) => upstream.listen(0, '127.0.0.1', resolve))
-    t.teardown(() => upstream.close())
-    const address = upstream.address()
-    if (address === null || typeof address === 'string') throw new Error('no port')
-    writeFileSync(
-      join(user, 'proxy.yaml'),
-      `listen: 127.0.0.1:0\nadmin: { listen: none }\nupstream: { url: "http://127.0.0.1:${address.port}" }\n`,
-    )
+void tap.test('the installed program serves an execution, its replay, and ends on SIGTERM', async (t) => {
+  let executions = 0
+  const upstream = createServer((_req, res) => {
+    executions += 1
+    res.writeHead(201, { 'Content-Type': 'text/plain' }).end(`execution ${executions}`)
+  })
+  await new Promise<void>((resolve) => upstream.listen(0, '127.0.0.1', resolve))
+  t.teardown(() => upstream.close())
+  const address = upstream.address()
+  if (address === null || typeof address === 'string') throw new Error('no port')
+  writeFileSync(
+    join(user, 'proxy.yaml'),
+    `listen: 127.0.0.1:0\nadmin: { listen: none }\nupstream: { url: "http://127.0.0.1:${address.port}" }\n`,
+  )
 
-    // The bin itself, not npx: npx would get the signal.
-    const bin = join(user, 'node_modules/.bin/idempotency-proxy')
-    const proxy = spawn(bin, ['--config', 'proxy.yaml'], {
-      cwd: user,
-      env: shell(),
-      stdio: ['ignore', 'pipe', 'inherit'],
+  // The bin itself, not npx: npx would get the signal.
+  const bin = join(user, 'node_modules/.bin/idempotency-proxy')
+  const proxy = spawn(bin, ['--config', 'proxy.yaml'], {
+    cwd: user,
+    env: shell(),
+    stdio: ['ignore', 'pipe', 'inherit'],
+  })
+  t.teardown(() => proxy.kill('SIGKILL'))
+  const url = await new Promise<string>((resolve, reject) => {
+    proxy.once('exit', (code) => reject(new Error(`exit ${code}`)))
+    createInterface({ input: proxy.stdout }).on('line', (line) => {
+      const entry = JSON.parse(line)
+      if (entry.msg === 'listening') resolve(entry.url)
     })
-    t.teardown(() => proxy.kill('SIGKILL'))
-    const url = await new Promise<string>((resolve, reject) => {
-      proxy.once('exit', (code) => reject(new Error(`exit ${code}`)))
-      createInterface({ input: proxy.stdout }).on('line', (line) => {
-        const entry = JSON.parse(line)
-        if (entry.msg === 'listening') resolve(entry.url)
-      })
-    })
-    const pay = () => fetch(`${url}/pay`, { method: 'POST', headers: { 'Idempotency-Key': 'k1' }, body: 'x' })
-    const [first, second] = [await pay(), await pay()]
-    t.same(
-      [first.status, await first.text(), first.headers.get('idempotent-replayed')],
-      [201, 'execution 1', null],
-    )
-    t.same(
-      [second.status, await second.text(), second.headers.get('idempotent-replayed')],
-      [201, 'execution 1', 'true'],
-    )
-    t.ok(existsSync(join(user, 'idempotency.db')), 'the embedded store is in the working directory')
-    proxy.kill('SIGTERM')
-    t.same(await once(proxy, 'exit'), [0, null])
-  },
-)
+  })
+  const pay = () => fetch(`${url}/pay`, { method: 'POST', headers: { 'Idempotency-Key': 'k1' }, body: 'x' })
+  const [first, second] = [await pay(), await pay()]
+  t.same(
+    [first.status, await first.text(), first.headers.get('idempotent-replayed')],
+    [201, 'execution 1', null],
+  )
+  t.same(
+    [second.status, await second.text(), second.headers.get('idempotent-replayed')],
+    [201, 'execution 1', 'true'],
+  )
+  t.ok(existsSync(join(user, 'idempotency.db')), 'the embedded store is in the working directory')
+  proxy.kill('SIGTERM')
+  t.same(await once(proxy, 'exit'), [0, null])
+})
 
 void tap.test(
   'an older Node gets one sentence, not a stack',

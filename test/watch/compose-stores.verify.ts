@@ -125,23 +125,20 @@ for (const name of NAMES)
     t.equal(load(text, { env }).store.url, storeUrl(compose))
   })
 
-void t.test(
-  'postgres: the proxy has the user, the password and the database of the server, and no Redis',
-  async (t) => {
-    const compose = merged('postgres')
-    const { username, password, pathname, hostname } = new URL(storeUrl(compose))
-    t.match(compose.services[hostname]?.environment, {
-      POSTGRES_USER: username,
-      POSTGRES_PASSWORD: password,
-      POSTGRES_DB: pathname.slice(1),
-    })
-    t.same(
-      Object.keys(compose.services).filter((name) => name.startsWith('redis')),
-      [],
-    )
-    t.notOk(compose.services['proxy']?.depends_on?.['redis'])
-  },
-)
+void t.test('postgres: the proxy has user, password and database of the server, and no Redis', async (t) => {
+  const compose = merged('postgres')
+  const { username, password, pathname, hostname } = new URL(storeUrl(compose))
+  t.match(compose.services[hostname]?.environment, {
+    POSTGRES_USER: username,
+    POSTGRES_PASSWORD: password,
+    POSTGRES_DB: pathname.slice(1),
+  })
+  t.same(
+    Object.keys(compose.services).filter((name) => name.startsWith('redis')),
+    [],
+  )
+  t.notOk(compose.services['proxy']?.depends_on?.['redis'])
+})
 
 async function proxyOn(t: Test, url: string) {
   const upstream = await upstreamStub((_seen, response) => void response.writeHead(201).end('paid'))
