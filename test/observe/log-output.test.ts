@@ -2,6 +2,7 @@ import { spawnSync } from 'node:child_process'
 import { openSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
+import { prettyLine } from '../../src/observe/pretty.ts'
 import { tempDir } from '../support/e2e.ts'
 
 const LOG = new URL('../../src/observe/log.ts', import.meta.url).href
@@ -70,4 +71,85 @@ void t.test('§14 pretty lines are written where log.format says so', async (t) 
   )
   t.equal(status, 0)
   t.match(said, / pay .*\n.* started  n 1\n.*FATAL.*over\n$/, 'even one that lacks members')
+})
+
+const REQUEST = {
+  level: 'info',
+  time: '2026-11-21T10:05:44.053Z',
+  method: 'POST',
+  route: 'create-payment',
+  record: 'rbCgBzeqe9zG',
+  outcome: 'executed',
+  before: 'absent',
+  after: 'completed',
+  fence: 1795255544034,
+  status: 201,
+  ms: 22.92,
+  upstreamMs: 14.28,
+  storeMs: 4.95,
+  msg: 'request',
+}
+const said = (line: object, colors = false): string => prettyLine(`${JSON.stringify(line)}\n`, colors)
+
+void t.test('§14 a request is one pretty line', async (t) => {
+  t.equal(
+    said(REQUEST),
+    '10:05:44.053  POST create-payment  executed  201  23 ms (upstream 14, store 5)  rbCgBzeqe9zG  absent → completed  fence 1795255544034\n',
+  )
+  const same = { before: 'completed', fence: null, ms: 1.97, upstreamMs: 0, storeMs: 1.23 }
+  t.equal(
+    said({ ...REQUEST, ...same, outcome: 'replayed', traceId: '4bf9' }),
+    '10:05:44.053  POST create-payment  replayed  201  2 ms (upstream 0, store 1.2)  rbCgBzeqe9zG  traceId 4bf9\n',
+  )
+  const refused = { record: null, before: null, after: null, status: 400, outcome: 'key_invalid' }
+  t.equal(
+    said({ ...REQUEST, ...refused, fence: null, upstreamMs: 0, storeMs: 0, cause: 'no quotes' }),
+    '10:05:44.053  POST create-payment  key_invalid  400  23 ms (upstream 0, store 0)  cause no quotes\n',
+  )
+  const { outcome: _o, status: _s, upstreamMs: _u, storeMs: _m, ...rest } = REQUEST
+  t.equal(
+    said({ ...rest, fence: null, msg: 'shadow', verdict: 'first', level: 'info' }),
+    '10:05:44.053  POST create-payment  shadow: first  23 ms  rbCgBzeqe9zG  absent → completed\n',
+  )
+})
+
+void t.test('other lines show their level if above info, their message and their members', async (t) => {
+  const { time } = REQUEST
+  t.equal(
+    said({ level: 'info', time, url: 'http://127.0.0.1:8080', ops: null, store: 'redis', msg: 'listening' }),
+    '10:05:44.053  listening  url http://127.0.0.1:8080  store redis\n',
+  )
+  t.equal(
+    said({ level: 'warn', time, changes: ['a: 1s → 2s', 'b: 3 → 4'], msg: 'reloaded' }),
+    '10:05:44.053  WARN  reloaded  changes a: 1s → 2s; b: 3 → 4\n',
+  )
+  t.equal(
+    said({ level: 'info', time, audit: { who: 'ada' }, msg: 'audit' }),
+    '10:05:44.053  audit  audit {"who":"ada"}\n',
+  )
+  const err = { type: 'Error', message: 'no\u001b[2J', stack: 'Error: no\n    at one (a.ts:1)\n    at two' }
+  t.equal(
+    said({ level: 'error', time, err, msg: 'internal error' }),
+    '10:05:44.053  ERROR  internal error  no\\u001b[2J\n    at one (a.ts:1)\n    at two\n',
+  )
+  t.equal(
+    said({ level: 'error', time, restart: ['a: 1 → 2'], identifies: [], msg: 'no' }),
+    '10:05:44.053  ERROR  no  restart a: 1 → 2\n',
+    'an empty list is left out',
+  )
+  t.equal(
+    said({ level: 'fatal', time, '\u202e': '\u0007\n' }),
+    '10:05:44.053  FATAL  \\u202e \\u0007\\u000a\n',
+  )
+})
+
+void t.test('colours mark outcomes and levels', async (t) => {
+  t.match(said(REQUEST, true), '\u001b[32mexecuted\u001b[0m')
+  t.match(said({ ...REQUEST, outcome: 'misuse' }, true), '\u001b[33mmisuse\u001b[0m')
+  for (const [level, color] of [
+    ['warn', 33],
+    ['debug', 2],
+    ['error', 31],
+  ] as const)
+    t.match(said({ ...REQUEST, level, msg: 'm' }, true), `\u001b[${color}m${level.toUpperCase()}\u001b[0m`)
 })
