@@ -3,11 +3,11 @@ import t from 'tap'
 import type { Config } from '../../src/config/config.ts'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import { effective } from '../../src/config/written.ts'
-import { FIXTURES } from '../config/support.ts'
+import { FILES } from '../config/support.ts'
 
 const loaded = loadConfig({
   file: 'good-everything.yaml',
-  text: readFileSync(`${FIXTURES}/good-everything.yaml`, 'utf8'),
+  text: readFileSync('test/config/everything.yaml', 'utf8'),
   env: {},
   flags: {},
 })
@@ -54,52 +54,49 @@ void t.test('K22 a configuration with every property shows no secret', async (t)
   for (const name of ['upstream', 'unmatched', 'profile', 'level']) t.not(kept.get(name), '***')
 })
 
-void t.test(
-  'K22 tokens in queries, contents of key files and the reconciler’s credentials are masked',
-  async (t) => {
-    const [route] = config.routes
-    const secret = 'hunter2'
-    const changed = {
-      ...config,
-      store: { ...config.store, url: `redis://user:${secret}@h:1/0` },
-      routes: [
-        {
-          ...route,
-          scope: {
-            ...route?.scope,
-            jwt: {
-              jwks: `https://id.example.com/keys?token=${secret}&${secret}`,
-              keyFile: secret,
-              issuer: 'i',
-              audience: [],
-            },
-          },
-          reconcile: {
-            request: {
-              method: 'GET',
-              path: `/v1/p?k={key}&api_key=${secret}`,
-              headers: ['Authorization', `Bearer ${secret}`],
-            },
-          },
-          key: { ...route?.key, pattern: /^(?:a+)$/u },
-          outcomes: { exact: new Map([[503, 'release']]), class: new Map() },
-          excludeHeaders: new Set(['x-a']),
-        },
-      ],
-    } as unknown as Config
-    const shown = effective(changed)
-    t.notOk(JSON.stringify(shown).includes(secret))
-    t.match(shown['routes'], [
+void t.test('K22 tokens in queries, key files and the reconciler’s credentials are masked', async (t) => {
+  const [route] = config.routes
+  const secret = 'hunter2'
+  const changed = {
+    ...config,
+    store: { ...config.store, url: `redis://user:${secret}@h:1/0` },
+    routes: [
       {
-        scope: { jwt: { jwks: 'https://id.example.com/keys?token=***&***', keyFile: '***', issuer: 'i' } },
-        reconcile: { request: { path: '/v1/p?k={key}&api_key=***', headers: { Authorization: '***' } } },
-        key: { pattern: 'a+' },
-        outcomes: { 503: 'release' },
-        replay: { excludeHeaders: ['x-a'] },
+        ...route,
+        scope: {
+          ...route?.scope,
+          jwt: {
+            jwks: `https://id.example.com/keys?token=${secret}&${secret}`,
+            keyFile: secret,
+            issuer: 'i',
+            audience: [],
+          },
+        },
+        reconcile: {
+          request: {
+            method: 'GET',
+            path: `/v1/p?k={key}&api_key=${secret}`,
+            headers: ['Authorization', `Bearer ${secret}`],
+          },
+        },
+        key: { ...route?.key, pattern: /^(?:a+)$/u },
+        outcomes: { exact: new Map([[503, 'release']]), class: new Map() },
+        excludeHeaders: new Set(['x-a']),
       },
-    ])
-  },
-)
+    ],
+  } as unknown as Config
+  const shown = effective(changed)
+  t.notOk(JSON.stringify(shown).includes(secret))
+  t.match(shown['routes'], [
+    {
+      scope: { jwt: { jwks: 'https://id.example.com/keys?token=***&***', keyFile: '***', issuer: 'i' } },
+      reconcile: { request: { path: '/v1/p?k={key}&api_key=***', headers: { Authorization: '***' } } },
+      key: { pattern: 'a+' },
+      outcomes: { 503: 'release' },
+      replay: { excludeHeaders: ['x-a'] },
+    },
+  ])
+})
 
 void t.test('/v1/config, read as a file, is the same configuration', async (t) => {
   // In a file the defaults have neither a name nor a match, and there is no `wait` where nothing waits.
@@ -108,11 +105,11 @@ void t.test('/v1/config, read as a file, is the same configuration', async (t) =
   ) as Record<string, object>
   const { name: _n, match: _m, ...policy } = defaults as Record<string, unknown>
   const masked: [string, string][] = [
-    ['"tokenFile":"***"', `"tokenFile":"${FIXTURES}/files/token"`],
-    ['"phase":"both"},"secretFile":"***"', `"phase":"both"},"secretFile":"${FIXTURES}/files/secret"`],
-    ['"secretFile":"***"', `"secretFile":"${FIXTURES}/files/signing-secret"`],
-    ['"file":"***"', `"file":"${FIXTURES}/files/sealing-key"`],
-    ['"keyFile":"***"', `"keyFile":"${FIXTURES}/files/public.pem"`],
+    ['"tokenFile":"***"', `"tokenFile":"${FILES}/token"`],
+    ['"phase":"both"},"secretFile":"***"', `"phase":"both"},"secretFile":"${FILES}/secret"`],
+    ['"secretFile":"***"', `"secretFile":"${FILES}/signing-secret"`],
+    ['"file":"***"', `"file":"${FILES}/sealing-key"`],
+    ['"keyFile":"***"', `"keyFile":"${FILES}/public.pem"`],
     ['"Authorization":"***"', '"Authorization":"Bearer t"'],
     ['"X-Record":"***"', '"X-Record":"{record}"'],
     ['"Content-Type":"***"', '"Content-Type":"application/json"'],

@@ -16,15 +16,13 @@ import { bytesOf, draft, newId, newToken, SPANS } from '../store/fixtures.ts'
 import { TOKEN } from '../support/admin.ts'
 import { command, operated } from '../support/commands.ts'
 import { newKey, send, tempDir } from '../support/e2e.ts'
-import { RedisServer } from '../support/redis.ts'
-import { RedisCluster } from '../support/redis-cluster.ts'
+import { emptyRedis, RedisServer } from '../support/redis.ts'
 import { storeUrl } from '../support/replicas.ts'
 import { SERVICE } from '../support/service.ts'
 
 t.setTimeout(200_000)
 
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
+const redis = await emptyRedis(t)
 await redis.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
 
 function outcome(): PendingOutcome {
@@ -63,19 +61,8 @@ async function examine(t: Test, words: readonly string[]) {
   }
 }
 
-void t.test('doctor shows how many shards each master of a cluster has', async (t) => {
-  await using cluster = await RedisCluster.start()
-  const { findings, of } = await examine(t, ['--store', cluster.url, '--service', SERVICE])
-  t.strictSame(findings, [])
-  t.match(
-    of('topology'),
-    /^3 masters share 256 shards of records: (127\.0\.0\.1:\d+ has \d+,? ?){3}; the largest share is 1\./,
-  )
-})
-
 for (const kind of ['sqlite', 'redis'] as const)
   void t.test(`${kind}: a healthy deployment has no findings`, async (t) => {
-    await redis.command('FLUSHALL')
     const { proxy, where, unknown } = await operated(
       t,
       storeUrl(t, kind, redis),
@@ -151,33 +138,30 @@ void t.test('doctor finds a Redis that is volatile, evicts, is read-only or unre
   ])
 })
 
-void t.test(
-  'doctor shows how many Redis replicas claims wait for, and whether that many have them',
-  async (t) => {
-    await using server = await RedisServer.start()
-    const config = (wait: string, more = '') => {
-      const file = join(tempDir(t), 'wait.yaml')
-      const store = `store: { url: "${server.url}", wait: ${wait}${more} }`
-      writeFileSync(file, `service: test\nupstream: { url: "http://127.0.0.1:1" }\n${store}\n`)
-      return ['--config', file]
-    }
-    const lonely = await examine(t, config('{ replicas: 1, timeout: 10ms }'))
-    t.equal(lonely.of('replication'), 'claims wait for 1 replica, up to 10 ms; no replica is connected')
-    t.match(lonely.findings, [
-      'promises: store.wait is not satisfied: 0 of 1 replicas had it within 10 ms: claims are answered 503.',
-    ])
-    const accepted = await examine(t, config('{ replicas: 1, timeout: 10ms }', ', acceptRisk: true'))
-    t.strictSame(
-      accepted.findings,
-      lonely.findings,
-      'acceptRisk does not accept that every new key is answered 503',
-    )
-    const old = await examine(t, config('{ disk: local }'))
-    t.match(old.findings, [
-      /^store: store\.wait\.disk: found local, and the server has no WAITAOF; allowed: Redis 7\.2 or later/,
-    ])
-  },
-)
+void t.test('doctor shows how many Redis replicas claims wait for, and how many have them', async (t) => {
+  await using server = await RedisServer.start()
+  const config = (wait: string, more = '') => {
+    const file = join(tempDir(t), 'wait.yaml')
+    const store = `store: { url: "${server.url}", wait: ${wait}${more} }`
+    writeFileSync(file, `service: test\nupstream: { url: "http://127.0.0.1:1" }\n${store}\n`)
+    return ['--config', file]
+  }
+  const lonely = await examine(t, config('{ replicas: 1, timeout: 10ms }'))
+  t.equal(lonely.of('replication'), 'claims wait for 1 replica, up to 10 ms; no replica is connected')
+  t.match(lonely.findings, [
+    'promises: store.wait is not satisfied: 0 of 1 replicas had it within 10 ms: claims are answered 503.',
+  ])
+  const accepted = await examine(t, config('{ replicas: 1, timeout: 10ms }', ', acceptRisk: true'))
+  t.strictSame(
+    accepted.findings,
+    lonely.findings,
+    'acceptRisk does not accept that every new key is answered 503',
+  )
+  const old = await examine(t, config('{ disk: local }'))
+  t.match(old.findings, [
+    /^store: store\.wait\.disk: found local, and the server has no WAITAOF; allowed: Redis 7\.2 or later/,
+  ])
+})
 
 void t.test('V09 doctor grades a Redis as volatile if its user may not run INFO', async (t) => {
   await using server = await RedisServer.start()
@@ -196,44 +180,36 @@ void t.test('V09 doctor grades a Redis as volatile if its user may not run INFO'
   ])
 })
 
-void t.test(
-  'doctor finds an unresolved record that the Redis index has lost, and unreadable records',
-  async (t) => {
-    await redis.command('FLUSHALL')
-    const { where, unknown, proxy } = await operated(t, redis.url)
-    const [lost, kept] = [await unknown(), await unknown()]
-    await redis.command('ZREM', new RedisKeys(SERVICE).index(lost as RecordId), lost)
-    await send(proxy, newKey())
-    await redis.command('SET', `idempotency:${SERVICE}:{00}:r:${'A'.repeat(43)}`, 'no record')
-    const id = 'B'.repeat(43) as RecordId
-    const sealed = new Sealer([{ id: 'old', key: Buffer.alloc(32) }]).seal(
-      id,
-      bytesOf('completed', newToken()),
-    )
-    sealed.writeUIntBE(2 ** 48 - 1, PREFIX.dropAt, 6)
-    await redis.command('SET', new RedisKeys(SERVICE).record(id), sealed)
-    const { findings, of } = await examine(t, where.config)
-    t.match(findings, [
-      /unreadable: 1 record \([AB]{43}\): /,
-      /unreadable: 1 record \([AB]{43}\): /,
-      /index: lacks 1 unresolved record, which no sweeper will find: /,
-    ])
-    t.ok(of('index').endsWith(lost))
-    t.notMatch(of('index'), kept)
-    t.match(of('records'), '5 records checked; 2 unknown')
-    t.match(of('unreadable'), /A\): this version cannot read them/)
-    t.match(
-      of('unreadable'),
-      /B\): the stored record is sealed with the key old; store\.encryption\.keys does not have it/,
-    )
-  },
-)
+void t.test('doctor finds a record that the Redis index has lost, and unreadable records', async (t) => {
+  const { where, unknown, proxy } = await operated(t, redis.url)
+  const [lost, kept] = [await unknown(), await unknown()]
+  await redis.command('ZREM', new RedisKeys(SERVICE).index(lost as RecordId), lost)
+  await send(proxy, newKey())
+  await redis.command('SET', `idempotency:${SERVICE}:{00}:r:${'A'.repeat(43)}`, 'no record')
+  const id = 'B'.repeat(43) as RecordId
+  const sealed = new Sealer([{ id: 'old', key: Buffer.alloc(32) }]).seal(id, bytesOf('completed', newToken()))
+  sealed.writeUIntBE(2 ** 48 - 1, PREFIX.dropAt, 6)
+  await redis.command('SET', new RedisKeys(SERVICE).record(id), sealed)
+  const { findings, of } = await examine(t, where.config)
+  t.match(findings, [
+    /unreadable: 1 record \([AB]{43}\): /,
+    /unreadable: 1 record \([AB]{43}\): /,
+    /index: lacks 1 unresolved record, which no sweeper will find: /,
+  ])
+  t.ok(of('index').endsWith(lost))
+  t.notMatch(of('index'), kept)
+  t.match(of('records'), '5 records checked; 2 unknown')
+  t.match(of('unreadable'), /A\): this version cannot read them/)
+  t.match(
+    of('unreadable'),
+    /B\): the stored record is sealed with the key old; store\.encryption\.keys does not have it/,
+  )
+})
 
 void t.test(
-  'doctor finds outcomes in the spool and edits of the audit log, and shows configuration warnings',
+  'doctor finds outcomes in the spool and edits of the audit log, and shows warnings',
   async (t) => {
-    const store = storeUrl(t, 'sqlite', redis)
-    const { dir, where, unknown } = await operated(t, store)
+    const { dir, where, unknown } = await operated(t, redis.url)
     await command(['resolve', await unknown(), '--retryable', '--reason', 'x', '--yes', ...where.config])
     await command(['resolve', await unknown(), '--retryable', '--reason', 'x', '--yes', ...where.config])
     const audit = join(dir, 'audit.log')
@@ -241,7 +217,7 @@ void t.test(
     const file = join(dir, 'doctor.yaml')
     writeFileSync(
       file,
-      `upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${store}", spool: ${spool} }\naudit: { file: ${audit} }\ndefaults: { onLeaseExpired: retry }\n`,
+      `service: ${SERVICE}\nupstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${redis.url}", spool: ${spool} }\naudit: { file: ${audit} }\ndefaults: { onLeaseExpired: retry }\n`,
     )
     const fresh = await examine(t, ['--config', file])
     t.strictSame(fresh.findings, [])
@@ -251,11 +227,11 @@ void t.test(
     t.match((await examine(t, ['--config', file])).of('spool'), /is empty/)
     const opened = { directory: spool, maxBytes: 1024 ** 2, say: () => {} }
     const { spool: open } = await Spool.open(opened)
-    for (const service of ['default', 'orders', 'default', 'orders', 'orders'])
+    for (const service of [SERVICE, 'orders', SERVICE, 'orders', 'orders'])
       await open.append(encodeEntry(outcome(), service, null)).done
     t.match((await examine(t, ['--config', file])).findings, [
       /spool: 2 outcomes in .* that the store has not accepted/,
-      /spool: 3 outcomes of service orders in .* that default will not write: start a proxy of orders on it/,
+      /spool: 3 outcomes of service orders in .* that test will not write: start a proxy of orders on it/,
     ])
     await open.append(Buffer.from([1, 0])).done
     await open.append(Buffer.from('an outcome')).done
@@ -289,51 +265,71 @@ void t.test(
   },
 )
 
-void t.test(
-  'doctor finds a wrong token, a draining proxy, trouble with its store or spool, and no proxy',
-  async (t) => {
-    const { dir, where } = await operated(t, storeUrl(t, 'sqlite', redis))
-    const wrong = join(dir, 'wrong')
-    writeFileSync(wrong, 'wrong-token')
-    const [, url = '', , token = ''] = where.admin
-    t.match((await examine(t, ['--admin', url, '--token-file', wrong])).findings, [
-      /proxy token: unauthorized/,
-    ])
-    t.equal((await command(['drain', ...where.admin])).code, 0)
-    t.match((await examine(t, where.admin)).findings, [/proxy readiness: not ready: .*draining/])
+void t.test('doctor finds a wrong token, no proxy, one that drains, and its troubles', async (t) => {
+  const { dir, where } = await operated(t, 'memory:')
+  const wrong = join(dir, 'wrong')
+  writeFileSync(wrong, 'wrong-token')
+  const [, url = '', , token = ''] = where.admin
+  t.match((await examine(t, ['--admin', url, '--token-file', wrong])).findings, [/proxy token: unauthorized/])
+  t.equal((await command(['drain', ...where.admin])).code, 0)
+  t.match((await examine(t, where.admin)).findings, [/proxy readiness: not ready: .*draining/])
 
-    const answers: Record<string, string> = {
-      '/v1/config': '{}',
-      '/readyz': '{}',
-      '/metrics': [
-        '# HELP idempotency_build_info x',
-        'idempotency_build_info{version="0.0.9",node="v1"} 1',
-        'idempotency_store_up{store="redis"} 0',
-        'idempotency_breaker_state{store="redis"} 2',
-        'idempotency_store_grade{store="redis"} 0',
-        'idempotency_spooled 3',
-      ].join('\n'),
-    }
-    const other = createServer(({ url: path = '', headers }, response) => {
-      const isDenied = path.startsWith('/v1/') && headers.authorization !== `Bearer ${TOKEN}`
-      response.writeHead(isDenied ? 401 : 200)
-      response.end(isDenied ? '{"type":"urn:idempotency-proxy:unauthorized"}' : answers[path])
-    }).listen(0, '127.0.0.1')
-    await once(other, 'listening')
-    t.teardown(() => void other.close())
-    const at = `http://127.0.0.1:${(other.address() as AddressInfo).port}`
-    const { findings, of } = await examine(t, ['--admin', at, '--token-file', token])
-    t.match(findings, [
-      /proxy store: the store does not answer this proxy/,
-      /proxy store: its breaker is open/,
-      /proxy store: its store is graded unfit, not strict/,
-      /proxy spool: 3 outcomes are waiting to be written/,
-    ])
-    t.match(of('proxy version'), /^0\.0\.9; this command is /)
-    other.close()
-    other.closeAllConnections()
-    t.match((await examine(t, ['--admin', at, '--token-file', token])).findings, [
-      /proxy: http:.* does not answer: /,
-    ])
-  },
-)
+  const answers: Record<string, string> = {
+    '/v1/config': '{}',
+    '/readyz': '{}',
+    '/metrics': [
+      '# HELP idempotency_build_info x',
+      'idempotency_build_info{version="0.0.9",node="v1"} 1',
+      'idempotency_store_up{store="redis"} 0',
+      'idempotency_breaker_state{store="redis"} 2',
+      'idempotency_store_grade{store="redis"} 0',
+      'idempotency_spooled 3',
+    ].join('\n'),
+  }
+  const other = createServer(({ url: path = '', headers }, response) => {
+    const isDenied = path.startsWith('/v1/') && headers.authorization !== `Bearer ${TOKEN}`
+    response.writeHead(isDenied ? 401 : 200)
+    response.end(isDenied ? '{"type":"urn:idempotency-proxy:unauthorized"}' : answers[path])
+  }).listen(0, '127.0.0.1')
+  await once(other, 'listening')
+  t.teardown(() => void other.close())
+  const at = `http://127.0.0.1:${(other.address() as AddressInfo).port}`
+  const { findings, of } = await examine(t, ['--admin', at, '--token-file', token])
+  t.match(findings, [
+    /proxy store: the store does not answer this proxy/,
+    /proxy store: its breaker is open/,
+    /proxy store: its store is graded unfit, not strict/,
+    /proxy spool: 3 outcomes are waiting to be written/,
+  ])
+  t.match(of('proxy version'), /^0\.0\.9; this command is /)
+  other.close()
+  other.closeAllConnections()
+  t.match((await examine(t, ['--admin', at, '--token-file', token])).findings, [
+    /proxy: http:.* does not answer: /,
+  ])
+})
+
+void t.test('drain fails the readiness, not requests, and the audit log says who did it', async (t) => {
+  const { proxy, where, audit } = await operated(t, 'memory:')
+  const ready = async () => (await fetch(`${proxy.adminUrl}/readyz`)).status
+  t.equal(await ready(), 200)
+  const { code, out, err } = await command(['drain', '--reason', 'rollout', '--by', 'hook', ...where.admin])
+  t.strictSame([code, err], [0, ''])
+  t.match(out, /^the proxy at http:.* is draining: it fails its readiness and keeps serving\n$/)
+  t.equal(await ready(), 503)
+  t.equal((await send(proxy, newKey())).status, 201)
+  t.strictSame(await command(['drain', '--json', ...where.admin]), {
+    code: 0,
+    out: '{"draining":true}\n',
+    err: '',
+  })
+  t.match(JSON.parse(readFileSync(audit, 'utf8').split('\n')[0] ?? ''), {
+    what: 'drain',
+    who: { by: 'hook' },
+    reason: 'rollout',
+  })
+  t.match(await command(['drain', '--admin', 'http://127.0.0.1:1', ...where.admin.slice(2)]), {
+    code: 1,
+    err: /unreachable/,
+  })
+})

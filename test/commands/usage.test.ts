@@ -9,7 +9,7 @@ import { tempDir } from '../support/e2e.ts'
 const ID = 'A'.repeat(43)
 
 void t.test(
-  'every command answers --help and -h with all its flags, on standard output, and exits 0',
+  'every command answers --help and -h with all its flags on standard output, exit 0',
   async (t) => {
     for (const [name, load] of Object.entries(COMMANDS)) {
       const own = await load()
@@ -22,11 +22,29 @@ void t.test(
         for (const way of own.usage) t.ok(out.includes(`idempotency-proxy ${way}\n`))
       }
     }
-    const { code, out } = await command(['--help'])
-    t.equal(code, 0)
-    for (const name of Object.keys(COMMANDS)) t.ok(out.includes(name), `the general help names ${name}`)
+    for (const words of [['--help'], ['-h']]) {
+      const { code, out, err } = await command(words)
+      t.strictSame([code, err], [0, ''])
+      for (const name of [
+        ...Object.keys(COMMANDS),
+        '--config',
+        '--upstream',
+        '--listen',
+        '--store',
+        'Exit codes',
+      ])
+        t.ok(out.includes(name), `the general help names ${name}`)
+    }
+    t.match(await command(['--config', 'x', '--help']), { code: 0, out: /--upstream/, err: '' })
   },
 )
+
+void t.test('--version prints that of package.json, and schema the published JSON Schema', async (t) => {
+  const { version } = JSON.parse(readFileSync(new URL('../../package.json', import.meta.url), 'utf8'))
+  t.strictSame(await command(['--version']), { code: 0, out: `${version}\n`, err: '' })
+  const schema = readFileSync(new URL('../../schema/idempotency-proxy.schema.json', import.meta.url), 'utf8')
+  t.strictSame(await command(['schema']), { code: 0, out: schema, err: '' })
+})
 
 void t.test('docs/cli.md has the help of every command, word for word', async (t) => {
   const text = readFileSync(new URL('../../docs/cli.md', import.meta.url), 'utf8')
@@ -35,11 +53,10 @@ void t.test('docs/cli.md has the help of every command, word for word', async (t
   t.strictSame(new Set(blocks), new Set(helps), 'as --help prints it: node src/cli.ts COMMAND --help')
 })
 
-void t.test('migrate --print prints the PostgreSQL schema, and migrate alone is refused', async (t) => {
+void t.test('migrate --print prints the PostgreSQL schema', async (t) => {
   const { code, out, err } = await command(['migrate', '--print'])
   t.strictSame([code, err], [0, ''])
   t.match(out, /^BEGIN;.*CREATE SCHEMA idempotency;.*^COMMIT;\n$/ms)
-  t.match(await command(['migrate']), { code: 2, err: /migrate: found nothing; allowed: --print/ })
 })
 
 void t.test('check --against names what a reload refuses, and then exits 1', async (t) => {
@@ -95,127 +112,169 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
   }
   const token = file('token', 'right-token\n')
   const memory = file('memory.yaml', 'upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "memory:" }\n')
-  const good = file('good.json', '{"status":200}')
-  const store = ['--store', 'sqlite:none.db']
-  const by = ['--reason', 'why', '--yes', ...store]
-  const cases: [string[], RegExp][] = [
-    [['list', '--nonsense'], /: unknown option --nonsense\n/],
-    [['--upsteam', 'http://127.0.0.1:1'], /: unknown option --upsteam; did you mean --upstream\?\n/],
-    [['list', '-z'], /: unknown option -z\n/],
-    [['list', 'extra', ...store], /list takes no argument, found 1/],
-    [['list', '--limit', '0', ...store], /--limit: found "0"; allowed: a whole number from 1/],
-    [['list', '--limit', '1', '--limit', '2', ...store], /--limit is given more than once; allowed: once/],
-    [['list'], /no source given: use --admin URL --token-file FILE, --config FILE, or --store URL/],
-    [['list', '--admin', 'http://127.0.0.1:1', ...store], /found --admin and --store; allowed: --admin, or/],
-    [['list', '--admin', 'http://127.0.0.1:1'], /--admin needs --token-file FILE/],
-    [['list', '--token-file', token], /found --token-file without --admin URL/],
+  const store = '--store sqlite:none.db'
+  const by = `--reason why --yes ${store}`
+  const admin = '--admin http://127.0.0.1:1'
+  const upstream = '--upstream http://127.0.0.1:1'
+  /** What `resolve --completed` says of a file. */
+  const completed = (name: string, content: string): string =>
+    `resolve ${ID} --completed ${file(name, content)} ${by}`
+  // "~" is a blank within a word.
+  const cases: [string, RegExp][] = [
+    ['', /nothing to serve: give --config FILE or --upstream URL/],
+    ['serve', /nothing to serve: give --config FILE or --upstream URL/],
+    ['nonsense', /unknown command "nonsense".*serve.*check.*schema/],
+    ['--nonsense', /: unknown option --nonsense\n/],
+    ['check --nonsense', /: unknown option --nonsense\n/],
+    ['schema --nonsense', /: unknown option --nonsense\n/],
+    ['list --nonsense', /: unknown option --nonsense\n/],
+    ['--upsteam http://127.0.0.1:1', /: unknown option --upsteam; did you mean --upstream\?\n/],
+    ['list -z', /: unknown option -z\n/],
+    ['--upstream', /--upstream/],
+    ['schema extra', /extra/],
+    ['check', /needs a file/],
+    ['check a.yaml b.yaml', /one file/],
+    [`serve ${upstream} extra`, /unexpected argument "extra"/],
+    [`${upstream} extra`, /unexpected argument "extra"/],
+    [`list extra ${store}`, /list takes no argument, found 1/],
+    [`list --limit 0 ${store}`, /--limit: found "0"; allowed: a whole number from 1/],
+    [`list --limit 1 --limit 2 ${store}`, /--limit is given more than once; allowed: once/],
+    ['list', /no source given: use --admin URL --token-file FILE, --config FILE, or --store URL/],
+    [`list ${admin} ${store}`, /found --admin and --store; allowed: --admin, or/],
+    [`list ${admin}`, /--admin needs --token-file FILE/],
+    [`list --token-file ${token}`, /found --token-file without --admin URL/],
     [
-      ['inspect', ID, '--store', 'redis://127.0.0.1:1'],
-      /: --service NAME is required: several services may share this store\n/,
+      `inspect ${ID} --store redis://127.0.0.1:1`,
+      /: --service NAME is required: several services may share this/,
     ],
-    [['list', '--config', memory], /memory:, which only its own process can see; allowed: --admin URL/],
-    [['list', '--store', 'memory:'], /memory:, which only its own process can see; allowed: --admin URL/],
+    [`list --config ${memory}`, /memory:, which only its own process can see; allowed: --admin URL/],
+    ['list --store memory:', /memory:, which only its own process can see; allowed: --admin URL/],
     ...['127.0.0.1:9464', 'ftp://h', 'http://h/path', 'http://u:p@h', 'http://h?q'].map(
-      (url): [string[], RegExp] => [
-        ['list', '--admin', url, '--token-file', token],
+      (url): [string, RegExp] => [
+        `list --admin ${url} --token-file ${token}`,
         /--admin: found "[^"]*"; allowed: http:\/\/host:port or https:\/\/host:port, no path/,
       ],
     ),
     [
-      ['list', '--admin', 'http://127.0.0.1:1', '--token-file', join(dir, 'none')],
+      `list ${admin} --token-file ${dir}/none`,
       /--token-file: found no such file at ".*none"; allowed: a readable file/,
     ],
     [
-      ['list', '--admin', 'http://127.0.0.1:1', '--token-file', file('blank', 'two words\n')],
+      `list ${admin} --token-file ${file('blank', 'two words\n')}`,
       /--token-file: found no token in ".*blank"; allowed: one line of printable ASCII/,
     ],
-    [['inspect', ...store], /inspect needs the id of a record, or a key/],
-    [['inspect', 'a', 'b', ...store], /inspect takes one id or key, found 2 arguments/],
+    [`inspect ${store}`, /inspect needs the id of a record, or a key/],
+    [`inspect a b ${store}`, /inspect takes one id or key, found 2 arguments/],
     [
-      ['inspect', 'my-secret-key!', ...store],
-      /found neither a record id nor the first 8 or more characters of one .* a key needs --method/,
+      `inspect my-secret-key! ${store}`,
+      /found neither a record id nor the first 8 or more .* a key needs --method/,
     ],
-    [['inspect', 'k', '--caller', 'no line', ...store], /--caller: found neither "Name: value", nor/],
-    [['inspect', 'k', '--caller', '{"sub": [1]}', ...store], /--caller: found no JSON object of strings/],
-    [['inspect', 'k', '--caller', '{', ...store], /--caller: found no JSON object of strings/],
+    [`inspect k --caller no~line ${store}`, /--caller: found neither "Name: value", nor/],
+    [`inspect k --caller {"sub":[1]} ${store}`, /--caller: found no JSON object of strings/],
+    [`inspect k --caller { ${store}`, /--caller: found no JSON object of strings/],
+    [`inspect k --caller @${dir}/none ${store}`, /--caller: found a file that cannot be read at ".*none"/],
+    [`resolve ${by}`, /resolve needs a whole record id of 43 characters; inspect finds it/],
+    [`resolve a-key ${by}`, /a whole record id of 43 characters, which this is not; inspect finds it/],
+    [`resolve ${ID} ${ID} ${by}`, /resolve takes one record id, found 2 arguments/],
+    [`resolve ${ID} ${by}`, /found neither; allowed: --completed FILE or --retryable/],
+    [`resolve ${ID} --retryable --completed x ${by}`, /found both; allowed: --completed FILE or --retryable/],
+    [`delete ${by}`, /delete needs a whole record id of 43 characters/],
+    [`delete ${ID} --yes ${store}`, /--reason is required; it goes into the audit log/],
+    [`resolve ${ID} --retryable --yes ${store}`, /--reason is required; it goes into the audit log/],
+    [`resolve ${ID} --retryable --reason ~ --yes ${store}`, /--reason is required/],
+    [`resolve ${ID} --retryable --version v1 ${by}`, /--version: found "v1"; allowed: a whole number/],
+    [`resolve ${ID} --retryable --reason x ${store}`, /no terminal to confirm at: add --yes/],
+    [`resolve ${ID} --retryable ${by}`, /found --store alone; allowed: with --config FILE, or --admin URL/],
     [
-      ['inspect', 'k', '--caller', `@${dir}/none`, ...store],
-      /--caller: found a file that cannot be read at ".*none"/,
-    ],
-    [['resolve', ...by], /resolve needs a whole record id of 43 characters; inspect finds it/],
-    [
-      ['resolve', 'a-key', ...by],
-      /resolve needs a whole record id of 43 characters, which this is not; inspect finds it/,
-    ],
-    [['resolve', ID, ID, ...by], /resolve takes one record id, found 2 arguments/],
-    [['resolve', ID, ...by], /found neither; allowed: --completed FILE or --retryable/],
-    [
-      ['resolve', ID, '--retryable', '--completed', good, ...by],
-      /found both; allowed: --completed FILE or --retryable/,
-    ],
-    [['delete', ...by], /delete needs a whole record id of 43 characters/],
-    [['delete', ID, '--yes', ...store], /--reason is required; it goes into the audit log/],
-    [['resolve', ID, '--retryable', '--yes', ...store], /--reason is required; it goes into the audit log/],
-    [['resolve', ID, '--retryable', '--reason', ' ', '--yes', ...store], /--reason is required/],
-    [
-      ['resolve', ID, '--retryable', '--version', 'v1', ...by],
-      /--version: found "v1"; allowed: a whole number/,
-    ],
-    [['resolve', ID, '--retryable', '--reason', 'x', ...store], /no terminal to confirm at: add --yes/],
-    [
-      ['resolve', ID, '--retryable', ...by],
-      /found --store alone; allowed: with --config FILE, or --admin URL/,
-    ],
-    [
-      ['resolve', ID, '--completed', join(dir, 'none'), ...by],
+      `resolve ${ID} --completed ${dir}/none ${by}`,
       /--completed: ".*none": found ENOENT.*allowed: \{"status"/,
     ],
+    [completed('t.json', 'x'), /"[^"]*t.json": found no JSON in UTF-8; allowed/],
+    [completed('u.json', '\xff'), /found no JSON in UTF-8/],
+    [completed('e.json', '{}'), /e.json": \/response: must have required properties status/],
+    [completed('s.json', '{"status":99}'), /s.json": \/response\/status: must be >= 200/],
     [
-      ['resolve', ID, '--completed', file('t.json', 'x'), ...by],
-      /"[^"]*t.json": found no JSON in UTF-8; allowed/,
-    ],
-    [['resolve', ID, '--completed', file('u.json', '\xff'), ...by], /found no JSON in UTF-8/],
-    [
-      ['resolve', ID, '--completed', file('e.json', '{}'), ...by],
-      /e.json": \/response: must have required properties status/,
-    ],
-    [
-      ['resolve', ID, '--completed', file('s.json', '{"status":99}'), ...by],
-      /s.json": \/response\/status: must be >= 200/,
-    ],
-    [
-      ['resolve', ID, '--completed', file('o.json', '{"status":200,"headers":{"a":"b"}}'), ...by],
+      completed('o.json', '{"status":200,"headers":{"a":"b"}}'),
       /o.json": \/response\/headers: must be array, such as \[\["Content-Type","application\/json"\]\];/,
     ],
     [
-      ['resolve', ID, '--completed', file('m.json', '{"status":200,"more":1}'), ...by],
+      completed('m.json', '{"status":200,"more":1}'),
       /m.json": \/response\/more: .*; allowed: \{"status", "headers"/,
     ],
     [
-      ['resolve', ID, '--completed', file('b.json', '{"status":200,"body":"","bodyBase64":""}'), ...by],
+      completed('b.json', '{"status":200,"body":"","bodyBase64":""}'),
       /b.json": \/response: found body and bodyBase64; allowed: one of them/,
     ],
     [
-      ['resolve', ID, '--completed', file('h.json', '{"status":200,"headers":[["a b","c"]]}'), ...by],
+      completed('h.json', '{"status":200,"headers":[["a b","c"]]}'),
       /h.json": \/response\/headers\/0: not a header line/,
     ],
-    [['report', 'x', ...store], /report takes no argument, found 1/],
-    [['report', '--format', 'xml', ...store], /--format: found "xml"; allowed: text, json, csv, markdown/],
-    [['report', '--format', 'csv', '--json', ...store], /found --json and --format; allowed: one of them/],
-    [['doctor'], /nothing to check: give --config FILE or --store URL, or --admin URL --token-file FILE/],
-    [['doctor', 'x', ...store], /doctor takes no argument, found 1/],
-    [['doctor', '--token-file', token, ...store], /found --token-file without --admin URL/],
-    [['drain'], /drain needs the running proxy: --admin URL --token-file FILE/],
-    [['drain', 'x'], /drain takes no argument, found 1/],
-    [['drain', '--config', memory], /--config/],
+    [`report x ${store}`, /report takes no argument, found 1/],
+    [`report --format xml ${store}`, /--format: found "xml"; allowed: text, json, csv, markdown/],
+    [`report --format csv --json ${store}`, /found --json and --format; allowed: one of them/],
+    [`report --log none ${store}`, /found --log and --store; allowed: one of them/],
+    ['report --log none --since yesterday', /--since: found "yesterday"; allowed: more than 0, such as 90m/],
+    ['report --log none --since 0', /--since: found "0"/],
+    ['doctor', /nothing to check: give --config FILE or --store URL, or --admin URL --token-file FILE/],
+    [`doctor x ${store}`, /doctor takes no argument, found 1/],
+    [`doctor --token-file ${token} ${store}`, /found --token-file without --admin URL/],
+    ['drain', /drain needs the running proxy: --admin URL --token-file FILE/],
+    ['drain x', /drain takes no argument, found 1/],
+    [`drain --config ${memory}`, /--config/],
+    ['migrate', /migrate: found nothing; allowed: --print/],
   ]
-  for (const [words, says] of cases) {
+  for (const [line, says] of cases) {
+    const words = line === '' ? [] : line.split(' ').map((word) => word.replaceAll('~', ' '))
     const { code, out, err } = await command(words)
-    t.strictSame([code, out], [2, ''], words.join(' '))
+    t.strictSame([code, out], [2, ''], line)
     t.match(err, says)
     t.match(err, /Try --help/)
     t.notMatch(err, /my-secret-key/)
   }
+})
+
+void t.test('check and serve list all errors at once, with file, line and column, exit 1', async (t) => {
+  const dir = tempDir(t)
+  const file = (name: string, content: string): string => {
+    writeFileSync(join(dir, name), content)
+    return join(dir, name)
+  }
+  const good = file(
+    'good.yaml',
+    'upstream: { url: "http://127.0.0.1:3000" }\ndefaults: { onLeaseExpired: retry }\n',
+  )
+  const warned = { code: 0, out: `${good}: fine\n`, err: /warning: .*onLeaseExpired retry/ }
+  t.match(await command(['check', good]), warned)
+  t.match(await command(['check', '--config', good]), warned)
+  const bad = file(
+    'bad.yaml',
+    'upstream: { url: "ftp://x" }\nstor: { url: "memory:" }\ndefaults: { lease: 1ms, profil: strict }\n',
+  )
+  const tls = file('tls.yaml', `upstream: { url: "https://127.0.0.1:1", tls: { ca: ${dir}/none.pem } }\n`)
+  for (const ways of [['check'], ['--config'], ['serve', '--config']]) {
+    const { code, out, err } = await command([...ways, bad])
+    t.strictSame([code, out], [1, ''], ways.join(' '))
+    for (const found of ['1:18: upstream.url', '2:1: stor', '3:20: defaults.lease', '3:25: defaults.profil'])
+      t.ok(err.includes(`${bad}:${found}: found `), found)
+    t.match(await command([...ways, tls]), { code: 1, out: '', err: /none\.pem/ })
+    for (const none of [join(dir, 'none.yaml'), dir]) {
+      const said = await command([...ways, none])
+      t.match(said, { code: 1, out: '', err: /found (no such file|a directory)/ }, none)
+      t.notMatch(said.err, /\n\s+at /, 'no stack')
+    }
+  }
+})
+
+void t.test('V02 on a shared store without a service all commands say one sentence, exit 1', async (t) => {
+  const file = join(tempDir(t), 'proxy.yaml')
+  writeFileSync(file, 'upstream: { url: "http://127.0.0.1:3000" }\nstore: { url: "redis://127.0.0.1:1" }\n')
+  const sentence =
+    /^\S+: store\.url: found a store that other services can share, and no `service` .*; write `service: payments`, or give --service payments\n$/
+  for (const name of ['serve', 'check', 'doctor', 'list'])
+    t.match(await command([name, '--config', file]), { code: 1, out: '', err: sentence }, name)
+  const flags = ['--upstream', 'http://127.0.0.1:3000', '--store', 'redis://127.0.0.1:1']
+  t.match(await command(flags), { code: 1, err: /^--store: store\.url: found a store that other services/ })
+  t.match(await command(['check', file, '--service', 'payments']), { code: 0, out: /: fine\n$/ })
 })
 
 void t.test('an error names the flag that npm kept for itself', async (t) => {

@@ -3,11 +3,11 @@ import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { withTables } from '../../scripts/docs.ts'
 import type { Config } from '../../src/config/config.ts'
-import { type ConfigChange, changeLine, changesBetween } from '../../src/config/diff.ts'
-import { formatConfigError, loadConfig } from '../../src/config/load.ts'
+import { type ConfigChange, changeLine, changesBetween, orphanedBy } from '../../src/config/diff.ts'
 import type { PropertyRow } from '../../src/config/rows.ts'
 import { rowAt } from '../../src/config/written.ts'
 import { tempDir } from '../support/e2e.ts'
+import { load } from './support.ts'
 
 function tempFile(t: Test, text: string): string {
   const file = join(tempDir(t), 'file')
@@ -15,11 +15,7 @@ function tempFile(t: Test, text: string): string {
   return file
 }
 
-function configOf(text: string): Config {
-  const loaded = loadConfig({ text, env: {}, flags: { upstream: 'http://127.0.0.1:3000' } })
-  if (!loaded.ok) throw new Error(loaded.errors.map(formatConfigError).join('\n'))
-  return loaded.config
-}
+const configOf = (text: string): Config => load(text, { flags: { upstream: 'http://127.0.0.1:3000' } })
 
 function changes(before: string, after: string): ConfigChange[] {
   return changesBetween(configOf(before), configOf(after))
@@ -64,62 +60,59 @@ void t.test('a change of any property without a reload rule needs a restart', as
   )
 })
 
-void t.test(
-  '§10 a change at the top of the file, except limits, needs a restart or identifies records',
-  async (t) => {
-    const token = tempFile(t, 'a-token')
-    const other = tempFile(t, 'b-token')
-    const cases: [before: string, after: string, line: string][] = [
-      ['listen: 127.0.0.1:1', 'listen: 127.0.0.1:2', 'restart listen: 127.0.0.1:1 → 127.0.0.1:2'],
-      ['', 'ops: { listen: "127.0.0.1:9901" }', 'restart ops.listen: none → 127.0.0.1:9901'],
-      [
-        `admin: { tokenFile: ${token} }`,
-        `admin: { tokenFile: ${other} }`,
-        'restart admin.tokenFile: *** → *** (another value)',
-      ],
-      ['upstream: { timeout: 30s }', 'upstream: { timeout: 40s }', 'restart upstream.timeout: 30s → 40s'],
-      [
-        'service: pay\nstore: { url: "redis://user:secret@h1/0" }',
-        'service: pay\nstore: { url: "redis://user:other@h2/0" }',
-        'restart store.url: redis://***@h1/0 → redis://***@h2/0',
-      ],
-      ['', 'log: { format: json }', 'restart log.format: auto → json'],
-      ['', 'metrics: { defaults: false }', 'restart metrics.defaults: true → false'],
-      ['', 'trustProxy: [10.0.0.0/8]', 'restart trustProxy: [] → ["10.0.0.0/8"]'],
-      [
-        'defaults: { scope: { host: true } }',
-        'trustProxy: [10.0.0.0/8]\ndefaults: { scope: { host: true } }',
-        'identifies trustProxy: [] → ["10.0.0.0/8"]',
-      ],
-      [
-        'unmatched: pass\ndefaults: { scope: { host: true } }',
-        'unmatched: pass\ntrustProxy: [10.0.0.0/8]\ndefaults: { scope: { host: true } }',
-        'restart trustProxy: [] → ["10.0.0.0/8"]',
-      ],
-      ['', 'status: { path: /status }', 'restart status.path: off → /status'],
-      ['', 'unmatched: pass', 'identifies unmatched: protect → pass'],
-      ['', 'service: payments', 'identifies service: default → payments'],
-    ]
-    for (const [before, after, line] of cases) t.match(refused(before, after), [line], line)
-    const secret = tempFile(t, 'x'.repeat(40))
-    const later = tempFile(t, 'y'.repeat(40))
-    t.strictSame(
-      refused(`store: { secretFile: ${secret} }`, `store: { secretFile: ${later} }`),
-      ['identifies store.secretFile: *** → *** (another value)'],
-      'the content counts but is not shown',
-    )
-    t.strictSame(
-      refused('', `issuer: { path: /keys, secretFile: ${secret} }`).map((line) => line.split(':')[0]),
-      ['restart issuer.path', 'restart issuer.secretFile', 'restart issuer.ttl'],
-    )
-    const issued = (file: string, only: boolean) =>
-      `issuer: { path: /keys, secretFile: ${file} }\ndefaults: { key: { issuedOnly: ${only} } }`
-    for (const only of [true, false])
-      t.strictSame(refused(issued(secret, only), issued(later, only)), [
-        `${only ? 'identifies' : 'restart'} issuer.secretFile: *** → *** (another value)`,
-      ])
-  },
-)
+void t.test('§10 a change at the top, except of limits, needs a restart or identifies records', async (t) => {
+  const token = tempFile(t, 'a-token')
+  const other = tempFile(t, 'b-token')
+  const cases: [before: string, after: string, line: string][] = [
+    ['listen: 127.0.0.1:1', 'listen: 127.0.0.1:2', 'restart listen: 127.0.0.1:1 → 127.0.0.1:2'],
+    ['', 'ops: { listen: "127.0.0.1:9901" }', 'restart ops.listen: none → 127.0.0.1:9901'],
+    [
+      `admin: { tokenFile: ${token} }`,
+      `admin: { tokenFile: ${other} }`,
+      'restart admin.tokenFile: *** → *** (another value)',
+    ],
+    ['upstream: { timeout: 30s }', 'upstream: { timeout: 40s }', 'restart upstream.timeout: 30s → 40s'],
+    [
+      'service: pay\nstore: { url: "redis://user:secret@h1/0" }',
+      'service: pay\nstore: { url: "redis://user:other@h2/0" }',
+      'restart store.url: redis://***@h1/0 → redis://***@h2/0',
+    ],
+    ['', 'log: { format: json }', 'restart log.format: auto → json'],
+    ['', 'metrics: { defaults: false }', 'restart metrics.defaults: true → false'],
+    ['', 'trustProxy: [10.0.0.0/8]', 'restart trustProxy: [] → ["10.0.0.0/8"]'],
+    [
+      'defaults: { scope: { host: true } }',
+      'trustProxy: [10.0.0.0/8]\ndefaults: { scope: { host: true } }',
+      'identifies trustProxy: [] → ["10.0.0.0/8"]',
+    ],
+    [
+      'unmatched: pass\ndefaults: { scope: { host: true } }',
+      'unmatched: pass\ntrustProxy: [10.0.0.0/8]\ndefaults: { scope: { host: true } }',
+      'restart trustProxy: [] → ["10.0.0.0/8"]',
+    ],
+    ['', 'status: { path: /status }', 'restart status.path: off → /status'],
+    ['', 'unmatched: pass', 'identifies unmatched: protect → pass'],
+    ['', 'service: payments', 'identifies service: default → payments'],
+  ]
+  for (const [before, after, line] of cases) t.match(refused(before, after), [line], line)
+  const secret = tempFile(t, 'x'.repeat(40))
+  const later = tempFile(t, 'y'.repeat(40))
+  t.strictSame(
+    refused(`store: { secretFile: ${secret} }`, `store: { secretFile: ${later} }`),
+    ['identifies store.secretFile: *** → *** (another value)'],
+    'the content counts but is not shown',
+  )
+  t.strictSame(
+    refused('', `issuer: { path: /keys, secretFile: ${secret} }`).map((line) => line.split(':')[0]),
+    ['restart issuer.path', 'restart issuer.secretFile', 'restart issuer.ttl'],
+  )
+  const issued = (file: string, only: boolean) =>
+    `issuer: { path: /keys, secretFile: ${file} }\ndefaults: { key: { issuedOnly: ${only} } }`
+  for (const only of [true, false])
+    t.strictSame(refused(issued(secret, only), issued(later, only)), [
+      `${only ? 'identifies' : 'restart'} issuer.secretFile: *** → *** (another value)`,
+    ])
+})
 
 void t.test('a change of limits, or of policies that do not identify records, is live', async (t) => {
   const before = 'routes: [{ name: pay, match: { path: /pay } }]'
@@ -292,60 +285,57 @@ void t.test('§10 a change of match on a route that stays is refused', async (t)
   )
 })
 
-void t.test(
-  'routes may be added, removed and moved if their requests keep their records',
-  async (t: Test) => {
-    const pay = 'name: pay, match: { path: /pay }'
-    const refunds = 'name: refunds, match: { path: /refunds }, ttl: 48h, key: required'
-    const wide = 'name: all, match: { path: "/*" }'
-    t.strictSame(refused(routes(pay), routes(pay, refunds)), [], 'the same records as under defaults')
-    t.strictSame(refused(routes(pay, refunds), routes(refunds)), [])
-    t.strictSame(refused(routes(pay, refunds), routes(refunds, pay)), [])
-    t.strictSame(
-      refused(routes(pay, wide), routes(refunds, wide)),
-      [],
-      'the same records as under the wider route',
-    )
-    t.strictSame(
-      refused(routes(pay), routes('name: charge, match: { path: /pay }')),
-      [],
-      'a route may be renamed where its name is in no id',
-    )
-    t.match(
-      refused(
-        routes('name: a, match: { path: /a }, scope: { path: route }'),
-        routes('name: b, match: { path: /a }, scope: { path: route }'),
-      ),
-      ['identifies routes[b].name: a → b (POST /a, of route a before)'],
-    )
-    t.match(
-      refused(
-        routes(pay),
-        routes(pay, 'name: hooks, match: { path: "/hooks/*" }, key: { from: ["header:ce-id"] }'),
-      ),
-      [
-        'identifies routes[hooks].key.from: ["header:idempotency-key"] → ["header:ce-id"] (POST /hooks/*, of route default before)',
-      ],
-    )
-    t.match(refused(routes(pay, 'name: free, match: { path: /free }, key: ignored'), routes(pay)), [
-      'identifies defaults: not protected → protected (POST /free, of route free before)',
-    ])
-    t.match(refused(routes(pay), routes(pay, 'name: put, match: { path: /put, methods: [PUT] }')), [
-      'identifies routes[put]: not protected → protected (PUT /put, of no route before)',
-    ])
-    t.match(refused(`unmatched: pass\n${routes(pay)}`, `unmatched: pass\n${routes()}`), [
-      'identifies routes[pay]: protected → not protected (POST /pay, of route pay before)',
-    ])
-    t.strictSame(
-      refused(routes(pay), routes(pay, 'name: get, match: { path: /get, methods: [GET] }, key: ignored')),
-      [],
-      'unprotected before and after',
-    )
-    t.match(refused(routes(pay), routes('name: exact, match: { path: /pay, exact: true }', pay)), [
-      'identifies routes[exact].match.exact: false → true (POST /pay, of route pay before)',
-    ])
-  },
-)
+void t.test('routes may be added, removed and moved if their requests keep their records', async (t) => {
+  const pay = 'name: pay, match: { path: /pay }'
+  const refunds = 'name: refunds, match: { path: /refunds }, ttl: 48h, key: required'
+  const wide = 'name: all, match: { path: "/*" }'
+  t.strictSame(refused(routes(pay), routes(pay, refunds)), [], 'the same records as under defaults')
+  t.strictSame(refused(routes(pay, refunds), routes(refunds)), [])
+  t.strictSame(refused(routes(pay, refunds), routes(refunds, pay)), [])
+  t.strictSame(
+    refused(routes(pay, wide), routes(refunds, wide)),
+    [],
+    'the same records as under the wider route',
+  )
+  t.strictSame(
+    refused(routes(pay), routes('name: charge, match: { path: /pay }')),
+    [],
+    'a route may be renamed where its name is in no id',
+  )
+  t.match(
+    refused(
+      routes('name: a, match: { path: /a }, scope: { path: route }'),
+      routes('name: b, match: { path: /a }, scope: { path: route }'),
+    ),
+    ['identifies routes[b].name: a → b (POST /a, of route a before)'],
+  )
+  t.match(
+    refused(
+      routes(pay),
+      routes(pay, 'name: hooks, match: { path: "/hooks/*" }, key: { from: ["header:ce-id"] }'),
+    ),
+    [
+      'identifies routes[hooks].key.from: ["header:idempotency-key"] → ["header:ce-id"] (POST /hooks/*, of route default before)',
+    ],
+  )
+  t.match(refused(routes(pay, 'name: free, match: { path: /free }, key: ignored'), routes(pay)), [
+    'identifies defaults: not protected → protected (POST /free, of route free before)',
+  ])
+  t.match(refused(routes(pay), routes(pay, 'name: put, match: { path: /put, methods: [PUT] }')), [
+    'identifies routes[put]: not protected → protected (PUT /put, of no route before)',
+  ])
+  t.match(refused(`unmatched: pass\n${routes(pay)}`, `unmatched: pass\n${routes()}`), [
+    'identifies routes[pay]: protected → not protected (POST /pay, of route pay before)',
+  ])
+  t.strictSame(
+    refused(routes(pay), routes(pay, 'name: get, match: { path: /get, methods: [GET] }, key: ignored')),
+    [],
+    'unprotected before and after',
+  )
+  t.match(refused(routes(pay), routes('name: exact, match: { path: /pay, exact: true }', pay)), [
+    'identifies routes[exact].match.exact: false → true (POST /pay, of route pay before)',
+  ])
+})
 
 void t.test('the first of overlapping routes decides', async (t) => {
   const narrow = 'name: narrow, match: { path: /v1/pay }, scope: { caller: none }'
@@ -376,4 +366,41 @@ void t.test('the first of overlapping routes decides', async (t) => {
     [],
     '/v1/pay/* needs another slash',
   )
+})
+
+const BY_KEY = 'request: { path: "/p?k={key}" }, identity: { /k: "{key}" }'
+const BY_RECORD = 'request: { path: "/p/{record}" }, identity: { /k: "{record}" }'
+const config = (route: string, more = 'unmatched: pass') =>
+  load(`${more}
+upstream: { url: http://127.0.0.1:3000 }
+routes:
+  - { match: { methods: [POST], path: /pay }, scope: { caller: none }, ${route} }
+`)
+const asks = (how: string, more = ''): string =>
+  `name: pay, reconcile: { ${how}, completed: { status: 200 }, notFound: { status: 404 } }${more}`
+const FENCE = ', key: { forwardFence: true }'
+
+void t.test('a change that leaves unknown records without a reconciler is reported by route', async (t) => {
+  const told = (before: string, after: string) => orphanedBy(config(before), config(after))
+  const old = asks(BY_KEY)
+  t.same(told(old, old), [])
+  t.match(told(old, old.replace('pay', 'pays')), [
+    /^Route `pay`: no route has its name any more, so its unknown records stay unknown until an operator resolves them\.$/,
+  ])
+  t.match(told(old, 'name: pay'), [/it no longer has reconcile/])
+  t.match(told(old, `${old}, mode: shadow`), [/mode shadow, which sends no status queries/])
+  t.match(told(old, asks(BY_RECORD, FENCE)), [/\{record\}, which was not sent to the upstream before/])
+  t.match(told(asks(BY_RECORD, FENCE), old), [/\{key\}, which was not kept before/])
+  t.same(told(asks(BY_KEY, FENCE), asks(BY_RECORD, FENCE)), [], 'the record id was sent before, too')
+  t.same(
+    told(old, asks(BY_RECORD, FENCE).replace(', notFound: { status: 404 }', '')),
+    [],
+    'without notFound nothing is freed',
+  )
+  t.same(told('name: pay', old), [], 'nobody asked before')
+  t.same(told(`${old}, mode: shadow`, 'name: pay'), [])
+  const everywhere = (reconcile: string) =>
+    config('name: pay', `unmatched: protect\ndefaults: { key: { forwardFence: true }, ${reconcile} }`)
+  const shared = `reconcile: { ${BY_RECORD}, completed: { status: 200 } }`
+  t.equal(orphanedBy(everywhere(shared), everywhere('reconcile: none')).length, 2)
 })

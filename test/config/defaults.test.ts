@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs'
 import t from 'tap'
 import { POLICY, PROPERTIES, ROUTE } from '../../src/config/properties.ts'
 import type { PropertyRow } from '../../src/config/rows.ts'
-import { FIXTURES, load, routeFile, UPSTREAM } from './support.ts'
+import { FILES, load, routeFile, UPSTREAM } from './support.ts'
 
 const SECOND = 1000
 const HOUR = 3600 * SECOND
@@ -120,28 +120,25 @@ void t.test('some defaults follow another value', async (t) => {
   )
 })
 
-void t.test(
-  '`key: required` is short for `key: { presence: required }`, likewise `inFlight: wait`',
-  async (t) => {
-    for (const presence of ['required', 'optional', 'ignored']) {
-      t.strictSame(
-        load(routeFile(`key: ${presence}`)).routes,
-        load(routeFile(`key: { presence: ${presence} }`)).routes,
-      )
-    }
-    for (const mode of ['reject', 'wait']) {
-      t.strictSame(
-        load(routeFile(`inFlight: ${mode}`)).routes,
-        load(routeFile(`inFlight: { mode: ${mode} }`)).routes,
-      )
-    }
-    t.strictSame(load(routeFile('inFlight: wait')).routes[0]?.inFlight, {
-      mode: 'wait',
-      wait: 10 * SECOND,
-      status: 409,
-    })
-  },
-)
+void t.test('`key: required` is short for its presence, and `inFlight: wait` for its mode', async (t) => {
+  for (const presence of ['required', 'optional', 'ignored']) {
+    t.strictSame(
+      load(routeFile(`key: ${presence}`)).routes,
+      load(routeFile(`key: { presence: ${presence} }`)).routes,
+    )
+  }
+  for (const mode of ['reject', 'wait']) {
+    t.strictSame(
+      load(routeFile(`inFlight: ${mode}`)).routes,
+      load(routeFile(`inFlight: { mode: ${mode} }`)).routes,
+    )
+  }
+  t.strictSame(load(routeFile('inFlight: wait')).routes[0]?.inFlight, {
+    mode: 'wait',
+    wait: 10 * SECOND,
+    status: 409,
+  })
+})
 
 void t.test('a route inherits each property that it does not set', async (t) => {
   const { routes, defaults } = load(`${UPSTREAM}
@@ -165,42 +162,37 @@ routes:
   t.match(defaults, { name: 'default', key: { presence: 'required', from: [{ name: 'a' }, { name: 'b' }] } })
 })
 
-void t.test(
-  'a value comes from the route, else defaults, else the profile in force, else the built-in one',
-  async (t) => {
-    const { routes, defaults } = load(`${UPSTREAM}
+void t.test('a value is of the route, else defaults, else the profile in force, else built in', async (t) => {
+  const { routes, defaults } = load(`${UPSTREAM}
 defaults: { profile: strict, tombstone: 1d, scope: { caller: "header:authorization" } }
 routes:
   - { name: inherits, match: { path: /a } }
   - { name: own-profile, match: { path: /b }, profile: lenient }
   - { name: own-values, match: { path: /c }, profile: lenient, tombstone: off, onLeaseExpired: unknown, key: { minLength: 3 } }
 `)
-    t.match(defaults, {
-      profile: 'strict',
-      tombstone: DAY,
-      key: { minLength: 16 },
-      scope: { anonymous: 'reject' },
-    })
-    t.match(routes[0], {
-      profile: 'strict',
-      tombstone: DAY,
-      key: { minLength: 16 },
-      onLeaseExpired: 'unknown',
-    })
-    t.match(routes[1], { profile: 'lenient', tombstone: DAY, key: { minLength: 1 }, onLeaseExpired: 'retry' })
-    t.match(routes[2], {
-      tombstone: 0,
-      key: { minLength: 3 },
-      onLeaseExpired: 'unknown',
-      onStoreUnavailable: 'bypass',
-    })
-  },
-)
+  t.match(defaults, {
+    profile: 'strict',
+    tombstone: DAY,
+    key: { minLength: 16 },
+    scope: { anonymous: 'reject' },
+  })
+  t.match(routes[0], {
+    profile: 'strict',
+    tombstone: DAY,
+    key: { minLength: 16 },
+    onLeaseExpired: 'unknown',
+  })
+  t.match(routes[1], { profile: 'lenient', tombstone: DAY, key: { minLength: 1 }, onLeaseExpired: 'retry' })
+  t.match(routes[2], {
+    tombstone: 0,
+    key: { minLength: 3 },
+    onLeaseExpired: 'unknown',
+    onStoreUnavailable: 'bypass',
+  })
+})
 
-void t.test(
-  '`ignore` and `only` replace each other, and a body that is not read as JSON has neither',
-  async (t) => {
-    const { routes } = load(`${UPSTREAM}
+void t.test('`ignore` and `only` replace each other; a body not read as JSON has neither', async (t) => {
+  const { routes } = load(`${UPSTREAM}
 defaults: { fingerprint: { ignore: [/sentAt], headers: [x-version] } }
 routes:
   - { name: a, match: { path: /a } }
@@ -208,22 +200,19 @@ routes:
 ${['raw', 'none', 'form', 'multipart']
   .map((body) => `  - { name: ${body}, match: { path: /${body} }, fingerprint: { body: ${body} } }\n`)
   .join('')}`)
-    t.match(routes[0]?.fingerprint, { ignore: ['/sentAt'], only: [] })
-    t.strictSame(routes[1]?.fingerprint, {
-      body: 'auto',
-      ignore: [],
-      only: ['/amount'],
-      headers: ['x-version'],
-      query: 'include',
-    })
-    for (const { name, fingerprint } of routes.slice(2)) t.strictSame(fingerprint.ignore, [], name)
-  },
-)
+  t.match(routes[0]?.fingerprint, { ignore: ['/sentAt'], only: [] })
+  t.strictSame(routes[1]?.fingerprint, {
+    body: 'auto',
+    ignore: [],
+    only: ['/amount'],
+    headers: ['x-version'],
+    query: 'include',
+  })
+  for (const { name, fingerprint } of routes.slice(2)) t.strictSame(fingerprint.ignore, [], name)
+})
 
-void t.test(
-  '`off` or `none` turns off what `defaults` turned on, and a route may set a part of it',
-  async (t) => {
-    const { routes } = load(`${UPSTREAM}
+void t.test('`off` or `none` ends what `defaults` turned on; a route may set a part of it', async (t) => {
+  const { routes } = load(`${UPSTREAM}
 limits: { newKeys: 100/m }
 defaults:
   key: { derive: { json: [/id], bucket: 1h } }
@@ -234,29 +223,28 @@ routes:
   - { name: c, match: { path: /c }, key: { derive: off }, authorizeReplay: none, limits: { newKeys: off } }
   - { name: d, match: { path: /d }, limits: { newKeys: 5/s } }
 `)
-    t.strictSame(
-      routes.map(({ key, authorizeReplay, limits }) => [key.derive, authorizeReplay, limits.newKeys]),
+  t.strictSame(
+    routes.map(({ key, authorizeReplay, limits }) => [key.derive, authorizeReplay, limits.newKeys]),
+    [
       [
-        [
-          { json: ['/id'], form: [], headers: [], bucket: HOUR },
-          { path: '/me', cache: 5 * SECOND },
-          { count: 100, per: 60 * SECOND },
-        ],
-        [
-          { json: ['/id'], form: [], headers: ['x-delivery'], bucket: null },
-          { path: '/me', cache: 0 },
-          { count: 100, per: 60 * SECOND },
-        ],
-        [null, null, null],
-        [
-          { json: ['/id'], form: [], headers: [], bucket: HOUR },
-          { path: '/me', cache: 5 * SECOND },
-          { count: 5, per: SECOND },
-        ],
+        { json: ['/id'], form: [], headers: [], bucket: HOUR },
+        { path: '/me', cache: 5 * SECOND },
+        { count: 100, per: 60 * SECOND },
       ],
-    )
-  },
-)
+      [
+        { json: ['/id'], form: [], headers: ['x-delivery'], bucket: null },
+        { path: '/me', cache: 0 },
+        { count: 100, per: 60 * SECOND },
+      ],
+      [null, null, null],
+      [
+        { json: ['/id'], form: [], headers: [], bucket: HOUR },
+        { path: '/me', cache: 5 * SECOND },
+        { count: 5, per: SECOND },
+      ],
+    ],
+  )
+})
 
 void t.test('`jwks` and `keyFile` replace each other, and a route without a claim has neither', async (t) => {
   const { routes } = load(`${UPSTREAM}
@@ -264,10 +252,10 @@ unmatched: pass
 defaults: { scope: { jwt: { jwks: "https://id.example.com/jwks", audience: payments } } }
 routes:
   - { name: a, match: { path: /a }, scope: { caller: "jwt:sub" } }
-  - { name: b, match: { path: /b }, scope: { caller: ["header:X", "jwt:https://b/t:1"], jwt: { keyFile: ${FIXTURES}/files/public.pem, audience: none } } }
+  - { name: b, match: { path: /b }, scope: { caller: ["header:X", "jwt:https://b/t:1"], jwt: { keyFile: ${FILES}/public.pem, audience: none } } }
   - { name: c, match: { path: /c } }
 `)
-  const keyFile = readFileSync(`${FIXTURES}/files/public.pem`, 'utf8')
+  const keyFile = readFileSync(`${FILES}/public.pem`, 'utf8')
   t.strictSame(
     routes.map(({ scope }) => scope.jwt),
     [
@@ -294,7 +282,7 @@ routes:
 
 void t.test('the issuer and the status path are read', async (t) => {
   const config = load(`${UPSTREAM}
-issuer: { path: /v1/keys, secretFile: ${FIXTURES}/files/signing-secret }
+issuer: { path: /v1/keys, secretFile: ${FILES}/signing-secret }
 status: { path: /v1/status }
 defaults: { key: { issuedOnly: true, from: ["json:/key", "header:X-Key"] } }
 routes:
@@ -318,35 +306,32 @@ routes:
   t.equal(load(`${UPSTREAM}status: { path: off }\n`).status.path, null)
 })
 
-void t.test(
-  'header names are read in lower case, cookie names as written; a pattern must match the whole key',
-  async (t) => {
-    const [route] = load(
-      routeFile(
-        'key: { from: ["header:X-Key"], pattern: "[0-9]+|x", forward: PayPal-Request-Id }',
-        'scope: { caller: ["header:X-User", "cookie:Sid"] }',
-        'replay: { excludeHeaders: [Set-Cookie] }',
-      ),
-    ).routes
-    t.match(route, {
-      key: { from: [{ kind: 'header', name: 'x-key' }], forward: { header: 'PayPal-Request-Id' } },
-      scope: { caller: [{ name: 'x-user' }, { name: 'Sid' }] },
-    })
-    t.ok(route?.excludeHeaders.has('set-cookie'))
-    for (const [key, fits] of [
-      ['12', true],
-      ['x', true],
-      ['12a', false],
-      ['a12', false],
-      ['xx', false],
-    ] as const) {
-      t.equal(route?.key.pattern?.test(key), fits, key)
-    }
-  },
-)
+void t.test('header names become lower case, cookie names stay; a pattern matches a whole key', async (t) => {
+  const [route] = load(
+    routeFile(
+      'key: { from: ["header:X-Key"], pattern: "[0-9]+|x", forward: PayPal-Request-Id }',
+      'scope: { caller: ["header:X-User", "cookie:Sid"] }',
+      'replay: { excludeHeaders: [Set-Cookie] }',
+    ),
+  ).routes
+  t.match(route, {
+    key: { from: [{ kind: 'header', name: 'x-key' }], forward: { header: 'PayPal-Request-Id' } },
+    scope: { caller: [{ name: 'x-user' }, { name: 'Sid' }] },
+  })
+  t.ok(route?.excludeHeaders.has('set-cookie'))
+  for (const [key, fits] of [
+    ['12', true],
+    ['x', true],
+    ['12a', false],
+    ['a12', false],
+    ['xx', false],
+  ] as const) {
+    t.equal(route?.key.pattern?.test(key), fits, key)
+  }
+})
 
 void t.test(
-  'every property has a help text, and `defaults` takes every property of a route but name and match',
+  'every property has a help text, and `defaults` has all of a route but name, match',
   async (t) => {
     const { name: _n, match: _m, ...shared } = ROUTE
     t.strictSame(Object.keys(shared), Object.keys(POLICY))

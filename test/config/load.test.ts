@@ -6,7 +6,7 @@ import t from 'tap'
 import { readConfigFile } from '../../src/config/files.ts'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import { effective } from '../../src/config/written.ts'
-import { errorsOf, FIXTURES, load, routeFile, UPSTREAM } from './support.ts'
+import { errorsOf, FILES, load, routeFile, UPSTREAM } from './support.ts'
 
 void t.test('flags override the file, and are enough without one', async (t) => {
   const flags = { upstream: 'http://127.0.0.1:4000/', listen: '0.0.0.0:80', store: 'memory:' }
@@ -25,24 +25,19 @@ void t.test('flags override the file, and are enough without one', async (t) => 
   })
 })
 
-void t.test(
-  'V01 the service is a name of letters, digits, _, . and -; --service overrides the file',
-  async (t) => {
-    const serviceOf = (text: string, service?: string): string =>
-      load(UPSTREAM + text, { flags: { service } }).service
-    t.equal(serviceOf(''), 'default')
-    t.equal(serviceOf('service: Payments_v1.2-eu'), 'Payments_v1.2-eu')
-    t.equal(serviceOf('service: payments', 'orders'), 'orders')
-    t.equal(serviceOf(`service: ${'a'.repeat(64)}`), 'a'.repeat(64))
-    for (const name of ['a b', 'a:b', 'a{b', 'a*', 'ä', '""', 'a'.repeat(65)])
-      t.match(errorsOf(`${UPSTREAM}service: "${name.replaceAll('"', '')}"`), [
-        /^c\.yaml:2:10: service: found .*; allowed: up to 64 letters, digits, `_`, `\.`, `-`/,
-      ])
-    t.match(errorsOf(UPSTREAM, { flags: { service: 'a/b' } }), [
-      /^--service: service: found "a\/b"; allowed: /,
+void t.test('V01 the service has letters, digits, _, . and -; --service overrides the file', async (t) => {
+  const serviceOf = (text: string, service?: string): string =>
+    load(UPSTREAM + text, { flags: { service } }).service
+  t.equal(serviceOf(''), 'default')
+  t.equal(serviceOf('service: Payments_v1.2-eu'), 'Payments_v1.2-eu')
+  t.equal(serviceOf('service: payments', 'orders'), 'orders')
+  t.equal(serviceOf(`service: ${'a'.repeat(64)}`), 'a'.repeat(64))
+  for (const name of ['a b', 'a:b', 'a{b', 'a*', 'ä', '""', 'a'.repeat(65)])
+    t.match(errorsOf(`${UPSTREAM}service: "${name.replaceAll('"', '')}"`), [
+      /^c\.yaml:2:10: service: found .*; allowed: up to 64 letters, digits, `_`, `\.`, `-`/,
     ])
-  },
-)
+  t.match(errorsOf(UPSTREAM, { flags: { service: 'a/b' } }), [/^--service: service: found "a\/b"; allowed: /])
+})
 
 void t.test('V02 a store that others can share needs a service; an embedded one does not', async (t) => {
   for (const store of ['redis://h', 'rediss://u:p@h/'])
@@ -96,17 +91,14 @@ void t.test('an error in a flag names the flag', async (t) => {
   ])
 })
 
-void t.test(
-  'errors are formatted as file:line:column: path: message, in the order of the file',
-  async (t) => {
-    const errors = errorsOf(routeFile('lease: fast', 'ttl: 1 day', 'profil: strict'))
-    t.strictSame(
-      errors.map((error) => error.split(': found')[0]),
-      ['c.yaml:5:12: routes[0].lease', 'c.yaml:6:10: routes[0].ttl', 'c.yaml:7:5: routes[0].profil'],
-    )
-    t.match(errors[2], /did you mean `profile`\?/)
-  },
-)
+void t.test('errors are file:line:column: path: message, in the order of the file', async (t) => {
+  const errors = errorsOf(routeFile('lease: fast', 'ttl: 1 day', 'profil: strict'))
+  t.strictSame(
+    errors.map((error) => error.split(': found')[0]),
+    ['c.yaml:5:12: routes[0].lease', 'c.yaml:6:10: routes[0].ttl', 'c.yaml:7:5: routes[0].profil'],
+  )
+  t.match(errors[2], /did you mean `profile`\?/)
+})
 
 void t.test('an empty file is accepted if a flag names the upstream', async (t) => {
   for (const text of ['', '\n', '# nothing\n', '---\n', '~\n']) {
@@ -115,7 +107,7 @@ void t.test('an empty file is accepted if a flag names the upstream', async (t) 
 })
 
 void t.test(
-  'environment variables are substituted into scalars after parsing and read as the type of the property',
+  'environment variables are put into parsed scalars, and read as the property’s type',
   async (t) => {
     const env = {
       PORT: '9000',
@@ -217,7 +209,7 @@ void t.test('a sealing key is 32 bytes raw, in hex or in base64, and nothing els
 
 void t.test('secret files are read without their last newline', async (t) => {
   const config = load(
-    `${UPSTREAM}admin: { listen: 0.0.0.0:9464, tokenFile: ${FIXTURES}/files/token }\nstore: { secretFile: ${FIXTURES}/files/secret }\n`,
+    `${UPSTREAM}admin: { listen: 0.0.0.0:9464, tokenFile: ${FILES}/token }\nstore: { secretFile: ${FILES}/secret }\n`,
   )
   t.equal(config.admin.token, 'a-token-of-the-tests')
   t.strictSame(config.store.secret, Buffer.from('0123456789abcdef'))
@@ -324,34 +316,26 @@ void t.test('paths of the proxy itself must be exact and normalised', async (t) 
 })
 
 void t.test('the URL of every kind of store is accepted', async (t) => {
-  for (const url of [
-    'memory:',
-    'sqlite:./a.db',
-    'sqlite:/var/lib/a.db',
-    'redis://h',
-    'redis://:p@h:1/2',
-    'rediss://u:p@h/',
-    'redis+sentinel://h1:26379,h2/payments',
-    'redis+sentinel://[::1],10.0.0.1:1/a.b-c_d/',
-    'rediss+sentinel://u:p%40@h/m/3?sentinelUsername=x&sentinelPassword=y%26z',
-    'redis+cluster://h1:7000,h2:7001',
-    'redis+cluster://h/',
-    'rediss+cluster://u:p@h,[::1]:7000/0',
-    'rediss+cluster://h/?cacert=/ca.pem&cert=/c.pem&key=/k.pem',
-    'rediss+sentinel://h/m?sentinelPassword=x&cacert=/ca.pem',
-    'rediss://u:p@h:1/0?cert=/c.pem&key=/k.pem',
-    'postgres://u@h/d',
-    'postgresql://u%40x:p%2Fw@[::1]:5433/d%C3%BC?sslmode=verify-full&sslrootcert=/ca.pem&sslcert=/c.pem&sslkey=/k.pem',
-    'postgres://u:p@h/d?sslmode=verify-ca&sslrootcert=/ca.pem',
-    'dynamodb://payments',
-    'dynamodb://Pay_ments.v-1?region=us-gov-west-1&endpoint=http://127.0.0.1:8000',
-    'dynamodb://payments?endpoint=https%3A%2F%2Fvpce-1.dynamodb.eu-central-1.vpce.amazonaws.com/',
-  ]) {
+  for (const url of `
+    memory: sqlite:./a.db sqlite:/var/lib/a.db redis://h redis://:p@h:1/2 rediss://u:p@h/
+    redis+sentinel://h1:26379,h2/payments redis+sentinel://[::1],10.0.0.1:1/a.b-c_d/
+    rediss+sentinel://u:p%40@h/m/3?sentinelUsername=x&sentinelPassword=y%26z
+    redis+cluster://h1:7000,h2:7001 redis+cluster://h/ rediss+cluster://u:p@h,[::1]:7000/0
+    rediss+cluster://h/?cacert=/ca.pem&cert=/c.pem&key=/k.pem
+    rediss+sentinel://h/m?sentinelPassword=x&cacert=/ca.pem rediss://u:p@h:1/0?cert=/c.pem&key=/k.pem
+    postgres://u@h/d
+    postgresql://u%40x:p%2Fw@[::1]:5433/d%C3%BC?sslmode=verify-full&sslrootcert=/ca.pem&sslcert=/c.pem&sslkey=/k.pem
+    postgres://u:p@h/d?sslmode=verify-ca&sslrootcert=/ca.pem dynamodb://payments
+    dynamodb://Pay_ments.v-1?region=us-gov-west-1&endpoint=http://127.0.0.1:8000
+    dynamodb://payments?endpoint=https%3A%2F%2Fvpce-1.dynamodb.eu-central-1.vpce.amazonaws.com/
+  `
+    .trim()
+    .split(/\s+/)) {
     t.equal(load('', { flags: { upstream: 'http://a', store: url, service: 'a' } }).store.url, url)
   }
 })
 
-void t.test('TLS files need rediss, each at most once, and a certificate needs its key', async (t) => {
+void t.test('an invalid URL of a store gets one clear error, without its password', async (t) => {
   for (const [url, why] of [
     ['redis://h?cacert=/a', /without a query$/],
     ['redis://h#a', /without a fragment$/],
@@ -365,12 +349,6 @@ void t.test('TLS files need rediss, each at most once, and a certificate needs i
     ],
     ['rediss+sentinel://h/m?key=/a', /cert and key only together$/],
     ['rediss+cluster://h?sentinelPassword=x', /of the options cacert, cert, key, each at most once$/],
-  ] as const)
-    t.match(errorsOf('', { flags: { upstream: 'http://a', store: url, service: 'a' } }), [why], url)
-})
-
-void t.test('an invalid URL of a Redis Cluster gets one clear error, without its password', async (t) => {
-  for (const [url, why] of [
     ['redis+cluster://', /allowed: redis\+cluster:\/\/user:password@host:port,host:port, rediss\+cluster/],
     ['redis+cluster:h', /allowed: redis\+cluster/],
     ['redis+cluster://:secret@h/1', /without a database: a cluster has database 0 alone/],
@@ -378,16 +356,6 @@ void t.test('an invalid URL of a Redis Cluster gets one clear error, without its
     ['redis+cluster://:secret@h:0', /a port of 1 to 65535/],
     ['redis+cluster://:secret@h?x=secret', /without a query/],
     ['redis+cluster://:secret%zz@h', /percent-encoded/],
-  ] as const) {
-    const [error = '', ...more] = errorsOf('', { flags: { upstream: 'http://a', store: url, service: 'a' } })
-    t.match(error, why, url)
-    t.same(more, [])
-    t.notMatch(error, /:secret/)
-  }
-})
-
-void t.test('an invalid URL of Redis Sentinels gets one clear error, without its password', async (t) => {
-  for (const [url, why] of [
     ['redis+sentinel://', /allowed: redis\+sentinel:\/\/user:password@host:port,host:port\/master\/db/],
     ['redis+sentinel:h/m', /allowed: redis\+sentinel/],
     ['redis+sentinel://h/m#f', /allowed: redis\+sentinel/],
@@ -409,16 +377,6 @@ void t.test('an invalid URL of Redis Sentinels gets one clear error, without its
       /of the options sentinelUsername, sentinelPassword, each/,
     ],
     ['redis+sentinel://h/m?sentinelPassword=secret&sentinelPassword=secret', /each at most once/],
-  ] as const) {
-    const [error = '', ...more] = errorsOf('', { flags: { upstream: 'http://a', store: url, service: 'a' } })
-    t.match(error, why, url)
-    t.same(more, [])
-    t.notMatch(error, /secret/)
-  }
-})
-
-void t.test('an invalid URL of PostgreSQL gets one clear error, without its password', async (t) => {
-  for (const [url, why] of [
     ['postgres://h/d', /with a user and a database/],
     ['postgres://u:secret@h', /with a user and a database/],
     ['postgres://u:secret@h/', /with a user and a database/],
@@ -442,22 +400,6 @@ void t.test('an invalid URL of PostgreSQL gets one clear error, without its pass
     ],
     ['postgres://u:secret@h/d?sslmode=verify-ca', /sslmode=verify-ca only with sslrootcert/],
     ['postgres://u:secret@h/d?sslmode=require&sslcert=/c.pem', /sslcert and sslkey only together/],
-  ] as const) {
-    const loaded = loadConfig({
-      text: '',
-      env: {},
-      flags: { upstream: 'http://a', store: url, service: 'a' },
-    })
-    const [error, ...others] = loaded.ok ? [] : loaded.errors.map(formatConfigError)
-    t.match(error, why, url)
-    t.match(error, /^--store: store\.url: found /)
-    t.same(others, [])
-    t.notMatch(error, /secret/)
-  }
-})
-
-void t.test('an invalid URL of DynamoDB gets one clear error, without its credentials', async (t) => {
-  for (const [url, why] of [
     ['dynamodb:', /allowed: dynamodb:\/\/table\?region=name, the table a name of 3 to 255/],
     ['dynamodb://', /allowed: dynamodb:\/\/table/],
     ['dynamodb://ab', /3 to 255 letters/],
@@ -475,8 +417,9 @@ void t.test('an invalid URL of DynamoDB gets one clear error, without its creden
   ] as const) {
     const [error = '', ...more] = errorsOf('', { flags: { upstream: 'http://a', store: url, service: 'a' } })
     t.match(error, why, url)
+    t.match(error, /^--store: store\.url: found /)
     t.same(more, [])
-    t.notMatch(error, /secret/)
+    t.notMatch(error.replace('?x=secret', ''), /secret/)
   }
 })
 

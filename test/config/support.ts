@@ -4,7 +4,7 @@ import { type ConfigInput, formatConfigError, loadConfig } from '../../src/confi
 /** Fixtures name files relative to the repository, wherever a test is started. */
 process.chdir(new URL('../..', import.meta.url).pathname)
 
-export const FIXTURES = 'test/config/fixtures'
+export const FILES = 'test/config/files'
 export const UPSTREAM = 'upstream: { url: http://127.0.0.1:3000 }\n'
 
 export function load(text: string, input: Partial<ConfigInput> = {}): Config {

@@ -20,19 +20,7 @@ void t.test('a duration is a whole number with a unit, or 0', async (t) => {
   })) {
     t.equal(told(parseDuration(text)), value, text)
   }
-  for (const text of [
-    '',
-    '30',
-    '1.5h',
-    '-1s',
-    '1 s',
-    '1h30m',
-    '1w',
-    '30S',
-    's',
-    '1toString',
-    '99999999999999999d',
-  ]) {
+  for (const text of ['', '1 s', ...'30 1.5h -1s 1h30m 1w 30S s 1toString 99999999999999999d'.split(' ')]) {
     t.match(
       told(parseDuration(text)),
       /^found .*; allowed: a duration: a whole number with ms, s, m, h or d/,
@@ -57,14 +45,10 @@ void t.test('a size is a whole number with a unit, or 0', async (t) => {
 })
 
 void t.test('values are shown in the largest unit that leaves a whole number', async (t) => {
-  t.strictSame([0, 250, 1500, 30_000, 90_000, 86_400_000].map(formatDuration), [
-    '0ms',
-    '250ms',
-    '1500ms',
-    '30s',
-    '90s',
-    '1d',
-  ])
+  t.equal(
+    [0, 250, 1500, 30_000, 90_000, 86_400_000].map(formatDuration).join(),
+    '0ms,250ms,1500ms,30s,90s,1d',
+  )
   t.strictSame([100, 65_536, 1_048_577, 2 ** 30].map(formatSize), ['100B', '64KiB', '1048577B', '1GiB'])
 })
 
@@ -73,28 +57,13 @@ void t.test('an address is host:port, and loopback addresses are recognised', as
   t.strictSame(told(address.parse('[::1]:8080')), { host: '::1', port: 8080 })
   t.strictSame(told(address.parse('proxy.internal:65535')), { host: 'proxy.internal', port: 65_535 })
   for (const text of [
-    '8080',
-    ':8080',
-    'a:',
-    'a:65536',
-    '::1:80',
-    '[a]:80',
-    '[127.0.0.1]:80',
-    '300.1.1.1:80',
     'a b:80',
-    '-a:80',
-    'a..b:80',
-    'a:80/',
+    ...'8080 :8080 a: a:65536 ::1:80 [a]:80 [127.0.0.1]:80 300.1.1.1:80 -a:80 a..b:80 a:80/'.split(' '),
   ]) {
     t.match(told(address.parse(text)), /^found .*; allowed: host:port/, text)
   }
-  t.strictSame(['127.0.0.1', '127.1.2.3', '::1', 'localhost'].map(isLoopback), [true, true, true, true])
-  t.strictSame(['0.0.0.0', '::', '128.0.0.1', '127.example.com'].map(isLoopback), [
-    false,
-    false,
-    false,
-    false,
-  ])
+  for (const host of ['127.0.0.1', '127.1.2.3', '::1', 'localhost']) t.ok(isLoopback(host), host)
+  for (const host of ['0.0.0.0', '::', '128.0.0.1', '127.example.com']) t.notOk(isLoopback(host), host)
 })
 
 void t.test('environment variables are substituted, with defaults and an escape', async (t) => {

@@ -92,7 +92,7 @@ void t.test('verification detects a line removed, edited, moved, added or cut of
   await expect([...lines, lines[5] as string], 7, 'the last line twice')
   // Every byte counts.
   const bytes = Buffer.from(text)
-  for (let at = 0; at < bytes.length; at += 7) {
+  for (let at = 0; at < bytes.length; at += 31) {
     const flipped = Buffer.from(bytes)
     flipped[at] = (flipped[at] as number) ^ 1
     writeFileSync(file, flipped)
@@ -255,48 +255,36 @@ async function writer(file: string, lines: number, killAt = Number.POSITIVE_INFI
   return said.split('\n').filter((line) => line.length === 64)
 }
 
-void t.test('several processes write to one file at once as one chain, and no line is lost', async (t) => {
+void t.test('several processes write one chain at once, and lose no line, even by kill -9', async (t) => {
   const file = fileIn(t)
-  const said = await Promise.all([
-    writer(file, 600),
-    writer(file, 600),
-    writer(file, 600),
-    writer(file, 600),
-    writer(file, 100_000, 200),
-  ])
+  const said = await Promise.all([writer(file, 200), writer(file, 200), writer(file, 100_000, 100)])
   const kept = new Set(
     readFileSync(file, 'utf8')
       .trimEnd()
       .split('\n')
       .map((line) => (JSON.parse(line) as AuditLine).hash),
   )
-  t.same(
-    said.slice(0, 4).map((hashes) => hashes.length),
-    [600, 600, 600, 600],
-    'nobody was refused',
-  )
-  t.ok((said[4]?.length ?? 0) >= 199, 'one was killed in the middle')
+  t.same([said[0]?.length, said[1]?.length], [200, 200], 'nobody was refused')
+  t.ok((said[2]?.length ?? 0) >= 99, 'one was killed in the middle')
   t.same(
     said.flat().filter((hash) => !kept.has(hash)),
     [],
+    'a line is in the file before write resolves',
   )
   t.match(await verifyAudit(file), { ok: true, lines: kept.size })
-  t.ok(kept.size >= 2599)
+  t.ok(kept.size >= 499)
 })
 
-void t.test(
-  'close does not wait for a change that waits for the lock, and the change is not written',
-  async (t) => {
-    const file = fileIn(t)
-    const audit = await Audit.open(file, 'test', () => {})
-    const release = lockFile(`${file}.lock`)
-    const refused = t.rejects(audit.write(change(0)), { message: /the process is ending/ })
-    await audit.close()
-    await refused
-    release?.()
-    t.equal(readFileSync(file, 'utf8'), '')
-  },
-)
+void t.test('close does not wait for a change that waits for the lock; it is not written', async (t) => {
+  const file = fileIn(t)
+  const audit = await Audit.open(file, 'test', () => {})
+  const release = lockFile(`${file}.lock`)
+  const refused = t.rejects(audit.write(change(0)), { message: /the process is ending/ })
+  await audit.close()
+  await refused
+  release?.()
+  t.equal(readFileSync(file, 'utf8'), '')
+})
 
 void t.test('a change fails if the lock is not released in time', async (t) => {
   const file = fileIn(t)
@@ -314,19 +302,6 @@ void t.test('a change fails if the lock is not released in time', async (t) => {
   release()
   await audit.write(change(1))
   t.match(await verifyAudit(file), { ok: true, lines: 1 })
-})
-
-void t.test('a line is in the file before write resolves, so kill -9 loses none', async (t) => {
-  const file = fileIn(t)
-  const hashes = await writer(file, 100_000, 20)
-  t.ok(hashes.length >= 19)
-  const audit = await Audit.open(file, 'test', () => {})
-  await audit.close()
-  const kept = readFileSync(file, 'utf8')
-    .trimEnd()
-    .split('\n')
-    .map((line) => (JSON.parse(line) as AuditLine).hash)
-  t.same(kept.slice(0, hashes.length), hashes)
 })
 
 void t.test('opening fails with the error of the file system', async (t) => {

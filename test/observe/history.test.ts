@@ -158,28 +158,25 @@ void t.test('replays in a row are one line, and a request without a record is no
   )
 })
 
-void t.test(
-  'O06 in shadow mode equal verdicts in a row are one line, and a request without a record is none',
-  async (t) => {
-    const { history, written } = setup()
-    const tell = shadowObserver(new Metrics(), pino({ level: 'silent' }), history)
-    for (const verdict of ['first', 'replay_differs', 'replay_differs', 'misuse'] as const)
-      tell(trace({}), verdict)
-    tell(trace({ id: null }), 'key_missing')
-    await history.flush()
-    t.equal(written.length, 1)
-    const notes = written[0]?.[1] ?? []
-    t.same(
-      notes.map(({ tag, count }) => [tag, count]),
-      [
-        ['shadowed:first', 1],
-        ['shadowed:replay_differs', 2],
-        ['shadowed:misuse', 1],
-      ],
-    )
-    t.same(JSON.parse(notes[1]?.text ?? ''), { replica: 'host:1', verdict: 'replay_differs' })
-  },
-)
+void t.test('O06 in shadow mode equal verdicts in a row are one line, and no record is none', async (t) => {
+  const { history, written } = setup()
+  const tell = shadowObserver(new Metrics(), pino({ level: 'silent' }), history)
+  for (const verdict of ['first', 'replay_differs', 'replay_differs', 'misuse'] as const)
+    tell(trace({}), verdict)
+  tell(trace({ id: null }), 'key_missing')
+  await history.flush()
+  t.equal(written.length, 1)
+  const notes = written[0]?.[1] ?? []
+  t.same(
+    notes.map(({ tag, count }) => [tag, count]),
+    [
+      ['shadowed:first', 1],
+      ['shadowed:replay_differs', 2],
+      ['shadowed:misuse', 1],
+    ],
+  )
+  t.same(JSON.parse(notes[1]?.text ?? ''), { replica: 'host:1', verdict: 'replay_differs' })
+})
 
 void t.test('K22 a long text from outside is cut and stays on one line', async (t) => {
   const { history, written } = setup()
@@ -189,26 +186,23 @@ void t.test('K22 a long text from outside is cut and stays on one line', async (
   t.ok(text.length < 600 && !text.includes('\n'))
 })
 
-void t.test(
-  'the lines per record and the records are limited, and what is dropped is reported once in a while',
-  async (t) => {
-    const { history, written, lost } = setup()
-    for (let n = 0; n < 100; n++) history.add(id, 'claimed', n, {})
-    for (let n = 0; n < 3000; n++) history.add(String(n) as RecordId, 'claimed', 1, {})
-    await history.flush()
-    t.equal(written.length, 2000)
-    t.equal(written[0]?.[1].length, 20)
-    t.same(lost, [80 + 1001])
-    for (let n = 0; n < 30; n++) history.add(id, 'claimed', n, {})
-    await history.flush()
-    t.equal(lost.length, 1)
-    await history.close()
-    t.same(lost[1], 10)
-    history.add(id, 'claimed', 1, {})
-    await history.close()
-    t.equal(written.length, 2001)
-  },
-)
+void t.test('lines per record and records are limited, and what is dropped is reported', async (t) => {
+  const { history, written, lost } = setup()
+  for (let n = 0; n < 100; n++) history.add(id, 'claimed', n, {})
+  for (let n = 0; n < 3000; n++) history.add(String(n) as RecordId, 'claimed', 1, {})
+  await history.flush()
+  t.equal(written.length, 2000)
+  t.equal(written[0]?.[1].length, 20)
+  t.same(lost, [80 + 1001])
+  for (let n = 0; n < 30; n++) history.add(id, 'claimed', n, {})
+  await history.flush()
+  t.equal(lost.length, 1)
+  await history.close()
+  t.same(lost[1], 10)
+  history.add(id, 'claimed', 1, {})
+  await history.close()
+  t.equal(written.length, 2001)
+})
 
 void t.test('a store that fails loses lines but makes nothing fail', async (t) => {
   let asked = 0

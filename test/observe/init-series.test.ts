@@ -1,10 +1,7 @@
-import { spawnSync } from 'node:child_process'
-import { setTimeout as wait } from 'node:timers/promises'
 import t from 'tap'
 import { METRICS, Metrics } from '../../src/observe/metrics.ts'
-import { newKey, send } from '../support/e2e.ts'
+import { newKey, send, until } from '../support/e2e.ts'
 import { failNextImport } from '../support/imports.ts'
-import { WITHOUT } from '../support/prometheus.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
@@ -40,9 +37,10 @@ void t.test('every counter by route starts at 0', async (t) => {
   ])
 
   t.equal((await send(proxy, newKey())).status, 201)
-  await wait(1001)
-  t.equal((await send(proxy, newKey())).status, 201)
-  t.equal(await proxy.metric('idempotency_pruned_total{store="memory"}'), 1)
+  await until(async () => {
+    await send(proxy, newKey())
+    return (await proxy.metric('idempotency_pruned_total{store="memory"}')) > 0
+  })
 })
 
 /** The samples of /metrics, without their values. */
@@ -81,16 +79,11 @@ routes:
 `)
   const series = await seriesOf(proxy)
   const plain = outcomesIn(series, 'plain')
-  const more = [
-    'key_missing',
-    'caller_missing',
-    'waited',
-    'expired',
-    'bypassed',
-    'upstream_slow',
-    'rate_limited',
-    'replay_forbidden',
-  ]
+  const more = `
+    key_missing caller_missing waited expired bypassed upstream_slow rate_limited replay_forbidden
+  `
+    .trim()
+    .split(/\s+/)
   for (const outcome of more) t.notOk(plain.includes(outcome), outcome)
   t.strictSame(
     outcomesIn(series, 'all').toSorted(),
@@ -108,59 +101,45 @@ routes:
   )
 })
 
-void t.test(
-  'after all sorts of traffic a route has at most 120 series, and promtool accepts the metrics',
-  async (t) => {
-    await using upstream = await upstreamStub((seen, response) => {
-      if (seen.target.endsWith('cut')) response.socket?.destroy()
-      else setTimeout(() => response.writeHead(201).end('done'), 50)
-    })
-    await using proxy = await proxyInProcess(`upstream: { url: "${upstream.url}" }
+void t.test('after all sorts of traffic a route has at most 120 series', async (t) => {
+  await using upstream = await upstreamStub((seen, response) => {
+    if (seen.target.endsWith('cut')) response.socket?.destroy()
+    else setTimeout(() => response.writeHead(201).end('done'), 50)
+  })
+  await using proxy = await proxyInProcess(`upstream: { url: "${upstream.url}" }
 store: { url: "memory:" }
 routes: [{ name: pay, match: { path: "/pay/*" } }]
 `)
-    const [path, key, cut] = ['/pay/1', newKey(), newKey()]
-    await Promise.all([send(proxy, key, { path }), send(proxy, key, { path })])
-    await send(proxy, key, { path })
-    await send(proxy, key, { path, body: '{"amount":2}' })
-    await send(proxy, null, { path })
-    await send(proxy, '""', { path })
-    await send(proxy, cut, { path: '/pay/cut' })
-    await send(proxy, cut, { path: '/pay/cut' })
-    for (const outcome of 'executed replayed in_progress misuse passed key_invalid upstream_failed unknown'.split(
-      ' ',
-    ))
-      t.equal(await proxy.metric(`idempotency_requests_total{route="pay",outcome="${outcome}"}`), 1, outcome)
-    const series = await seriesOf(proxy)
-    const own = series.filter((one) => one.includes('route="pay"'))
-    t.ok(own.length <= 120, `${own.length} series`)
-    t.ok(series.includes('process_cpu_seconds_total'))
+  const [path, key, cut] = ['/pay/1', newKey(), newKey()]
+  await Promise.all([send(proxy, key, { path }), send(proxy, key, { path })])
+  await send(proxy, key, { path })
+  await send(proxy, key, { path, body: '{"amount":2}' })
+  await send(proxy, null, { path })
+  await send(proxy, '""', { path })
+  await send(proxy, cut, { path: '/pay/cut' })
+  await send(proxy, cut, { path: '/pay/cut' })
+  for (const outcome of 'executed replayed in_progress misuse passed key_invalid upstream_failed unknown'.split(
+    ' ',
+  ))
+    t.equal(await proxy.metric(`idempotency_requests_total{route="pay",outcome="${outcome}"}`), 1, outcome)
+  const series = await seriesOf(proxy)
+  const own = series.filter((one) => one.includes('route="pay"'))
+  t.ok(own.length <= 120, `${own.length} series`)
+  t.ok(series.includes('process_cpu_seconds_total'))
+})
 
-    if (WITHOUT !== false) return t.comment(WITHOUT)
-    const input = await (await fetch(`${proxy.adminUrl}/metrics`)).text()
-    const { status, stdout, stderr } = spawnSync('promtool', ['check', 'metrics'], {
-      input,
-      encoding: 'utf8',
-    })
-    t.strictSame([status, stdout, stderr], [0, '', ''])
-  },
-)
-
-void t.test(
-  'metrics.defaults: false leaves out Node’s metrics, but not process_start_time_seconds',
-  async (t) => {
-    await using proxy = await proxyInProcess(
-      'upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "memory:" }\nmetrics: { defaults: false }\n',
-    )
-    const series = await seriesOf(proxy)
-    t.strictSame(
-      series.filter((one) => !one.startsWith('idempotency_')),
-      ['process_start_time_seconds'],
-    )
-    const age = Date.now() / 1000 - (await proxy.metric('process_start_time_seconds'))
-    t.ok(age >= 0 && age < 3600, 'of this process')
-  },
-)
+void t.test('metrics.defaults: false leaves out Node’s metrics but process_start_time_seconds', async (t) => {
+  await using proxy = await proxyInProcess(
+    'upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "memory:" }\nmetrics: { defaults: false }\n',
+  )
+  const series = await seriesOf(proxy)
+  t.strictSame(
+    series.filter((one) => !one.startsWith('idempotency_')),
+    ['process_start_time_seconds'],
+  )
+  const age = Date.now() / 1000 - (await proxy.metric('process_start_time_seconds'))
+  t.ok(age >= 0 && age < 3600, 'of this process')
+})
 
 void t.test('the next scrape loads a metrics library that could not be loaded before', async (t) => {
   const metrics = new Metrics()

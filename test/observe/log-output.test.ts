@@ -2,12 +2,13 @@ import { spawnSync } from 'node:child_process'
 import { openSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
+import { prettyLine } from '../../src/observe/pretty.ts'
 import { tempDir } from '../support/e2e.ts'
 
 const LOG = new URL('../../src/observe/log.ts', import.meta.url).href
 
 /** Runs `program` with a logger in its own process, with standard output at `stdout`. */
-function run(program: string, stdout: number | 'pipe', format: 'json' | 'pretty' = 'json') {
+function run(program: string, stdout: number | 'pipe', format: 'auto' | 'json' | 'pretty' = 'json') {
   const source = `
     import { openLog } from ${JSON.stringify(LOG)}
     const { logger, output } = openLog({ level: 'info', format: '${format}' })
@@ -20,8 +21,12 @@ function run(program: string, stdout: number | 'pipe', format: 'json' | 'pretty'
   return { status, said }
 }
 
-void t.test('lines logged before an uncaught exception are written', async (t) => {
-  const { status, said } = run(`logger.info('one'); logger.info('two'); throw new Error('a bug')`, 'pipe')
+void t.test('§14 lines before an uncaught exception are written, without a terminal as JSON', async (t) => {
+  const { status, said } = run(
+    `logger.info('one'); logger.info('two'); throw new Error('a bug')`,
+    'pipe',
+    'auto',
+  )
   t.equal(status, 1)
   t.strictSame(
     said
@@ -32,25 +37,22 @@ void t.test('lines logged before an uncaught exception are written', async (t) =
   )
 })
 
-void t.test(
-  'lines are written to a file in order, and long ones with non-ASCII characters complete',
-  async (t) => {
-    const file = join(tempDir(t), 'log')
-    const long = 'ä€😀'.repeat(40_000)
-    const program =
-      "for (let n = 0; n < 500; n++) logger.info({ n }, n === 250 ? 'ä€😀'.repeat(40_000) : 'line')"
-    t.equal(run(program, openSync(file, 'a')).status, 0)
-    const lines = readFileSync(file, 'utf8')
-      .trim()
-      .split('\n')
-      .map((line) => JSON.parse(line) as { n: number; msg: string })
-    t.strictSame(
-      lines.map(({ n }) => n),
-      Array.from({ length: 500 }, (_, n) => n),
-    )
-    t.equal(lines[250]?.msg, long)
-  },
-)
+void t.test('lines are written to a file in order, long ones with non-ASCII text complete', async (t) => {
+  const file = join(tempDir(t), 'log')
+  const long = 'ä€😀'.repeat(40_000)
+  const program =
+    "for (let n = 0; n < 500; n++) logger.info({ n }, n === 250 ? 'ä€😀'.repeat(40_000) : 'line')"
+  t.equal(run(program, openSync(file, 'a')).status, 0)
+  const lines = readFileSync(file, 'utf8')
+    .trim()
+    .split('\n')
+    .map((line) => JSON.parse(line) as { n: number; msg: string })
+  t.strictSame(
+    lines.map(({ n }) => n),
+    Array.from({ length: 500 }, (_, n) => n),
+  )
+  t.equal(lines[250]?.msg, long)
+})
 
 void t.test('V11 on a full disk lines are dropped and counted, and nothing throws', async (t) => {
   const program = `
@@ -61,7 +63,7 @@ void t.test('V11 on a full disk lines are dropped and counted, and nothing throw
   t.equal(run(program, openSync('/dev/full', 'w')).status, 7)
 })
 
-void t.test('pretty lines are written too', async (t) => {
+void t.test('§14 pretty lines are written where log.format says so', async (t) => {
   const { status, said } = run(
     `logger.info({ route: 'pay' }, 'request'); logger.info({ n: 1 }, 'started'); logger.fatal('over')`,
     'pipe',
@@ -69,4 +71,85 @@ void t.test('pretty lines are written too', async (t) => {
   )
   t.equal(status, 0)
   t.match(said, / pay .*\n.* started  n 1\n.*FATAL.*over\n$/, 'even one that lacks members')
+})
+
+const REQUEST = {
+  level: 'info',
+  time: '2026-11-21T10:05:44.053Z',
+  method: 'POST',
+  route: 'create-payment',
+  record: 'rbCgBzeqe9zG',
+  outcome: 'executed',
+  before: 'absent',
+  after: 'completed',
+  fence: 1795255544034,
+  status: 201,
+  ms: 22.92,
+  upstreamMs: 14.28,
+  storeMs: 4.95,
+  msg: 'request',
+}
+const said = (line: object, colors = false): string => prettyLine(`${JSON.stringify(line)}\n`, colors)
+
+void t.test('§14 a request is one pretty line', async (t) => {
+  t.equal(
+    said(REQUEST),
+    '10:05:44.053  POST create-payment  executed  201  23 ms (upstream 14, store 5)  rbCgBzeqe9zG  absent → completed  fence 1795255544034\n',
+  )
+  const same = { before: 'completed', fence: null, ms: 1.97, upstreamMs: 0, storeMs: 1.23 }
+  t.equal(
+    said({ ...REQUEST, ...same, outcome: 'replayed', traceId: '4bf9' }),
+    '10:05:44.053  POST create-payment  replayed  201  2 ms (upstream 0, store 1.2)  rbCgBzeqe9zG  traceId 4bf9\n',
+  )
+  const refused = { record: null, before: null, after: null, status: 400, outcome: 'key_invalid' }
+  t.equal(
+    said({ ...REQUEST, ...refused, fence: null, upstreamMs: 0, storeMs: 0, cause: 'no quotes' }),
+    '10:05:44.053  POST create-payment  key_invalid  400  23 ms (upstream 0, store 0)  cause no quotes\n',
+  )
+  const { outcome: _o, status: _s, upstreamMs: _u, storeMs: _m, ...rest } = REQUEST
+  t.equal(
+    said({ ...rest, fence: null, msg: 'shadow', verdict: 'first', level: 'info' }),
+    '10:05:44.053  POST create-payment  shadow: first  23 ms  rbCgBzeqe9zG  absent → completed\n',
+  )
+})
+
+void t.test('other lines show their level if above info, their message and their members', async (t) => {
+  const { time } = REQUEST
+  t.equal(
+    said({ level: 'info', time, url: 'http://127.0.0.1:8080', ops: null, store: 'redis', msg: 'listening' }),
+    '10:05:44.053  listening  url http://127.0.0.1:8080  store redis\n',
+  )
+  t.equal(
+    said({ level: 'warn', time, changes: ['a: 1s → 2s', 'b: 3 → 4'], msg: 'reloaded' }),
+    '10:05:44.053  WARN  reloaded  changes a: 1s → 2s; b: 3 → 4\n',
+  )
+  t.equal(
+    said({ level: 'info', time, audit: { who: 'ada' }, msg: 'audit' }),
+    '10:05:44.053  audit  audit {"who":"ada"}\n',
+  )
+  const err = { type: 'Error', message: 'no\u001b[2J', stack: 'Error: no\n    at one (a.ts:1)\n    at two' }
+  t.equal(
+    said({ level: 'error', time, err, msg: 'internal error' }),
+    '10:05:44.053  ERROR  internal error  no\\u001b[2J\n    at one (a.ts:1)\n    at two\n',
+  )
+  t.equal(
+    said({ level: 'error', time, restart: ['a: 1 → 2'], identifies: [], msg: 'no' }),
+    '10:05:44.053  ERROR  no  restart a: 1 → 2\n',
+    'an empty list is left out',
+  )
+  t.equal(
+    said({ level: 'fatal', time, '\u202e': '\u0007\n' }),
+    '10:05:44.053  FATAL  \\u202e \\u0007\\u000a\n',
+  )
+})
+
+void t.test('colours mark outcomes and levels', async (t) => {
+  t.match(said(REQUEST, true), '\u001b[32mexecuted\u001b[0m')
+  t.match(said({ ...REQUEST, outcome: 'misuse' }, true), '\u001b[33mmisuse\u001b[0m')
+  for (const [level, color] of [
+    ['warn', 33],
+    ['debug', 2],
+    ['error', 31],
+  ] as const)
+    t.match(said({ ...REQUEST, level, msg: 'm' }, true), `\u001b[${color}m${level.toUpperCase()}\u001b[0m`)
 })

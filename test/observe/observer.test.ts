@@ -1,10 +1,12 @@
 import { pino } from 'pino'
-import t from 'tap'
+import t, { type Test } from 'tap'
 import { History } from '../../src/observe/history.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { observer } from '../../src/observe/observer.ts'
+import { openTracing } from '../../src/observe/tracing.ts'
 import { newProgress, summarize } from '../../src/protect/guard.ts'
 import { type RequestSummary } from '../../src/protect/request.ts'
+import { load, UPSTREAM } from '../config/support.ts'
 import { newId } from '../store/fixtures.ts'
 
 const LOGGER = pino({ level: 'silent' })
@@ -33,20 +35,17 @@ function levelsOf(...traces: readonly Partial<RequestSummary>[]): string[] {
   return levels
 }
 
-void t.test(
-  'a request whose outcome becomes unknown logs a warning, one that finds it unknown does not',
-  async (t) => {
-    t.strictSame(
-      levelsOf(
-        { outcome: 'upstream_timeout', before: 'absent', after: 'unknown' },
-        { outcome: 'upstream_timeout', before: null, after: 'unknown' },
-        { outcome: 'unknown', before: 'unknown', after: 'unknown' },
-        { outcome: 'executed', before: 'absent', after: 'completed' },
-      ),
-      ['warn', 'warn', 'info', 'info'],
-    )
-  },
-)
+void t.test('a request whose outcome becomes unknown logs a warning, one that finds it so not', async (t) => {
+  t.strictSame(
+    levelsOf(
+      { outcome: 'upstream_timeout', before: 'absent', after: 'unknown' },
+      { outcome: 'upstream_timeout', before: null, after: 'unknown' },
+      { outcome: 'unknown', before: 'unknown', after: 'unknown' },
+      { outcome: 'executed', before: 'absent', after: 'completed' },
+    ),
+    ['warn', 'warn', 'info', 'info'],
+  )
+})
 
 void t.test('a scope that does not fit its clients is warned of once per route', async (t) => {
   const misfit = { outcome: 'caller_missing', cause: 'no Authorization but cookie, …' } as const
@@ -72,4 +71,28 @@ void t.test('stored outcomes of routes with a status query are remembered for it
   completed('asked', 'released', released)
   completed('not asked', 'stored', other)
   t.strictSame(remembered, [['asked', stored]])
+})
+
+const REGISTERED = Symbol.for('opentelemetry.js.api.1')
+
+function registered(t: Test, value: object): void {
+  Object.assign(globalThis, { [REGISTERED]: value })
+  t.teardown(() => void delete (globalThis as Record<symbol, unknown>)[REGISTERED])
+}
+
+async function opened(): Promise<{ tracing: unknown; unusable: string[] }> {
+  const unusable: string[] = []
+  const tracing = await openTracing(load(UPSTREAM), '0.0.0', (found) => unusable.push(found))
+  return { tracing, unusable }
+}
+
+void t.test('without an SDK there is no tracing', async (t) => {
+  t.strictSame(await opened(), { tracing: null, unusable: [] })
+  registered(t, { version: '1.10.0', metrics: {} })
+  t.strictSame(await opened(), { tracing: null, unusable: [] }, 'nor with one that has only metrics')
+})
+
+void t.test('an SDK with an older API is reported and not used', async (t) => {
+  registered(t, { version: '1.0.4', trace: {} })
+  t.strictSame(await opened(), { tracing: null, unusable: ['1.0.4'] })
 })

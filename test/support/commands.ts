@@ -16,20 +16,24 @@ export interface Said {
 
 /**
  * Runs a command in this process. `answers`: what the user types at the terminal; without it there is no terminal. `columns`: width of the
- * terminal that errors go to.
+ * terminal that errors go to. `heard` gets what goes to standard error, at once.
  */
 export async function command(
   words: readonly string[],
   answers?: readonly string[],
   env: Readonly<Record<string, string>> = {},
   columns: number | null = null,
+  heard: (text: string) => void = () => {},
 ): Promise<Said> {
   let out = ''
   let err = ''
   const left = [...(answers ?? [])]
   const code = await dispatch(words, {
     out: (text) => void (out += text),
-    err: (text) => void (err += text),
+    err: (text) => {
+      err += text
+      heard(text)
+    },
     env,
     columns,
     ask:
