@@ -4,21 +4,18 @@ import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
 import type { TestProxy } from '../support/proxy.ts'
-import { emptyRedis } from '../support/redis.ts'
 import {
+  emptyStore,
   essenceOf,
   heldUpstream,
+  KINDS,
   recordsIn,
   refusalOf,
   replicas,
-  STORES,
-  storeUrl,
 } from '../support/replicas.ts'
 import { type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(200_000)
-
-const redis = await emptyRedis(t)
 
 /** An upstream whose every response is different. */
 async function countingUpstream(t: Test): Promise<UpstreamStub> {
@@ -42,10 +39,10 @@ function linesNamed({ headers }: { readonly headers: readonly string[] }, name: 
 const HOOKS =
   '{ name: hooks, match: { path: /hooks }, statusHeader: true, key: { from: ["json:/id"], presence: required } }'
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`§4 the id in a webhook's body is its key: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
-    const proxy = await proxyWith(t, upstream, storeUrl(t, kind, redis), `routes: [${HOOKS}]`)
+    const proxy = await proxyWith(t, upstream, await emptyStore(t, kind), `routes: [${HOOKS}]`)
     const hook = (body: string) => send(proxy, null, { path: '/hooks', body })
     const ids = [
       '"evt_1"',
@@ -71,7 +68,8 @@ for (const kind of STORES)
 
 void t.test('§4 K02 K03 an absent JSON value gives key_missing, an unusable one key_invalid', async (t) => {
   const upstream = await countingUpstream(t)
-  const proxy = await proxyWith(t, upstream, redis.url, `routes: [${HOOKS}]`)
+  const store = await emptyStore(t, 'sqlite')
+  const proxy = await proxyWith(t, upstream, store, `routes: [${HOOKS}]`)
   const hook = (body: string | null, headers = {}) => send(proxy, null, { path: '/hooks', body, headers })
   for (const body of ['{}', '{"ID":"a"}', '[{"id":"a"}]', '"id"', '{"id":"a"', 'id=a', '', null]) {
     const refused = await hook(body)
@@ -94,14 +92,14 @@ void t.test('§4 K02 K03 an absent JSON value gives key_missing, an unusable one
     t.strictSame(refusalOf(await hook(`{"id":${id}}`)), [400, 'idempotency_key_invalid'], id.slice(0, 20))
   t.equal((await hook('{"id":"a","id":"b"}')).code, 'idempotency_key_invalid', 'a duplicate member')
   t.equal(upstream.seen.length, 0)
-  t.strictSame(await recordsIn(redis.url), [], 'nothing is recorded')
+  t.strictSame(await recordsIn(store), [], 'nothing is recorded')
   t.equal((await hook(`{"id":"${'x'.repeat(255)}"}`)).status, 201)
 })
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`§4 K01 a request without its optional key passes with its body intact: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
-    const store = storeUrl(t, kind, redis)
+    const store = await emptyStore(t, kind)
     const proxy = await proxyWith(
       t,
       upstream,
@@ -138,10 +136,10 @@ routes: [{ name: r, match: { path: /r }, statusHeader: true, key: { from: ["head
     t.strictSame(await recordsIn(store), before)
   })
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`K12 keys in header and body must agree: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
-    const store = storeUrl(t, kind, redis)
+    const store = await emptyStore(t, kind)
     const proxy = await proxyWith(
       t,
       upstream,
@@ -161,13 +159,13 @@ for (const kind of STORES)
     t.equal(upstream.seen.length, 1)
   })
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`§4 CloudEvents: an id is unique within its source: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
     const proxy = await proxyWith(
       t,
       upstream,
-      storeUrl(t, kind, redis),
+      await emptyStore(t, kind),
       'routes: [{ name: e, match: { path: /events }, key: { from: ["header:ce-id", "json:/id"], presence: required } }]',
     )
     const binary = (source: string, id: string) =>
@@ -208,10 +206,10 @@ for (const kind of STORES)
 const DERIVE =
   '{ name: d, match: { path: "/d/*" }, key: { derive: { json: [/to, /amount], headers: [x-request] } } }'
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`§4 derive makes a key where there is none, and responses say so: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
-    const store = storeUrl(t, kind, redis)
+    const store = await emptyStore(t, kind)
     const proxy = await proxyWith(t, upstream, store, `routes: [${DERIVE}]`)
     const body = '{"to":"bob","amount":10}'
     const ask = (more: Parameters<typeof send>[2] = {}, key: string | null = null) =>
@@ -265,7 +263,7 @@ void t.test("§4 derive: the proxy's own 502 says so too; the next bucket execut
   const proxy = await proxyWith(
     t,
     upstream,
-    redis.url,
+    'memory:',
     `routes:
   - { name: d, match: { path: /d }, ttl: 1m, key: { derive: { json: [/to] }, presence: required } }
   - { name: b, match: { path: /b }, key: { derive: { json: [/to], bucket: 1s } } }`,
@@ -295,7 +293,7 @@ void t.test("§4 derive: the proxy's own 502 says so too; the next bucket execut
 
 void t.test('§4 T05 derive: the 412 for a request first sent too long ago says so too', async (t) => {
   const upstream = await countingUpstream(t)
-  const proxy = await proxyWith(t, upstream, redis.url, `routes: [${DERIVE}]`)
+  const proxy = await proxyWith(t, upstream, 'memory:', `routes: [${DERIVE}]`)
   const old = await send(proxy, null, {
     path: '/d/x',
     body: '{"to":"bob","amount":1}',
@@ -333,10 +331,10 @@ issuer: { path: /idempotency-keys, secretFile: "${file}", ttl: ${ttl} }
 routes: [{ name: pay, match: { path: /pay }, key: { issuedOnly: true, presence: required } }]`
 }
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`§4 issuer: only keys that it issued are accepted: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
-    const store = storeUrl(t, kind, redis)
+    const store = await emptyStore(t, kind)
     const [a] = await replicas(t, 1, issuer(t, store, upstream, '24h'))
     const [b] = await replicas(t, 1, issuer(t, store, upstream, '24h'))
     const [stranger] = await replicas(t, 1, issuer(t, store, upstream, '24h', 'z'.repeat(32)))
@@ -381,8 +379,8 @@ for (const kind of STORES)
 void t.test('§4 issuer: an expired key finds its record and claims nothing new', async (t) => {
   const upstream = await countingUpstream(t)
   const each = await Promise.all(
-    STORES.map(async (kind) => {
-      const store = storeUrl(t, kind, redis)
+    KINDS.map(async (kind) => {
+      const store = await emptyStore(t, kind)
       const [proxy] = await replicas(t, 1, issuer(t, store, upstream, '1s'))
       if (!proxy) throw new Error('one is started')
       return { store, proxy, used: await issue(proxy), unused: await issue(proxy) }
@@ -407,13 +405,13 @@ void t.test('§4 issuer: an expired key finds its record and claims nothing new'
     t.match(JSON.parse(expired.body), { retry: 'no' })
     t.strictSame(await recordsIn(store), before)
   }
-  t.equal(upstream.seen.length, STORES.length)
+  t.equal(upstream.seen.length, KINDS.length)
 })
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`T05 a request first sent longer ago than ttl gets 412, N=0: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
-    const store = storeUrl(t, kind, redis)
+    const store = await emptyStore(t, kind)
     const proxy = await proxyWith(
       t,
       upstream,

@@ -2,20 +2,9 @@ import t, { type Test } from 'tap'
 import { newKey, type Reply, send, until } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
 import type { TestProxy } from '../support/proxy.ts'
-import { emptyRedis } from '../support/redis.ts'
-import {
-  heldUpstream,
-  processes,
-  recordsIn,
-  refusalOf,
-  replicas,
-  STORES,
-  storeUrl,
-} from '../support/replicas.ts'
+import { emptyStore, heldUpstream, KINDS, recordsIn, refusalOf, replicas } from '../support/replicas.ts'
 
 t.setTimeout(200_000)
-
-const redis = await emptyRedis(t)
 
 function yamlOf(upstream: { readonly url: string }, store: string, more: string): string {
   return `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }\ndrain: { timeout: 3s }\n${more}`
@@ -57,38 +46,30 @@ async function threeKeys(t: Test, all: readonly TestProxy[], store: string, seen
   t.equal(seen.length, 5)
 }
 
-void t.test('§10 limits.newKeys bounds a caller across two replicas on one Redis', async (t) => {
-  const upstream = await heldUpstream(t)
-  const all = await processes(t, 2, yamlOf(upstream, redis.url, 'limits: { newKeys: 3/h }'))
-  await threeKeys(t, all, redis.url, upstream.seen)
-  const [a, b] = all
-  if (!a || !b) throw new Error('two are started')
-  const refused = '{route="default",outcome="rate_limited"}'
-  const counts = await Promise.all([a, b].map((one) => one.metric(`idempotency_requests_total${refused}`)))
-  t.strictSame(counts, [3, 2])
-
-  const before = upstream.seen.length
-  const bursting = { ...FAST, headers: { authorization: 'Bearer carol' } }
-  const burst = await Promise.all(
-    Array.from({ length: 30 }, (_, i) => send(i % 2 ? a : b, newKey(), bursting)),
-  )
-  t.equal(burst.filter(({ status }) => status === 201).length, 3, 'three of a burst')
-  for (const reply of burst) if (reply.status !== 201) limited(t, reply, 'the rest')
-  t.equal(upstream.seen.length, before + 3)
-})
-
-for (const kind of STORES)
-  void t.test(`§10 limits.newKeys bounds a caller on one replica: ${kind}`, async (t) => {
+for (const kind of KINDS)
+  void t.test(`§10 limits.newKeys bounds a caller across replicas: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
-    const store = storeUrl(t, kind, redis)
-    const all = await replicas(t, 1, yamlOf(upstream, store, 'limits: { newKeys: 3/h }'))
+    const store = await emptyStore(t, kind)
+    const count = kind === 'memory' ? 1 : 2
+    const all = await replicas(t, count, yamlOf(upstream, store, 'limits: { newKeys: 3/h }'))
+    const on = (i: number) => all[i % count] as TestProxy
     await threeKeys(t, all, store, upstream.seen)
+    const refused = '{route="default",outcome="rate_limited"}'
+    const counts = await Promise.all(all.map((one) => one.metric(`idempotency_requests_total${refused}`)))
+    t.strictSame(counts, count === 1 ? [3] : [3, 2])
+
+    const before = upstream.seen.length
+    const bursting = { ...FAST, headers: { authorization: 'Bearer carol' } }
+    const burst = await Promise.all(Array.from({ length: 30 }, (_, i) => send(on(i), newKey(), bursting)))
+    t.equal(burst.filter(({ status }) => status === 201).length, 3, 'three of a burst')
+    for (const reply of burst) if (reply.status !== 201) limited(t, reply, 'the rest')
+    t.equal(upstream.seen.length, before + 3)
   })
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`§10 L01 duplicates of a new key count once against limits.newKeys: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
-    const store = storeUrl(t, kind, redis)
+    const store = await emptyStore(t, kind)
     const [proxy] = await replicas(t, 1, yamlOf(upstream, store, 'limits: { newKeys: 3/h }'))
     if (!proxy) throw new Error('one is started')
     const key = newKey()
@@ -100,14 +81,14 @@ for (const kind of STORES)
     limited(t, await send(proxy, newKey(), FAST), 'a fourth key')
   })
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(
     `§10 limits.newKeys can be set per route, does not count retries of released keys, and refills: ${kind}`,
     async (t) => {
       const upstream = await heldUpstream(t, (_, { target }) =>
         target === '/fast/no' ? { status: 429 } : {},
       )
-      const store = storeUrl(t, kind, redis)
+      const store = await emptyStore(t, kind)
       const [proxy] = await replicas(
         t,
         1,

@@ -3,14 +3,9 @@ import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { newKey, type Reply, send, tempDir } from '../support/e2e.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
-import { RedisServer } from '../support/redis.ts'
-import { heldUpstream, recordsIn, refusalOf, replicas, STORES, storeUrl } from '../support/replicas.ts'
+import { emptyStore, heldUpstream, KINDS, recordsIn, refusalOf, replicas } from '../support/replicas.ts'
 
 t.setTimeout(200_000)
-
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
-t.beforeEach(async () => void (await redis.command('FLUSHALL')))
 
 function yamlOf(upstream: { readonly url: string }, store: string, fingerprint = '{}'): string {
   return `upstream: { url: "${upstream.url}" }
@@ -49,10 +44,10 @@ function reused(t: Test, reply: Reply, what: string): void {
   t.strictSame(refusalOf(reply), [422, 'idempotency_key_reused'], what)
 }
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`F14 multipart: the boundary does not count, the parts do: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
-    await using proxy = await proxyInProcess(yamlOf(upstream, storeUrl(t, kind, redis)))
+    await using proxy = await proxyInProcess(yamlOf(upstream, await emptyStore(t, kind)))
     const key = newKey()
     const first = await send(proxy, key, multipart('boundary-1', PARTS))
     t.equal(first.status, 201)
@@ -95,10 +90,10 @@ for (const kind of STORES)
     t.equal(upstream.seen.length, 2)
   })
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`F15 forms: the encoding does not count, pairs and their order do: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
-    await using proxy = await proxyInProcess(yamlOf(upstream, storeUrl(t, kind, redis)))
+    await using proxy = await proxyInProcess(yamlOf(upstream, await emptyStore(t, kind)))
     const key = newKey()
     const ask = (body: string, type = 'application/x-www-form-urlencoded') =>
       send(proxy, key, { path: '/fast', body, headers: { 'content-type': type } })
@@ -139,7 +134,7 @@ const CHANGES: readonly (readonly [what: string, before: string, after: string])
   ['all at once', '{}', '{ body: json, ignore: [/sentAt], headers: [x-version], query: ignore }'],
 ]
 
-for (const kind of ['sqlite', 'redis'] as const)
+for (const kind of KINDS)
   for (const [what, one, two] of CHANGES)
     for (const [before, after] of [
       [one, two],
@@ -147,7 +142,7 @@ for (const kind of ['sqlite', 'redis'] as const)
     ] as const)
       void t.test(`F20 a retry replays across recipes, ${what}: ${kind}, ${before} → ${after}`, async (t) => {
         const upstream = await heldUpstream(t)
-        const store = kind === 'redis' ? redis.url : `sqlite:${tempDir(t)}/store.db`
+        const store = await emptyStore(t, kind)
         const [old] = await replicas(t, 1, yamlOf(upstream, store, before))
         const [fresh] = await replicas(t, 1, yamlOf(upstream, store, after))
         if (!old || !fresh) throw new Error('two are started')
@@ -180,9 +175,10 @@ void t.test(
     const upstream = await heldUpstream(t)
     const file = join(tempDir(t), 'secret')
     writeFileSync(file, 'a secret of sixteen bytes')
-    const yaml = yamlOf(upstream, redis.url).replace('store: {', `store: { secretFile: "${file}",`)
+    const store = await emptyStore(t, 'sqlite')
+    const yaml = yamlOf(upstream, store).replace('store: {', `store: { secretFile: "${file}",`)
     await using proxy = await proxyInProcess(yaml)
-    await using plain = await proxyInProcess(yamlOf(upstream, redis.url))
+    await using plain = await proxyInProcess(yamlOf(upstream, store))
     const [key, body] = [newKey(), '{"amount":1,"to":"a"}']
     const first = await send(proxy, key, { path: '/fast', body })
     t.match(await send(proxy, key, { path: '/fast', body: '{"to":"a","amount":1.0}' }), {
@@ -190,9 +186,9 @@ void t.test(
       replayed: true,
     })
     reused(t, await send(proxy, key, { path: '/fast', body: '{"amount":2,"to":"a"}' }), 'another amount')
-    const keyed = (await recordsIn(redis.url)) as string[]
+    const keyed = (await recordsIn(store)) as string[]
     await send(plain, key, { path: '/fast', body })
-    const all = (await recordsIn(redis.url)) as string[]
+    const all = (await recordsIn(store)) as string[]
     t.strictSame([keyed.length, all.length], [1, 2])
     const digestsOf = (record = '') => [
       record.split(' ')[1]?.slice(126, 190),

@@ -2,20 +2,18 @@ import t, { type Test } from 'tap'
 import { jwksServer, type Pair, pair, token } from '../credentials/support.ts'
 import { newKey, type Reply, send, until } from '../support/e2e.ts'
 import type { TestProxy } from '../support/proxy.ts'
-import { emptyRedis, RedisServer } from '../support/redis.ts'
+import { RedisServer } from '../support/redis.ts'
 import {
+  emptyStore,
   type HeldUpstream,
   heldUpstream,
+  KINDS,
   recordsIn,
   refusalOf,
   replicas,
-  STORES,
-  storeUrl,
 } from '../support/replicas.ts'
 
 t.setTimeout(200_000)
-
-const redis = await emptyRedis(t)
 
 const STATUS = '/.idempotency/status'
 
@@ -61,10 +59,10 @@ function said(t: Test, reply: Reply, state: string): Said {
   return body
 }
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`§6 status.path reports the state and changes nothing: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t, (_, { target }) => (target === '/refused' ? { status: 401 } : {}))
-    const store = storeUrl(t, kind, redis)
+    const store = await emptyStore(t, kind)
     const proxy = await proxyWith(t, upstream, store)
     const key = newKey()
     const before = await recordsIn(store)
@@ -131,7 +129,7 @@ for (const kind of STORES)
 
 void t.test('§6 after ttl status.path answers 404, even with a tombstone', async (t) => {
   const upstream = await heldUpstream(t)
-  const proxy = await proxyWith(t, upstream, redis.url, 'defaults: { ttl: 1s, tombstone: 1h }')
+  const proxy = await proxyWith(t, upstream, 'memory:', 'defaults: { ttl: 1s, tombstone: 1h }')
   const key = newKey()
   const query = { query: 'method=POST&path=/fast' }
   t.equal((await send(proxy, key, { path: '/fast' })).status, 201)
@@ -160,10 +158,10 @@ const TARGETS = [
   '/exact/%7Etilde',
 ]
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`§6 I07 following the Location of a 202 gives the state: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
-    const proxy = await proxyWith(t, upstream, storeUrl(t, kind, redis), ACCEPTED)
+    const proxy = await proxyWith(t, upstream, await emptyStore(t, kind), ACCEPTED)
     let n = 0
     const asks = [
       ...TARGETS.map((path) => ({ method: 'POST', path, headers: {} })),
@@ -231,7 +229,7 @@ void t.test('§6 I07 a 202 has a Location only where following it works', async 
 
 void t.test('§6 other methods on status.path go upstream; where it is not set, GET does too', async (t) => {
   const upstream = await heldUpstream(t)
-  const proxy = await proxyWith(t, upstream, redis.url)
+  const proxy = await proxyWith(t, upstream, 'memory:')
   for (let n = 1; n <= 20; n++) upstream.finish(n)
   const target = `${STATUS}?method=POST&path=/pay`
   for (const method of ['HEAD', 'POST', 'PUT', 'DELETE', 'OPTIONS']) {
@@ -266,7 +264,7 @@ void t.test('§6 S04 S05 a caller who may not read the response cannot read the 
   const proxy = await proxyWith(
     t,
     upstream,
-    redis.url,
+    'memory:',
     `defaults: { scope: { caller: "jwt:sub", jwt: { jwks: "${jwks.url}" } }, authorizeReplay: { path: /me } }`,
   )
   const key = newKey()

@@ -6,18 +6,13 @@ import { jwksServer, pair, token } from '../credentials/support.ts'
 import { configFile, newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
 import { type ChildProxy, proxyProcess, type TestProxy } from '../support/proxy.ts'
-import { RedisServer } from '../support/redis.ts'
-import { heldUpstream, replicas, STORES, storeUrl, waitersAre } from '../support/replicas.ts'
+import { emptyServer, emptyStore, heldUpstream, KINDS, replicas, waitersAre } from '../support/replicas.ts'
 
 t.setTimeout(200_000)
 
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
-t.beforeEach(async () => void (await redis.command('FLUSHALL')))
-
 const FAST = { path: '/fast' }
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`§13 metrics count waiters, rate limits, refusals and regenerated keys: ${kind}`, async (t) => {
     let maySee = true
     const upstream = await heldUpstream(t, (_, { method }) =>
@@ -27,7 +22,7 @@ for (const kind of STORES)
       t,
       1,
       `upstream: { url: "${upstream.url}" }
-store: { url: "${storeUrl(t, kind, redis)}" }
+store: { url: "${await emptyStore(t, kind)}" }
 drain: { timeout: 3s }
 routes:
   - { name: held, match: { path: /held }, inFlight: { mode: wait, wait: 20s } }
@@ -147,7 +142,8 @@ for (const kind of ['sqlite', 'redis'] as const)
     const [own, mallory] = [await pair('ES256'), await pair('ES256')]
     await using jwks = await jwksServer(own)
     const upstream = await heldUpstream(t, (_, { method }) => (method === 'GET' ? { status: 401 } : {}))
-    const store = storeUrl(t, kind, redis)
+    const server = kind === 'redis' ? await emptyServer('redis') : null
+    const store = server?.url ?? (await emptyStore(t, kind))
     const proxy = await startAll(t, upstream.url, store, jwks.url)
     const claims = { sub: SUBJECT, exp: Math.floor(Date.now() / 1000) + 3600, own: CLAIM, aud: CLAIM }
     const good = await token(own, claims)
@@ -205,11 +201,9 @@ for (const kind of ['sqlite', 'redis'] as const)
     await everything()
     // With the store or the key server down, errors of libraries are logged.
     await jwks.stop()
-    if (kind === 'redis') {
-      redis.pause()
-      await everything()
-      redis.resume()
-    }
+    server?.pause()
+    await everything()
+    server?.resume()
     for (const status of [201, 400, 401, 409, 422, 429])
       t.ok(answers.includes(status), `there was a ${status}`)
 

@@ -10,7 +10,7 @@ import { command } from '../support/commands.ts'
 import { gate, newKey, send, tempDir } from '../support/e2e.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
-import { storeUrl } from '../support/replicas.ts'
+import { emptyStore, KINDS } from '../support/replicas.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(120_000)
@@ -116,10 +116,10 @@ const remove = (proxy: TestProxy, id: string, tag?: string) =>
     body: { reason: 'nobody can read it', by: 'ann' },
   })
 
-for (const kind of ['redis', 'sqlite'] as const)
+for (const kind of KINDS)
   for (const [what, { change, keys, why }] of Object.entries(DAMAGES))
     void t.test(`O04 ${kind}: an operator can delete a record ${what}, and nothing else goes`, async (t) => {
-      const url = storeUrl(t, kind, redis)
+      const url = await emptyStore(t, kind)
       const { upstream, start, config, audited } = await world(t, url)
       const first = await start(keys?.[0])
       const [key, other] = [newKey(), newKey()]
@@ -162,9 +162,9 @@ for (const kind of ['redis', 'sqlite'] as const)
       t.match(await command(['doctor', ...config(keys?.[1])]), { out: /2 records checked/ })
     })
 
-for (const kind of ['redis', 'sqlite'] as const)
+for (const kind of KINDS)
   void t.test(`O04 ${kind}: the delete command shows what it can read, asks, and deletes`, async (t) => {
-    const url = storeUrl(t, kind, redis)
+    const url = await emptyStore(t, kind)
     const { upstream, start, config, audited } = await world(t, url)
     const first = await start('one')
     const key = newKey()

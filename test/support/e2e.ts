@@ -8,7 +8,7 @@ import { Redis } from 'ioredis'
 import type { Test } from 'tap'
 import { Journal } from '../../src/store/sqlite-journal.ts'
 import type { RedisServer } from './redis.ts'
-import { serviceLine, withoutGrace } from './service.ts'
+import { headed } from './service.ts'
 
 /** An answer as a client of the proxy sees it. */
 export interface Reply {
@@ -69,11 +69,10 @@ export function tempDir(t: Test): string {
 
 let files = 0
 
-/** Writes a configuration file for a process: `yaml`, plus free ports to listen on and, if it has none, a `service`. */
+/** Writes a configuration file for a process. */
 export function configFile(dir: string, yaml: string): string {
   const file = join(dir, `config-${++files}.yaml`)
-  const admin = /^admin:/m.test(yaml) ? '' : 'admin: { listen: "127.0.0.1:0" }\n'
-  writeFileSync(file, `listen: 127.0.0.1:0\n${admin}${serviceLine(yaml)}${withoutGrace(yaml)}`)
+  writeFileSync(file, headed(yaml))
   return file
 }
 
