@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto'
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
-import { newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
+import { newKey, type Reply, send, tempDir } from '../support/e2e.ts'
 import type { TestProxy } from '../support/proxy.ts'
 import {
   emptyStore,
@@ -258,52 +258,6 @@ for (const kind of KINDS)
     t.equal(upstream.seen.length, n)
   })
 
-void t.test("§4 derive: the proxy's own 502 says so too; the next bucket executes again", async (t) => {
-  const upstream = await countingUpstream(t)
-  const proxy = await proxyWith(
-    t,
-    upstream,
-    'memory:',
-    `routes:
-  - { name: d, match: { path: /d }, ttl: 1m, key: { derive: { json: [/to] }, presence: required } }
-  - { name: b, match: { path: /b }, key: { derive: { json: [/to], bucket: 1s } } }`,
-  )
-  const body = '{"to":"bob"}'
-  t.strictSame(refusalOf(await send(proxy, null, { path: '/d', body: '{}' })), [
-    400,
-    'idempotency_key_missing',
-  ])
-  t.equal(upstream.seen.length, 0)
-
-  const first = await send(proxy, null, { path: '/b', body })
-  t.equal(first.body, 'execution 1')
-  await until(async () => {
-    const next = await send(proxy, null, { path: '/b', body })
-    t.equal(next.headers.get('idempotency-key-derived'), 'true')
-    if (next.replayed) t.equal(next.body, 'execution 1')
-    return !next.replayed
-  })
-  t.equal(upstream.seen.length, 2, 'in the next bucket it executes again')
-
-  await upstream[Symbol.asyncDispose]()
-  const unreachable = await send(proxy, null, { path: '/d', body: '{"to":"eve"}' })
-  t.strictSame(refusalOf(unreachable), [502, 'upstream_unreachable'])
-  t.equal(unreachable.headers.get('idempotency-key-derived'), 'true')
-})
-
-void t.test('§4 T05 derive: the 412 for a request first sent too long ago says so too', async (t) => {
-  const upstream = await countingUpstream(t)
-  const proxy = await proxyWith(t, upstream, 'memory:', `routes: [${DERIVE}]`)
-  const old = await send(proxy, null, {
-    path: '/d/x',
-    body: '{"to":"bob","amount":1}',
-    headers: { 'x-request': 'r-1', 'repeatability-first-sent': 'Sun, 06 Nov 1994 08:49:37 GMT' },
-  })
-  t.strictSame(refusalOf(old), [412, 'idempotency_key_expired'])
-  t.equal(old.headers.get('idempotency-key-derived'), 'true')
-  t.equal(upstream.seen.length, 0)
-})
-
 interface Issued {
   readonly idempotencyKey: string
   readonly expiresAt: string
@@ -374,72 +328,4 @@ for (const kind of KINDS)
     // Other methods on this path go to the upstream.
     t.equal((await send(a, null, { method: 'GET', path: '/idempotency-keys', body: null })).status, 201)
     t.strictSame([upstream.seen[n]?.method, upstream.seen[n]?.target], ['GET', '/idempotency-keys'])
-  })
-
-void t.test('§4 issuer: an expired key finds its record and claims nothing new', async (t) => {
-  const upstream = await countingUpstream(t)
-  const each = await Promise.all(
-    KINDS.map(async (kind) => {
-      const store = await emptyStore(t, kind)
-      const [proxy] = await replicas(t, 1, issuer(t, store, upstream, '1s'))
-      if (!proxy) throw new Error('one is started')
-      return { store, proxy, used: await issue(proxy), unused: await issue(proxy) }
-    }),
-  )
-  const answers = new Map<TestProxy, string>()
-  for (const { proxy, used } of each) {
-    const first = await send(proxy, used.idempotencyKey)
-    t.equal(first.status, 201)
-    answers.set(proxy, first.body)
-  }
-  const latest = Math.max(...each.map(({ unused }) => Date.parse(unused.expiresAt)))
-  await until(() => Date.now() > latest + 50)
-  for (const { store, proxy, used, unused } of each) {
-    const before = await recordsIn(store)
-    const replay = await send(proxy, used.idempotencyKey)
-    t.strictSame([replay.status, replay.body, replay.replayed], [201, answers.get(proxy), true], store)
-    const misuse = await send(proxy, used.idempotencyKey, { body: '{"amount":2}' })
-    t.strictSame(refusalOf(misuse), [422, 'idempotency_key_reused'])
-    const expired = await send(proxy, unused.idempotencyKey)
-    t.strictSame(refusalOf(expired), [412, 'idempotency_key_expired'])
-    t.match(JSON.parse(expired.body), { retry: 'no' })
-    t.strictSame(await recordsIn(store), before)
-  }
-  t.equal(upstream.seen.length, KINDS.length)
-})
-
-for (const kind of KINDS)
-  void t.test(`T05 a request first sent longer ago than ttl gets 412, N=0: ${kind}`, async (t) => {
-    const upstream = await countingUpstream(t)
-    const store = await emptyStore(t, kind)
-    const proxy = await proxyWith(
-      t,
-      upstream,
-      store,
-      'routes: [{ name: r, match: { path: /pay }, ttl: 1h, key: { from: ["header:repeatability-request-id", "header:idempotency-key"] } }]',
-    )
-    const sent = (ago: number) => new Date(Date.now() - ago).toUTCString()
-    const ask = (id: string, first: string | null) =>
-      send(proxy, null, {
-        headers: {
-          'repeatability-request-id': id,
-          ...(first === null ? {} : { 'repeatability-first-sent': first }),
-        },
-      })
-    const before = await recordsIn(store)
-    const id = newKey()
-    const late = await ask(id, sent(3_700_000))
-    t.strictSame(refusalOf(late), [412, 'idempotency_key_expired'])
-    t.match(JSON.parse(late.body), { retry: 'no', status: 412 })
-    t.strictSame(refusalOf(await ask(id, 'yesterday')), [400, 'idempotency_key_invalid'])
-    t.equal(upstream.seen.length, 0)
-    t.strictSame(await recordsIn(store), before)
-    t.match(await ask(id, sent(3_500_000)), { status: 201, body: 'execution 1', replayed: false })
-    t.ok((await ask(id, sent(3_500_000))).replayed)
-    t.ok((await ask(id, null)).replayed)
-    t.strictSame(refusalOf(await ask(id, sent(3_700_000))), [412, 'idempotency_key_expired'])
-    const [seen] = upstream.seen
-    t.strictSame(linesNamed(seen ?? { headers: [] }, 'repeatability-request-id'), [id], 'forwarded')
-    t.equal(linesNamed(seen ?? { headers: [] }, 'repeatability-first-sent').length, 1)
-    t.equal(upstream.seen.length, 1)
   })

@@ -1,6 +1,5 @@
 import t, { type Test } from 'tap'
-import { newKey, type Reply, send, until } from '../support/e2e.ts'
-import { metricIs } from '../support/exchange.ts'
+import { newKey, type Reply, send } from '../support/e2e.ts'
 import type { TestProxy } from '../support/proxy.ts'
 import { emptyStore, heldUpstream, KINDS, recordsIn, refusalOf, replicas } from '../support/replicas.ts'
 
@@ -65,57 +64,3 @@ for (const kind of KINDS)
     for (const reply of burst) if (reply.status !== 201) limited(t, reply, 'the rest')
     t.equal(upstream.seen.length, before + 3)
   })
-
-for (const kind of KINDS)
-  void t.test(`§10 L01 duplicates of a new key count once against limits.newKeys: ${kind}`, async (t) => {
-    const upstream = await heldUpstream(t)
-    const store = await emptyStore(t, kind)
-    const [proxy] = await replicas(t, 1, yamlOf(upstream, store, 'limits: { newKeys: 3/h }'))
-    if (!proxy) throw new Error('one is started')
-    const key = newKey()
-    const burst = await Promise.all(Array.from({ length: 20 }, () => send(proxy, key, FAST)))
-    for (const { status, code } of burst) t.ok(status === 201 || status === 409, `${status} ${code}`)
-    t.equal(upstream.seen.length, 1)
-    // Together they count as one key.
-    for (const more of [newKey(), newKey()]) t.equal((await send(proxy, more, FAST)).status, 201)
-    limited(t, await send(proxy, newKey(), FAST), 'a fourth key')
-  })
-
-for (const kind of KINDS)
-  void t.test(
-    `§10 limits.newKeys can be set per route, does not count retries of released keys, and refills: ${kind}`,
-    async (t) => {
-      const upstream = await heldUpstream(t, (_, { target }) =>
-        target === '/fast/no' ? { status: 429 } : {},
-      )
-      const store = await emptyStore(t, kind)
-      const [proxy] = await replicas(
-        t,
-        1,
-        yamlOf(
-          upstream,
-          store,
-          `limits: { newKeys: 1/h }
-routes:
-  - { name: own, match: { path: "/fast/own" }, limits: { newKeys: 1/s } }
-  - { name: off, match: { path: "/fast/off" }, limits: { newKeys: off } }`,
-        ),
-      )
-      if (!proxy) throw new Error('one is started')
-      const at = (path: string, key = newKey()) => send(proxy, key, { path })
-      for (let i = 0; i < 5; i++) t.equal((await at('/fast/off')).status, 201)
-      const key = newKey()
-      for (let i = 0; i < 5; i++)
-        t.match(await at('/fast/no', key), { status: 429, code: null, body: `execution ${6 + i}` })
-      limited(t, await at('/fast/no'), 'another key')
-      await metricIs(proxy, 'idempotency_claims_total{route="default",result="failed_retry"}', 4)
-
-      t.equal((await at('/fast/own')).status, 201, 'a rate of its own')
-      const late = newKey()
-      await until(async () => {
-        const reply = await at('/fast/own', late)
-        if (reply.status !== 201) t.equal(reply.headers.get('retry-after'), '1')
-        return reply.status === 201
-      })
-    },
-  )

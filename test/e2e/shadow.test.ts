@@ -9,7 +9,7 @@ import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { post, rawRequest } from '../support/raw.ts'
 import { freePort } from '../support/redis.ts'
 import { emptyStore, KINDS } from '../support/replicas.ts'
-import { type Respond, type Seen, type UpstreamStub, upstreamStub } from '../support/upstream.ts'
+import { type Respond, type Seen, tcpStub, type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(200_000)
 
@@ -48,6 +48,8 @@ async function proxyOf(
 
 const verdict = (proxy: TestProxy, name: string, count = 1): Promise<void> =>
   metricIs(proxy, `idempotency_shadow_total{route="pay",verdict="${name}"}`, count)
+
+const MIB = 1024 * 1024
 
 const sqlite = (t: Test): string => `sqlite:${join(tempDir(t), 'records.db')}`
 
@@ -298,6 +300,12 @@ void t.test(
   },
 )
 
+function connections({ server }: UpstreamStub): Promise<number> {
+  return new Promise((resolve, reject) => {
+    server.getConnections((error, count) => (error === null ? resolve(count) : reject(error)))
+  })
+}
+
 void t.test('shadow mode gives no verdict on half a request that the upstream has answered', async (t) => {
   const peer = await scriptedPeerOnHead(
     'HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n',
@@ -312,6 +320,11 @@ void t.test('shadow mode gives no verdict on half a request that the upstream ha
   client.destroy()
   await verdict(shadow, 'request_aborted')
 })
+
+/** Answers as soon as a head has come. */
+async function scriptedPeerOnHead(bytes: string) {
+  return tcpStub((socket) => void socket.once('data', () => socket.write(bytes)))
+}
 
 void t.test('a drain waits until shadow mode has recorded the outcome', async (t) => {
   const work = gate()

@@ -1,6 +1,6 @@
-import { once } from 'node:events'
 import t, { type Test } from 'tap'
 import { newKey, type Reply, send, until } from '../support/e2e.ts'
+import { metricIs } from '../support/exchange.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 import { type Respond, type UpstreamStub, upstreamStub, valueOf } from '../support/upstream.ts'
@@ -39,6 +39,9 @@ async function proxyOf(
   t.teardown(() => proxy[Symbol.asyncDispose]())
   return proxy
 }
+
+const verdict = (proxy: TestProxy, name: string, count = 1): Promise<void> =>
+  metricIs(proxy, `idempotency_shadow_total{route="pay",verdict="${name}"}`, count)
 
 void t.test(
   'O06 while Redis hangs, shadow mode forwards every request; afterwards enforce replays the responses',

@@ -1,8 +1,6 @@
 import t, { type Test } from 'tap'
-import { jwksServer, type Pair, pair, token } from '../credentials/support.ts'
-import { newKey, type Reply, send, until } from '../support/e2e.ts'
+import { newKey, type Reply, send } from '../support/e2e.ts'
 import type { TestProxy } from '../support/proxy.ts'
-import { RedisServer } from '../support/redis.ts'
 import {
   emptyStore,
   type HeldUpstream,
@@ -127,18 +125,6 @@ for (const kind of KINDS)
     t.equal(upstream.seen.length, 3)
   })
 
-void t.test('§6 after ttl status.path answers 404, even with a tombstone', async (t) => {
-  const upstream = await heldUpstream(t)
-  const proxy = await proxyWith(t, upstream, 'memory:', 'defaults: { ttl: 1s, tombstone: 1h }')
-  const key = newKey()
-  const query = { query: 'method=POST&path=/fast' }
-  t.equal((await send(proxy, key, { path: '/fast' })).status, 201)
-  t.equal((await ask(proxy, key, query)).status, 200)
-  await until(async () => (await ask(proxy, key, query)).status === 404)
-  t.equal((await send(proxy, key, { path: '/fast' })).code, 'idempotency_key_expired')
-  t.equal(upstream.seen.length, 1)
-})
-
 const ACCEPTED = `defaults: { inFlight: { status: 202 } }
 routes:
   - { name: exact, match: { path: "/exact/*", exact: true, methods: [POST, PUT, DELETE] }, inFlight: { status: 202 } }
@@ -247,49 +233,4 @@ void t.test('§6 other methods on status.path go upstream; where it is not set, 
   if (!plain) throw new Error('one is started')
   t.equal((await ask(plain, key)).status, 201)
   t.match(upstream.seen.at(-1), { method: 'GET', target })
-})
-
-function tokenOf(by: Pair, sub: string): Promise<string> {
-  return token(by, { sub, exp: Math.floor(Date.now() / 1000) + 3600, jti: newKey() })
-}
-
-void t.test('§6 S04 S05 a caller who may not read the response cannot read the state', async (t) => {
-  const [own, mallory] = [await pair('ES256'), await pair('ES256')]
-  await using jwks = await jwksServer(own)
-  let revoked = false
-  const upstream = await heldUpstream(t, (_, { method }) =>
-    method === 'GET' ? { status: revoked ? 401 : 204, body: '' } : {},
-  )
-  for (let n = 1; n <= 20; n++) upstream.finish(n)
-  const proxy = await proxyWith(
-    t,
-    upstream,
-    'memory:',
-    `defaults: { scope: { caller: "jwt:sub", jwt: { jwks: "${jwks.url}" } }, authorizeReplay: { path: /me } }`,
-  )
-  const key = newKey()
-  const as = async (by: Pair, sub: string) => ({
-    headers: { authorization: `Bearer ${await tokenOf(by, sub)}` },
-  })
-  t.equal((await send(proxy, key, await as(own, 'alice'))).status, 201)
-  said(t, await ask(proxy, key, await as(own, 'alice')), 'completed')
-  t.equal((await ask(proxy, key, await as(own, 'bob'))).status, 404)
-  const forged = await ask(proxy, key, await as(mallory, 'alice'))
-  t.strictSame(refusalOf(forged), [401, 'idempotency_caller_missing'])
-  revoked = true
-  const refused = await ask(proxy, key, await as(own, 'alice'))
-  t.strictSame(refusalOf(refused), [401, 'replay_forbidden'])
-  for (const reply of [forged, refused]) t.notMatch(reply.body, /completed|execution/)
-})
-
-void t.test('§6 R01 with the store down, status.path answers 503, not 404', async (t) => {
-  await using server = await RedisServer.start()
-  const upstream = await heldUpstream(t)
-  const proxy = await proxyWith(t, upstream, server.url)
-  const key = newKey()
-  t.equal((await send(proxy, key, { path: '/fast' })).status, 201)
-  await server.kill()
-  const reply = await ask(proxy, key, { query: 'method=POST&path=/fast' })
-  t.strictSame(refusalOf(reply), [503, 'idempotency_store_unavailable'])
-  t.match(reply.headers.get('retry-after'), /^[1-9]\d*$/)
 })
