@@ -1,7 +1,7 @@
 import { existsSync } from 'node:fs'
 import t, { type Test } from 'tap'
 import { configFile, gate, newKey, type Reply, STATE, send, tempDir, until } from '../support/e2e.ts'
-import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
+import { type ChildProxy, proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
 import { SHARED, type SharedServer, sharedServers } from '../support/shared.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
@@ -42,31 +42,6 @@ function asExpected(t: Test, replies: readonly Reply[], answer = 'execution 1'):
     else t.strictSame([reply.status, reply.code], [409, 'idempotency_key_in_progress'])
   }
 }
-
-for (const kind of ['memory', 'sqlite', ...SHARED] as const)
-  void t.test(`L01 50 simultaneous identical POSTs on one replica execute once: ${kind}`, async (t) => {
-    const upstream = await slowUpstream(t)
-    const embedded = { memory: 'memory:', sqlite: `sqlite:${tempDir(t)}/x.db` }
-    const url = kind in embedded ? embedded[kind as 'memory'] : servers[kind as 'redis'].url
-    await using proxy = await proxyInProcess(
-      `upstream: { url: "${upstream.url}" }\nstore: { url: "${url}", timeout: 10s }`,
-    )
-    for (const path of ['/fast', '/slow']) {
-      const key = newKey()
-      const before = upstream.seen.length
-      const asking = Array.from({ length: 50 }, () => send(proxy, key, { path }))
-      if (path === '/slow') {
-        await upstream.arrived(before + 1)
-        const others = await Promise.all(losers(asking))
-        t.equal(others.length, 49, 'all but the first are answered while it runs')
-        upstream.work.open()
-      }
-      asExpected(t, await Promise.all(asking), `execution ${before + 1}`)
-      t.equal(upstream.seen.length, before + 1)
-      const retry = await send(proxy, key, { path })
-      t.strictSame([retry.status, retry.replayed, retry.body], [201, true, `execution ${before + 1}`])
-    }
-  })
 
 /** The first 49 of 50 responses, in order of arrival. */
 function losers(asking: readonly Promise<Reply>[]): Promise<Reply>[] {
@@ -241,6 +216,31 @@ for (const store of SHARED.map((kind) => servers[kind]))
       t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
       t.strictSame(await store.snapshot(), before, 'the record is unchanged')
       for (const replica of [owner, other]) t.equal((await send(replica, key)).body, 'execution 2')
+    },
+  )
+
+for (const store of SHARED.map((kind) => servers[kind]))
+  void t.test(
+    `X07 ${store.kind}: an owner paused for two leases: unknown, then its late outcome counts`,
+    async (t) => {
+      const upstream = await slowUpstream(t)
+      const [owner, other] = (await processes(
+        t,
+        2,
+        `upstream: { url: "${upstream.url}" }\nstore: { url: "${store.url}" }\ndefaults: { lease: 1s }`,
+      )) as [ChildProxy, ChildProxy]
+      const key = newKey()
+      const asked = send(owner, key, { path: '/slow' })
+      await upstream.arrived(1)
+      owner.kill('SIGSTOP')
+      await lapsed(store)
+      t.equal((await send(other, key, { path: '/slow' })).code, 'idempotency_outcome_unknown')
+      owner.kill('SIGCONT')
+      upstream.work.open()
+      t.equal((await asked).body, 'execution 1')
+      for (const replica of [owner, other])
+        t.match(await send(replica, key, { path: '/slow' }), { replayed: true, body: 'execution 1' })
+      t.equal(upstream.seen.length, 1)
     },
   )
 

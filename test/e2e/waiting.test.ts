@@ -44,6 +44,26 @@ function oneAnswer(t: Test, replies: readonly Reply[], live = 1): void {
 }
 
 for (const kind of KINDS)
+  void t.test(`L01 of 50 simultaneous identical POSTs one executes: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t)
+    await using proxy = await proxyInProcess(
+      yamlOf(upstream, await emptyStore(t, kind), 'drain: { timeout: 3s }'),
+    )
+    const key = newKey()
+    const told: Reply[] = []
+    const asking = many(50, () => send(proxy, key).then((reply) => (told.push(reply), reply)))
+    await until(() => told.length === 49)
+    for (const reply of told) t.strictSame(refusalOf(reply), [409, 'idempotency_key_in_progress'])
+    upstream.finish(1)
+    oneAnswer(
+      t,
+      (await Promise.all(asking)).filter(({ status }) => status === 201),
+    )
+    t.match(await send(proxy, key), { replayed: true, body: 'execution 1' })
+    t.equal(upstream.seen.length, 1)
+  })
+
+for (const kind of KINDS)
   void t.test(`I02 50 duplicates are held and get the first response: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t, () => ({
       headers: { 'Set-Cookie': 'a=b; Expires=Mon, 01 Jan 2035 00:00:00 GMT' },

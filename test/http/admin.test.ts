@@ -5,14 +5,9 @@ import { type AddressInfo, connect } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t from 'tap'
-import type { AdminAccess } from '../../src/admin/access.ts'
 import { adminServer, opsServer } from '../../src/http/admin.ts'
 import type { Health } from '../../src/http/health.ts'
-import { Audit } from '../../src/observe/audit.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
-import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
-import { Records } from '../../src/store/records.ts'
-import { load, UPSTREAM } from '../config/support.ts'
 import { proxyBefore } from '../support/exchange.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
@@ -31,24 +26,6 @@ class Fake implements Health {
   readonly draining = () => this.isDraining
   readonly started = () => this.isStarted
   readonly store = () => Promise.resolve({ up: this.isUp, detail: this.isUp ? null : 'refused' })
-}
-
-/** The API on a store without records. */
-async function access(token: string): Promise<AdminAccess> {
-  const config = load(UPSTREAM)
-  const store = memoryStore({ clock: Date.now, maxBytes: MEMORY_BYTES })
-  const ports = {
-    version: '0.0.0',
-    config,
-    records: new Records(store),
-    store,
-    waiters: { tell: () => {} },
-    own: { isRunning: () => false, tell: async () => true },
-    audit: await Audit.open(null, 'test', () => {}),
-    history: { add: () => {} },
-    announceDrain: () => {},
-  }
-  return { token, hosts: ['localhost'], ports }
 }
 
 async function listening(server: Server): Promise<{ url: string; port: number } & AsyncDisposable> {

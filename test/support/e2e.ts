@@ -76,9 +76,9 @@ export function configFile(dir: string, yaml: string): string {
   return file
 }
 
-/** Polls until the condition holds, for states that no event announces. */
+/** Polls until the condition holds, for states that no event announces; less and less often, as asking costs more than waiting. */
 export async function until(condition: () => boolean | Promise<boolean>): Promise<void> {
-  while (!(await condition())) await wait(20)
+  for (let pause = 5; !(await condition()); pause = Math.min(pause * 2, 100)) await wait(pause)
 }
 
 export interface Gate {
