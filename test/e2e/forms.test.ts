@@ -1,13 +1,7 @@
-import { execFile } from 'node:child_process'
-import { readFileSync } from 'node:fs'
-import { join } from 'node:path'
-import { promisify } from 'node:util'
 import { Redis } from 'ioredis'
 import t, { type Test } from 'tap'
-import { linesOf } from '../../src/core/headers.ts'
-import { configFile, newKey, send, tempDir, until } from '../support/e2e.ts'
-import { browser, CHROMIUM } from '../support/operators.ts'
-import { type ChildProxy, proxyProcess } from '../support/proxy.ts'
+import { newKey, send } from '../support/e2e.ts'
+import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
 import { refusalOf } from '../support/replicas.ts'
 import { type UpstreamStub, upstreamStub } from '../support/upstream.ts'
@@ -34,7 +28,7 @@ const ROUTES = `routes:
     key: { presence: required, derive: { form: [order] } }
 `
 
-async function setUp(t: Test): Promise<{ proxy: ChildProxy; upstream: UpstreamStub }> {
+async function setUp(t: Test): Promise<{ proxy: TestProxy; upstream: UpstreamStub }> {
   let n = 0
   const upstream = await upstreamStub((_seen, response) => {
     response.writeHead(201).end(`execution ${++n}`)
@@ -47,7 +41,7 @@ log: { level: trace, format: json }
 status: { path: /status }
 wellKnown: true
 ${ROUTES}`
-  const proxy = await proxyProcess(configFile(tempDir(t), yaml))
+  const proxy = await proxyInProcess(yaml)
   t.teardown(() => proxy[Symbol.asyncDispose]())
   return { proxy, upstream }
 }
@@ -88,23 +82,6 @@ void t.test('§4 a form field can be the key, urlencoded or multipart', async (t
   t.equal(again.headers.get('idempotent-replayed'), 'true')
   t.equal(await again.text(), await first.text())
   t.equal((await upload(new Blob([newKey()]))).status, 400, 'a file is not a key')
-  t.equal(upstream.seen.length, 4)
-})
-
-void t.test('§4 a form that curl sends twice is executed once and replayed', async (t) => {
-  const { proxy, upstream } = await setUp(t)
-  const curl = async (path: string, ...args: string[]): Promise<string> =>
-    (
-      await promisify(execFile)('curl', ['-sS', '-i', `${proxy.url}${path}`, ...args], {
-        encoding: 'latin1',
-      })
-    ).stdout
-  for (const path of ['/checkout', '/forms'])
-    for (const flag of ['-F', '-d']) {
-      const args = [flag, 'amount=5', flag, `idempotency_key=${newKey()}`]
-      t.notMatch(await curl(path, ...args), /idempotent-replayed/i, `${path} ${flag}`)
-      t.match(await curl(path, ...args), /^HTTP\/1.1 201.*idempotent-replayed: true/is, `${path} ${flag}`)
-    }
   t.equal(upstream.seen.length, 4)
 })
 
@@ -223,86 +200,6 @@ void t.test('§6 a browser gets a refusal as an HTML page, other clients as prob
   t.equal(passed.status, 502)
   t.match(passed.body, /<h1>The service cannot be reached<\/h1>/, 'pass-through too')
 })
-
-/** The guide's page, whose script makes the key, as the shop would serve it. */
-const [, PAGE = ''] =
-  /```html\n(<!-- checkout.html -->.*?)```/s.exec(
-    readFileSync(join(import.meta.dirname, '../../docs/guides/browsers.md'), 'utf8'),
-  ) ?? []
-
-const skip = CHROMIUM === null && 'no Chromium here: install it, or set CHROMIUM to one'
-
-void t.test(
-  "§4 §6 the guide's form in a browser: a reload is a replay, a double click is one order",
-  { skip },
-  async (t) => {
-    let orders = 0
-    let release = (): void => {}
-    const upstream = await upstreamStub(async ({ method, headers }, response) => {
-      if (method === 'GET') {
-        response.writeHead(200, { 'Content-Type': 'text/html; charset=utf-8' }).end(PAGE)
-        return
-      }
-      const n = ++orders
-      if (linesOf(headers, 'cookie').includes('session=slow')) await new Promise<void>((go) => (release = go))
-      response.writeHead(201, { 'Content-Type': 'text/html' }).end(`<h1>Order ${n}</h1>`)
-    })
-    t.teardown(() => upstream[Symbol.asyncDispose]())
-    const yaml = `upstream: { url: "${upstream.url}" }
-store: { url: "memory:" }
-routes:
-  - name: checkout
-    match: { path: /checkout }
-    key: { from: ["form:idempotency_key"], presence: required }
-    scope: { caller: "cookie:session" }
-    inFlight: { mode: wait, wait: 10s }`
-    const proxy = await proxyProcess(configFile(tempDir(t), yaml))
-    t.teardown(() => proxy[Symbol.asyncDispose]())
-    const chromium = await browser(t)
-    const context = await chromium.newContext()
-    const page = await context.newPage()
-    const heading = () => page.locator('h1').innerText()
-    await context.addCookies([{ name: 'session', value: 'a', url: proxy.url }])
-
-    await page.goto(`${proxy.url}/checkout`)
-    await page.getByLabel('Amount').fill('5')
-    await page.getByRole('button').click()
-    await page.getByRole('heading', { name: 'Order 1' }).waitFor()
-    await page.reload()
-    t.equal(await heading(), 'Order 1', 'a resubmitted form gets the same response')
-    t.equal(orders, 1)
-
-    await page.goto(`${proxy.url}/checkout`)
-    await page.getByLabel('Amount').fill('5')
-    await page.getByRole('button').click()
-    await page.getByRole('heading', { name: 'Order 2' }).waitFor()
-
-    // Two clicks: the browser cancels the first request and sends another.
-    await context.addCookies([{ name: 'session', value: 'slow', url: proxy.url }])
-    await page.goto(`${proxy.url}/checkout`)
-    await page.getByLabel('Amount').fill('7')
-    const { x = 0, y = 0 } = (await page.getByRole('button').boundingBox()) ?? {}
-    await page.mouse.click(x + 5, y + 5)
-    await until(() => orders === 3)
-    await page.mouse.click(x + 5, y + 5)
-    release()
-    await page.getByRole('heading', { name: 'Order 3' }).waitFor()
-    t.equal(orders, 3)
-
-    // Without its key the form is refused, in plain words.
-    await page.goto(`${proxy.url}/checkout`)
-    await page.getByLabel('Amount').fill('8')
-    await page.evaluate('document.querySelector("[name=idempotency_key]").remove()')
-    await page.getByRole('button').click()
-    await page.getByRole('heading', { name: 'This form cannot be sent' }).waitFor()
-    t.equal(
-      await page.evaluate('getComputedStyle(document.body).maxWidth'),
-      '576px',
-      'the Content-Security-Policy allows its style',
-    )
-    t.equal(orders, 3)
-  },
-)
 
 void t.test('§4 the published policy lists where keys are read from', async (t) => {
   const { proxy } = await setUp(t)
