@@ -3,23 +3,23 @@ import t, { type Test } from 'tap'
 import { jwksServer, type Pair, pair, part, token } from '../credentials/support.ts'
 import { gate, newKey, type Reply, send } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
-import type { TestProxy } from '../support/proxy.ts'
+import { type TestProxy } from '../support/proxy.ts'
 import { post, rawRequest } from '../support/raw.ts'
-import { emptyStore, KINDS, recordsIn, refusalOf, replicas } from '../support/replicas.ts'
+import {
+  emptyStore,
+  type HeldUpstream,
+  heldUpstream,
+  KINDS,
+  recordsIn,
+  refusalOf,
+  replicas,
+} from '../support/replicas.ts'
 import { type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(200_000)
 
 const CLAIMS = { iss: 'https://issuer.test', aud: 'api' }
 const SECRET_ANSWER = 'what-alice-alone-may-see'
-
-/** The wall clock of the proxies in this process; tests can move it forward. */
-const wallClock = Date.now
-let ahead = 0
-Date.now = () => wallClock() + ahead
-t.afterEach(() => {
-  ahead = 0
-})
 
 /** A token of that caller, valid for an hour; each call makes a different one. */
 function tokenOf(by: Pair, sub: string, claims: object = {}, header: object = {}): Promise<string> {
@@ -222,3 +222,290 @@ for (const kind of KINDS)
     tellsNothing(t, down, 'the upstream is down')
     await metricIs(proxy, 'idempotency_buffered_bytes', 0)
   })
+
+function yamlOf(upstream: { readonly url: string }, store: string, more: string): string {
+  return `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }\ndrain: { timeout: 3s }\n${more}`
+}
+
+const FAST = { path: '/fast' }
+
+function limited(t: Test, reply: Reply, what: string): void {
+  t.strictSame(refusalOf(reply), [429, 'rate_limited'], what)
+  t.match(reply.headers.get('retry-after'), /^[1-9]\d*$/, what)
+  t.match(JSON.parse(reply.body), { retry: 'same-key', status: 429 })
+}
+
+/** With `newKeys: 3/h`. */
+async function threeKeys(t: Test, all: readonly TestProxy[], store: string, seen: readonly unknown[]) {
+  const on = (i: number) => all[i % all.length] as TestProxy
+  const keys = [newKey(), newKey(), newKey()]
+  for (const [i, key] of keys.entries()) t.equal((await send(on(i), key, FAST)).status, 201)
+  const before = await recordsIn(store)
+  const late = newKey()
+  for (const proxy of all) {
+    limited(t, await send(proxy, late, FAST), 'a fourth key')
+    limited(t, await send(proxy, newKey(), FAST), 'a fifth key')
+  }
+  t.strictSame(await recordsIn(store), before, 'nothing is claimed')
+  t.equal(seen.length, 3, 'the upstream is not asked')
+
+  for (let i = 0; i < 10; i++) {
+    const replay = await send(on(i), keys[i % 3] as string, FAST)
+    t.ok(replay.replayed, 'a replay is never limited')
+    const misuse = await send(on(i), keys[0] as string, { ...FAST, body: '{}' })
+    t.equal(misuse.status, 422)
+  }
+  t.equal((await send(on(0), null, FAST)).status, 201, 'nor is a request without a key')
+  const other = { ...FAST, headers: { authorization: 'Bearer bob' } }
+  t.match(await send(on(1), late, other), { status: 201, replayed: false }, 'nor another caller')
+  t.ok((await send(on(0), late, other)).replayed)
+  limited(t, await send(on(0), late, FAST), 'still limited')
+  t.equal(seen.length, 5)
+}
+
+for (const kind of KINDS)
+  void t.test(`§10 limits.newKeys bounds a caller across replicas: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t)
+    const store = await emptyStore(t, kind)
+    const count = kind === 'memory' ? 1 : 2
+    const all = await replicas(t, count, yamlOf(upstream, store, 'limits: { newKeys: 3/h }'))
+    const on = (i: number) => all[i % count] as TestProxy
+    await threeKeys(t, all, store, upstream.seen)
+    const refused = '{route="default",outcome="rate_limited"}'
+    const counts = await Promise.all(all.map((one) => one.metric(`idempotency_requests_total${refused}`)))
+    t.strictSame(counts, count === 1 ? [3] : [3, 2])
+
+    const before = upstream.seen.length
+    const bursting = { ...FAST, headers: { authorization: 'Bearer carol' } }
+    const burst = await Promise.all(Array.from({ length: 30 }, (_, i) => send(on(i), newKey(), bursting)))
+    t.equal(burst.filter(({ status }) => status === 201).length, 3, 'three of a burst')
+    for (const reply of burst) if (reply.status !== 201) limited(t, reply, 'the rest')
+    t.equal(upstream.seen.length, before + 3)
+  })
+
+const STATUS = '/.idempotency/status'
+
+async function proxyWithStatus(
+  t: Test,
+  upstream: HeldUpstream,
+  store: string,
+  more = '',
+): Promise<TestProxy> {
+  const yaml = `upstream: { url: "${upstream.url}", timeout: 1s }
+store: { url: "${store}" }
+drain: { timeout: 3s }
+status: { path: "${STATUS}" }
+${more}`
+  return (await replicas(t, 1, yaml))[0] as TestProxy
+}
+
+interface Said {
+  readonly state: string
+  readonly since: string
+  readonly retryAfter: number | null
+  readonly recordId: string
+}
+
+/** Asks about POST /pay, or what `query` says. */
+function ask(
+  proxy: TestProxy,
+  key: string | null,
+  {
+    query = 'method=POST&path=/pay',
+    headers = {},
+  }: { query?: string; headers?: Record<string, string> } = {},
+): Promise<Reply> {
+  return send(proxy, key, { method: 'GET', path: `${STATUS}?${query}`, body: null, headers })
+}
+
+function said(t: Test, reply: Reply, state: string): Said {
+  t.equal(reply.status, 200)
+  t.match(reply.headers.get('content-type'), /^application\/json/)
+  t.equal(reply.headers.get('cache-control'), 'no-store')
+  t.equal(reply.headers.get('idempotent-replayed'), null)
+  const body = JSON.parse(reply.body) as Said
+  t.strictSame(Object.keys(body).sort(), ['recordId', 'retryAfter', 'since', 'state'])
+  t.equal(body.state, state)
+  t.match(body.recordId, /^[\w-]{43}$/)
+  t.match(body.since, /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$/)
+  t.notOk(reply.body.includes('execution'), 'never the stored body')
+  return body
+}
+
+for (const kind of KINDS)
+  void t.test(`§6 status.path reports the state and changes nothing: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t, (_, { target }) => (target === '/refused' ? { status: 401 } : {}))
+    const store = await emptyStore(t, kind)
+    const proxy = await proxyWithStatus(t, upstream, store)
+    const key = newKey()
+    const before = await recordsIn(store)
+    t.equal((await ask(proxy, key)).status, 404, 'no record')
+    t.strictSame(await recordsIn(store), before, 'asking makes none')
+
+    const first = send(proxy, key)
+    await upstream.arrived(1)
+    const held = await recordsIn(store)
+    const running = said(t, await ask(proxy, key), 'in_progress')
+    t.ok(Number.isInteger(running.retryAfter) && Number(running.retryAfter) >= 1)
+    t.ok(Number(running.retryAfter) <= 30)
+    t.ok(Math.abs(Date.parse(running.since) - Date.now()) < 60_000)
+    const duplicate = await send(proxy, key)
+    t.equal((JSON.parse(duplicate.body) as { instance: string }).instance, running.recordId)
+    t.strictSame(await recordsIn(store), held)
+    upstream.finish(1)
+    t.equal((await first).status, 201)
+
+    const kept = await recordsIn(store)
+    const done = said(t, await ask(proxy, `"${key}"`), 'completed')
+    t.strictSame([done.recordId, done.retryAfter], [running.recordId, null])
+    // In any spelling that matches the same route.
+    said(t, await ask(proxy, key, { query: 'path=%2Fpay&method=POST' }), 'completed')
+    said(t, await ask(proxy, key, { query: 'method=POST&path=//p%2561y/' }), 'completed')
+
+    // The key and the credentials of the request are needed.
+    const absent: readonly [string, Promise<Reply>][] = [
+      ['another caller', ask(proxy, key, { headers: { authorization: 'Bearer mallory' } })],
+      ['no caller', ask(proxy, key, { headers: { authorization: '' } })],
+      ['another key', ask(proxy, newKey())],
+      ['another path', ask(proxy, key, { query: 'method=POST&path=/pay/more' })],
+      ['another method', ask(proxy, key, { query: 'method=PATCH&path=/pay' })],
+    ]
+    for (const [what, asking] of absent) {
+      const reply = await asking
+      t.equal(reply.status, 404, what)
+      t.notOk(reply.body.includes(done.recordId), what)
+      t.equal(reply.headers.get('idempotency-retry'), 'same-key', what)
+    }
+    t.equal((await ask(proxy, null)).status, 400, 'no key')
+    t.equal((await ask(proxy, '"x')).status, 400, 'an invalid key')
+    t.equal((await ask(proxy, key, { query: '' })).status, 404, 'no path')
+    t.equal(
+      (await ask(proxy, key, { query: 'method=GET&path=/pay' })).status,
+      404,
+      'nothing is protected there',
+    )
+    t.strictSame(await recordsIn(store), kept, 'no record or expiry has changed')
+    t.equal(upstream.seen.length, 1, 'the upstream is not asked')
+    t.match(await send(proxy, key), { status: 201, replayed: true })
+
+    const refused = newKey()
+    upstream.finish(2)
+    t.equal((await send(proxy, refused, { path: '/refused' })).status, 401)
+    said(t, await ask(proxy, refused, { query: 'method=POST&path=/refused' }), 'failed_retryable')
+    const slow = newKey()
+    t.equal((await send(proxy, slow, { path: '/slow' })).status, 504)
+    const unknown = said(t, await ask(proxy, slow, { query: 'method=POST&path=/slow' }), 'unknown')
+    t.ok(Number.isInteger(unknown.retryAfter) && Number(unknown.retryAfter) >= 1)
+    t.equal((await send(proxy, slow, { path: '/slow' })).code, 'idempotency_outcome_unknown')
+    t.equal(upstream.seen.length, 3)
+  })
+
+const ACCEPTED = `defaults: { inFlight: { status: 202 } }
+routes:
+  - { name: exact, match: { path: "/exact/*", exact: true, methods: [POST, PUT, DELETE] }, inFlight: { status: 202 } }
+  - { name: events, match: { path: /events }, key: { from: ["header:ce-id"] }, inFlight: { status: 202 } }`
+
+const TARGETS = [
+  '/pay',
+  '/pay?a=1&method=GET&path=/x',
+  '/pay/caf%C3%A9/%E2%82%AC',
+  '/pay/a%2Fb',
+  '/pay/a%252Fb',
+  '/pay/a+b%20c',
+  '/pay//double///slash/',
+  '/pay/%7Etilde%2e',
+  "/pay/a;b=c&d,e=f!$'()*:@",
+  '/exact//double/',
+  '/exact/%7Etilde',
+]
+
+for (const kind of KINDS)
+  void t.test(`§6 I07 following the Location of a 202 gives the state: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t)
+    const proxy = await proxyWithStatus(t, upstream, await emptyStore(t, kind), ACCEPTED)
+    let n = 0
+    const asks = [
+      ...TARGETS.map((path) => ({ method: 'POST', path, headers: {} })),
+      { method: 'PATCH', path: '/pay', headers: {} },
+      { method: 'PUT', path: '/exact/a', headers: {} },
+      { method: 'DELETE', path: '/exact/a', headers: {} },
+      { method: 'POST', path: '/events', headers: { 'ce-id': '1', 'ce-source': '/a b' } },
+    ]
+    for (const { method, path, headers } of asks) {
+      const key = 'ce-id' in headers ? null : newKey()
+      const first = send(proxy, key, { method, path, headers })
+      const seen = await upstream.arrived(++n)
+      t.equal(seen.target, path, 'as sent')
+      const duplicate = await send(proxy, key, { method, path, headers })
+      t.strictSame(refusalOf(duplicate), [202, 'idempotency_key_in_progress'], path)
+      const { instance } = JSON.parse(duplicate.body) as { instance: string }
+      const location = duplicate.headers.get('location')
+      t.type(location, 'string')
+      const followed = new URL(location as string, `${proxy.url}${path}`)
+      t.equal(followed.origin, proxy.url)
+      // The same headers, Content-Type included.
+      const follow = () =>
+        send(proxy, key, {
+          method: 'GET',
+          path: `${followed.pathname}${followed.search}`,
+          body: null,
+          headers: { 'content-type': 'application/json', ...headers },
+        })
+      t.equal(said(t, await follow(), 'in_progress').recordId, instance)
+      upstream.finish(n)
+      t.equal((await first).status, 201)
+      t.equal(said(t, await follow(), 'completed').recordId, instance)
+      t.equal(upstream.seen.length, n)
+    }
+  })
+
+void t.test('§6 I07 a 202 has a Location only where following it works', async (t) => {
+  const upstream = await heldUpstream(t)
+  const proxy = await proxyWithStatus(
+    t,
+    upstream,
+    'memory:',
+    `routes:
+  - { name: hooks, match: { path: /hooks }, key: { from: ["header:idempotency-key", "json:/id"] }, inFlight: { status: 202 } }
+  - { name: derived, match: { path: /derived }, key: { derive: { json: [/id] } }, inFlight: { status: 202 } }`,
+  )
+  let n = 0
+  for (const path of ['/hooks', '/derived'])
+    for (const key of [null, 'k-1']) {
+      const body = `{"id":"${key ?? 'k-2'}"}`
+      const first = send(proxy, key, { path, body })
+      await upstream.arrived(++n)
+      const duplicate = await send(proxy, key, { path, body })
+      t.equal(duplicate.status, 202)
+      const location = duplicate.headers.get('location')
+      if (key !== null) t.type(location, 'string', 'the state of a key in a header can be asked for')
+      if (location !== null) {
+        const followed = await send(proxy, key, { method: 'GET', path: location, body: null })
+        t.equal(followed.status, 200, `${path} with the key ${key}`)
+      }
+      upstream.finish(n)
+      t.equal((await first).status, 201)
+    }
+})
+
+void t.test('§6 other methods on status.path go upstream; where it is not set, GET does too', async (t) => {
+  const upstream = await heldUpstream(t)
+  const proxy = await proxyWithStatus(t, upstream, 'memory:')
+  for (let n = 1; n <= 20; n++) upstream.finish(n)
+  const target = `${STATUS}?method=POST&path=/pay`
+  for (const method of ['HEAD', 'POST', 'PUT', 'DELETE', 'OPTIONS']) {
+    const body = ['POST', 'PUT'].includes(method) ? '{}' : null
+    const reply = await send(proxy, null, { method, path: target, body })
+    t.equal(reply.status, 201, method)
+    t.match(upstream.seen.at(-1), { method, target })
+  }
+  // A POST with a key is protected like any other.
+  const key = newKey()
+  t.match(await send(proxy, key, { path: target }), { status: 201, replayed: false })
+  t.match(await send(proxy, key, { path: target }), { status: 201, replayed: true })
+  t.equal((await ask(proxy, key)).status, 404)
+  const [plain] = await replicas(t, 1, `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }`)
+  if (!plain) throw new Error('one is started')
+  t.equal((await ask(plain, key)).status, 201)
+  t.match(upstream.seen.at(-1), { method: 'GET', target })
+})

@@ -6,16 +6,12 @@ const FILES: Readonly<Record<string, string>> = {
   callers: 'memory,redis',
   faults: 'memory,redis',
   keys: 'memory,redis',
-  limits: 'memory,redis',
   operators: 'redis,postgres',
-  recipes: 'redis',
   reconcile: 'memory,redis,postgres',
   reload: 'redis',
   services: 'redis',
   shadow: 'memory,redis',
-  status: 'memory,redis',
   telling: 'redis',
-  unreadable: 'redis',
   waiting: 'memory,redis,postgres',
 }
 

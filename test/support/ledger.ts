@@ -81,7 +81,7 @@ export async function serve(t: Test, yaml: string): Promise<Served> {
     proxy: await proxyInProcess(yaml),
     async reload(next: string) {
       const reads = () =>
-        self.proxy.log.filter(({ msg }) => /^the configuration was reloaded/.test(String(msg)))
+        self.proxy.log.filter(({ msg }) => String(msg).startsWith('the configuration was reloaded'))
       const before = reads().length
       self.proxy.reload(next)
       if (reads().length === before) throw new Error(JSON.stringify(self.proxy.log.at(-1)))
