@@ -256,3 +256,33 @@ defaults: { inFlight: { mode: wait, wait: 20s } }`,
     await metricIs(proxy, 'idempotency_requests_total{route="default",outcome="waited"}', 0)
   },
 )
+
+void t.test('O07 random keys, paths, callers and methods add no series to /metrics', async (t) => {
+  const upstream = await heldUpstream(t)
+  const [proxy] = (await replicas(
+    t,
+    1,
+    `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\nroutes: [{ name: orders, match: { path: "/fast/orders/:id" } }]`,
+  )) as [TestProxy]
+  const some = async (): Promise<void> => {
+    const random = newKey()
+    const headers = { authorization: `Bearer ${random}`, 'x-tenant': random }
+    for (let n = 0; n < 2; n++) await send(proxy, random, { path: `/fast/orders/${random}`, headers })
+    await send(proxy, random, { path: `/fast/${random}?q=${random}`, headers })
+    await send(proxy, null, { path: `/fast/${random}`, headers, method: 'PROPFIND' })
+  }
+  const text = async () => (await fetch(`${proxy.adminUrl}/metrics`)).text()
+  // Operations that timers start have no series until their timer has fired.
+  const series = async (): Promise<string[]> =>
+    (await text())
+      .split('\n')
+      .filter((line) => line.startsWith('idempotency_') && !/operation="(ping|due|renew|remove)"/.test(line))
+      .map((line) => line.replace(/ \S+$/, ''))
+  await some()
+  await metricIs(proxy, 'idempotency_requests_total{route="default",outcome="passed"}', 1)
+  const before = await series()
+  for (let n = 0; n < 15; n++) await some()
+  t.strictSame(await series(), before)
+  const routes = new Set([...(await text()).matchAll(/route="([^"]*)"/g)].map(([, route]) => route))
+  t.strictSame(routes, new Set(['default', 'orders']))
+})
