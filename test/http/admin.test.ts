@@ -11,6 +11,8 @@ import { Metrics } from '../../src/observe/metrics.ts'
 import { proxyBefore } from '../support/exchange.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
+t.setTimeout(300_000)
+
 const noBug = (error: unknown): never => {
   throw error
 }

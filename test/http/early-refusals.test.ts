@@ -10,6 +10,8 @@ import { metricIs, problemOf, proxyBefore, values } from '../support/exchange.ts
 import { everything, post, readAnswer } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
+t.setTimeout(300_000)
+
 const REQUIRED = '{ name: r, match: { path: /p }, key: required, limits: { request: 1KiB } }'
 
 function open(port: number): Socket {

@@ -11,6 +11,8 @@ import { metricIs, problemOf, proxyBefore, storeCalls, values } from '../support
 import { everything, post, rawRequest, readAnswer } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
+t.setTimeout(300_000)
+
 const stub = () => upstreamStub((_seen, response) => void response.writeHead(201, { 'X-A': '1' }).end('ok'))
 
 void t.test('K16 bytes that no header may have get 400, N=0, and the process survives', async (t) => {

@@ -17,6 +17,8 @@ import { post, rawRequest, readAnswer } from '../support/raw.ts'
 import { freePort } from '../support/redis.ts'
 import { tcpStub, upstreamStub } from '../support/upstream.ts'
 
+t.setTimeout(300_000)
+
 /** HEAD has no body to compare; CONNECT is not a request to an origin. */
 const UNUSUAL = new Set(['CONNECT', 'HEAD'])
 

@@ -6,6 +6,8 @@ import { metricIs, proxyBefore } from '../support/exchange.ts'
 import { everything, post, rawRequest, readAnswer } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
+t.setTimeout(300_000)
+
 function get(path: string): string {
   return `GET ${path} HTTP/1.1\r\nHost: a\r\n\r\n`
 }

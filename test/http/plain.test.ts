@@ -13,6 +13,8 @@ import { values } from '../support/exchange.ts'
 import { mulberry32 } from '../support/random.ts'
 import { readAnswer } from '../support/raw.ts'
 
+t.setTimeout(300_000)
+
 const SEED = Number(process.env['FUZZ_SEED'] ?? 1)
 const CASES = Number(process.env['FUZZ_CASES'] ?? 300)
 

@@ -5,6 +5,8 @@ import { problemOf, proxyBefore, storeCalls, values } from '../support/exchange.
 import { everything, post, rawRequest } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
+t.setTimeout(300_000)
+
 const stub = () => upstreamStub((_seen, response) => void response.writeHead(201, { 'X-A': '1' }).end('ok'))
 
 void t.test(

@@ -6,6 +6,8 @@ import { answering, metricIs, problemOf, proxyBefore, scriptedPeer, values } fro
 import { post, rawRequest, readAnswer } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
+t.setTimeout(300_000)
+
 function open(port: number, bytes: string): Socket {
   const client = connect(port, '127.0.0.1')
   client.on('error', () => {})

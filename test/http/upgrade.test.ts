@@ -11,6 +11,8 @@ import { post, rawRequest, readAnswer } from '../support/raw.ts'
 import { freePort } from '../support/redis.ts'
 import { tcpStub } from '../support/upstream.ts'
 
+t.setTimeout(300_000)
+
 interface Echo extends AsyncDisposable {
   readonly url: string
   /** Raw header lines of the handshakes. */

@@ -8,6 +8,8 @@ import { post, rawRequest } from '../support/raw.ts'
 import { OWN, twice } from '../support/twice.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
+t.setTimeout(300_000)
+
 void t.test(
   'P01 P04 P14 a 201 is replayed with its status and bytes, and its lines in order, case and number',
   async (t) => {
