@@ -17,14 +17,12 @@ import {
 import { gate, newKey, send, tempDir, until } from '../support/e2e.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { rawRequest } from '../support/raw.ts'
-import { RedisServer } from '../support/redis.ts'
-import { STORES, storeUrl } from '../support/replicas.ts'
+import { freePort, RedisServer } from '../support/redis.ts'
+import { emptyStore, KINDS } from '../support/replicas.ts'
 import { type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(240_000)
 
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
 const exercised = new Exercised()
 const NOBODY = 'A'.repeat(43)
 
@@ -80,10 +78,9 @@ async function world(t: Test, store: string, more = ''): Promise<World> {
 
 const COMPLETED = { status: 200, headers: [['Content-Type', 'application/json']], body: '{"id":"by hand"}' }
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`${kind}: operators list, look up, resolve and delete records, report outcomes`, async (t) => {
-    await redis.command('FLUSHALL')
-    const { upstream, proxy, audit, finish, api, unknown } = await world(t, storeUrl(t, kind, redis))
+    const { upstream, proxy, audit, finish, api, unknown } = await world(t, await emptyStore(t, kind))
     const [a, b, c] = [newKey(), newKey(), newKey()]
     const first = await unknown(a)
     const second = await unknown(b, '/break/b')
@@ -543,7 +540,7 @@ void t.test('POST /v1/drain fails readiness, and traffic is still served', async
 })
 
 void t.test('K22 /v1/config shows the configuration in force without its secrets', async (t) => {
-  const { api } = await world(t, redis.url.replace('//', '//:hunter2@'))
+  const { api } = await world(t, `redis://:hunter2@127.0.0.1:${await freePort()}`)
   const { status, json, text } = await api('/v1/config')
   t.equal(status, 200)
   t.notMatch(text, new RegExp(`hunter2|${TOKEN}`))

@@ -1,30 +1,25 @@
 import { createHmac } from 'node:crypto'
 import t, { type Test } from 'tap'
 import { jwksServer, type Pair, pair, part, token } from '../credentials/support.ts'
-import { gate, newKey, type Reply, send, until } from '../support/e2e.ts'
+import { gate, newKey, type Reply, send } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
-import type { TestProxy } from '../support/proxy.ts'
+import { type TestProxy } from '../support/proxy.ts'
 import { post, rawRequest } from '../support/raw.ts'
-import { RedisServer } from '../support/redis.ts'
-import { recordsIn, refusalOf, replicas, STORES, storeUrl, waitersAre } from '../support/replicas.ts'
+import {
+  emptyStore,
+  type HeldUpstream,
+  heldUpstream,
+  KINDS,
+  recordsIn,
+  refusalOf,
+  replicas,
+} from '../support/replicas.ts'
 import { type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(200_000)
 
-const redis = await RedisServer.start()
-t.teardown(() => redis[Symbol.asyncDispose]())
-t.beforeEach(async () => void (await redis.command('FLUSHALL')))
-
 const CLAIMS = { iss: 'https://issuer.test', aud: 'api' }
 const SECRET_ANSWER = 'what-alice-alone-may-see'
-
-/** The wall clock of the proxies in this process; tests can move it forward. */
-const wallClock = Date.now
-let ahead = 0
-Date.now = () => wallClock() + ahead
-t.afterEach(() => {
-  ahead = 0
-})
 
 /** A token of that caller, valid for an hour; each call makes a different one. */
 function tokenOf(by: Pair, sub: string, claims: object = {}, header: object = {}): Promise<string> {
@@ -62,12 +57,12 @@ function tellsNothing(t: Test, reply: Reply, what: string): void {
   t.notOk(JSON.stringify([reply.body, ...reply.headers]).includes(SECRET_ANSWER), `${what}: no stored byte`)
 }
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`S04 S06 a rotated token with the same sub replays, nobody else's does: ${kind}`, async (t) => {
     const [own, mallory] = [await pair('ES256'), await pair('ES256')]
     await using jwks = await jwksServer(own)
     const upstream = await payments(t)
-    const store = storeUrl(t, kind, redis)
+    const store = await emptyStore(t, kind)
     for (const anonymous of ['share', 'reject']) {
       const proxy = await proxyWith(t, upstream, store, jwtScope(jwks.url, anonymous))
       const n = upstream.seen.length
@@ -128,103 +123,16 @@ for (const kind of STORES)
     }
   })
 
-void t.test('S03 an empty Authorization counts as missing', async (t) => {
-  await using jwks = await jwksServer(await pair('ES256'))
-  const upstream = await payments(t)
-  const proxy = await proxyWith(t, upstream, 'memory:', jwtScope(jwks.url))
-  for (const authorization of ['', ' ']) {
-    const reply = await send(proxy, 'k-1', { headers: { authorization } })
-    t.match(reply, { status: 201, body: `${SECRET_ANSWER} 1` }, 'callers without one share a bucket')
-  }
-})
-
 void t.test('S04 header:authorization: a rotated token is another caller', async (t) => {
   const own = await pair('ES256')
   const upstream = await payments(t)
-  const proxy = await proxyWith(t, upstream, redis.url, 'scope: { caller: "header:authorization" }')
+  const proxy = await proxyWith(t, upstream, 'memory:', 'scope: { caller: "header:authorization" }')
   const key = newKey()
   const [one, other] = [await tokenOf(own, 'alice'), await tokenOf(own, 'alice')]
   t.match(await send(proxy, key, asCaller(one)), { status: 201, replayed: false })
   t.match(await send(proxy, key, asCaller(other)), { status: 201, replayed: false })
   t.ok((await send(proxy, key, asCaller(one))).replayed)
   t.equal(upstream.seen.length, 2)
-})
-
-void t.test(
-  'S04 after the issuer rotates its keys, the new one is trusted and the old one is not',
-  async (t) => {
-    const [old, fresh] = [await pair('ES256', 'old'), await pair('ES256', 'fresh')]
-    await using jwks = await jwksServer(old)
-    const upstream = await payments(t)
-    const proxy = await proxyWith(t, upstream, redis.url, jwtScope(jwks.url))
-    const key = newKey()
-    const first = await send(proxy, key, asCaller(await tokenOf(old, 'alice')))
-    t.equal(first.status, 201)
-    jwks.publish(fresh)
-    ahead = 60_000
-    t.match(await send(proxy, key, asCaller(await tokenOf(fresh, 'alice'))), {
-      body: first.body,
-      replayed: true,
-    })
-    const refused = await send(proxy, key, asCaller(await tokenOf(old, 'alice')))
-    t.strictSame(refusalOf(refused), [401, 'idempotency_caller_missing'])
-    tellsNothing(t, refused, 'a withdrawn key')
-    t.equal(upstream.seen.length, 1)
-    const asked = jwks.asked
-    for (let i = 0; i < 20; i++)
-      await send(proxy, key, asCaller(await tokenOf(old, 'alice', {}, { kid: `made-up-${i}` })))
-    t.ok(jwks.asked <= asked + 1, 'made-up key ids do not make the proxy flood the issuer')
-  },
-)
-
-void t.test('S04 an unavailable issuer means 503 as soon as its keys are not cached', async (t) => {
-  const own = await pair('ES256')
-  await using jwks = await jwksServer(own)
-  const upstream = await payments(t)
-  const proxy = await proxyWith(t, upstream, redis.url, jwtScope(jwks.url))
-  jwks.answer = (_, response) => response.writeHead(500).end()
-  const alice = asCaller(await tokenOf(own, 'alice'))
-  const key = newKey()
-  const unavailable = async (what: string) => {
-    const before = await recordsIn(redis.url)
-    const refused = await send(proxy, key, alice)
-    t.equal(refused.status, 503, what)
-    t.match(refused.headers.get('retry-after'), /^[1-9]\d*$/)
-    tellsNothing(t, refused, what)
-    t.strictSame(await recordsIn(redis.url), before)
-  }
-  await unavailable('from the start')
-  t.equal(upstream.seen.length, 0)
-  jwks.publish(own)
-  let first = await send(proxy, key, alice)
-  await until(async () => (first = await send(proxy, key, alice)).status === 201)
-  t.equal(upstream.seen.length, 1)
-
-  // Cached keys serve for a while; a token of an unknown key cannot be judged.
-  await jwks.stop()
-  ahead = 20 * 60_000
-  t.ok((await send(proxy, key, alice)).replayed)
-  const other = await pair('ES256', 'other')
-  t.equal((await send(proxy, key, asCaller(await tokenOf(other, 'alice')))).status, 503)
-  ahead = 24 * 3_600_000
-  const later = asCaller(await tokenOf(own, 'alice'))
-  const refused = await send(proxy, key, later)
-  t.equal(refused.status, 503, 'cached keys do not serve forever')
-  tellsNothing(t, refused, 'cached keys do not serve forever')
-  t.equal(upstream.seen.length, 1)
-  t.equal(first.status, 201)
-})
-
-void t.test('S04 the 503 of an unavailable issuer says Retry-After and retry: same-key', async (t) => {
-  const own = await pair('ES256')
-  await using jwks = await jwksServer(own)
-  await jwks.stop()
-  const upstream = await payments(t)
-  const proxy = await proxyWith(t, upstream, 'memory:', jwtScope(jwks.url))
-  const refused = await send(proxy, newKey(), asCaller(await tokenOf(own, 'alice')))
-  t.equal(refused.status, 503)
-  t.match(refused.headers.get('retry-after'), /^[1-9]\d*$/)
-  t.match(JSON.parse(refused.body), { retry: 'same-key' })
 })
 
 /** An upstream that holds payments on `/pay?slow`, and says at `/may-see` who may see them. */
@@ -253,10 +161,10 @@ async function judging(t: Test) {
 const MAY_SEE = (cache: string) =>
   `scope: { caller: ["header:authorization", "header:x-tenant"] }, inFlight: { mode: wait, wait: 20s }, authorizeReplay: { path: "/may-see?what=payments", cache: ${cache} }`
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`S05 a caller whose access was revoked gets no stored byte: ${kind}`, async (t) => {
     const { stub, state, executed } = await judging(t)
-    const store = storeUrl(t, kind, redis)
+    const store = await emptyStore(t, kind)
     const proxy = await proxyWith(t, stub, store, MAY_SEE('0s'))
     const key = newKey()
     const headers = {
@@ -315,44 +223,289 @@ for (const kind of STORES)
     await metricIs(proxy, 'idempotency_buffered_bytes', 0)
   })
 
-for (const kind of STORES)
-  void t.test(`S05 I02 a token that is revoked while its request waits reads nothing: ${kind}`, async (t) => {
-    const { stub, state, work, executed } = await judging(t)
-    const proxy = await proxyWith(t, stub, storeUrl(t, kind, redis), MAY_SEE('0s'))
-    const key = newKey()
-    const first = send(proxy, key, { path: '/pay?slow' })
-    await stub.arrived(1)
-    const held = Array.from({ length: 5 }, () => send(proxy, key, { path: '/pay?slow' }))
-    await waitersAre([proxy], 5)
-    t.equal(state.probes, 5)
-    state.status = 401
-    const refused = await send(proxy, key, { path: '/pay?slow' })
-    t.strictSame(refusalOf(refused), [401, 'replay_forbidden'], 'not even that it is in progress')
-    work.open()
-    t.equal((await first).status, 201)
-    for (const reply of await Promise.all(held)) {
-      t.strictSame(refusalOf(reply), [401, 'replay_forbidden'])
-      tellsNothing(t, reply, 'a waiter')
-    }
-    t.equal(executed(), 1)
-    await waitersAre([proxy], 0)
-    await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+function yamlOf(upstream: { readonly url: string }, store: string, more: string): string {
+  return `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }\ndrain: { timeout: 3s }\n${more}`
+}
+
+const FAST = { path: '/fast' }
+
+function limited(t: Test, reply: Reply, what: string): void {
+  t.strictSame(refusalOf(reply), [429, 'rate_limited'], what)
+  t.match(reply.headers.get('retry-after'), /^[1-9]\d*$/, what)
+  t.match(JSON.parse(reply.body), { retry: 'same-key', status: 429 })
+}
+
+/** With `newKeys: 3/h`. */
+async function threeKeys(t: Test, all: readonly TestProxy[], store: string, seen: readonly unknown[]) {
+  const on = (i: number) => all[i % all.length] as TestProxy
+  const keys = [newKey(), newKey(), newKey()]
+  for (const [i, key] of keys.entries()) t.equal((await send(on(i), key, FAST)).status, 201)
+  const before = await recordsIn(store)
+  const late = newKey()
+  for (const proxy of all) {
+    limited(t, await send(proxy, late, FAST), 'a fourth key')
+    limited(t, await send(proxy, newKey(), FAST), 'a fifth key')
+  }
+  t.strictSame(await recordsIn(store), before, 'nothing is claimed')
+  t.equal(seen.length, 3, 'the upstream is not asked')
+
+  for (let i = 0; i < 10; i++) {
+    const replay = await send(on(i), keys[i % 3] as string, FAST)
+    t.ok(replay.replayed, 'a replay is never limited')
+    const misuse = await send(on(i), keys[0] as string, { ...FAST, body: '{}' })
+    t.equal(misuse.status, 422)
+  }
+  t.equal((await send(on(0), null, FAST)).status, 201, 'nor is a request without a key')
+  const other = { ...FAST, headers: { authorization: 'Bearer bob' } }
+  t.match(await send(on(1), late, other), { status: 201, replayed: false }, 'nor another caller')
+  t.ok((await send(on(0), late, other)).replayed)
+  limited(t, await send(on(0), late, FAST), 'still limited')
+  t.equal(seen.length, 5)
+}
+
+for (const kind of KINDS)
+  void t.test(`§10 limits.newKeys bounds a caller across replicas: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t)
+    const store = await emptyStore(t, kind)
+    const count = kind === 'memory' ? 1 : 2
+    const all = await replicas(t, count, yamlOf(upstream, store, 'limits: { newKeys: 3/h }'))
+    const on = (i: number) => all[i % count] as TestProxy
+    await threeKeys(t, all, store, upstream.seen)
+    const refused = '{route="default",outcome="rate_limited"}'
+    const counts = await Promise.all(all.map((one) => one.metric(`idempotency_requests_total${refused}`)))
+    t.strictSame(counts, count === 1 ? [3] : [3, 2])
+
+    const before = upstream.seen.length
+    const bursting = { ...FAST, headers: { authorization: 'Bearer carol' } }
+    const burst = await Promise.all(Array.from({ length: 30 }, (_, i) => send(on(i), newKey(), bursting)))
+    t.equal(burst.filter(({ status }) => status === 201).length, 3, 'three of a burst')
+    for (const reply of burst) if (reply.status !== 201) limited(t, reply, 'the rest')
+    t.equal(upstream.seen.length, before + 3)
   })
 
-void t.test('S05 authorizeReplay.cache remembers only a 2xx, per caller', async (t) => {
-  const { stub, state, executed } = await judging(t)
-  const proxy = await proxyWith(t, stub, redis.url, MAY_SEE('1m'))
+const STATUS = '/.idempotency/status'
+
+async function proxyWithStatus(
+  t: Test,
+  upstream: HeldUpstream,
+  store: string,
+  more = '',
+): Promise<TestProxy> {
+  const yaml = `upstream: { url: "${upstream.url}", timeout: 1s }
+store: { url: "${store}" }
+drain: { timeout: 3s }
+status: { path: "${STATUS}" }
+${more}`
+  return (await replicas(t, 1, yaml))[0] as TestProxy
+}
+
+interface Said {
+  readonly state: string
+  readonly since: string
+  readonly retryAfter: number | null
+  readonly recordId: string
+}
+
+/** Asks about POST /pay, or what `query` says. */
+function ask(
+  proxy: TestProxy,
+  key: string | null,
+  {
+    query = 'method=POST&path=/pay',
+    headers = {},
+  }: { query?: string; headers?: Record<string, string> } = {},
+): Promise<Reply> {
+  return send(proxy, key, { method: 'GET', path: `${STATUS}?${query}`, body: null, headers })
+}
+
+function said(t: Test, reply: Reply, state: string): Said {
+  t.equal(reply.status, 200)
+  t.match(reply.headers.get('content-type'), /^application\/json/)
+  t.equal(reply.headers.get('cache-control'), 'no-store')
+  t.equal(reply.headers.get('idempotent-replayed'), null)
+  const body = JSON.parse(reply.body) as Said
+  t.strictSame(Object.keys(body).sort(), ['recordId', 'retryAfter', 'since', 'state'])
+  t.equal(body.state, state)
+  t.match(body.recordId, /^[\w-]{43}$/)
+  t.match(body.since, /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$/)
+  t.notOk(reply.body.includes('execution'), 'never the stored body')
+  return body
+}
+
+for (const kind of KINDS)
+  void t.test(`§6 status.path reports the state and changes nothing: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t, (_, { target }) => (target === '/refused' ? { status: 401 } : {}))
+    const store = await emptyStore(t, kind)
+    const proxy = await proxyWithStatus(t, upstream, store)
+    const key = newKey()
+    const before = await recordsIn(store)
+    t.equal((await ask(proxy, key)).status, 404, 'no record')
+    t.strictSame(await recordsIn(store), before, 'asking makes none')
+
+    const first = send(proxy, key)
+    await upstream.arrived(1)
+    const held = await recordsIn(store)
+    const running = said(t, await ask(proxy, key), 'in_progress')
+    t.ok(Number.isInteger(running.retryAfter) && Number(running.retryAfter) >= 1)
+    t.ok(Number(running.retryAfter) <= 30)
+    t.ok(Math.abs(Date.parse(running.since) - Date.now()) < 60_000)
+    const duplicate = await send(proxy, key)
+    t.equal((JSON.parse(duplicate.body) as { instance: string }).instance, running.recordId)
+    t.strictSame(await recordsIn(store), held)
+    upstream.finish(1)
+    t.equal((await first).status, 201)
+
+    const kept = await recordsIn(store)
+    const done = said(t, await ask(proxy, `"${key}"`), 'completed')
+    t.strictSame([done.recordId, done.retryAfter], [running.recordId, null])
+    // In any spelling that matches the same route.
+    said(t, await ask(proxy, key, { query: 'path=%2Fpay&method=POST' }), 'completed')
+    said(t, await ask(proxy, key, { query: 'method=POST&path=//p%2561y/' }), 'completed')
+
+    // The key and the credentials of the request are needed.
+    const absent: readonly [string, Promise<Reply>][] = [
+      ['another caller', ask(proxy, key, { headers: { authorization: 'Bearer mallory' } })],
+      ['no caller', ask(proxy, key, { headers: { authorization: '' } })],
+      ['another key', ask(proxy, newKey())],
+      ['another path', ask(proxy, key, { query: 'method=POST&path=/pay/more' })],
+      ['another method', ask(proxy, key, { query: 'method=PATCH&path=/pay' })],
+    ]
+    for (const [what, asking] of absent) {
+      const reply = await asking
+      t.equal(reply.status, 404, what)
+      t.notOk(reply.body.includes(done.recordId), what)
+      t.equal(reply.headers.get('idempotency-retry'), 'same-key', what)
+    }
+    t.equal((await ask(proxy, null)).status, 400, 'no key')
+    t.equal((await ask(proxy, '"x')).status, 400, 'an invalid key')
+    t.equal((await ask(proxy, key, { query: '' })).status, 404, 'no path')
+    t.equal(
+      (await ask(proxy, key, { query: 'method=GET&path=/pay' })).status,
+      404,
+      'nothing is protected there',
+    )
+    t.strictSame(await recordsIn(store), kept, 'no record or expiry has changed')
+    t.equal(upstream.seen.length, 1, 'the upstream is not asked')
+    t.match(await send(proxy, key), { status: 201, replayed: true })
+
+    const refused = newKey()
+    upstream.finish(2)
+    t.equal((await send(proxy, refused, { path: '/refused' })).status, 401)
+    said(t, await ask(proxy, refused, { query: 'method=POST&path=/refused' }), 'failed_retryable')
+    const slow = newKey()
+    t.equal((await send(proxy, slow, { path: '/slow' })).status, 504)
+    const unknown = said(t, await ask(proxy, slow, { query: 'method=POST&path=/slow' }), 'unknown')
+    t.ok(Number.isInteger(unknown.retryAfter) && Number(unknown.retryAfter) >= 1)
+    t.equal((await send(proxy, slow, { path: '/slow' })).code, 'idempotency_outcome_unknown')
+    t.equal(upstream.seen.length, 3)
+  })
+
+const ACCEPTED = `defaults: { inFlight: { status: 202 } }
+routes:
+  - { name: exact, match: { path: "/exact/*", exact: true, methods: [POST, PUT, DELETE] }, inFlight: { status: 202 } }
+  - { name: events, match: { path: /events }, key: { from: ["header:ce-id"] }, inFlight: { status: 202 } }`
+
+const TARGETS = [
+  '/pay',
+  '/pay?a=1&method=GET&path=/x',
+  '/pay/caf%C3%A9/%E2%82%AC',
+  '/pay/a%2Fb',
+  '/pay/a%252Fb',
+  '/pay/a+b%20c',
+  '/pay//double///slash/',
+  '/pay/%7Etilde%2e',
+  "/pay/a;b=c&d,e=f!$'()*:@",
+  '/exact//double/',
+  '/exact/%7Etilde',
+]
+
+for (const kind of KINDS)
+  void t.test(`§6 I07 following the Location of a 202 gives the state: ${kind}`, async (t) => {
+    const upstream = await heldUpstream(t)
+    const proxy = await proxyWithStatus(t, upstream, await emptyStore(t, kind), ACCEPTED)
+    let n = 0
+    const asks = [
+      ...TARGETS.map((path) => ({ method: 'POST', path, headers: {} })),
+      { method: 'PATCH', path: '/pay', headers: {} },
+      { method: 'PUT', path: '/exact/a', headers: {} },
+      { method: 'DELETE', path: '/exact/a', headers: {} },
+      { method: 'POST', path: '/events', headers: { 'ce-id': '1', 'ce-source': '/a b' } },
+    ]
+    for (const { method, path, headers } of asks) {
+      const key = 'ce-id' in headers ? null : newKey()
+      const first = send(proxy, key, { method, path, headers })
+      const seen = await upstream.arrived(++n)
+      t.equal(seen.target, path, 'as sent')
+      const duplicate = await send(proxy, key, { method, path, headers })
+      t.strictSame(refusalOf(duplicate), [202, 'idempotency_key_in_progress'], path)
+      const { instance } = JSON.parse(duplicate.body) as { instance: string }
+      const location = duplicate.headers.get('location')
+      t.type(location, 'string')
+      const followed = new URL(location as string, `${proxy.url}${path}`)
+      t.equal(followed.origin, proxy.url)
+      // The same headers, Content-Type included.
+      const follow = () =>
+        send(proxy, key, {
+          method: 'GET',
+          path: `${followed.pathname}${followed.search}`,
+          body: null,
+          headers: { 'content-type': 'application/json', ...headers },
+        })
+      t.equal(said(t, await follow(), 'in_progress').recordId, instance)
+      upstream.finish(n)
+      t.equal((await first).status, 201)
+      t.equal(said(t, await follow(), 'completed').recordId, instance)
+      t.equal(upstream.seen.length, n)
+    }
+  })
+
+void t.test('§6 I07 a 202 has a Location only where following it works', async (t) => {
+  const upstream = await heldUpstream(t)
+  const proxy = await proxyWithStatus(
+    t,
+    upstream,
+    'memory:',
+    `routes:
+  - { name: hooks, match: { path: /hooks }, key: { from: ["header:idempotency-key", "json:/id"] }, inFlight: { status: 202 } }
+  - { name: derived, match: { path: /derived }, key: { derive: { json: [/id] } }, inFlight: { status: 202 } }`,
+  )
+  let n = 0
+  for (const path of ['/hooks', '/derived'])
+    for (const key of [null, 'k-1']) {
+      const body = `{"id":"${key ?? 'k-2'}"}`
+      const first = send(proxy, key, { path, body })
+      await upstream.arrived(++n)
+      const duplicate = await send(proxy, key, { path, body })
+      t.equal(duplicate.status, 202)
+      const location = duplicate.headers.get('location')
+      if (key !== null) t.type(location, 'string', 'the state of a key in a header can be asked for')
+      if (location !== null) {
+        const followed = await send(proxy, key, { method: 'GET', path: location, body: null })
+        t.equal(followed.status, 200, `${path} with the key ${key}`)
+      }
+      upstream.finish(n)
+      t.equal((await first).status, 201)
+    }
+})
+
+void t.test('§6 other methods on status.path go upstream; where it is not set, GET does too', async (t) => {
+  const upstream = await heldUpstream(t)
+  const proxy = await proxyWithStatus(t, upstream, 'memory:')
+  for (let n = 1; n <= 20; n++) upstream.finish(n)
+  const target = `${STATUS}?method=POST&path=/pay`
+  for (const method of ['HEAD', 'POST', 'PUT', 'DELETE', 'OPTIONS']) {
+    const body = ['POST', 'PUT'].includes(method) ? '{}' : null
+    const reply = await send(proxy, null, { method, path: target, body })
+    t.equal(reply.status, 201, method)
+    t.match(upstream.seen.at(-1), { method, target })
+  }
+  // A POST with a key is protected like any other.
   const key = newKey()
-  const ask = (authorization: string) => send(proxy, key, { headers: { authorization, 'x-tenant': 'acme' } })
-  state.status = 403
-  const first = await ask('Bearer alice')
-  t.strictSame([(await ask('Bearer alice')).status, state.probes], [403, 1])
-  t.strictSame([(await ask('Bearer alice')).status, state.probes], [403, 2], 'a refusal is not remembered')
-  state.status = 200
-  t.strictSame([(await ask('Bearer alice')).body, state.probes], [first.body, 3])
-  state.status = 401
-  t.strictSame([(await ask('Bearer alice')).body, state.probes], [first.body, 3])
-  t.equal((await ask('Bearer bob')).status, 201)
-  t.strictSame([(await ask('Bearer bob')).status, state.probes], [401, 4])
-  t.equal(executed(), 2)
+  t.match(await send(proxy, key, { path: target }), { status: 201, replayed: false })
+  t.match(await send(proxy, key, { path: target }), { status: 201, replayed: true })
+  t.equal((await ask(proxy, key)).status, 404)
+  const [plain] = await replicas(t, 1, `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }`)
+  if (!plain) throw new Error('one is started')
+  t.equal((await ask(plain, key)).status, 201)
+  t.match(upstream.seen.at(-1), { method: 'GET', target })
 })

@@ -3,12 +3,9 @@ import { adminYaml, ask, fullOf, recordOf } from '../support/admin.ts'
 import { type Bank, bank, bankRoute } from '../support/bank.ts'
 import { newKey, type Reply, send, until } from '../support/e2e.ts'
 import type { TestProxy } from '../support/proxy.ts'
-import { emptyRedis } from '../support/redis.ts'
-import { replicas, STORES, storeUrl } from '../support/replicas.ts'
+import { emptyStore, KINDS, replicas } from '../support/replicas.ts'
 
 t.setTimeout(120_000)
-
-const redis = await emptyRedis(t)
 
 type Fault = Bank['fault']
 const HEAD = { 'Content-Type': 'text/plain' }
@@ -73,9 +70,9 @@ async function path(proxy: TestProxy, key: string, ...events: string[]): Promise
   return seen
 }
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`${kind}: the reconciler settles each uncertain outcome of §7`, async (t) => {
-    const { upstream, proxy } = await world(t, storeUrl(t, kind, redis), true)
+    const { upstream, proxy } = await world(t, await emptyStore(t, kind), true)
     await Promise.all(
       Object.entries(UNCERTAIN).map(async ([name, [code, fault]]) => {
         const key = newKey()
@@ -97,9 +94,9 @@ for (const kind of STORES)
     )
   })
 
-for (const kind of STORES)
+for (const kind of KINDS)
   void t.test(`${kind}: each uncertain outcome of §7 stays unknown until an operator decides`, async (t) => {
-    const { upstream, proxy } = await world(t, storeUrl(t, kind, redis), false)
+    const { upstream, proxy } = await world(t, await emptyStore(t, kind), false)
     await Promise.all(
       Object.entries(UNCERTAIN).flatMap(([name, [code, fault]]) =>
         (['completed', 'retryable'] as const).map(async (outcome) => {

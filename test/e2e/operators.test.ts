@@ -1,243 +1,33 @@
+import { randomBytes } from 'node:crypto'
+import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { setTimeout as wait } from 'node:timers/promises'
+import { DatabaseSync } from 'node:sqlite'
+import { Redis } from 'ioredis'
 import t, { type Test } from 'tap'
-import type { RecordId } from '../../src/core/record.ts'
+import { type RecordId } from '../../src/core/record.ts'
 import { outcomeDraft } from '../../src/core/settle.ts'
+import { PREFIX } from '../../src/store/codec.ts'
 import { openStore } from '../../src/store/open.ts'
 import { orThrow, Records } from '../../src/store/records.ts'
+import { jwksServer, pair, token } from '../credentials/support.ts'
 import { draft, HOUR, newToken, PLAIN_STORE, response } from '../store/fixtures.ts'
-import { type AdminReply, adminYaml, ask, fullOf, linesOf, recordOf } from '../support/admin.ts'
-import { configFile, newKey, send, tempDir, until } from '../support/e2e.ts'
-import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
+import { adminYaml, ask, fullOf, linesOf, recordOf } from '../support/admin.ts'
+import { command } from '../support/commands.ts'
+import { gate, newKey, send, tempDir } from '../support/e2e.ts'
+import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
-import { heldUpstream, storeUrl } from '../support/replicas.ts'
+import { emptyStore, KINDS, type StoreKind } from '../support/replicas.ts'
 import { SERVICE } from '../support/service.ts'
-import { emptyPostgres, SHARED, type SharedKind } from '../support/shared.ts'
+import { upstreamStub, valueOf } from '../support/upstream.ts'
 
 t.setTimeout(600_000)
-
-const redis = await emptyRedis(t)
-const postgres = await emptyPostgres(t)
 
 const COMPLETED = { outcome: 'completed', response: { status: 200, body: 'by hand' } } as const
 const RETRYABLE = { outcome: 'retryable' } as const
 
-/** Resolves a record that reads unknown, whatever its version. */
-async function resolved(proxy: TestProxy, id: string, body: object): Promise<AdminReply> {
-  for (;;) {
-    const shown = await ask(proxy, `/v1/records/${id}`)
-    const headers = { 'if-match': shown.headers.get('etag') as string }
-    const reply = await ask(proxy, `/v1/records/${id}/resolve`, { method: 'POST', headers, body })
-    // The sweeper has written `unknown` meanwhile.
-    if (reply.code !== 'version_mismatch') return reply
-  }
-}
-
-/** A request in flight at an owner that can be paused, and another replica, on one store. */
-async function owned(t: Test, defaults = '{ lease: 1s }', ofOwner = '', store = redis.url) {
-  const upstream = await heldUpstream(t)
-  const yaml = (more: string): string =>
-    [
-      adminYaml(t),
-      `upstream: { url: "${upstream.url}"${more} }`,
-      `store: { url: "${store}" }`,
-      `defaults: ${defaults}`,
-    ].join('\n')
-  const owner = await proxyProcess(configFile(tempDir(t), yaml(ofOwner)))
-  t.teardown(() => owner[Symbol.asyncDispose]())
-  const other = await proxyInProcess(yaml(''))
-  t.teardown(() => other.drain())
-  const key = newKey()
-  const first = send(owner, key)
-  await upstream.arrived(1)
-  const [{ id = '' } = {}] = (await ask(other, '/v1/records')).json['records'] as { id?: string }[]
-  /** Pauses the owner and waits until its record reads unknown. */
-  const stopped = async (record = id): Promise<void> => {
-    owner.kill('SIGSTOP')
-    await until(async () => recordOf(await ask(other, `/v1/records/${record}`)).state === 'unknown')
-  }
-  return { upstream, owner, other, key, first, id, stopped }
-}
-
-for (const [kind, body] of [
-  ...SHARED.map((kind) => [kind, COMPLETED] as const),
-  ['redis', RETRYABLE] as const,
-])
-  void t.test(
-    `O04 ${kind}: an owner paused past its lease resumes after its record was resolved as ${body.outcome}`,
-    async (t) => {
-      const url = storeUrl(t, kind, redis, postgres)
-      const { upstream, owner, other, key, first, id, stopped } = await owned(t, '{ lease: 1s }', '', url)
-      const shown = async () => fullOf(await ask(other, `/v1/records/${id}`))
-      t.equal((await shown()).state, 'in_progress')
-      t.equal((await resolved(other, id, body)).code, 'not_unknown', 'it is still running')
-      await until(async () => (await shown()).history.some(({ event }) => event === 'claimed'))
-      t.match((await shown()).history[0], {
-        event: 'claimed',
-        detail: { replica: new RegExp(`:${owner.child.pid}$`) },
-      })
-
-      await stopped()
-      t.equal((await send(other, key)).code, 'idempotency_outcome_unknown')
-      t.equal((await resolved(other, id, body)).status, 200)
-      upstream.finish(1)
-      owner.kill('SIGCONT')
-      const answer = await first
-      t.same(
-        [answer.status, answer.body, answer.replayed],
-        [201, 'execution 1', false],
-        'its own client gets its response',
-      )
-
-      const retry = await send(other, key)
-      t.ok(retry.replayed)
-      t.equal(upstream.seen.length, 1)
-      if (body.outcome === 'completed') {
-        t.same([retry.status, retry.body], [200, 'by hand'], 'completed is final, for the owner too')
-        t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
-      } else {
-        t.same([retry.status, retry.body], [201, 'execution 1'], 'a late proof beats "not executed"')
-        t.equal(await owner.metric('idempotency_completions_total{route="default",result="stored"}'), 1)
-      }
-      await until(async () => (await shown()).history.some(({ event }) => event === 'executed'))
-      const { history } = await shown()
-      t.ok(history.findIndex(({ event }) => event === 'resolved') > 0)
-      t.ok(
-        history.some(
-          ({ detail }) => detail['result'] === (body.outcome === 'completed' ? 'stale' : 'stored'),
-        ),
-      )
-    },
-  )
-
-void t.test(
-  "O04 once resolved as retryable, a retry executes; the paused owner's outcome is stale",
-  async (t) => {
-    const { upstream, owner, other, key, first, id, stopped } = await owned(t)
-    await stopped()
-    t.equal((await resolved(other, id, RETRYABLE)).status, 200)
-    upstream.finish(2)
-    t.same(
-      [(await send(other, key)).body, upstream.seen.length],
-      ['execution 2', 2],
-      'an operator decided so',
-    )
-    upstream.finish(1)
-    owner.kill('SIGCONT')
-    t.equal((await first).body, 'execution 1')
-    t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
-    t.equal((await send(other, key)).body, 'execution 2')
-  },
-)
-
-void t.test('an owner paused before its first byte left does not send it after a decision', async (t) => {
-  // One connection, which is busy: the second request is claimed, and waits for its turn.
-  const { upstream, owner, other, first, stopped } = await owned(t, '{ lease: 1s }', ', connections: 1')
-  const key = newKey()
-  const asked = send(owner, key, { path: '/fast' })
-  const claimed = async () =>
-    (await ask(other, '/v1/records')).json['records'] as { id: string; path: string }[]
-  await until(async () => (await claimed()).length === 2)
-  const id = (await claimed()).find(({ path }) => path === '/fast')?.id ?? ''
-
-  await stopped(id)
-  t.equal((await resolved(other, id, RETRYABLE)).status, 200)
-  t.equal((await send(other, key, { path: '/fast' })).body, 'execution 2')
-  upstream.finish(1)
-  owner.kill('SIGCONT')
-  t.match(await asked, { status: 502, code: 'upstream_unreachable' }, 'it was never sent')
-  t.equal((await first).body, 'execution 1')
-  t.match(await send(owner, key, { path: '/fast' }), { body: 'execution 2', replayed: true })
-  t.equal(upstream.seen.length, 2, 'nothing was executed twice')
-})
-
-void t.test(
-  'a replica still working on a request refuses decisions about it, even after its lease lapsed',
-  async (t) => {
-    const { upstream, owner, other, key, first, id } = await owned(t)
-    owner.kill('SIGSTOP')
-    // The owner's next renewal revives the record: `still_running` until then, `not_unknown` from then on.
-    const refused = /^(?:still_running|not_unknown)$/
-    await other.logged(({ msg }) => msg === 'a lease expired: the outcome is unknown')
-    owner.kill('SIGCONT')
-    // The pause may have outlasted a command's timeout: then it answers 503 until the store has answered it again.
-    await until(async () => (await ask(owner, `/v1/records/${id}`)).status === 200)
-    for (const body of [COMPLETED, RETRYABLE]) {
-      t.match(await resolved(owner, id, body), { status: 409, code: refused })
-      const subject = { key, method: 'POST', path: '/pay', caller: { authorization: 'Bearer alice' } }
-      const told = await ask(owner, '/v1/outcomes', { method: 'POST', body: { ...subject, ...body } })
-      t.match(told, { status: 409, code: refused })
-    }
-    // A renewal or the sweeper may come in between.
-    await until(async () => {
-      const { headers } = await ask(owner, `/v1/records/${id}`)
-      const at = { 'if-match': headers.get('etag') as string }
-      const { status, code } = await ask(owner, `/v1/records/${id}`, { method: 'DELETE', headers: at })
-      if (status === 412) return false
-      t.strictSame([status, code], [409, 'still_running'])
-      return true
-    })
-    upstream.finish(1)
-    t.equal((await first).body, 'execution 1')
-    t.match(await send(other, key), { replayed: true, body: 'execution 1' })
-    t.equal((await resolved(owner, id, RETRYABLE)).code, 'not_unknown')
-    t.equal(upstream.seen.length, 1)
-  },
-)
-
-void t.test(
-  'a replica that holds an outcome writes it once the store is back, before an operator can decide',
-  async (t) => {
-    const upstream = await heldUpstream(t)
-    await using proxy = await proxyInProcess(
-      [
-        adminYaml(t),
-        `upstream: { url: "${upstream.url}" }`,
-        `store: { url: "${redis.url}" }`,
-        'defaults: { lease: 1s }',
-      ].join('\n'),
-    )
-    const key = newKey()
-    const first = send(proxy, key)
-    await upstream.arrived(1)
-    await redis.kill()
-    upstream.finish(1)
-    t.equal((await first).body, 'execution 1')
-    // By now the retries are rare, and the lease has lapsed.
-    await wait(4000)
-    await redis.start()
-    const subject = { key, method: 'POST', path: '/pay', caller: { authorization: 'Bearer alice' } }
-    const told: (string | null)[] = []
-    await until(async () => {
-      const reply = await ask(proxy, '/v1/outcomes', { method: 'POST', body: { ...subject, ...RETRYABLE } })
-      told.push(reply.code ?? String(reply.status))
-      return reply.code !== 'store_unavailable' && reply.code !== 'outcome_held'
-    })
-    t.equal(told.at(-1), 'not_unknown', [...new Set(told)].join(', '))
-    t.match(await send(proxy, key), { replayed: true, body: 'execution 1' })
-    t.equal(upstream.seen.length, 1)
-  },
-)
-
-void t.test("a duplicate waiting on another replica gets an operator's decision, or unknown", async (t) => {
-  const waits = '{ inFlight: { mode: wait, wait: 60s }, lease: 2s }'
-  const { upstream, owner, other, key, first, id, stopped } = await owned(t, waits)
-  const waiting = send(other, key)
-  await until(async () => (await other.metric('idempotency_waiters')) === 1)
-  await stopped()
-  t.equal((await resolved(other, id, COMPLETED)).status, 200)
-  const told = await waiting
-  // If it looked between the lapse and the decision, it got unknown.
-  t.ok(told.body === 'by hand' || told.code === 'idempotency_outcome_unknown', told.body)
-  t.equal((await send(other, key)).body, 'by hand')
-  owner.kill('SIGCONT')
-  upstream.finish(1)
-  t.equal((await first).status, 201)
-})
-
 /** An operator's decision and the owner's late completion at the same moment, on one store. */
-async function race(t: Test, kind: SharedKind | 'sqlite'): Promise<void> {
-  const url = storeUrl(t, kind, redis, postgres)
+async function race(t: Test, kind: StoreKind): Promise<void> {
+  const url = await emptyStore(t, kind)
   const audit = join(tempDir(t), 'audit.log')
   await using proxy = await proxyInProcess(
     [
@@ -305,5 +95,421 @@ async function stored(records: Records, id: RecordId): Promise<{ body: string | 
   }
 }
 
-for (const kind of ['sqlite', ...SHARED] as const)
+for (const kind of KINDS.filter((one) => one !== 'memory'))
   void t.test(`O04 ${kind}: an operator and a late completion race: one winner`, (t) => race(t, kind))
+
+const redis = await emptyRedis(t)
+
+/** Overwrites what the store holds under an id; with SQLite, while no proxy has the file open. */
+async function overwrite(url: string, id: string, change: (bytes: Buffer) => Buffer): Promise<void> {
+  if (url.startsWith('sqlite:')) {
+    using db = new DatabaseSync(url.slice('sqlite:'.length))
+    const row = db.prepare('SELECT bytes FROM records WHERE id = ?').get(id) as { bytes: Uint8Array }
+    db.prepare('UPDATE records SET bytes = ? WHERE id = ?').run(change(Buffer.from(row.bytes)), id)
+    return
+  }
+  const client = new Redis(url)
+  const [name = ''] = await client.keys(`*:r:${id}`)
+  await client.set(name, change((await client.getBuffer(name)) as Buffer), 'KEEPTTL')
+  client.disconnect()
+}
+
+function byteAt(at: number, value: (before: number) => number) {
+  return (bytes: Buffer): Buffer => {
+    const changed = Buffer.from(bytes)
+    const place = at < 0 ? changed.length + at : at
+    changed[place] = value(changed[place] as number)
+    return changed
+  }
+}
+
+/** `change`: null where another key is enough. `why`: what the refusal says, with the state in the first bytes. */
+const DAMAGES: Readonly<
+  Record<string, { change: ((bytes: Buffer) => Buffer) | null; keys?: [string, string]; why: RegExp }>
+> = {
+  'that is no record at all': {
+    change: () => Buffer.from('something else'),
+    why: /does not begin with "IP"/,
+  },
+  'cut off': { change: (bytes) => bytes.subarray(0, 90), why: /cut off.*first bytes say completed/ },
+  'of a later format': {
+    change: byteAt(PREFIX.schema, () => 2),
+    why: /has schema version 2; this version reads 1.*first bytes say completed/,
+  },
+  'sealed with a key that is gone': {
+    change: null,
+    keys: ['one', 'two'],
+    why: /sealed with the key one; store\.encryption\.keys does not have it.*first bytes say completed/,
+  },
+  'altered since it was sealed': {
+    change: byteAt(-1, (before) => before ^ 1),
+    keys: ['one', 'one'],
+    why: /does not open with the key one.*first bytes say completed/,
+  },
+}
+
+async function world(t: Test, url: string) {
+  const { opened, open } = gate()
+  t.teardown(open)
+  const upstream = await upstreamStub(async ({ target }, response) => {
+    if (target === '/gated') await opened
+    response.writeHead(201).end('{}')
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const dir = tempDir(t)
+  const admin = adminYaml(t)
+  const audit = join(dir, 'audit.log')
+  const yamlWith = (key?: string): string => {
+    const file = join(dir, `key-${key}`)
+    if (key !== undefined) writeFileSync(file, randomBytes(32), { flag: 'a' })
+    const sealed = key === undefined ? '' : `, encryption: { keys: [{ id: ${key}, file: "${file}" }] }`
+    return `upstream: { url: "${upstream.url}" }\nservice: test\nstore: { url: "${url}"${sealed} }\naudit: { file: "${audit}" }\ndefaults: { lease: 2s }\n`
+  }
+  const yamls = new Map<string | undefined, string>()
+  const yamlOf = (key?: string): string => {
+    if (!yamls.has(key)) yamls.set(key, yamlWith(key))
+    return yamls.get(key) as string
+  }
+  return {
+    upstream,
+    finish: open,
+    audited: () => linesOf(audit).map(({ what, record, before }) => ({ what, record, before })),
+    start: async (key?: string): Promise<TestProxy> => {
+      const proxy = await proxyInProcess(`${admin}\n${yamlOf(key)}`)
+      t.teardown(() => proxy.drain())
+      return proxy
+    },
+    config: (key?: string): readonly string[] => {
+      const file = join(dir, `proxy-${key}.yaml`)
+      writeFileSync(file, yamlOf(key))
+      return ['--config', file]
+    },
+  }
+}
+
+async function idOf(proxy: TestProxy): Promise<string> {
+  const { json } = await ask(proxy, '/v1/records')
+  return (json['records'] as { id: string }[])[0]?.id as string
+}
+
+const remove = (proxy: TestProxy, id: string, tag?: string) =>
+  ask(proxy, `/v1/records/${id}`, {
+    method: 'DELETE',
+    headers: tag === undefined ? {} : { 'if-match': tag },
+    body: { reason: 'nobody can read it', by: 'ann' },
+  })
+
+for (const kind of KINDS.filter((one) => one === 'sqlite' || one === 'redis'))
+  for (const [what, { change, keys, why }] of Object.entries(DAMAGES))
+    void t.test(`O04 ${kind}: an operator can delete a record ${what}, and nothing else goes`, async (t) => {
+      const url = await emptyStore(t, kind)
+      const { upstream, start, config, audited } = await world(t, url)
+      const first = await start(keys?.[0])
+      const [key, other] = [newKey(), newKey()]
+      t.equal((await send(first, key)).status, 201)
+      const id = await idOf(first)
+      await first.drain()
+      if (change !== null) await overwrite(url, id, change)
+      const proxy = await start(keys?.[1])
+      t.equal((await send(proxy, other)).status, 201)
+
+      t.equal((await send(proxy, key)).code, 'idempotency_store_unavailable')
+      const shown = await ask(proxy, `/v1/records/${id}`)
+      const tag = shown.headers.get('etag') as string
+      t.match(shown.json, { status: 500, code: 'record_unreadable', instance: id, detail: why })
+      t.equal(tag, JSON.stringify(String(shown.json['version'])))
+
+      t.equal((await remove(proxy, id)).code, 'version_required')
+      const stale = await remove(proxy, id, '"1795242705346"')
+      t.match(stale.json, { status: 412, code: 'version_mismatch', version: shown.json['version'] })
+      t.equal((await send(proxy, key)).code, 'idempotency_store_unavailable', 'it is still there')
+      t.equal(upstream.seen.length, 2)
+
+      // Two operators at once.
+      const both = await Promise.all([remove(proxy, id, tag), remove(proxy, id, tag)])
+      t.same(
+        both.map(({ status }) => status).toSorted((a, b) => a - b),
+        [204, 404],
+      )
+      t.match(audited().filter(({ what }) => what === 'delete')[0], {
+        record: id,
+        before: { version: shown.json['version'], unreadable: /\S/ },
+      })
+      t.match(await send(proxy, key), { status: 201, replayed: false })
+      t.match(await send(proxy, key), { status: 201, replayed: true })
+      t.match(await send(proxy, other), { status: 201, replayed: true }, 'the other record is still there')
+      t.equal(upstream.seen.length, 3)
+
+      // The record there now is not the one that was shown.
+      t.equal((await remove(proxy, id, tag)).code, 'version_mismatch')
+      t.match(await command(['doctor', ...config(keys?.[1])]), { out: /2 records checked/ })
+    })
+
+for (const kind of KINDS.filter((one) => one === 'sqlite' || one === 'redis'))
+  void t.test(`O04 ${kind}: the delete command shows what it can read, asks, and deletes`, async (t) => {
+    const url = await emptyStore(t, kind)
+    const { upstream, start, config, audited } = await world(t, url)
+    const first = await start('one')
+    const key = newKey()
+    await send(first, key)
+    const id = await idOf(first)
+    await first.drain()
+    const run = async (answers: string[] | undefined, ...words: string[]) =>
+      command(['delete', id, '--reason', 'the key is lost', ...words, ...config('two')], answers)
+    const refused = await run(['no'])
+    t.match(refused, { code: 1, out: '', err: /not confirmed: nothing was changed\n$/ })
+    t.match(
+      refused.err,
+      /^unreadable: .*sealed with the key one.*first bytes say completed; it is at version \d+\nIt does not show whether/,
+    )
+    t.match(await run(undefined), { code: 2, err: /no terminal to confirm at/ })
+    t.match(await run(['yes'], '--version', '1'), {
+      code: 1,
+      err: /version_mismatch: it is now at version \d+/,
+    })
+    t.match(await run(['yes']), { code: 0, out: `${id} is deleted. A retry with its key is executed.\n` })
+    t.match(await run(undefined, '--yes'), { code: 1, err: /record_not_found/ })
+    t.same(
+      audited().map(({ what }) => what),
+      ['delete'],
+    )
+    const proxy = await start('two')
+    t.match(await send(proxy, key), { status: 201, replayed: false })
+    t.equal(upstream.seen.length, 2)
+
+    // A readable record.
+    const readable = await run(['yes'])
+    t.match(readable, { code: 0, err: /^POST \/\S*, route default, of .*\ncompleted\nIt WAS executed/ })
+    t.match(await send(proxy, key), { replayed: false })
+  })
+
+void t.test('O04 redis: a replica with another key refuses to delete a running record', async (t) => {
+  const { upstream, start, finish } = await world(t, redis.url)
+  const [owner, other] = [await start('one'), await start('two')]
+  const key = newKey()
+  const running = send(owner, key, { path: '/gated' })
+  while (upstream.seen.length === 0) await new Promise(setImmediate)
+  const id = await idOf(owner)
+  const shown = await ask(other, `/v1/records/${id}`)
+  t.match(shown.json, { code: 'record_unreadable', detail: /first bytes say in_progress/ })
+  const refused = await remove(other, id, shown.headers.get('etag') as string)
+  // The lease may just have been renewed.
+  t.ok(['still_running', 'version_mismatch'].includes(refused.code as string), refused.code as string)
+  t.ok((await idOf(owner)) === id, 'it is still there, for its owner')
+  finish()
+  t.equal((await running).status, 201)
+  t.equal((await send(other, key, { path: '/gated' })).code, 'idempotency_store_unavailable')
+  t.equal(upstream.seen.length, 1)
+})
+
+void t.test('O04 a Redis list in place of a record has no version and is not deleted', async (t) => {
+  const { start } = await world(t, redis.url)
+  const proxy = await start()
+  const key = newKey()
+  await send(proxy, key)
+  const id = await idOf(proxy)
+  const [name = ''] = (await redis.command('KEYS', `*:r:${id}`)) as string[]
+  await redis.command('DEL', name)
+  await redis.command('RPUSH', name, 'a list')
+  const shown = await ask(proxy, `/v1/records/${id}`)
+  t.match(shown.json, { code: 'record_unreadable', version: undefined })
+  t.equal((await remove(proxy, id, '"1"')).code, 'record_unreadable')
+  t.equal(await redis.command('TYPE', name), 'list')
+})
+
+/** What a client sends, and what an operator knows about it. */
+interface Case {
+  readonly route: string
+  readonly send: {
+    readonly key: string | null
+    readonly path: string
+    readonly method?: string
+    readonly body?: string
+    readonly headers?: Record<string, string>
+  }
+  readonly lookup: Record<string, unknown>
+}
+
+void t.test('a lookup finds the record of every kind of key and caller, and nobody else’s', async (t) => {
+  await using upstream = await upstreamStub((_seen, response) => void response.writeHead(201).end())
+  const own = await pair('ES256')
+  await using jwks = await jwksServer(own)
+  const secret = join(tempDir(t), 'secret')
+  writeFileSync(secret, 'sixteen bytes or more')
+  await using proxy = await proxyInProcess(
+    `${adminYaml(t)}
+upstream: { url: "${upstream.url}" }
+store: { url: "memory:", secretFile: ${secret} }
+routes:
+  - { name: header, match: { path: /header } }
+  - { name: strict, match: { path: /strict }, key: { syntax: strict } }
+  - { name: tenants, match: { path: "/tenants/:id" }, scope: { caller: ["header:X-Tenant", "cookie:sid"], path: route } }
+  - { name: tokens, match: { path: /tokens }, scope: { caller: ["jwt:sub", "jwt:level"], jwt: { jwks: "${jwks.url}" } } }
+  - { name: events, match: { path: /events }, key: { from: ["header:ce-id", "json:/id"] }, scope: { caller: none } }
+  - { name: pointed, match: { path: /pointed, methods: [PUT] }, key: { from: ["json:/id"] }, scope: { caller: none } }
+  - { name: structured, match: { path: /structured }, key: { from: ["json:/id"] }, scope: { caller: none } }
+  - { name: fields, match: { path: /fields }, key: { from: ["form:k", "query:k"] }, scope: { caller: none } }
+  - { name: exact, match: { path: "/exact/", exact: true }, scope: { caller: none } }
+  - { name: derived, match: { path: /derived }, key: { derive: { json: [/a] }, forward: X-Key }, scope: { caller: none } }
+  - { name: watched, match: { path: /watched }, mode: shadow, scope: { caller: none } }
+  - { name: open, match: { path: /open }, key: ignored }`,
+  )
+  const bearer = await token(own, { sub: 'ann', level: 3, exp: Math.floor(Date.now() / 1000) + 3600 })
+  const json = { 'content-type': 'application/json' }
+  const awkward = 'a\\"b, {c}:d/*'
+  const quoted = `"${awkward.replace(/[\\"]/g, '\\$&')}"`
+  const cloud = { 'content-type': 'application/cloudevents+json' }
+  const cases: Case[] = [
+    {
+      route: 'header',
+      send: { key: 'plain-key', path: '/header?x=1' },
+      lookup: {
+        key: 'plain-key',
+        method: 'POST',
+        path: '/header',
+        caller: { Authorization: 'Bearer alice' },
+      },
+    },
+    {
+      route: 'header',
+      send: { key: quoted, path: '/header' },
+      lookup: {
+        key: awkward,
+        method: 'POST',
+        path: '//header/.',
+        caller: { authorization: ['Bearer alice'] },
+      },
+    },
+    {
+      route: 'strict',
+      send: { key: '"in quotes"', path: '/strict' },
+      lookup: {
+        key: 'in quotes',
+        method: 'POST',
+        path: '/strict',
+        caller: { authorization: 'Bearer alice' },
+      },
+    },
+    {
+      route: 'tenants',
+      send: { key: 'k', path: '/tenants/7', headers: { 'x-tenant': 't1', cookie: 'a=b; sid=s1' } },
+      lookup: {
+        key: 'k',
+        method: 'POST',
+        path: '/tenants/8',
+        caller: { 'X-Tenant': 't1', Cookie: 'sid=s1' },
+      },
+    },
+    {
+      route: 'tokens',
+      send: { key: 'k', path: '/tokens', headers: { authorization: `Bearer ${bearer}` } },
+      lookup: { key: 'k', method: 'POST', path: '/tokens', caller: { sub: 'ann', level: 3 } },
+    },
+    {
+      route: 'events',
+      send: { key: null, path: '/events', headers: { 'ce-id': 'e1', 'ce-source': '/bank' } },
+      lookup: { key: 'e1', method: 'POST', path: '/events', caller: { 'ce-source': '/bank' } },
+    },
+    {
+      route: 'events',
+      send: { key: null, path: '/events', headers: { 'ce-id': 'e2' } },
+      lookup: { key: 'e2', route: 'events', method: 'POST' },
+    },
+    {
+      route: 'events',
+      send: { key: null, path: '/events', body: '{"id":"e3"}', headers: json },
+      lookup: { key: 'e3', route: 'events', method: 'POST' },
+    },
+    {
+      route: 'events',
+      send: { key: null, path: '/events', body: '{"id":"e4","source":"/bank"}', headers: cloud },
+      lookup: { key: 'e4', route: 'events', method: 'POST', caller: { 'ce-source': '/bank' } },
+    },
+    {
+      route: 'structured',
+      send: { key: null, path: '/structured', body: '{"id":"e5","source":"/bank"}', headers: cloud },
+      lookup: { key: 'e5', route: 'structured', method: 'POST', caller: { 'ce-source': '/bank' } },
+    },
+    {
+      route: 'structured',
+      send: { key: null, path: '/structured', body: '{"id":"e6"}', headers: cloud },
+      lookup: { key: 'e6', route: 'structured', method: 'POST' },
+    },
+    {
+      route: 'fields',
+      send: { key: null, path: '/fields?k=q1' },
+      lookup: { key: 'q1', route: 'fields', method: 'POST' },
+    },
+    {
+      route: 'fields',
+      send: {
+        key: null,
+        path: '/fields',
+        body: 'k=f1',
+        headers: { 'content-type': 'application/x-www-form-urlencoded' },
+      },
+      lookup: { key: 'f1', route: 'fields', method: 'POST' },
+    },
+    {
+      route: 'pointed',
+      send: { key: null, path: '/pointed', method: 'PUT', body: '{"id":42}', headers: json },
+      lookup: { key: '42', route: 'pointed' },
+    },
+    {
+      route: 'exact',
+      send: { key: 'k', path: '/exact/' },
+      lookup: { key: 'k', route: 'exact', method: 'POST' },
+    },
+    {
+      route: 'default',
+      send: { key: 'k', path: '/elsewhere', method: 'PATCH' },
+      lookup: {
+        key: 'k',
+        route: 'default',
+        method: 'PATCH',
+        path: '/elsewhere',
+        caller: { authorization: 'Bearer alice' },
+      },
+    },
+  ]
+  const look = (body: object) => ask(proxy, '/v1/records/lookup', { method: 'POST', body })
+  const known = new Set<string>()
+  for (const { route, send: sent, lookup } of cases) {
+    const title = JSON.stringify(lookup)
+    t.equal((await look(lookup)).code, 'record_not_found', `${title}: not yet`)
+    t.equal((await send(proxy, sent.key, sent)).status, 201, title)
+    const { json: page } = await ask(proxy, `/v1/records?route=${route}`)
+    const fresh = (page['records'] as { id: string }[]).filter(({ id }) => !known.has(id))
+    t.equal(fresh.length, 1, title)
+    const found = fullOf(await look(lookup))
+    t.equal(found.id, fresh[0]?.id, title)
+    t.equal(found.route, route)
+    known.add(found.id)
+    t.equal((await look({ ...lookup, key: `${String(lookup['key'])}x` })).status, 404)
+    const other = {
+      ...(lookup['caller'] as object),
+      authorization: 'Bearer eve',
+      'x-tenant': 't2',
+      sub: 'eve',
+    }
+    if (lookup['caller'] !== undefined && !['events', 'structured'].includes(route))
+      t.equal((await look({ ...lookup, caller: other })).status, 404, `${title}: another caller`)
+  }
+  // The derived key is the one that the upstream got.
+  await send(proxy, null, { path: '/derived', body: '{"a":1}', headers: json })
+  const key = valueOf(upstream.seen.at(-1) ?? { headers: [] }, 'x-key')
+  t.match((await look({ key, route: 'derived', method: 'POST' })).json, {
+    route: 'derived',
+    state: 'completed',
+  })
+  for (const wrong of [
+    { key: 'k', method: 'POST', path: '/open' },
+    { key: 'k', method: 'GET', path: '/header' },
+    { key: 'k', route: 'tenants', method: 'POST' },
+    { key: 'k', route: 'header', path: '/strict', method: 'POST' },
+    { key: 'k', route: 'tokens', method: 'POST', caller: { sub: 'ann', level: [] } },
+    { key: 'k"', method: 'POST', path: '/header', caller: { authorization: 'a\nb' } },
+    { key: '"k', method: 'POST', path: '/header' },
+  ])
+    t.equal((await look(wrong)).code, 'invalid_request', JSON.stringify(wrong))
+})

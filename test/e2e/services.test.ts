@@ -4,15 +4,12 @@ import { adminYaml, ask } from '../support/admin.ts'
 import { command, operated } from '../support/commands.ts'
 import { newKey, send, until } from '../support/e2e.ts'
 import { proxyInProcess } from '../support/proxy.ts'
-import { emptyRedis } from '../support/redis.ts'
-import { STORES, storeUrl } from '../support/replicas.ts'
+import { emptyStore, KINDS } from '../support/replicas.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
-const redis = await emptyRedis(t)
-
-for (const kind of STORES.filter((store) => store !== 'memory'))
+for (const kind of KINDS.filter((store) => store !== 'memory'))
   void t.test(`V01 ${kind}: two services on one store both execute, and each replays its own`, async (t) => {
-    const store = storeUrl(t, kind, redis)
+    const store = await emptyStore(t, kind)
     const open = async (service: string) => {
       const upstream = await upstreamStub((_seen, response) => void response.writeHead(201).end(service))
       t.teardown(() => upstream[Symbol.asyncDispose]())
@@ -48,10 +45,11 @@ for (const kind of STORES.filter((store) => store !== 'memory'))
   })
 
 void t.test('V01 a service reconciles only its own records', async (t) => {
+  const store = await emptyStore(t, 'sqlite')
   const yaml = (service: string, upstream: string, reconcile: string): string =>
     `service: ${service}
 upstream: { url: "${upstream}", timeout: 1s }
-store: { url: "${redis.url}" }
+store: { url: "${store}" }
 routes:
   - name: pay
     match: { path: /pay }
@@ -187,7 +185,7 @@ void t.test(
   async (t) => {
     const { proxy, where, audit, upstream } = await operated(
       t,
-      storeUrl(t, 'sqlite', redis),
+      await emptyStore(t, 'sqlite'),
       'service: hosts\ntrustProxy: [127.0.0.1]\ndefaults: { scope: { host: true } }',
     )
     const key = newKey()

@@ -3,23 +3,15 @@ import { request as httpRequest, type IncomingMessage } from 'node:http'
 import { connect } from 'node:net'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
-import { gate, newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
+import { gate, newKey, send, tempDir, until } from '../support/e2e.ts'
 import { metricIs, scriptedPeer } from '../support/exchange.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { post, rawRequest } from '../support/raw.ts'
-import { freePort, RedisServer } from '../support/redis.ts'
-import {
-  type Respond,
-  type Seen,
-  tcpStub,
-  type UpstreamStub,
-  upstreamStub,
-  valueOf,
-} from '../support/upstream.ts'
+import { freePort } from '../support/redis.ts'
+import { emptyStore, KINDS } from '../support/replicas.ts'
+import { type Respond, type Seen, tcpStub, type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(200_000)
-
-const MIB = 1024 * 1024
 
 /** An upstream whose responses differ, except under `/same`. */
 async function counting(t: Test, more: Respond = () => {}): Promise<UpstreamStub> {
@@ -57,24 +49,15 @@ async function proxyOf(
 const verdict = (proxy: TestProxy, name: string, count = 1): Promise<void> =>
   metricIs(proxy, `idempotency_shadow_total{route="pay",verdict="${name}"}`, count)
 
+const MIB = 1024 * 1024
+
 const sqlite = (t: Test): string => `sqlite:${join(tempDir(t), 'records.db')}`
 
-/** How to make a fresh store of each kind. */
-const STORES: Readonly<Record<string, (t: Test) => Promise<string>>> = {
-  memory: async () => 'memory:',
-  sqlite: async (t) => sqlite(t),
-  redis: async (t) => {
-    const redis = await RedisServer.start()
-    t.teardown(() => redis[Symbol.asyncDispose]())
-    return redis.url
-  },
-}
-
-for (const [name, fresh] of Object.entries(STORES))
+for (const name of KINDS)
   void t.test(
     `O06 ${name}: shadow mode forwards duplicates, N=2, and counts verdicts; enforce honours its records`,
     async (t) => {
-      const store = await fresh(t)
+      const store = await emptyStore(t, name)
       const upstream = await counting(t)
       const shadow = await proxyOf(t, upstream, store, 'mode: shadow, key: required')
       const [differs, same, misuse] = [newKey(), newKey(), newKey()]
@@ -147,58 +130,6 @@ void t.test('shadow mode changes neither the request nor the response', async (t
   })
   t.same(unmarked(shadow), unmarked(off))
   t.ok(shadow?.headers.includes(key), 'the key is forwarded unchanged')
-})
-
-void t.test('shadow mode forwards concurrent duplicates at once', async (t) => {
-  const work = gate()
-  const upstream = await counting(t, () => work.opened)
-  const proxy = await proxyOf(t, upstream, 'memory:', 'mode: shadow, inFlight: wait')
-  const key = newKey()
-  const replies = [send(proxy, key), send(proxy, key)]
-  await upstream.arrived(2)
-  await verdict(proxy, 'waited')
-  work.open()
-  t.same(
-    (await Promise.all(replies)).map(({ status }) => status),
-    [201, 201],
-  )
-  await verdict(proxy, 'first')
-})
-
-void t.test(
-  'O06 while Redis hangs, shadow mode forwards every request; afterwards enforce replays the responses',
-  async (t) => {
-    const redis = await RedisServer.start()
-    t.teardown(() => redis[Symbol.asyncDispose]())
-    const upstream = await counting(t)
-    const shadow = await proxyOf(t, upstream, redis.url, 'mode: shadow')
-    const keys = [newKey(), newKey(), newKey()]
-    await send(shadow, newKey())
-    await verdict(shadow, 'first')
-    redis.pause()
-    const replies: Reply[] = []
-    for (const key of keys) replies.push(await send(shadow, key))
-    t.same(
-      replies.map(({ status }) => status),
-      [201, 201, 201],
-      'answered although Redis did not answer',
-    )
-    await verdict(shadow, 'store_unavailable', 3)
-    redis.resume()
-    await until(async () => (await shadow.metric('idempotency_spooled')) === 0)
-    await shadow.drain()
-    const enforce = await proxyOf(t, upstream, redis.url, 'mode: enforce')
-    for (const [i, key] of keys.entries())
-      t.match(await send(enforce, key), { body: replies[i]?.body, replayed: true })
-    t.equal(upstream.seen.length, 4)
-  },
-)
-
-void t.test('O06 without a Redis, shadow mode still forwards', async (t) => {
-  const upstream = await counting(t)
-  const proxy = await proxyOf(t, upstream, `redis://127.0.0.1:${await freePort()}`, 'mode: shadow')
-  t.equal((await send(proxy, newKey())).status, 201)
-  await verdict(proxy, 'store_unavailable')
 })
 
 void t.test('shadow mode passes a stream on live, and records it as done', async (t) => {
@@ -395,54 +326,6 @@ async function scriptedPeerOnHead(bytes: string) {
   return tcpStub((socket) => void socket.once('data', () => socket.write(bytes)))
 }
 
-void t.test(
-  'after duplicates with mixed results on two shadow replicas, enforce executes no completed key',
-  async (t) => {
-    const redis = await RedisServer.start()
-    t.teardown(() => redis[Symbol.asyncDispose]())
-    const done = new Set<string>()
-    const open = new Set<string>()
-    const makes = ['done', 'refused', 'busy', 'reset', 'slow'] as const
-    let n = 0
-    const upstream = await counting(t, async (seen, response, request) => {
-      const key = valueOf(seen, 'idempotency-key')
-      n++
-      // Spread evenly, and differently over the requests of one key.
-      const make = makes[(n * 7 + Math.floor(n / 3)) % makes.length]
-      if (make === 'slow') await new Promise((next) => setTimeout(next, 30))
-      if (make === 'done' || make === 'slow') done.add(key)
-      else if (make === 'reset') {
-        open.add(key)
-        request.socket.resetAndDestroy()
-      } else response.writeHead(make === 'refused' ? 401 : 503, { 'retry-after': '1' }).end()
-    })
-    const shadows = [0, 1].map(() => proxyOf(t, upstream, redis.url, 'mode: shadow'))
-    const keys = Array.from({ length: 50 }, newKey)
-    const asked: Promise<unknown>[] = []
-    for (let i = 0; i < 4; i++)
-      for (const key of keys) {
-        const proxy = (await shadows[i % 2]) as TestProxy
-        asked.push(send(proxy, key))
-      }
-    await Promise.all(asked)
-    t.equal(n, 200, 'each of them was forwarded')
-    for (const proxy of shadows) await (await proxy).drain()
-    const [wasDone, wasOpen] = [new Set(done), new Set(open)]
-    t.ok(wasDone.size > 0 && wasOpen.size > 0)
-
-    const enforce = await proxyOf(t, upstream, redis.url, '')
-    const again = await Promise.all(keys.map(async (key) => [key, await send(enforce, key)] as const))
-    const executed = upstream.seen.slice(200).map(({ headers }) => headers.join())
-    for (const [key, reply] of again) {
-      const times = executed.filter((lines) => lines.includes(key)).length
-      if (wasDone.has(key)) t.ok(reply.replayed && times === 0, 'done: replayed')
-      else if (wasOpen.has(key))
-        t.ok(reply.code === 'idempotency_outcome_unknown' && times === 0, 'open: refused')
-      else t.equal(times, 1, 'nothing was done: executed, once')
-    }
-  },
-)
-
 void t.test('a drain waits until shadow mode has recorded the outcome', async (t) => {
   const work = gate()
   const upstream = await counting(t, () => work.opened)
@@ -458,21 +341,6 @@ void t.test('a drain waits until shadow mode has recorded the outcome', async (t
   await drained
   const enforce = await proxyOf(t, upstream, store, '')
   t.match(await send(enforce, key), { body: 'execution 1', replayed: true })
-})
-
-void t.test('a call that outlasts its lease keeps its record in shadow mode', async (t) => {
-  const work = gate()
-  const upstream = await counting(t, () => work.opened)
-  const proxy = await proxyOf(t, upstream, 'memory:', 'mode: shadow, lease: 1s')
-  const key = newKey()
-  const first = send(proxy, key)
-  await upstream.arrived(1)
-  await metricIs(proxy, 'idempotency_store_operation_seconds_count{store="memory",operation="renew"}', 4)
-  const second = send(proxy, key)
-  await verdict(proxy, 'in_progress')
-  work.open()
-  await Promise.all([first, second])
-  await verdict(proxy, 'first')
 })
 
 void t.test('mode: shadow in defaults covers unmatched requests, also with keys in the body', async (t) => {

@@ -3,6 +3,8 @@ import { proxyBefore, values } from '../support/exchange.ts'
 import { post, rawRequest } from '../support/raw.ts'
 import { type Respond, upstreamStub } from '../support/upstream.ts'
 
+t.setTimeout(300_000)
+
 interface Refused {
   readonly status: number
   readonly retry?: string

@@ -1,9 +1,16 @@
 import { once } from 'node:events'
-import { connect, type Socket } from 'node:net'
+import { createServer } from 'node:http'
+import { type AddressInfo, connect, type Socket } from 'node:net'
 import t from 'tap'
+import { refusal } from '../../src/core/refusal.ts'
+import { TrafficServer } from '../../src/http/connections.ts'
+import { StreamRequest, type StreamResponse } from '../../src/http/request.ts'
+import { ResponseWriter } from '../../src/http/write.ts'
 import { metricIs, problemOf, proxyBefore, values } from '../support/exchange.ts'
-import { post, readAnswer } from '../support/raw.ts'
+import { everything, post, readAnswer } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
+
+t.setTimeout(300_000)
 
 const REQUIRED = '{ name: r, match: { path: /p }, key: required, limits: { request: 1KiB } }'
 
@@ -81,7 +88,7 @@ for (const [what, framing, rest] of [
     async (t) => {
       await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
       await using proxy = await proxyBefore(upstream, { routes: REQUIRED })
-      for (let round = 0; round < 5; round++) {
+      for (let round = 0; round < 2; round++) {
         const client = open(proxy.port)
         client.write(`POST /p HTTP/1.1\r\nHost: a\r\n${framing}\r\n\r\n`)
         client.write(rest)
@@ -114,4 +121,83 @@ void t.test('§6 a client that keeps sending for seconds can still read its refu
   }
   t.match(problemOf(await readAnswer(client)), { code: 'idempotency_key_missing' })
   client.destroy()
+})
+
+async function serving(
+  answer: (request: StreamRequest, response: StreamResponse) => void,
+  keepAliveTimeout = 60_000,
+): Promise<{ port: number } & AsyncDisposable> {
+  const server = createServer(
+    { keepAliveTimeout, keepAliveTimeoutBuffer: 0, IncomingMessage: StreamRequest },
+    answer,
+  ).listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  return {
+    port: (server.address() as AddressInfo).port,
+    async [Symbol.asyncDispose]() {
+      server.closeAllConnections()
+      await new Promise((resolve) => server.close(resolve))
+    },
+  }
+}
+
+void t.test(
+  'P27 the watch over a slow reader does not change the keep-alive timeout of the connection',
+  async (t) => {
+    const writer = new ResponseWriter('urn:x:', 60_000)
+    await using server = await serving((request, response) => {
+      request.resume().on('end', () => writer.problem(response, refusal('upstream_failed', 'x')))
+    }, 300)
+    const client = connect(server.port, '127.0.0.1')
+    for (let i = 0; i < 2; i++) {
+      client.write(post('/', null, '{}'))
+      t.equal((await readAnswer(client)).status, 502)
+    }
+    client.resume()
+    await once(client, 'end')
+    t.pass('closed when idle')
+    client.destroy()
+  },
+)
+
+void t.test('P24 a refusal before the upload is whole can be read, then the connection closes', async (t) => {
+  const writer = new ResponseWriter('urn:x:', 60_000)
+  await using server = await serving((_request, response) =>
+    writer.problem(response, refusal('request_too_large', 'x')),
+  )
+  const client = connect(server.port, '127.0.0.1')
+  client.write('POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10000000\r\n\r\n')
+  const upload = setInterval(() => client.write(Buffer.alloc(1000)), 10)
+  client.on('error', () => {})
+  t.equal((await readAnswer(client)).status, 413)
+  client.resume()
+  await new Promise((resolve) => client.once('close', resolve))
+  clearInterval(upload)
+})
+
+const UPGRADE = 'Connection: Upgrade\r\nUpgrade: websocket\r\n'
+
+void t.test('a bug in any listener ends the connection and not the process', async (t) => {
+  const bugs: unknown[] = []
+  const wrong = (): never => {
+    throw new Error('a bug')
+  }
+  const server = new TrafficServer({}, wrong, (error) => bugs.push(error))
+  for (const event of ['upgrade', 'connect', 'checkContinue', 'checkExpectation']) server.on(event, wrong)
+  server.listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  const { port } = server.address() as AddressInfo
+  for (const request of [
+    'GET / HTTP/1.1\r\nHost: a\r\n\r\n',
+    `GET / HTTP/1.1\r\nHost: a\r\n${UPGRADE}\r\n`,
+    'CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n',
+    'PUT / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n',
+    'PUT / HTTP/1.1\r\nHost: a\r\nExpect: more\r\nContent-Length: 1\r\n\r\n',
+  ]) {
+    bugs.length = 0
+    t.equal(await everything(port, request), '', request)
+    t.match(bugs, [{ message: 'a bug' }], request)
+  }
+  server.close()
+  await once(server, 'close')
 })

@@ -14,8 +14,10 @@ import { proxyInProcess } from '../support/proxy.ts'
 import { mulberry32 } from '../support/random.ts'
 import { tcpStub } from '../support/upstream.ts'
 
+t.setTimeout(300_000)
+
 /** Generated heads (HEADS=5000 SEED=…). */
-const RUNS = Number(process.env['HEADS'] ?? 400)
+const RUNS = Number(process.env['HEADS'] ?? 200)
 const SEED = Number(process.env['SEED'] ?? 20_261_122)
 
 const random = mulberry32(SEED)

@@ -4,6 +4,8 @@ import t from 'tap'
 import { answering, problemOf, proxyBefore, scriptedPeer, storeCalls, values } from '../support/exchange.ts'
 import { everything, post, rawRequest, readAnswer } from '../support/raw.ts'
 
+t.setTimeout(300_000)
+
 const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
 
 /** Lower-case names of the header lines in the request text. */

@@ -13,6 +13,8 @@ import {
 import { post, rawRequest, readAnswer } from '../support/raw.ts'
 import { OWN, twice } from '../support/twice.ts'
 
+t.setTimeout(300_000)
+
 async function piece(socket: Socket): Promise<string> {
   const [chunk] = (await once(socket, 'data')) as [Buffer]
   return chunk.toString('latin1')

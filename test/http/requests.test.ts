@@ -1,8 +1,11 @@
 import t from 'tap'
 import { linesOf } from '../../src/core/headers.ts'
+import { TrustedProxies } from '../../src/http/headers.ts'
 import { problemOf, proxyBefore, storeCalls, values } from '../support/exchange.ts'
 import { everything, post, rawRequest } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
+
+t.setTimeout(300_000)
 
 const stub = () => upstreamStub((_seen, response) => void response.writeHead(201, { 'X-A': '1' }).end('ok'))
 
@@ -323,3 +326,103 @@ void t.test(
     t.equal((await rawRequest(proxy.port, post('/p', 'k', '{}'))).status, 201)
   },
 )
+
+const TRUST = 'trustProxy: [127.0.0.1]'
+const at = (host: string, key: string, lines: string[] = []) =>
+  post('/p', key, '{}', ['Authorization: t', ...lines]).replace(/\r\nHost: [^\r]*/i, `\r\nHost: ${host}`)
+
+void t.test('V03 scope.host: blank or conflicting X-Forwarded-Host lines merge no hosts', async (t) => {
+  await using upstream = await upstreamStub((_seen, response) => void response.writeHead(201).end())
+  await using proxy = await proxyBefore(upstream, {
+    routes: '{ name: r, match: { path: /p }, scope: { host: true, caller: "header:authorization" } }',
+    more: TRUST,
+  })
+  const x = (...hosts: string[]) => hosts.map((host) => `X-Forwarded-Host: ${host}`)
+  const replayed = async (message: string) =>
+    values(await rawRequest(proxy.port, message), 'idempotent-replayed').length > 0
+  for (const [n, [one, other, same]] of (
+    [
+      [
+        ['a.test', x('')],
+        ['b.test', x('')],
+        ['a.test', []],
+      ],
+      [
+        ['a.test', x(' , ')],
+        ['b.test', x(' , ')],
+        ['a.test', []],
+      ],
+      [
+        ['p.test', x(' ,a.test')],
+        ['p.test', x(' ,b.test')],
+        ['p.test', x('a.test')],
+      ],
+      [
+        ['p.test', x('a.test', 'b.test')],
+        ['p.test', x('a.test', 'c.test')],
+        ['p.test', x('a.test', 'b.test')],
+      ],
+      [
+        ['p.test', x('a.test', 'b.test')],
+        ['p.test', x('a.test')],
+        ['p.test', x('A.test', 'b.test:443')],
+      ],
+      [
+        ['p.test', x('a.test', 'a.test')],
+        ['p.test', x('b.test')],
+        ['p.test', x('a.test')],
+      ],
+    ] as [string, string[]][][]
+  ).entries()) {
+    const send = ([host, lines]: [string, string[]] = ['', []]) => replayed(at(host, `k${n}`, lines))
+    t.equal(await send(one), false, `${n}`)
+    t.equal(await send(other), false, `${n}: another host`)
+    t.equal(await send(same), true, `${n}: the same host`)
+  }
+})
+
+void t.test('V03 scope.host: permission for a replay on one host does not count on another', async (t) => {
+  let revoked = false
+  await using upstream = await upstreamStub((seen, response) => {
+    const refuses = seen.method === 'GET' && revoked && linesOf(seen.headers, 'host')[0] === 'b.test'
+    response.writeHead(refuses ? 403 : 201).end()
+  })
+  await using proxy = await proxyBefore(upstream, {
+    routes:
+      '{ name: r, match: { path: /p }, scope: { host: true, caller: "header:authorization" }, authorizeReplay: { path: /me, cache: 60s } }',
+  })
+  const send = async (host: string) => (await rawRequest(proxy.port, at(host, 'k'))).status
+  for (const host of ['a.test', 'b.test', 'a.test']) t.equal(await send(host), 201)
+  revoked = true
+  t.equal(await send('a.test'), 201, 'granted')
+  t.equal(await send('b.test'), 403)
+})
+
+function told(peer: string, forwarded: readonly string[], trusted: readonly string[] = []): string {
+  const proxies = new TrustedProxies(trusted)
+  return proxies.clientOf(
+    forwarded.flatMap((value) => ['X-Forwarded-For', value]),
+    proxies.peerOf(peer),
+  )
+}
+
+void t.test('X02 a client is identified by its peer address, or by what trusted proxies say', async (t) => {
+  const proxies = ['10.0.0.0/8', 'fd00::/8']
+  t.equal(told('203.0.113.7', ['198.51.100.1']), '203.0.113.7', 'nobody is trusted')
+  t.equal(told('203.0.113.7', ['198.51.100.1'], proxies), '203.0.113.7', 'this peer is not trusted')
+  t.equal(told('10.0.0.1', ['198.51.100.1'], proxies), '198.51.100.1')
+  t.equal(told('::ffff:10.0.0.1', ['198.51.100.1'], proxies), '198.51.100.1')
+  t.equal(told('10.0.0.1', ['6.6.6.6, 198.51.100.1, 10.0.0.2'], proxies), '198.51.100.1')
+  t.equal(told('10.0.0.1', ['6.6.6.6', '198.51.100.1', '10.0.0.2'], proxies), '198.51.100.1')
+  t.equal(told('10.0.0.1', ['10.0.0.3'], proxies), '10.0.0.3', 'a client among the proxies')
+  t.equal(told('10.0.0.1', [], proxies), '10.0.0.1')
+  t.equal(told('10.0.0.1', ['unknown'], proxies), '10.0.0.1')
+})
+
+void t.test('X02 an IPv6 client is identified by its /64', async (t) => {
+  const same = ['2001:db8:1:2:3:4:5:6', '2001:DB8:1:2::1', '2001:0db8:0001:0002::', '2001:db8:1:2::1.2.3.4']
+  for (const address of same) t.equal(told(address, []), '2001:db8:1:2', address)
+  t.equal(told('fe80::1%eth0', []), 'fe80:0:0:0')
+  t.equal(told('::1', []), '0:0:0:0')
+  t.equal(told('fd00::9', ['2001:db8:9::7'], ['fd00::/8']), '2001:db8:9:0')
+})

@@ -1,9 +1,12 @@
+import { once } from 'node:events'
 import { connect, type Socket } from 'node:net'
 import t from 'tap'
 import { gate, until } from '../support/e2e.ts'
-import { metricIs, problemOf, proxyBefore } from '../support/exchange.ts'
+import { answering, metricIs, problemOf, proxyBefore, scriptedPeer, values } from '../support/exchange.ts'
 import { post, rawRequest, readAnswer } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
+
+t.setTimeout(300_000)
 
 function open(port: number, bytes: string): Socket {
   const client = connect(port, '127.0.0.1')
@@ -152,3 +155,188 @@ void t.test('X02 creeping uploads make room for others when none is stalled', as
   t.equal(statuses.at(-1), 201, `after ${statuses.join()}`)
   for (const client of creeping) client.destroy()
 })
+
+const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
+
+void t.test('X02 limits.inFlight: requests beyond it are refused and not executed', async (t) => {
+  const held: Socket[] = []
+  await using peer = await scriptedPeer((socket) => void held.push(socket))
+  await using proxy = await proxyBefore(peer, { more: 'limits: { inFlight: 2 }' })
+  const running = ['a', 'b'].map((key) => rawRequest(proxy.port, post('/p', key, '{}')))
+  while (peer.requests.length < 2) await new Promise((resolve) => setTimeout(resolve, 5))
+  const refused = await rawRequest(proxy.port, post('/p', 'c', '{}'))
+  t.match(problemOf(refused), { code: 'overloaded', status: 503, retry: 'same-key' })
+  t.match(values(refused, 'retry-after')[0], /^[1-9]\d*$/)
+  for (const socket of held) socket.write(OK)
+  for (const answer of await Promise.all(running)) t.equal(answer.status, 201)
+  t.equal(peer.requests.length, 2)
+  t.equal((await rawRequest(proxy.port, post('/p', 'a', '{}'))).status, 201)
+})
+
+void t.test('X02 limits.buffered: a body without room is refused, an executed request never', async (t) => {
+  const body = 'y'.repeat(600)
+  await using peer = await scriptedPeer((socket) => {
+    socket.write(`HTTP/1.1 201 Created\r\nLocation: /done\r\nContent-Length: 5000\r\n\r\n${'z'.repeat(5000)}`)
+  })
+  await using proxy = await proxyBefore(peer, {
+    more: 'limits: { request: 2KiB, response: 4KiB, buffered: 4KiB }\nproblems: { baseUrl: "urn:idempotency-proxy:" }',
+    routes: '{ name: r, match: { path: /p } }',
+  })
+  // The first scrape loads code, which may take longer than an upload may stall.
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+  // Uploads under way fill the buffer.
+  const fillers = Array.from({ length: 3 }, (_, i) => {
+    const client = connect(proxy.port, '127.0.0.1')
+    client.on('error', () => {})
+    client.write(
+      `POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: f${i}\r\nContent-Length: 1300\r\n\r\n${'x'.repeat(1200)}`,
+    )
+    return client
+  })
+  await metricIs(proxy, 'idempotency_buffered_bytes', 3600)
+  const refused = await rawRequest(proxy.port, post('/p', 'k', body))
+  t.match(problemOf(refused), { code: 'overloaded', status: 503, retry: 'same-key' })
+  t.match(values(refused, 'retry-after')[0], /^[1-9]\d*$/)
+  t.equal(peer.requests.length, 0)
+  const executed = await rawRequest(proxy.port, post('/p', 'k', '{}'))
+  t.equal(executed.status, 201)
+  t.equal(executed.body.length, 5000, 'the first client gets all of it')
+  t.match(problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}'))), {
+    code: 'idempotency_response_unavailable',
+    originalStatus: 201,
+    location: '/done',
+  })
+  t.equal(peer.requests.length, 1)
+  for (const client of fillers) client.destroy()
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+})
+
+void t.test('X02 a response without room is passed on live and recorded as done', async (t) => {
+  await using peer = await answering(
+    `HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\nfa0\r\n${'z'.repeat(4000)}\r\n0\r\n\r\n`,
+  )
+  await using proxy = await proxyBefore(peer, {
+    more: 'limits: { request: 2KiB, response: 4000B, buffered: 4KiB }',
+  })
+  // The first scrape loads code, which may take longer than an upload may stall.
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+  const client = connect(proxy.port, '127.0.0.1')
+  client.on('error', () => {})
+  client.write(
+    `POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: f\r\nContent-Length: 1300\r\n\r\n${'x'.repeat(1200)}`,
+  )
+  await metricIs(proxy, 'idempotency_buffered_bytes', 1200)
+  const live = await rawRequest(proxy.port, post('/p', 'k', '{}'))
+  t.equal(live.status, 201)
+  t.equal(live.body.length, 4000)
+  t.match(problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}'))), {
+    code: 'idempotency_response_unavailable',
+  })
+  t.equal(peer.requests.length, 1)
+  client.destroy()
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+})
+
+void t.test('X02 clients that leave while their token is verified free their places', async (t) => {
+  await using peer = await answering(OK)
+  const asked = Promise.withResolvers<void>()
+  const letGo = Promise.withResolvers<void>()
+  await using keys = await upstreamStub(async (_seen, response) => {
+    asked.resolve()
+    await letGo.promise
+    response.writeHead(200, { 'content-type': 'application/json' }).end('{"keys":[]}')
+  })
+  await using proxy = await proxyBefore(peer, {
+    routes: `{ name: r, match: { path: /p }, scope: { caller: "jwt:sub", jwt: { jwks: "${keys.url}/jwks" } } }`,
+  })
+  const token = 'eyJhbGciOiJSUzI1NiIsImtpZCI6ImEifQ.eyJzdWIiOiIxIn0.AAAA'
+  const clients = Array.from({ length: 5 }, (_, i) => {
+    const client = connect(proxy.port, '127.0.0.1')
+    client.on('error', () => {})
+    client.write(
+      `POST /p HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer ${token}\r\nIdempotency-Key: k${i}\r\nContent-Length: 9\r\n\r\n`,
+    )
+    return client
+  })
+  await asked.promise
+  await metricIs(proxy, 'idempotency_in_flight', 5)
+  for (const client of clients) client.destroy()
+  letGo.resolve()
+  // Without waiting for limits.upload, which is 30 s.
+  await metricIs(proxy, 'idempotency_in_flight', 0)
+  t.equal(peer.requests.length, 0)
+})
+
+const LARGE = Buffer.alloc(16 * 1024 ** 2, 'x')
+
+/** A client that reads a piece now and then until the connection ends. Resolves with the number of bytes read. */
+async function trickle(client: Socket, piece: number, pause: number): Promise<number> {
+  let got = 0
+  client.on('error', () => {})
+  client.on('readable', () => {})
+  while (!client.destroyed && !client.readableEnded) {
+    got += (client.read(piece) as Buffer | null)?.length ?? 0
+    await new Promise((resolve) => setTimeout(resolve, pause))
+  }
+  return got
+}
+
+/** Bytes of the answer, head and body; the connection ends with it. */
+async function sizeOf(port: number, request: string): Promise<number> {
+  const client = connect(port, '127.0.0.1')
+  client.write(request.replace('Host:', 'Connection: close\r\nHost:'))
+  let got = 0
+  for await (const chunk of client) got += (chunk as Buffer).length
+  return got
+}
+
+void t.test('V10 a replay read a little at a time is cut off and frees its bytes', async (t) => {
+  await using upstream = await upstreamStub((_, response) => void response.end(LARGE))
+  await using proxy = await proxyBefore(upstream, {
+    upstream: 'idleTimeout: 250ms',
+    more: 'limits: { response: 32MiB, buffered: 64MiB }',
+  })
+  t.ok((await sizeOf(proxy.port, post('/p', 'k', '{}'))) > LARGE.length)
+  const client = connect(proxy.port, '127.0.0.1')
+  client.write(post('/p', 'k', '{}'))
+  // Some progress within each idle time.
+  t.ok((await trickle(client, 16 * 1024, 20)) < LARGE.length)
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+  t.ok((await sizeOf(proxy.port, post('/p', 'k', '{}'))) > LARGE.length, 'a retry gets it')
+})
+
+void t.test('V10 whole answers that nobody reads make room for others', async (t) => {
+  await using upstream = await upstreamStub((_, response) => void response.end(LARGE))
+  await using proxy = await proxyBefore(upstream, {
+    more: 'limits: { response: 32MiB, request: 1MiB, buffered: 40MiB }',
+  })
+  t.ok((await sizeOf(proxy.port, post('/p', 'k', '{}'))) > LARGE.length)
+  const clients = [1, 2].map(() => {
+    const client = connect(proxy.port, '127.0.0.1')
+    client.on('error', () => {})
+    client.write(post('/p', 'k', '{}'))
+    return client
+  })
+  await metricIs(proxy, 'idempotency_buffered_bytes', 2 * LARGE.length)
+  await until(async () => (await sizeOf(proxy.port, post('/p', 'k', '{}'))) > LARGE.length)
+  for (const client of clients) client.destroy()
+  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+})
+
+void t.test(
+  'V10 a pass-through answer read a little at a time is cut off and frees its connection',
+  async (t) => {
+    await using upstream = await upstreamStub(({ target }, response) => {
+      response.on('error', () => {})
+      response.end(target === '/large' ? LARGE : 'ok')
+    })
+    await using proxy = await proxyBefore(upstream, { upstream: 'connections: 1, idleTimeout: 200ms' })
+    const client = connect(proxy.port, '127.0.0.1')
+    client.write('GET /large HTTP/1.1\r\nHost: a\r\n\r\n')
+    await once(client, 'readable')
+    const reading = trickle(client, 1024, 20)
+    t.ok((await sizeOf(proxy.port, 'GET /other HTTP/1.1\r\nHost: a\r\n\r\n')) > 0)
+    client.destroy()
+    t.ok((await reading) < LARGE.length)
+  },
+)

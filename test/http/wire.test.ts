@@ -6,6 +6,9 @@ import t from 'tap'
 import { answering, proxyBefore, values, without } from '../support/exchange.ts'
 import { post, rawRequest } from '../support/raw.ts'
 import { OWN, twice } from '../support/twice.ts'
+import { upstreamStub } from '../support/upstream.ts'
+
+t.setTimeout(300_000)
 
 void t.test(
   'P01 P04 P14 a 201 is replayed with its status and bytes, and its lines in order, case and number',
@@ -264,5 +267,33 @@ void t.test('P01 unregistered status codes are passed unchanged', async (t) => {
       routes: `{ name: r, match: { path: /p }, outcomes: { "5xx": store } }`,
     })
     t.equal(live.statusLine, `HTTP/1.1 ${status} Odd`)
+  }
+})
+
+void t.test('a header that this proxy sets replaces that of a proxy behind it', async (t) => {
+  await using inner = await upstreamStub((seen, response) => {
+    const type = seen.target.endsWith('live') ? { 'Content-Type': 'text/event-stream' } : {}
+    const expires = new Date(0).toISOString()
+    response
+      .writeHead(201, { 'Idempotency-Status': 'replayed', 'Idempotency-Expires': expires, ...type })
+      .end('ok')
+  })
+  for (const says of [true, false]) {
+    await using proxy = await proxyBefore(inner, {
+      routes: `{ name: r, match: { path: "/*" }, statusHeader: ${says} }`,
+    })
+    for (const [path, key, own] of [
+      ['/p', 'k', 'executed'],
+      ['/p', 'k', 'replayed'],
+      ['/live', 'k', 'executed'],
+      ['/p', null, 'ignored'],
+    ] as const) {
+      const answer = await rawRequest(proxy.port, post(path, key, '{}'))
+      t.same(values(answer, 'idempotency-status'), [says ? own : 'replayed'], `${path} ${own}`)
+      const expires = values(answer, 'idempotency-expires')
+      if (!says) t.same(expires, [new Date(0).toISOString()])
+      else t.equal(expires.length, path === '/p' && key !== null ? 1 : 0)
+      t.notOk(says && expires.includes(new Date(0).toISOString()))
+    }
   }
 })

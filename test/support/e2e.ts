@@ -8,7 +8,7 @@ import { Redis } from 'ioredis'
 import type { Test } from 'tap'
 import { Journal } from '../../src/store/sqlite-journal.ts'
 import type { RedisServer } from './redis.ts'
-import { serviceLine, withoutGrace } from './service.ts'
+import { headed } from './service.ts'
 
 /** An answer as a client of the proxy sees it. */
 export interface Reply {
@@ -69,17 +69,16 @@ export function tempDir(t: Test): string {
 
 let files = 0
 
-/** Writes a configuration file for a process: `yaml`, plus free ports to listen on and, if it has none, a `service`. */
+/** Writes a configuration file for a process. */
 export function configFile(dir: string, yaml: string): string {
   const file = join(dir, `config-${++files}.yaml`)
-  const admin = /^admin:/m.test(yaml) ? '' : 'admin: { listen: "127.0.0.1:0" }\n'
-  writeFileSync(file, `listen: 127.0.0.1:0\n${admin}${serviceLine(yaml)}${withoutGrace(yaml)}`)
+  writeFileSync(file, headed(yaml))
   return file
 }
 
-/** Polls until the condition holds, for states that no event announces. */
+/** Polls until the condition holds, for states that no event announces; less and less often, as asking costs more than waiting. */
 export async function until(condition: () => boolean | Promise<boolean>): Promise<void> {
-  while (!(await condition())) await wait(20)
+  for (let pause = 5; !(await condition()); pause = Math.min(pause * 2, 100)) await wait(pause)
 }
 
 export interface Gate {

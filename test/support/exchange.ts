@@ -1,4 +1,5 @@
 import type { Socket } from 'node:net'
+import { until } from './e2e.ts'
 import { proxyInProcess, type TestProxy } from './proxy.ts'
 import type { RawAnswer } from './raw.ts'
 import { type TcpStub, tcpStub, wholeRequest } from './upstream.ts'
@@ -93,8 +94,8 @@ export function problemOf(answer: RawAnswer): Problem {
 }
 
 /** Resolves when a sample of /metrics reaches the value. */
-export async function metricIs(proxy: TestProxy, sample: string, value: number): Promise<void> {
-  while ((await proxy.metric(sample)) !== value) await new Promise((resolve) => setTimeout(resolve, 10))
+export function metricIs(proxy: TestProxy, sample: string, value: number): Promise<void> {
+  return until(async () => (await proxy.metric(sample)) === value)
 }
 
 /** Store operations so far, without those of the sweeper. */

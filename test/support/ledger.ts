@@ -1,9 +1,7 @@
-import { writeFileSync } from 'node:fs'
 import type { ServerResponse } from 'node:http'
 import type { Test } from 'tap'
 import { firstOf } from '../../src/core/headers.ts'
-import { configFile, tempDir, until } from './e2e.ts'
-import { type ChildProxy, proxyProcess } from './proxy.ts'
+import { proxyInProcess, type TestProxy } from './proxy.ts'
 import { upstreamStub } from './upstream.ts'
 
 /** One execution, filed only under the identifiers that the upstream was given. */
@@ -69,37 +67,28 @@ export async function ledger(t: Test): Promise<Ledger> {
   return Object.assign(self, { url: stub.url })
 }
 
-/** A process whose configuration file may change and that can be restarted. */
+/** A proxy whose configuration may change and that can be restarted. */
 export interface Served {
-  readonly proxy: ChildProxy
-  /** By SIGHUP. */
+  readonly proxy: TestProxy
+  /** As SIGHUP does. */
   reload(yaml: string): Promise<void>
-  /** Kills it and starts another one on the same store. */
+  /** Ends it and starts another one on the same store. */
   restart(yaml: string): Promise<void>
 }
 
-const READ = /^the configuration (?:was|is|needs)/
-
 export async function serve(t: Test, yaml: string): Promise<Served> {
-  const dir = tempDir(t)
-  let file = configFile(dir, yaml)
-  const head = (text: string): string => `listen: 127.0.0.1:0\nadmin: { listen: "127.0.0.1:0" }\n${text}`
   const self = {
-    proxy: await proxyProcess(file),
+    proxy: await proxyInProcess(yaml),
     async reload(next: string) {
-      const reads = () => self.proxy.log.filter(({ msg }) => READ.test(String(msg)))
+      const reads = () =>
+        self.proxy.log.filter(({ msg }) => String(msg).startsWith('the configuration was reloaded'))
       const before = reads().length
-      writeFileSync(file, head(next))
-      self.proxy.kill('SIGHUP')
-      await until(() => reads().length > before)
-      const line = reads().at(before)
-      if (!String(line?.msg).includes('was')) throw new Error(JSON.stringify(line))
+      self.proxy.reload(next)
+      if (reads().length === before) throw new Error(JSON.stringify(self.proxy.log.at(-1)))
     },
     async restart(next: string) {
-      self.proxy.kill('SIGKILL')
-      await self.proxy.exited
-      file = configFile(dir, next)
-      self.proxy = await proxyProcess(file)
+      await self.proxy.drain()
+      self.proxy = await proxyInProcess(next)
     },
   }
   t.teardown(() => self.proxy[Symbol.asyncDispose]())

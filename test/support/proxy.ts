@@ -1,12 +1,13 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
+import { writeFileSync } from 'node:fs'
 import { createInterface } from 'node:readline'
 import { Writable } from 'node:stream'
 import { fileURLToPath } from 'node:url'
 import { pino } from 'pino'
-import { formatConfigError, loadConfig } from '../../src/config/load.ts'
+import { formatConfigError, type Loaded, loadConfig } from '../../src/config/load.ts'
 import { start } from '../../src/main.ts'
-import { serviceLine, withoutGrace } from './service.ts'
+import { headed } from './service.ts'
 
 export interface TestProxy extends AsyncDisposable {
   readonly url: string
@@ -17,15 +18,17 @@ export interface TestProxy extends AsyncDisposable {
   /** Resolves with the first log line (past or future) that the test accepts. */
   logged(accept: (line: Record<string, unknown>) => boolean): Promise<Record<string, unknown>>
   drain(): Promise<void>
+  /** Reads another configuration, as SIGHUP makes a process do. */
+  reload(yaml: string): void
   /** A sample of /metrics; 0 if there is none. */
   metric(sample: string): Promise<number>
 }
 
 /** Starts a proxy from YAML text. Sets `listen` and, if missing, `admin.listen` and `service`. */
 export async function proxyInProcess(yaml: string): Promise<TestProxy> {
-  const admin = /^admin:/m.test(yaml) ? '' : 'admin: { listen: "127.0.0.1:0" }\n'
-  const text = `listen: 127.0.0.1:0\n${admin}${serviceLine(yaml)}${withoutGrace(yaml)}`
-  const loaded = loadConfig({ file: 'test.yaml', text, env: process.env, flags: {} })
+  const read = (yaml: string): Loaded =>
+    loadConfig({ file: 'test.yaml', text: headed(yaml), env: process.env, flags: {} })
+  const loaded = read(yaml)
   if (!loaded.ok) throw new Error(loaded.errors.map(formatConfigError).join('\n'))
   const lines = new Lines()
   const sink = new Writable({
@@ -42,6 +45,7 @@ export async function proxyInProcess(yaml: string): Promise<TestProxy> {
     log: lines.all,
     logged: (accept) => lines.logged(accept),
     drain: () => proxy.drain(),
+    reload: (next) => proxy.reload(read(next)),
     metric: (sample) => metricOf(proxy.adminUrl as string, sample),
     [Symbol.asyncDispose]: () => proxy.drain(),
   }
@@ -90,6 +94,10 @@ export async function proxyProcess(
     logged: (accept) => lines.logged(accept),
     metric: (sample) => metricOf(adminUrl, sample),
     kill: (signal) => void child.kill(signal),
+    reload(yaml) {
+      writeFileSync(configFile, headed(yaml))
+      child.kill('SIGHUP')
+    },
     async drain() {
       child.kill('SIGTERM')
       await exited

@@ -1,23 +1,41 @@
 import { Redis } from 'ioredis'
-import type { Test } from 'tap'
+import root, { type Test } from 'tap'
 import { configFile, type Gate, gate, type Reply, sqliteSnapshot, tempDir, until } from './e2e.ts'
 import { type ChildProxy, proxyInProcess, proxyProcess, type TestProxy } from './proxy.ts'
-import { SHARED } from './shared.ts'
+import { SHARED, type SharedKind, type SharedServer, sharedServer } from './shared.ts'
 import { type Seen, type UpstreamStub, upstreamStub } from './upstream.ts'
 
 export const STORES = ['memory', 'sqlite', 'redis'] as const
-/** For the most important tests only: starting PostgreSQL takes its time. */
-export const ALL_STORES = ['memory', 'sqlite', ...SHARED] as const
+export type StoreKind = (typeof STORES)[number] | 'postgres'
 
-/** A store of its own for the test; for Redis and PostgreSQL, the given server. */
-export function storeUrl(
-  t: Test,
-  kind: (typeof ALL_STORES)[number],
-  redis: { readonly url: string },
-  postgres = { url: '' },
-): string {
+/** A store of its own for the test; for Redis, the given server. */
+export function storeUrl(t: Test, kind: (typeof STORES)[number], redis: { readonly url: string }): string {
   const sqlite = `sqlite:${tempDir(t)}/store.db`
-  return { memory: 'memory:', sqlite, redis: redis.url, postgres: postgres.url }[kind]
+  return { memory: 'memory:', sqlite, redis: redis.url }[kind]
+}
+
+/** Where tests run whose subject lies above the store: on SQLite, or wherever `STORES` says (test/e2e/stores.verify.ts). */
+export const KINDS = (process.env['STORES']?.split(',') ?? ['sqlite']) as StoreKind[]
+
+/** The same for tests of several processes that share a store. */
+export const SHARED_KINDS = KINDS.filter((kind): kind is SharedKind => SHARED.some((one) => one === kind))
+
+const servers = new Map<SharedKind, Promise<SharedServer>>()
+
+/** The server of this kind for the whole file, started when it is first needed, and empty. */
+export async function emptyServer(kind: SharedKind): Promise<SharedServer> {
+  const starting = servers.get(kind) ?? sharedServer(root, kind)
+  servers.set(kind, starting)
+  const server = await starting
+  await server.clear()
+  return server
+}
+
+/** The URL of an empty store. */
+export async function emptyStore(t: Test, kind: StoreKind): Promise<string> {
+  if (kind === 'memory') return 'memory:'
+  if (kind === 'sqlite') return `sqlite:${tempDir(t)}/store.db`
+  return (await emptyServer(kind)).url
 }
 
 /** Every record with its expiry; null for a store that cannot be read from outside. */

@@ -13,3 +13,9 @@ export function withoutGrace(yaml: string): string {
   if (/\bgrace:/.test(yaml) || !/\b(rediss?|postgres(ql)?)[+:]/.test(yaml)) return yaml
   return yaml.replace(/^store: \{ /m, 'store: { grace: off, ').replace(/^store:\n/m, 'store:\n  grace: off\n')
 }
+
+/** The configuration with free ports to listen on and, if it has none, a `service`. */
+export function headed(yaml: string): string {
+  const admin = /^admin:/m.test(yaml) ? '' : 'admin: { listen: "127.0.0.1:0" }\n'
+  return `listen: 127.0.0.1:0\n${admin}${serviceLine(yaml)}${withoutGrace(yaml)}`
+}

@@ -1,7 +1,6 @@
 import { randomBytes } from 'node:crypto'
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { sealingKeyOf } from '../../src/store/codec.ts'
 import { openStore } from '../../src/store/open.ts'
@@ -92,14 +91,12 @@ for (const [kind, make] of Object.entries(PLACES))
 service: pay
 upstream: { url: "${upstream.url}", timeout: 5s }
 store: { ${place.store}, timeout: 5s }
-routes: [{ name: pay, match: { path: "/*" }, ttl: { record: 10m, body: 3s } }]
+routes: [{ name: pay, match: { path: "/*" }, ttl: { record: 10m, body: 10s } }]
 `,
       )
       const [key, ask] = [newKey(), { path: '/fast' }]
-      const startedAt = performance.now()
       for (const [n, proxy] of [...proxies, ...proxies].entries())
         t.match(await send(proxy, key, ask), { status: 201, body: BODY, replayed: n > 0 })
-      t.ok(performance.now() - startedAt < 3000, 'all of them before ttl.body')
 
       const store = await raw(t, 'pay', place.url)
       const [id] = (await store.list('all', null, 10)).ids
@@ -107,7 +104,7 @@ routes: [{ name: pay, match: { path: "/*" }, ttl: { record: 10m, body: 3s } }]
       const sizeOf = async () => (await store.get(id)).bytes?.length ?? 0
       t.ok((await sizeOf()) > 3000)
       // Past ttl.body retries are refused, before the body is removed and after.
-      await wait(Math.max(0, startedAt + 4000 - performance.now()))
+      for (const proxy of proxies) await until(async () => !(await send(proxy, key, ask)).replayed)
       const gone = async () => {
         for (const proxy of proxies) {
           const reply = await send(proxy, key, ask)

@@ -92,37 +92,6 @@ for (const kind of SHARED)
 
 for (const kind of ['redis'] as const)
   void t.test(
-    `R01 ${kind} is down at start: the process starts, serves and recovers by itself`,
-    async (t) => {
-      const { store, upstream, start } = await worldOn(t, kind)
-      await store.stop()
-      const proxy = await start('readiness: { store: true }')
-      const key = newKey()
-      await unavailable(t, proxy, key)
-      t.equal((await send(proxy, null)).status, 201)
-      t.equal((await fetch(`${proxy.adminUrl}/startupz`)).status, 200)
-      const ready = await fetch(`${proxy.adminUrl}/readyz`)
-      t.equal(ready.status, 503, 'asked for by readiness.store')
-      t.match(await ready.json(), { store: { up: false } })
-      await store.start()
-      await until(async () => (await send(proxy, key)).status === 201)
-      t.equal(upstream.seen.length, 2)
-    },
-  )
-
-for (const kind of SHARED)
-  void t.test(`R01 R03 ${kind} hangs at start: the process still serves`, async (t) => {
-    const { store, start } = await worldOn(t, kind)
-    store.pause()
-    const proxy = await start()
-    await unavailable(t, proxy, newKey())
-    t.equal((await send(proxy, null)).status, 201)
-    store.resume()
-    await until(async () => (await send(proxy, newKey())).status === 201)
-  })
-
-for (const kind of ['redis'] as const)
-  void t.test(
     `R02 bypass forwards, counts and marks a request, and settles it when the store is back: ${kind}`,
     async (t) => {
       const { store, upstream, start } = await worldOn(t, kind)
@@ -192,23 +161,6 @@ for (const kind of SHARED)
     t.equal(upstream.seen.length, 1)
   })
 
-void t.test('R04 when Redis comes back empty, the outcome is written again', async (t) => {
-  const { redis, upstream, work, start } = await world(t, ['--appendonly', 'no'])
-  const proxy = await start()
-  const key = newKey()
-  const asked = send(proxy, key, { path: '/gated' })
-  await upstream.arrived(1)
-  await redis.kill()
-  await proxy.logged(({ msg }) => /store (disconnected|error)/.test(String(msg)))
-  work.open()
-  t.equal((await asked).status, 201)
-  await redis.start()
-  await until(async () => (await proxy.metric('idempotency_spooled')) === 0)
-  t.equal(await proxy.metric('idempotency_completions_total{route="default",result="recovered"}'), 1)
-  t.ok((await send(await start(), key, { path: '/gated' })).replayed)
-  t.equal(upstream.seen.length, 1)
-})
-
 for (const kind of SHARED)
   void t.test(`R05 a completion with a lost reply is sent again, changing nothing: ${kind}`, async (t) => {
     const { store, upstream, work, start } = await worldOn(t, kind)
@@ -267,62 +219,6 @@ for (const kind of ['redis'] as const)
     },
   )
 
-for (const kind of SHARED)
-  void t.test(`L05 a missing reply on a live connection does not wedge the store: ${kind}`, async (t) => {
-    const { store, upstream, start } = await worldOn(t, kind)
-    await using wire = await relay(store.port)
-    const proxy = await start('', `{ url: "${store.through(wire.port)}" }`)
-    t.equal((await send(proxy, newKey())).status, 201, 'the scripts are loaded')
-    const key = newKey()
-    wire.onCommand = (bytes) => {
-      if (!bytes.includes(store.wire.claim, 0, 'latin1')) return
-      wire.passReplies = false
-      wire.onCommand = () => {
-        wire.passReplies = true
-      }
-    }
-    const reply = await send(proxy, key)
-    t.ok(reply.status === 201 || reply.code === 'idempotency_store_unavailable')
-    const healed = async (one: string): Promise<void> =>
-      until(async () => (await send(proxy, one, { body: JSON.stringify({ one }) })).status === 201)
-    await until(async () => (await send(proxy, key)).status === 201)
-    const keys = Array.from({ length: 20 }, newKey)
-    await Promise.all(keys.map(healed))
-    t.equal(upstream.seen.length, 22, 'every key was executed once')
-  })
-
-for (const kind of SHARED)
-  void t.test(
-    `L05 a claim whose replies never come is freed and does not wedge its key: ${kind}`,
-    async (t) => {
-      const { store, upstream, start } = await worldOn(t, kind)
-      await using wire = await relay(store.port)
-      const proxy = await start('', `{ url: "${store.through(wire.port)}" }`)
-      t.equal((await send(proxy, newKey())).status, 201, 'the scripts are loaded')
-      await store.clear()
-      const key = newKey()
-      wire.onCommand = (bytes) => {
-        if (bytes.includes(store.wire.claim, 0, 'latin1')) wire.passReplies = false
-      }
-      await unavailable(t, proxy, key)
-      const left = (await store.only()).state
-      t.ok(
-        left === STATE.in_progress || left === STATE.failed_retryable,
-        'the claim was applied, and perhaps freed',
-      )
-      wire.onCommand = () => {}
-      wire.passReplies = true
-      wire.cut()
-      await until(async () => (await store.only()).state === STATE.failed_retryable)
-      t.equal(upstream.seen.length, 1)
-      const other = await start()
-      const retry = await send(other, key)
-      t.strictSame([retry.status, retry.body], [201, 'execution 2'])
-      await until(async () => (await send(proxy, key)).replayed)
-      t.equal(upstream.seen.length, 2)
-    },
-  )
-
 void t.test(
   'R07 an eviction policy causes a warning, and strict routes refuse unless the risk is accepted',
   async (t) => {
@@ -348,40 +244,6 @@ void t.test(
 )
 
 void t.test(
-  'V09 strict routes on a Redis that forbids INFO: 503 until INFO is granted or the risk accepted',
-  async (t) => {
-    const { redis, upstream, start } = await world(t)
-    const rights = ['on', '>secret', '~idempotency:*', '&idempotency:*', '+@all', '-info']
-    await redis.command('ACL', 'SETUSER', 'app', ...rights)
-    const url = `redis://app:secret@127.0.0.1:${redis.port}`
-    const routes = `routes:
-  - { name: hard, match: { path: /hard }, profile: strict, scope: { caller: "header:authorization" } }
-  - { name: soft, match: { path: /soft } }`
-    const proxy = await start(routes, `{ url: "${url}", grace: 2s }`)
-    const said = await proxy.logged(({ msg }) => /may not run INFO/.test(String(msg)))
-    t.equal(said['level'], 40, 'a warning')
-    t.match(said['msg'], /ACL SETUSER <user> \+info grants it, store\.acceptRisk: true accepts the risk/)
-    t.equal(await proxy.metric('idempotency_store_grade{store="redis"}'), 1, 'and no grace can begin')
-    await unavailable(t, proxy, newKey(), '/hard')
-    t.equal(upstream.seen.length, 0)
-    t.equal((await send(proxy, newKey(), { path: '/soft' })).status, 201, 'other profiles still serve')
-
-    const accepting = await start(routes, `{ url: "${url}", acceptRisk: true }`)
-    t.equal((await send(accepting, newKey(), { path: '/hard' })).status, 201)
-
-    await redis.command('ACL', 'SETUSER', 'app', '+info')
-    await redis.command('CLIENT', 'KILL', 'TYPE', 'normal')
-    await until(async () => (await send(proxy, newKey(), { path: '/hard' })).status === 201)
-    t.equal(await proxy.metric('idempotency_store_grade{store="redis"}'), 3)
-
-    await redis.command('ACL', 'SETUSER', 'app', '-info')
-    await redis.command('CLIENT', 'KILL', 'TYPE', 'normal')
-    await until(async () => (await send(proxy, newKey(), { path: '/soft' })).status === 201)
-    await unavailable(t, proxy, newKey(), '/hard')
-  },
-)
-
-void t.test(
   'R08 a full Redis refuses new claims with 503; replays go on, and no executed outcome is lost',
   async (t) => {
     const { redis, upstream, work, start } = await world(t)
@@ -402,102 +264,6 @@ void t.test(
     t.equal((await send(proxy, newKey())).status, 201)
   },
 )
-
-void t.test(
-  'R08 a Redis that refuses writes (read-only, too few replicas) counts as down until it accepts them',
-  async (t) => {
-    const { redis, upstream, start } = await world(t)
-    const proxy = await start()
-    const nowhere = String(await freePort())
-    const moods: [string, string[], string[]][] = [
-      ['READONLY', ['REPLICAOF', '127.0.0.1', nowhere], ['REPLICAOF', 'NO', 'ONE']],
-      [
-        'NOREPLICAS',
-        ['CONFIG', 'SET', 'min-replicas-to-write', '1'],
-        ['CONFIG', 'SET', 'min-replicas-to-write', '0'],
-      ],
-    ]
-    for (const [what, [refuse = '', ...with_], [accept = '', ...again]] of moods) {
-      t.comment(what)
-      const n = upstream.seen.length
-      await redis.command(refuse, ...with_)
-      const key = newKey()
-      await unavailable(t, proxy, key)
-      t.equal(upstream.seen.length, n)
-      await redis.command(accept, ...again)
-      await until(async () => (await send(proxy, key)).status === 201)
-      t.equal(upstream.seen.length, n + 1)
-    }
-  },
-)
-
-for (const kind of SHARED)
-  void t.test(
-    `R03 ${kind} hangs at the completion: the client gets its response, the completion is not lost`,
-    async (t) => {
-      const { store, upstream, work, start } = await worldOn(t, kind)
-      const proxy = await start()
-      const key = newKey()
-      const asked = send(proxy, key, { path: '/gated' })
-      await upstream.arrived(1)
-      store.pause()
-      work.open()
-      t.equal((await asked).body, 'execution 1')
-      t.equal((await send(proxy, key, { path: '/gated' })).body, 'execution 1', 'answered from this replica')
-      store.resume()
-      await until(async () => (await proxy.metric('idempotency_spooled')) === 0)
-      t.equal((await store.only()).state, STATE.completed)
-      t.equal(await proxy.metric('idempotency_completions_total{route="default",result="stale"}'), 0)
-      t.equal(upstream.seen.length, 1)
-    },
-  )
-
-void t.test('R09 scripts that Redis lost are reloaded without a failed request', async (t) => {
-  const { redis, upstream, start } = await world(t)
-  const proxy = await start()
-  const key = newKey()
-  t.equal((await send(proxy, key)).status, 201)
-  await redis.command('SCRIPT', 'FLUSH')
-  t.ok((await send(proxy, key)).replayed)
-  t.equal((await send(proxy, newKey())).status, 201)
-  await redis.restart()
-  await until(async () => {
-    const ready = (await (await fetch(`${proxy.adminUrl}/readyz`)).json()) as { store: { up: boolean } }
-    return ready.store.up
-  })
-  t.ok((await send(proxy, key)).replayed)
-  t.equal((await send(proxy, newKey())).status, 201)
-  t.equal(upstream.seen.length, 3)
-})
-
-for (const kind of SHARED)
-  void t.test(`R13 the breaker opens, answers at once, and closes by itself: ${kind}`, async (t) => {
-    const { store, upstream, start } = await worldOn(t, kind)
-    const wire = await relay(store.port)
-    t.teardown(() => wire[Symbol.asyncDispose]())
-    const proxy = await start('', `{ url: "${store.through(wire.port)}" }`)
-    t.equal((await send(proxy, newKey())).status, 201)
-    t.equal(await proxy.metric(breaker(kind)), 0)
-    t.equal(await proxy.metric(up(kind)), 1)
-    wire.passReplies = false
-    await Promise.all(Array.from({ length: 6 }, () => unavailable(t, proxy, newKey())))
-    await proxy.logged(({ msg }) => msg === 'the store does not answer: breaker open')
-    let commands = 0
-    wire.onCommand = (bytes) => {
-      if (bytes.includes(store.wire.claim, 0, 'latin1')) commands++
-    }
-    await Promise.all(Array.from({ length: 20 }, () => unavailable(t, proxy, newKey())))
-    t.equal(commands, 0, 'no claim is sent while it is open')
-    t.ok((await proxy.metric(breaker(kind))) > 0)
-    t.equal(await proxy.metric(up(kind)), 0)
-    wire.passReplies = true
-    wire.cut()
-    await proxy.logged(({ msg }) => msg === 'the store answers again: breaker closed')
-    t.equal(await proxy.metric(breaker(kind)), 0, 'without any traffic')
-    t.equal(await proxy.metric(up(kind)), 1)
-    t.equal((await send(proxy, newKey())).status, 201)
-    t.equal(upstream.seen.length, 2)
-  })
 
 const MANGLED: Readonly<Record<string, (bytes: Buffer) => Buffer>> = {
   'of a newer schema': (bytes) => patched(bytes, 2, 2),
@@ -557,19 +323,6 @@ async function overwrite(redis: RedisServer, key: string, mangle: (bytes: Buffer
   await client.set(key, bytes, 'KEEPTTL')
   client.disconnect()
 }
-
-void t.test('a key of another type in place of a record gives 503 and is left alone', async (t) => {
-  const { redis, upstream, start } = await world(t)
-  const proxy = await start()
-  const key = newKey()
-  t.equal((await send(proxy, key)).status, 201)
-  const { key: name } = await onlyRecord(redis)
-  await redis.command('DEL', name)
-  await redis.command('LPUSH', name, 'x')
-  await unavailable(t, proxy, key)
-  t.equal(await redis.command('LLEN', name), 1)
-  t.equal(upstream.seen.length, 1)
-})
 
 void t.test('R01 a process with no Redis at its address still exits 0 on SIGTERM', async (t) => {
   const { upstream } = await world(t)

@@ -1,4 +1,4 @@
-import { readdirSync, statSync, writeFileSync } from 'node:fs'
+import { readdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { command } from '../support/commands.ts'
@@ -53,31 +53,6 @@ async function killed(proxy: ChildProxy): Promise<void> {
   proxy.kill('SIGKILL')
   await proxy.exited
 }
-
-void t.test(
-  'R04 R05 Redis dies between claim and completion, then the proxy: once both are back, retries are replays',
-  async (t) => {
-    const w = await world(t)
-    const key = newKey()
-    const proxy = await w.start()
-    const body = await answeredWithout(w, proxy, key)
-    await killed(proxy)
-    for (const name of readdirSync(w.spool)) t.equal(statSync(join(w.spool, name)).mode & 0o077, 0, name)
-    await w.redis.start()
-    t.equal(stateOf((await onlyRecord(w.redis)).bytes), STATE.in_progress)
-
-    const next = await w.start()
-    const retry = await send(next, key)
-    t.strictSame([retry.status, retry.body, retry.replayed], [201, body, true])
-    await until(async () => (await next.metric('idempotency_spooled')) === 0)
-    t.equal(stateOf((await onlyRecord(w.redis)).bytes), STATE.completed)
-    await until(() => readdirSync(w.spool).length === 1)
-    await killed(next)
-    const third = await w.start()
-    t.ok((await send(third, key)).replayed, 'from Redis')
-    t.equal(w.upstream.seen.length, 1)
-  },
-)
 
 void t.test('R04 Redis stays down: the restarted proxy answers the retry from the spool', async (t) => {
   const w = await world(t)

@@ -1,8 +1,8 @@
 import { readFileSync } from 'node:fs'
 import { Redis } from 'ioredis'
 import t, { type Test } from 'tap'
-import { configFile, newKey, send, tempDir, until } from '../support/e2e.ts'
-import { type ChildProxy, proxyInProcess, proxyProcess } from '../support/proxy.ts'
+import { configFile, newKey, send, tempDir } from '../support/e2e.ts'
+import { type ChildProxy, proxyProcess } from '../support/proxy.ts'
 import { rawRequest } from '../support/raw.ts'
 import { RedisServer } from '../support/redis.ts'
 import { upstreamStub } from '../support/upstream.ts'
@@ -146,39 +146,3 @@ void t.test('S08 keep: outcome puts no byte of the response in the store', async
   for (const name of await client.keys('*:r:*')) t.notOk((await client.getBuffer(name))?.includes(ANSWER))
   t.equal(stub.seen.length, 1)
 })
-
-void t.test(
-  'O07 the cardinality of /metrics is bounded under random keys, paths, callers and methods',
-  async (t) => {
-    const stub = await upstream(t)
-    await using proxy = await proxyInProcess(
-      `upstream: { url: "${stub.url}" }\nstore: { url: "memory:" }\nroutes: [{ name: orders, match: { path: "/orders/:id" } }]`,
-    )
-    const some = async (): Promise<void> => {
-      const random = newKey()
-      const headers = { authorization: `Bearer ${random}`, 'x-tenant': random }
-      await send(proxy, random, { path: `/orders/${random}`, headers })
-      await send(proxy, random, { path: `/orders/${random}`, headers })
-      await send(proxy, random, { path: `/${random}?q=${random}`, headers })
-      await send(proxy, null, { path: `/${random}`, headers, method: 'PROPFIND' })
-    }
-    // Operations that timers start have no series until their timer has fired.
-    const series = async (): Promise<string[]> =>
-      (await metrics(proxy))
-        .split('\n')
-        .filter(
-          (line) => line.startsWith('idempotency_') && !/operation="(ping|due|renew|remove)"/.test(line),
-        )
-        .map((line) => line.replace(/ \S+$/, ''))
-    await some()
-    await until(
-      async () => (await proxy.metric('idempotency_requests_total{route="default",outcome="passed"}')) === 1,
-    )
-    const before = await series()
-    for (let n = 0; n < 50; n++) await some()
-    t.strictSame(await series(), before)
-    const text = await metrics(proxy)
-    const routes = new Set([...text.matchAll(/route="([^"]*)"/g)].map(([, route]) => route))
-    t.strictSame(routes, new Set(['default', 'orders']))
-  },
-)

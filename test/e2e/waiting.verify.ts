@@ -1,0 +1,131 @@
+import { setTimeout as wait } from 'node:timers/promises'
+import t, { type Test } from 'tap'
+import { newKey, type Reply, send, until } from '../support/e2e.ts'
+import { type TestProxy } from '../support/proxy.ts'
+import { emptyRedis, RedisServer } from '../support/redis.ts'
+import { essenceOf, heldUpstream, processes, refusalOf, replicas, waitersAre } from '../support/replicas.ts'
+
+t.setTimeout(240_000)
+
+const redis = await emptyRedis(t)
+const WAIT = 'defaults: { lease: 20s, inFlight: { mode: wait, wait: 30s } }\ndrain: { timeout: 3s }'
+
+function yamlOf(upstream: { readonly url: string }, store: string, more = WAIT): string {
+  return `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }\n${more}`
+}
+
+function many(count: number, ask: (i: number) => Promise<Reply>): Promise<Reply>[] {
+  return Array.from({ length: count }, (_, i) => ask(i))
+}
+
+/** All got the bytes of one execution, exactly one of them as the live response. */
+function oneAnswer(t: Test, replies: readonly Reply[], live = 1): void {
+  t.equal(
+    replies.filter(({ replayed }) => !replayed).length,
+    live,
+    'live responses; all others are marked as replays',
+  )
+  for (const reply of replies) t.same(essenceOf(reply), essenceOf(replies[0] as Reply))
+  t.equal(replies[0]?.status, 201)
+}
+
+/** How often this replica has looked up records. */
+function looks(proxy: TestProxy): Promise<number> {
+  return proxy.metric('idempotency_store_operation_seconds_count{store="redis",operation="get"}')
+}
+
+void t.test(
+  'I04 a completion wakes a duplicate on another replica; a Redis user without channels makes it poll',
+  async (t) => {
+    const upstream = await heldUpstream(t)
+    await redis.command('ACL', 'SETUSER', 'quiet', 'on', '>secret', '~*', 'resetchannels', '+@all')
+    const quiet = redis.url.replace('//', '//quiet:secret@')
+    const [owner, woken] = (await replicas(t, 2, yamlOf(upstream, redis.url))) as [TestProxy, TestProxy]
+    const [polling] = (await replicas(t, 1, yamlOf(upstream, quiet))) as [TestProxy]
+    const order: string[] = []
+    const held = (proxy: TestProxy, name: string, key: string) =>
+      send(proxy, key).then((reply) => {
+        order.push(name)
+        return reply
+      })
+    const key = newKey()
+    const first = send(owner, key)
+    await upstream.arrived(1)
+    // The polling one arrives first, so that of two polling ones it would be answered first.
+    const replies = [held(polling, 'polling', key)]
+    await waitersAre([polling], 1)
+    await wait(50)
+    replies.push(held(woken, 'woken', key))
+    await waitersAre([woken], 1)
+    // By then lookups are 1 s apart; right after one, the next is far away.
+    await until(async () => (await looks(woken)) >= 5)
+    upstream.finish(1)
+    oneAnswer(t, [await first, ...(await Promise.all(replies))])
+    t.strictSame(order, ['woken', 'polling'])
+
+    const another = newKey()
+    const second = send(polling, another)
+    await upstream.arrived(2)
+    const waiting = [woken, owner, polling].map((proxy) => send(proxy, another))
+    await waitersAre([woken, owner, polling], 3)
+    upstream.finish(2)
+    oneAnswer(t, [await second, ...(await Promise.all(waiting))])
+    t.equal(upstream.seen.length, 2)
+  },
+)
+
+for (const policy of ['unknown', 'retry'] as const)
+  void t.test(
+    `I02 L08 when the owner is killed, duplicates waiting elsewhere follow onLeaseExpired: ${policy}`,
+    async (t) => {
+      const upstream = await heldUpstream(t)
+      const settings = `defaults: { lease: 1s, onLeaseExpired: ${policy}, inFlight: { mode: wait, wait: 30s } }`
+      const [owner] = await processes(t, 1, yamlOf(upstream, redis.url, settings))
+      const others = await replicas(t, 2, yamlOf(upstream, redis.url, `${settings}\ndrain: { timeout: 3s }`))
+      if (!owner) throw new Error('one is started')
+      const key = newKey()
+      const lost = send(owner, key).catch((error: unknown) => error)
+      await upstream.arrived(1)
+      const held = many(10, (i) => send(others[i % 2] as TestProxy, key))
+      await waitersAre(others, 10)
+      owner.kill('SIGKILL')
+      t.ok((await lost) instanceof Error)
+      if (policy === 'unknown') {
+        for (const reply of await Promise.all(held)) {
+          t.strictSame(refusalOf(reply), [409, 'idempotency_outcome_unknown'])
+          t.match(JSON.parse(reply.body), { retry: 'same-key' })
+          t.match(reply.headers.get('retry-after'), /^[1-9]\d*$/)
+        }
+        t.equal(upstream.seen.length, 1)
+        return
+      }
+      await upstream.arrived(2)
+      upstream.finish(2)
+      oneAnswer(t, await Promise.all(held))
+      t.equal(upstream.seen.length, 2)
+    },
+  )
+
+for (const when of ['before', 'after'] as const)
+  void t.test(`R04 Redis is killed while duplicates wait, and is back ${when} the first ends`, async (t) => {
+    await using server = await RedisServer.start()
+    const upstream = await heldUpstream(t)
+    const all = await replicas(t, 3, yamlOf(upstream, server.url))
+    const on = (i: number) => all[i % 3] as TestProxy
+    const key = newKey()
+    const first = send(on(0), key)
+    await upstream.arrived(1)
+    const held = many(12, (i) => send(on(i), key))
+    await waitersAre(all, 12)
+    await server.kill()
+    if (when === 'after') {
+      upstream.finish(1)
+      t.match(await first, { status: 201, body: 'execution 1', replayed: false })
+      t.equal((await send(on(1), key)).code, 'idempotency_store_unavailable')
+    }
+    await server.start()
+    if (when === 'before') upstream.finish(1)
+    oneAnswer(t, [await first, ...(await Promise.all(held))])
+    t.equal(upstream.seen.length, 1)
+    await waitersAre(all, 0)
+  })
