@@ -1,6 +1,6 @@
 /**
  * Writes dashboards/*.json for Grafana: node scripts/dashboards.ts
- * test/watch/dashboards.test.ts compares the committed files with the output.
+ * test/watch/dashboards.verify.ts compares the committed files with the output.
  */
 import { writeFileSync } from 'node:fs'
 import { overview } from './dashboards/overview.ts'

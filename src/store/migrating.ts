@@ -337,7 +337,7 @@ class Pair {
     if (seen !== null && isSame(seen, bytes)) return true
     const before = seen === null ? null : keptOf(seen)
     const mayClaim = seen === null || (before !== null && isAhead(keptOf(found) as ComparedRecord, before))
-    /* c8 ignore next: only generated interleavings meet both answers (test/protect/migrating.test.ts) */
+    /* c8 ignore next: only generated interleavings meet both answers (test/protect/interleavings.verify.ts) */
     if (mayClaim && (await this.#claimTheirs(id, { bytes: found, spans }, seen, entry)) === null) return true
     throw new StoreUnavailable(HALF, true)
   }
