@@ -373,7 +373,7 @@ void t.test('what keeps the map from being read is told once, and it is read eve
   }
   t.ok(
     pauses.slice(1).every((pause, n) => pause >= (pauses[n] as number) - 100 || pause >= 1900),
-    `${pauses}`,
+    pauses.join(),
   )
   t.ok((pauses.at(-1) as number) > 1500 && (pauses.at(-1) as number) < 2500)
   t.match(events, [why])
