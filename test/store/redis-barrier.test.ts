@@ -279,13 +279,16 @@ void t.test(
     )
     t.strictSame([waited[0], waited.at(-1)], [false, true])
     await until(() => isLeft({ sockets: [second as NonNullable<typeof second>] }))
-    // It ends as soon as the claim is there.
-    server.says['put'] = (_, socket) => {
-      setImmediate(() => socket.destroy())
-      return DONE
-    }
-    server.says['info server'] = null
-    await t.rejects(claim(store), UNREPLICATED)
+    // It ends before the second one is there.
+    const early = await waiting(t)
+    const { sockets, says } = early.server
+    Object.assign(says, { ping: null, client: null })
+    const rejected = t.rejects(claim(early.store), { ...UNREPLICATED, message: /Connection is closed/ })
+    await until(() => sockets.length === 2)
+    sockets[0]?.destroy()
+    await until(() => early.events.length === 2)
+    sockets[1]?.write(`+PONG\r\n${OK}`)
+    await rejected
   },
 )
 

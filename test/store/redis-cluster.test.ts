@@ -18,7 +18,7 @@ import {
 } from '../support/fake-redis.ts'
 import { frozenClock } from '../support/frozen-clock.ts'
 import { newId, until } from './fixtures.ts'
-import { answers, claim, idIn, KEYS, NOT_APPLIED, open } from './redis-fixtures.ts'
+import { answers, claim, idIn, KEYS, NOT_APPLIED, NOTE, open } from './redis-fixtures.ts'
 
 /* What the nodes of a cluster may answer, from some that say what the test wants. Real ones: redis-cluster.verify.ts. */
 
@@ -75,6 +75,14 @@ void t.test('each shard belongs to the master of its slot', async (t) => {
   t.match((await store.traits()).topology, /^2 masters/)
   setMap([a, b], '*0\r\n')
   t.match((await store.traits()).topology, /^2 masters/)
+})
+
+void t.test('notes of one turn are a command for each shard', async (t) => {
+  const { a, b, store } = await halves(t)
+  for (const node of [a, b]) node.says['note'] = [int(1)]
+  const done = [UPPER, LOWER].map((shard) => store.history.append(idIn(shard), [NOTE]))
+  t.strictSame(await Promise.all(done), [true, true])
+  t.strictSame([a.asked.at(-1), b.asked.at(-1)], ['note', 'note'])
 })
 
 void t.test('a slot that has moved is asked for where it is, and the map is read again', async (t) => {
@@ -365,7 +373,7 @@ void t.test('what keeps the map from being read is told once, and it is read eve
   }
   t.ok(
     pauses.slice(1).every((pause, n) => pause >= (pauses[n] as number) - 100 || pause >= 1900),
-    `${pauses}`,
+    pauses.join(),
   )
   t.ok((pauses.at(-1) as number) > 1500 && (pauses.at(-1) as number) < 2500)
   t.match(events, [why])

@@ -75,6 +75,7 @@ function epochsOf(
 const refusing = (reply: string) => () => Promise.reject(new Refused(reply))
 
 void t.test('the first look asks for every shard, and the next ones for one', async (t) => {
+  const clock = frozenClock(t)
   const server = newServer(50, 30)
   const { epochs, asked, seen, told, held } = epochsOf(t, [server, server, server, server])
   t.equal(epochs.seen[0], undefined)
@@ -88,7 +89,10 @@ void t.test('the first look asks for every shard, and the next ones for one', as
     [0, 1, 2, 3].map((n) => epochs.seen[n]),
     [50, 50, 50, 50],
   )
+  await clock.pass(29)
   t.equal(epochs.isInGrace, true)
+  await clock.pass(1)
+  t.equal(epochs.isInGrace, false)
   server.left = 0
   await epochs.look()
   t.strictSame(asked.slice(1), [[0]])
