@@ -391,7 +391,7 @@ void t.test('decoding a record with a changed byte throws nothing but CorruptRec
         t.match(error, { name: 'CorruptRecord' })
       }
     }),
-    { numRuns: 2000 },
+    { numRuns: 500 },
   )
 })
 

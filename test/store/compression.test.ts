@@ -60,7 +60,7 @@ void t.test('only bodies from 512 bytes that are not compressed already may shri
 
 void t.test('a compressed body is restored, at once or on the thread pool', async (t) => {
   for (const coding of [GZIP, ZSTD])
-    for (const length of [600, 16 * KiB, 16 * KiB + 1, MiB, 16 * MiB]) {
+    for (const length of [600, 16 * KiB, 16 * KiB + 1, 16 * MiB]) {
       const payload = text(length)
       const coding_ = coded(payload, coding)
       t.equal(coding_ instanceof Promise, length > 16 * KiB)

@@ -2,9 +2,11 @@ import { randomBytes } from 'node:crypto'
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import type { Phase } from '../../src/core/copies.ts'
 import type { CompletedResponse, Fingerprint, RecordDraft, RecordId, Spans } from '../../src/core/record.ts'
 import { encodeDraft } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
+import { migrating } from '../../src/store/migrating.ts'
 import type { Store } from '../../src/store/register.ts'
 import type { Harness } from './contract.ts'
 
@@ -118,5 +120,19 @@ export function answeringLater(clock: () => number): Store {
     ...store,
     put: async (...args) => store.put(...args),
     swap: async (...args) => store.swap(...args),
+  }
+}
+
+/** Two memory stores as one. */
+export function pairHarness(phase: Phase): Harness {
+  let now = 1_795_000_000_000
+  const [from, to] = [answeringLater(() => now), answeringLater(() => now)]
+  return {
+    register: migrating(from, to, phase),
+    peer: migrating(from, to, phase),
+    other: null,
+    tellsPeers: true,
+    advance: (ms) => void (now += ms),
+    [Symbol.asyncDispose]: () => from.close(),
   }
 }

@@ -19,8 +19,7 @@ import { packed } from '../../src/store/packed.ts'
 import { Records } from '../../src/store/records.ts'
 import { CorruptRecord, type SealError } from '../../src/store/register.ts'
 import { Sealer, sealerOf } from '../../src/store/sealing.ts'
-import { packedContract } from './contract.ts'
-import { bytesOf, draft, memoryHarness, newId, newToken, response, SPANS } from './fixtures.ts'
+import { bytesOf, draft, newId, newToken, response, SPANS } from './fixtures.ts'
 
 const [ONE, TWO, THREE] = [0x11, 0x22, 0x33].map((byte, n) => ({
   id: `k${n + 1}`,
@@ -44,8 +43,6 @@ function stored(sealed: Buffer, fence = FENCE): Buffer {
 function read(sealer: Sealer, id: RecordId, bytes: Buffer) {
   return decodeRecord(sealer.open(id, bytes))
 }
-
-packedContract(t, 'memory', async () => memoryHarness())
 
 void t.test('a record opens as it was sealed, with the stamps of the store', async (t) => {
   const sealer = new Sealer([ONE])
@@ -287,7 +284,7 @@ void t.test('opening damaged bytes throws nothing but CorruptRecord', async (t) 
         t.match(error, { name: 'CorruptRecord' })
       }
     }),
-    { numRuns: 2000 },
+    { numRuns: 300 },
   )
 })
 
