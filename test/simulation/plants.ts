@@ -169,7 +169,7 @@ export const FUZZED: readonly (Plant & { readonly target: string })[] = [
     from: 'if (state === undefined) throw new CorruptRecord(`the stored record has state ${bytes[PREFIX.state]}`)',
     to: '' },
   { name: 'a claim is granted without a fence', file: 'src/store/postgres.ts', target: 'sql-reply',
-    also: 'test/store/postgres-nonsense.test.ts',
+    also: 'test/store/postgres-calls.test.ts',
     from: "if (done !== 't' || stamp.version === 0 || stamp.fence === 0) throw nonsense('neither written nor refused')",
     to: '' },
   { name: 'an attribute of another type is read as an absent one', file: 'src/store/dynamodb-layout.ts', target: 'dynamodb-item',

@@ -73,20 +73,22 @@ async function open(t: Test, options: Partial<PostgresOptions> = {}): Promise<Op
 function columnsOf(bytes: Buffer): string[] {
   const hex = (from: number, to: number) => `\\x${bytes.toString('hex', from, to)}`
   const head = PREFIX.end + 4 + bytes.readUInt32BE(PREFIX.end)
-  const bytesIn = [hex(PREFIX.token, PREFIX.createdAt), hex(PREFIX.end, head), hex(head, bytes.length)]
+  const stamps = ['7', '8', '9', '10', '11', '12']
+  const codes = [String(bytes[PREFIX.schema]), String(bytes[PREFIX.state])]
   return [
-    ...['7', '8', '9', '10', '11', '12'],
-    String(bytes[PREFIX.schema]),
-    String(bytes[PREFIX.state]),
-    ...bytesIn,
+    ...stamps,
+    ...codes,
+    hex(PREFIX.token, PREFIX.createdAt),
+    hex(PREFIX.end, head),
+    hex(head, bytes.length),
   ]
 }
 
 /** As `put` and `swap` answer; `stored`: a record that was found. */
-const refused = (stored: string[], waiting: string | null = null) => [
-  ...[NOW, 'f', null, null, null, waiting, null, null],
-  ...stored,
-]
+function refused(stored: string[], waiting: string | null = null): Columns {
+  const written = [NOW, 'f', null, null, null, waiting, null, null]
+  return [...written, ...stored]
+}
 const claim = (token = newToken()) => bytesOf('in_progress', token)
 const outcome = (token = newToken()) => bytesOf('completed', token)
 const failureOf = (asked: Promise<unknown>): Promise<unknown> => asked.catch((error: unknown) => error)

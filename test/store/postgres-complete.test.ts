@@ -330,7 +330,7 @@ async function tests(): Promise<void> {
     )
   }
 
-  void t.test('a stale attempt raises, and its transaction rolls back', async (t) => {
+  void t.test('W07 a stale attempt raises, and its transaction rolls back', async (t) => {
     const app = await upstream(t)
     for (const [name, [makeStale, detail]] of Object.entries(stale)) {
       const one = await claim()

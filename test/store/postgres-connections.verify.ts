@@ -186,22 +186,6 @@ function tests(server: PostgresServer): void {
       },
     )
 
-  void t.test('without track_activities, connections left behind by a cut are forgotten', async (t) => {
-    await using server = await PostgresServer.start('track_activities=off')
-    await using wire = await relay(server.port)
-    const { register } = await open(t, urlAt(wire))
-    for (let cuts = 0; cuts < 20; cuts++) {
-      wire.passReplies = false
-      const lost = Promise.allSettled(Array.from({ length: 6 }, () => register.put(newId(), claim(), SPANS)))
-      await new Promise(setImmediate)
-      wire.cut()
-      await lost
-      wire.passReplies = true
-      await until(works(register))
-    }
-    t.match((await register.traits()).findings, [/track_activities is off/])
-  })
-
   void t.test('traits report a standby that commits do not wait for', async (t) => {
     const { primary } = await replicated(t)
     const { register } = await open(t, primary.url)
@@ -297,25 +281,6 @@ function tests(server: PostgresServer): void {
       await gate.end()
     },
   )
-
-  void t.test('another server under the name is used once the current one is silent for long', async (t) => {
-    await using stranger = await PostgresServer.unrelated()
-    await using wire = await relay(server.port)
-    const { register, events } = await open(t, urlAt(wire), 100)
-    await completed(register)
-    wire.passReplies = false
-    await until(() =>
-      register.ping().then(
-        () => false,
-        (error) => /not connected/.test(error.message),
-      ),
-    )
-    wire.target = stranger.port
-    wire.passReplies = true
-    await until(works(register))
-    t.match(events.at(-2), /a different server now/)
-    t.equal((await stranger.sql('SELECT FROM idempotency.records')).length, 1)
-  })
 
   void t.test('creating the schema without the standby does not pile up connections', async (t) => {
     const { primary, standby } = await replicated(t)

@@ -4,10 +4,8 @@ import { join } from 'node:path'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
-import { openPostgresStore } from '../../src/store/postgres.ts'
 import { Records } from '../../src/store/records.ts'
 import { type Database, NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
-import { freePort } from '../support/redis.ts'
 import { relay } from '../support/relay.ts'
 import { bytesOf, draft, HOUR, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
 import {
@@ -34,12 +32,9 @@ async function sourceOf(database: Database, name: string): Promise<string> {
   return String(source)
 }
 
-/** Until somebody waits for a lock of this kind. */
-const untilBlocked = (database: Database, type = '') =>
-  until(async () => {
-    const rows = await database.sql(`SELECT FROM pg_locks WHERE NOT granted ${type}`)
-    return rows.length > 0
-  })
+/** Until somebody waits for a lock. */
+const untilBlocked = (database: Database) =>
+  until(async () => (await database.sql('SELECT FROM pg_locks WHERE NOT granted')).length > 0)
 
 function tests(server: PostgresServer): void {
   t.teardown(() => server[Symbol.asyncDispose]())
@@ -94,32 +89,6 @@ function tests(server: PostgresServer): void {
     while (performance.now() < end);
     t.ok(await asked)
   })
-
-  void t.test(
-    'a kill loses no acknowledged record; a statement in flight may have been applied',
-    async (t) => {
-      const { register, events } = await opened(t, server.url)
-      const kept = newId()
-      t.ok((await register.put(kept, claim(), SPANS)).done)
-      const ids = Array.from({ length: 4 }, newId)
-      server.pause()
-      const pending = Promise.allSettled(ids.map((id) => register.put(id, claim(), SPANS)))
-      await new Promise(setImmediate)
-      await server.kill()
-      const replies = await pending
-      t.match(replies[0], { reason: APPLIED })
-      for (const one of replies) t.match(one, { status: 'rejected', reason: { name: 'StoreUnavailable' } })
-      t.ok(events.some((event) => event.startsWith('disconnected')))
-      await server.start()
-      await until(answers(register))
-      for (const [n, id] of ids.entries()) {
-        const { reason } = replies[n] as PromiseRejectedResult
-        if (!reason.maybeApplied)
-          t.equal((await register.get(id)).bytes, null, 'it was not applied, as it said')
-      }
-      t.ok((await register.get(kept)).bytes)
-    },
-  )
 
   void t.test('kill -9 under load loses no acknowledged claim and grants no key twice', async (t) => {
     const { register } = await opened(t, server.url)
@@ -181,33 +150,6 @@ function tests(server: PostgresServer): void {
     await until(answers(register))
     const settled = await records.settle(id, outcome, SPANS)
     t.match(settled, { kind: 'refused', record: { state: 'completed' } }, 'it was written, once')
-  })
-
-  void t.test('a claim whose connection is cut may have been applied, and can be repeated', async (t) => {
-    await using wire = await relay(server.port)
-    const { register } = await opened(t, urlAt(wire))
-    const id = newId()
-    wire.passCommands = false
-    const lost = t.rejects(register.put(id, claim(), SPANS), APPLIED)
-    await new Promise(setImmediate)
-    wire.cut()
-    await lost
-    wire.passCommands = true
-    await until(answers(register))
-    t.ok((await register.put(id, claim(), SPANS)).done)
-  })
-
-  void t.test('connections to a host that vanished without a word are closed and replaced', async (t) => {
-    await using wire = await relay(server.port)
-    const { register } = await opened(t, urlAt(wire), { timeoutMs: 100 })
-    wire.passReplies = false
-    const silent = await Promise.allSettled(Array.from({ length: 20 }, () => register.ping()))
-    t.ok(silent.every(({ status }) => status === 'rejected'))
-    wire.passReplies = true
-    await until(answers(register))
-    // The old connections never answer; after a while they are closed.
-    await until(async () => (await connections(server)) <= 8)
-    await until(works(register))
   })
 
   void t.test('a write to a locked record is "not applied"; others go on', async (t) => {
@@ -477,45 +419,6 @@ function tests(server: PostgresServer): void {
     },
   )
 
-  void t.test('an operation that found no row to lock does not change one that appears later', async (t) => {
-    const own = await server.database()
-    const skews: number[] = []
-    const { register } = await opened(t, own.url, { skew: () => skews.shift() ?? 0 })
-    const { register: peer } = await opened(t, own.url)
-    // An operation with a skew of 1 waits here, after its look for a record to lock.
-    await own.sql(`CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE plpgsql AS $body$
-      BEGIN IF _skew = 1 THEN PERFORM pg_advisory_xact_lock_shared(1); END IF; ${(await sourceOf(own, 'now')).replace('BEGIN', '')} $body$`)
-    const [gate, other] = [await own.client(), await own.client()]
-    t.teardown(() => Promise.all([gate.end(), other.end()]))
-    const swap = async (id: RecordId, token: Buffer) => {
-      const condition = { states: ['in_progress'], token } as const
-      return (await register.swap(id, condition, bytesOf('completed', token), SPANS, false)).done
-    }
-    const revive = async (id: RecordId, token: Buffer) =>
-      (await register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }])).every(Boolean)
-    for (const [operation, waits] of [
-      [swap, [1]],
-      [revive, [0, 1]],
-    ] as const)
-      for (const change of [
-        "UPDATE idempotency.records SET version = version + 1, token = '\\x00' WHERE id = ",
-        'DELETE FROM idempotency.records WHERE id = ',
-      ]) {
-        const [id, token] = [newId(), newToken()]
-        await gate.query('SELECT pg_advisory_lock(1)')
-        skews.push(...waits)
-        const asked = operation(id, token)
-        await untilBlocked(own, "AND locktype = 'advisory'")
-        await peer.put(id, claim(token), SPANS)
-        await other.query(`BEGIN; ${change} '${id}'`)
-        await gate.query('SELECT pg_advisory_unlock(1)')
-        t.equal(await asked, false, `${operation.name} does not wait for: ${change}`)
-        await other.query('COMMIT')
-        const leases = await own.sql(`SELECT FROM idempotency.unresolved WHERE id = '${id}'`)
-        if (operation === swap) t.equal(leases.length, 1, 'the lease is unchanged')
-      }
-  })
-
   void t.test('a database may set another bytea_output; bytes not in hex are a corrupt record', async (t) => {
     const own = await server.database()
     const { register } = await opened(t, own.url)
@@ -671,18 +574,5 @@ function tests(server: PostgresServer): void {
     const pending = closing.watch(id, count)
     await closing.close()
     await pending
-  })
-
-  void t.test('close also ends without PostgreSQL', async (t) => {
-    const onEvent = () => {}
-    const url = urlAt({ port: await freePort() })
-    const down = await openPostgresStore({ url, service: 'pay', timeoutMs: FAST, onEvent })
-    await down.close()
-    await t.rejects(down.ping(), { ...NOT_APPLIED, message: /closed/ })
-    const hanging = await openPostgresStore({ url: server.url, service: 'pay', timeoutMs: FAST, onEvent })
-    server.pause()
-    const pending = Promise.allSettled([hanging.ping(), hanging.ping()])
-    await hanging.close()
-    t.match(await pending, [{ reason: APPLIED }, { reason: NOT_APPLIED }])
   })
 }

@@ -66,9 +66,10 @@ async function tests(): Promise<void> {
     'SELECT abs(idempotency.now(5000) - 5000 - extract(epoch FROM clock_timestamp()) * 1000) < 1000 AS is_right',
   )
   const isClockRight = clocks[0]?.is_right === true
-  await client.query(
-    `CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE sql AS 'SELECT _skew'`,
-  )
+  const clock = (body: string) =>
+    client.query(`CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint ${body}`)
+  const standStill = () => clock("LANGUAGE sql AS 'SELECT _skew'")
+  await standStill()
   const types = { getTypeParser: () => (value: string) => value }
   const rows = async (text: string, values: readonly unknown[] = []): Promise<Columns[]> =>
     (await client.query({ text, values: [...values], types })).rows as Columns[]
@@ -185,17 +186,11 @@ async function tests(): Promise<void> {
 
   void t.test('a claim that had to wait is stamped with the time after that', async (t) => {
     const ticking = async (step: number) => {
-      await client.query(
-        `CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE sql AS 'SELECT _skew + ${step} * (nextval(''public.ticks'') - 1)'`,
-      )
+      await clock(`LANGUAGE sql AS 'SELECT _skew + ${step} * (nextval(''public.ticks'') - 1)'`)
       await client.query("SELECT setval('ticks', 1, false)")
     }
     await client.query('CREATE SEQUENCE ticks')
-    t.teardown(() =>
-      client.query(
-        "CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE sql AS 'SELECT _skew'",
-      ),
-    )
+    t.teardown(standStill)
     for (const [step, at] of [
       [5, T],
       [6, T + 12],
@@ -1017,6 +1012,39 @@ async function tests(): Promise<void> {
       has(t, await stored(id), { version: T + 1 + n, state: IN_PROGRESS })
     }
   })
+
+  void t.test(
+    'a call that found no row to lock neither changes one that appears later nor waits',
+    async (t) => {
+      const [asking, gate, changing] = await Promise.all([server.client(), server.client(), server.client()])
+      t.teardown(() => Promise.all([asking, gate, changing].map((one) => one.end())))
+      // A call at this instant waits here, after its look for a record to lock.
+      const at = T + 5
+      await clock(
+        `LANGUAGE plpgsql AS 'BEGIN IF _skew = ${at} THEN PERFORM pg_advisory_xact_lock_shared(1); END IF; RETURN _skew; END'`,
+      )
+      t.teardown(standStill)
+      for (const call of [
+        `swap(1, 'pay', $1, ${at}, 60000, NULL, $2, '{1}', 1::smallint, 2::smallint, 0, $2, $2, $2, 10, 100, 0, 0, 0)`,
+        `revive(1, 'pay', $1, ${at}, 60000, $2, 10, 10)`,
+      ])
+        for (const change of [
+          "UPDATE idempotency.records SET version = version + 1, token = '\\x00' WHERE id = ",
+          'DELETE FROM idempotency.records WHERE id = ',
+        ]) {
+          const id = newId()
+          await gate.query('SELECT pg_advisory_lock(1)')
+          const asked = asking.query(`SELECT done FROM idempotency.${call}`, [id, token])
+          await untilWaiting(gate)
+          await put(id, T)
+          await changing.query(`BEGIN; ${change} '${id}'`)
+          await gate.query('SELECT pg_advisory_unlock(1)')
+          t.match((await asked).rows, [{ done: false }], `${call}, then ${change}`)
+          await changing.query('COMMIT')
+          if (call.startsWith('swap')) t.ok(await lease(id), 'the lease is unchanged')
+        }
+    },
+  )
 
   void t.test('those who wait are told of every end, and of no claim', async (t) => {
     for (const state of [IN_PROGRESS, COMPLETED, RETRYABLE, UNKNOWN]) {

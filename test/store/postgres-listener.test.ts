@@ -25,7 +25,7 @@ async function open(t: Test, timeoutMs = 5000) {
     listens: () => fake.links.flatMap(({ sent }) => sent.map(({ text }) => text)),
     channel: () => /^LISTEN (idempotency_[0-9a-f]{16})$/.exec(self.listens().at(-1) ?? '')?.[1] ?? '',
     open: () => fake.links.filter(({ isOver }) => !isOver).length,
-    cut: () => fake.links.forEach((link) => void link.cut()),
+    cut: () => fake.links.forEach((link) => link.cut()),
   }
   const run = async (text: string, args: readonly SqlArg[], kind: string): Promise<SqlRow> => {
     const call: Call = [/idempotency\.(\w+)/.exec(text)?.[1] ?? '', ...args]
