@@ -746,6 +746,27 @@ export function hurried(t: Test): number[] {
   return pauses
 }
 
+/** Timers of at least that length end only when the test calls the result; then that time has passed. */
+export function overdue(t: Test, least = 10 * SECOND, most = Number.POSITIVE_INFINITY): () => void {
+  const { setTimeout: real } = globalThis
+  const { now } = performance
+  const ends: (() => void)[] = []
+  let passed = 0
+  const value = (call: (...args: unknown[]) => void, time: number, ...args: unknown[]) => {
+    if (time < least || time > most) return real(call, time, ...args)
+    ends.push(() => {
+      passed += time
+      call(...args)
+    })
+    return { unref: () => ({}), hasRef: () => false }
+  }
+  t.intercept(globalThis, 'setTimeout', { value })
+  t.intercept(performance, 'now', { value: () => now.call(performance) + passed })
+  return () => {
+    for (const end of ends.splice(0)) end()
+  }
+}
+
 /** What repeats then does so only when the test calls the result. */
 export function repeating(t: Test): () => Promise<void> {
   const calls: (() => void)[] = []
