@@ -711,12 +711,19 @@ export function pair(t: Test): { readonly a: Replica; readonly b: Replica; reado
   return { a: replica(t, { store }), b: replica(t, { store }), store }
 }
 
-/** Asserts that the request is refused with that code, executes nothing and changes no record. */
-export async function refused(t: Test, to: Replica, over: Sent, code: RefusalCode): Promise<Seen> {
+/** Asserts that the request is refused with that code and what else is expected, executes nothing and changes no record. */
+export async function refused(
+  t: Test,
+  to: Replica,
+  over: Sent,
+  code: RefusalCode,
+  expected: object = {},
+  name = '',
+): Promise<Seen> {
   const before = await to.store.dump()
   const { n } = to
   const answer = await to.get(over)
-  t.equal(answer.code, code)
+  t.match(answer, { ...expected, code }, name)
   t.same(await to.store.dump(), before, `${code}: the stored bytes are unchanged`)
   t.equal(to.n, n, `${code}: nothing was executed`)
   if (answer.retryAfter !== null)

@@ -234,11 +234,7 @@ void t.test('§2 §6 waiting duplicates are told of an unknown outcome, and exec
   await until(() => a.ports.waiters.size === 2)
   t.match(await run.end(), { code: 'upstream_failed' })
   for (const one of held)
-    t.match(await one, {
-      status: 409,
-      code: 'idempotency_outcome_unknown',
-      retryAfter: LEASE / SECOND,
-    })
+    t.match(await one, { status: 409, code: 'idempotency_outcome_unknown', retryAfter: LEASE / SECOND })
   t.equal(a.n, 1)
 })
 
@@ -780,7 +776,7 @@ void t.test('a seat has news once, and ends with its time or when it is dismisse
   t.equal(await seat.next(0), null, 'once')
   t.equal(await seat.next(-1), null)
   const news = seat.next(MINUTE)
-  await new Promise((next) => setTimeout(next, 5))
+  await idle()
   waiters.tell(ID, RECORD)
   t.match(await news, { kind: 'record' })
   t.equal(timers(), 0, 'no timer is left')
