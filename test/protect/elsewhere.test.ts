@@ -41,7 +41,7 @@ void t.test('§4 a key in the body', async (t) => {
   })
   await t.test('a required key that is missing or no string is refused, and the body released', async (t) => {
     const a = replica(t)
-    t.match(await refused(t, a, { key: null, route: required, body: '{}' }, 'idempotency_key_missing'), {
+    await refused(t, a, { key: null, route: required, body: '{}' }, 'idempotency_key_missing', {
       status: 400,
     })
     await refused(t, a, { key: null, route: required, body: '{"id":{}}' }, 'idempotency_key_invalid')
@@ -56,14 +56,14 @@ void t.test('§4 a key in the body', async (t) => {
       headers: ['content-type', 'application/cloudevents-batch+json'],
       body: '[]',
     }
-    t.match(await refused(t, a, batch, 'idempotency_key_missing'), {
+    await refused(t, a, batch, 'idempotency_key_missing', {
       detail: /^a batch of events has no key; send its events one by one$/,
     })
     t.equal(a.trace.outcome, 'key_missing')
-    t.match(await refused(t, a, { ...batch, route: route() }, 'idempotency_key_missing'), {
+    await refused(t, a, { ...batch, route: route() }, 'idempotency_key_missing', {
       detail: /^send the header idempotency-key$/,
     })
-    t.match(await refused(t, a, { ...batch, headers: [] }, 'idempotency_key_missing'), {
+    await refused(t, a, { ...batch, headers: [] }, 'idempotency_key_missing', {
       detail: /^send one of: ce-id, json:/,
     })
   })
@@ -77,7 +77,7 @@ void t.test('§4 a key in the body', async (t) => {
       const policy = route({ fingerprint: { ...route().fingerprint, ...more } })
       await a.get({ route: policy, headers: ['content-type', 'text/plain'] })
       const other = { route: policy, headers: ['content-type', 'text/html'] }
-      t.match(await refused(t, a, other, 'idempotency_key_reused'), { detail: differs })
+      await refused(t, a, other, 'idempotency_key_reused', { detail: differs })
     }
   })
   await t.test('a request without an optional key is forwarded unprotected, without the store', async (t) => {
@@ -181,7 +181,7 @@ void t.test('§4 Repeatability-First-Sent', async (t) => {
     a.store.now += TTL
     t.match(await a.get({ headers, key: 'another' }), { status: 201 }, 'exactly ttl ago')
     a.store.now += 1
-    t.match(await refused(t, a, { headers }, 'idempotency_key_expired'), {
+    await refused(t, a, { headers }, 'idempotency_key_expired', {
       status: 412,
       detail: `the request was first sent at ${new Date(a.store.now - TTL - 1).toISOString()}, longer ago than this route keeps responses (86400 s); nothing was executed now, and it is not known whether it was executed then`,
     })
@@ -191,7 +191,7 @@ void t.test('§4 Repeatability-First-Sent', async (t) => {
     t.same(unseen.proxyHeaders, [])
     const derive = { json: ['/amount'], form: [], headers: [], bucket: null }
     const derived = { key: null, headers, route: route({ key: { ...KEY, derive } }) }
-    t.match(await refused(t, a, derived, 'idempotency_key_expired'), {
+    await refused(t, a, derived, 'idempotency_key_expired', {
       proxyHeaders: ['Idempotency-Key-Derived', 'true'],
     })
     t.equal(a.n, 2)
@@ -219,17 +219,15 @@ void t.test('§4 issuedOnly', async (t) => {
     const good = replica(t, { store, issued: 'valid' })
     const late = replica(t, { store, issued: 'expired' })
     const forged = replica(t, { store, issued: 'forged' })
-    t.match(await refused(t, forged, { route: policy }, 'idempotency_key_invalid'), { status: 400 })
-    t.match(await refused(t, late, { route: policy }, 'idempotency_key_expired'), { status: 412 })
+    await refused(t, forged, { route: policy }, 'idempotency_key_invalid', { status: 400 })
+    await refused(t, late, { route: policy }, 'idempotency_key_expired', { status: 412 })
     t.equal(late.trace.outcome, 'expired')
     const first = await good.get({ route: policy })
     t.equal((await late.get({ route: policy })).bytes, first.bytes)
     t.match(await late.get({ route: policy, body: '{}' }), { code: 'idempotency_key_reused' })
     good.script.push(NOT_SENT)
     await good.get({ route: policy, key: 'freed' })
-    t.match(await refused(t, late, { route: policy, key: 'freed' }, 'idempotency_key_expired'), {
-      status: 412,
-    })
+    await refused(t, late, { route: policy, key: 'freed' }, 'idempotency_key_expired', { status: 412 })
     t.equal(late.n + forged.n, 0)
   })
   await t.test('an expired key is refused while the store is down, even under bypass', async (t) => {
@@ -249,14 +247,14 @@ void t.test('§10 limits.newKeys', async (t) => {
     const { a, b, store } = pair(t)
     t.match(await a.get({ ...sent, key: '1' }), { status: 201 })
     t.match(await b.get({ ...sent, key: '2' }), { status: 201 })
-    t.match(await refused(t, a, { ...sent, key: '3' }, 'rate_limited'), { status: 429, retryAfter: 30 })
+    await refused(t, a, { ...sent, key: '3' }, 'rate_limited', { status: 429, retryAfter: 30 })
     t.equal(a.trace.outcome, 'rate_limited')
     for (const key of ['1', '2']) t.equal((await a.get({ ...sent, key })).replayed, true)
     t.match(await a.get({ ...sent, key: '3', anonymous: true }), { status: 201 }, 'another caller')
     const other = route({ ...policy, name: 'refunds' })
     t.match(await a.get({ route: other, key: '4' }), { status: 201 }, 'another route')
     store.now += 28.5 * SECOND
-    t.match(await refused(t, a, { ...sent, key: '3' }, 'rate_limited'), { retryAfter: 2 }, 'rounded up')
+    await refused(t, a, { ...sent, key: '3' }, 'rate_limited', { retryAfter: 2 }, 'rounded up')
     store.now += 1.5 * SECOND
     t.match(await b.get({ ...sent, key: '3' }), { status: 201 })
     t.equal(a.n + b.n, 5)
@@ -399,15 +397,16 @@ void t.test('§6 authorizeReplay', async (t) => {
     a.forwarded = () => ['X-Other', 'x', ...arrived, 'Content-Length', '12']
     const headers = ['X-Api-Key', 'k', 'Cookie', 'sid=1', 'Sid', 'x']
     await a.get({ ...asked, headers })
+    let clock = 1000
+    t.intercept(performance, 'now', { value: () => clock })
     a.script.push(async () => {
-      await new Promise((next) => setTimeout(next, 5))
+      clock += 5
       return a.responded(204)
     })
     t.match(await a.get({ ...asked, headers }), { replayed: true })
     const credentials = ['Authorization', 'Bearer a', 'X-Api-Key', 'k', 'Cookie', 'sid=1']
     t.same(a.asked[1]?.headers, [...credentials, ...arrived])
-    const { upstreamMs } = a.trace
-    t.ok(upstreamMs > 3 && upstreamMs < MINUTE, 'the log says how long the upstream took')
+    t.equal(a.trace.upstreamMs, 5, 'the log says how long the upstream took')
   })
   await t.test('a probe without an answer gets 503', async (t) => {
     for (const reply of [
@@ -487,7 +486,7 @@ void t.test('§5 callers by verified token', async (t) => {
   })
   await t.test('S04 a forged token is refused, even where anonymous callers share', async (t) => {
     const forged = replica(t, { verified: { kind: 'refused', detail: 'the signature does not verify' } })
-    t.match(await refused(t, forged, { route: policy }, 'idempotency_caller_missing'), {
+    await refused(t, forged, { route: policy }, 'idempotency_caller_missing', {
       status: 401,
       retry: 'no',
       retryAfter: null,

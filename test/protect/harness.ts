@@ -711,12 +711,19 @@ export function pair(t: Test): { readonly a: Replica; readonly b: Replica; reado
   return { a: replica(t, { store }), b: replica(t, { store }), store }
 }
 
-/** Asserts that the request is refused with that code, executes nothing and changes no record. */
-export async function refused(t: Test, to: Replica, over: Sent, code: RefusalCode): Promise<Seen> {
+/** Asserts that the request is refused with that code and what else is expected, executes nothing and changes no record. */
+export async function refused(
+  t: Test,
+  to: Replica,
+  over: Sent,
+  code: RefusalCode,
+  expected: object = {},
+  name = '',
+): Promise<Seen> {
   const before = await to.store.dump()
   const { n } = to
   const answer = await to.get(over)
-  t.equal(answer.code, code)
+  t.match(answer, { ...expected, code }, name)
   t.same(await to.store.dump(), before, `${code}: the stored bytes are unchanged`)
   t.equal(to.n, n, `${code}: nothing was executed`)
   if (answer.retryAfter !== null)
@@ -744,6 +751,27 @@ export function hurried(t: Test): number[] {
   }
   t.intercept(globalThis, 'setTimeout', { value })
   return pauses
+}
+
+/** Timers of at least that length end only when the test calls the result; then that time has passed. */
+export function overdue(t: Test, least = 10 * SECOND, most = Number.POSITIVE_INFINITY): () => void {
+  const { setTimeout: real } = globalThis
+  const { now } = performance
+  const ends: (() => void)[] = []
+  let passed = 0
+  const value = (call: (...args: unknown[]) => void, time: number, ...args: unknown[]) => {
+    if (time < least || time > most) return real(call, time, ...args)
+    ends.push(() => {
+      passed += time
+      call(...args)
+    })
+    return { unref: () => ({}), hasRef: () => false }
+  }
+  t.intercept(globalThis, 'setTimeout', { value })
+  t.intercept(performance, 'now', { value: () => now.call(performance) + passed })
+  return () => {
+    for (const end of ends.splice(0)) end()
+  }
 }
 
 /** What repeats then does so only when the test calls the result. */

@@ -89,7 +89,7 @@ export interface Story {
   /** Of the store's calls, in order. */
   readonly faults?: readonly (Fault | null)[]
   /** Of those that follow. */
-  readonly then?: Fault | null
+  readonly afterwards?: Fault | null
 }
 
 /**
@@ -126,7 +126,7 @@ async function life(t: Test, story: Story, hasSpool: boolean, k: number, when: W
       dead = true
       return when === 'before' ? 'dead' : 'dead_applied'
     }
-    return planned === undefined ? (story.then ?? null) : planned
+    return planned === undefined ? (story.afterwards ?? null) : planned
   }
   const forward = async (one: () => Replica): Promise<Forwarded> => {
     if (dead) return never

@@ -62,4 +62,4 @@ const deferred: readonly Story[] = [
   { name: 'bypass', policy: BYPASS, reply: whole },
   { name: 'bypass after a lost claim', policy: BYPASS, reply: whole, faults: ['late', 'dropped'] },
 ]
-export const SPOOLED = deferred.map((story): Story => ({ ...story, then: 'down' }))
+export const SPOOLED = deferred.map((story): Story => ({ ...story, afterwards: 'down' }))

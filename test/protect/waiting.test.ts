@@ -1,16 +1,22 @@
 import { setImmediate as turn } from 'node:timers/promises'
-import t from 'tap'
+import t, { type Test } from 'tap'
 import { firstOf } from '../../src/core/headers.ts'
-import { orThrow } from '../../src/store/records.ts'
-import { CorruptRecord } from '../../src/store/register.ts'
+import { type IdempotencyRecord, type RecordId } from '../../src/core/record.ts'
+import { heldRecord, type OutcomeDraft } from '../../src/core/settle.ts'
+import { WaitingRoom } from '../../src/protect/waiting-room.ts'
+import { orThrow, type ReadReply } from '../../src/store/records.ts'
+import { CorruptRecord, InGrace, StoreUnavailable } from '../../src/store/register.ts'
+import { draft, newToken } from '../store/fixtures.ts'
 import {
   BROKEN,
   Gate,
+  hurried,
   idle,
   LEASE,
   MINUTE,
   NOT_SENT,
   never,
+  overdue,
   pair,
   type Replica,
   replica,
@@ -19,6 +25,7 @@ import {
   type Seen,
   type Sent,
   Store,
+  type StoreCall,
 } from './harness.ts'
 
 const WAIT = route({ inFlight: { mode: 'wait', wait: MINUTE, status: 409 } })
@@ -227,11 +234,7 @@ void t.test('§2 §6 waiting duplicates are told of an unknown outcome, and exec
   await until(() => a.ports.waiters.size === 2)
   t.match(await run.end(), { code: 'upstream_failed' })
   for (const one of held)
-    t.match(await one, {
-      status: 409,
-      code: 'idempotency_outcome_unknown',
-      retryAfter: LEASE / SECOND,
-    })
+    t.match(await one, { status: 409, code: 'idempotency_outcome_unknown', retryAfter: LEASE / SECOND })
   t.equal(a.n, 1)
 })
 
@@ -328,13 +331,15 @@ void t.test('§6 a waiting duplicate does not claim a record whose retention has
 })
 
 void t.test('I03 Retry-After after a wait is what remains of the lease then', async (t) => {
+  const isOver = overdue(t)
   const a = replica(t)
   const run = await a.working(waiting)
-  const brief = route({ inFlight: { mode: 'wait', wait: 50, status: 409 } })
-  const { held } = await waits(a, { route: brief })
+  const { held } = await waits(a)
   a.store.now += LEASE / 3
   const asked = listening(a.store)
   a.ports.waiters.tell(a.id, null)
+  await idle()
+  isOver()
   t.match(await held, { code: 'idempotency_key_in_progress', retryAfter: ((2 / 3) * LEASE) / SECOND })
   t.notOk(asked.includes('put'), 'it claims nothing')
   await run.end()
@@ -410,4 +415,447 @@ void t.test('§11 a draining replica keeps only the duplicates that wait for its
   t.match(await b.get(waiting), { code: 'idempotency_key_in_progress' }, 'no new duplicate gets a seat')
   run.open()
   t.equal((await here).bytes, (await run.answer).bytes)
+})
+
+/** A store in its grace: it grants no claims until told to. */
+class Held extends Store {
+  isHeld = true
+  left = 20
+  readonly #since = this.now
+  override fault = ({ op }: StoreCall) =>
+    this.isHeld && (op === 'put' || op === 'swap') ? new InGrace(this.now, this.#since, this.left) : null
+}
+
+/** What each put that reaches the store says of its key: `fresh` is granted at once. */
+function entriesOf({ inner }: Store): unknown[] {
+  const { put } = inner
+  const entries: unknown[] = []
+  inner.put = (id, bytes, spans, entry) => {
+    entries.push(entry)
+    return put(id, bytes, spans, entry)
+  }
+  return entries
+}
+
+/** A key that was generated before `now`, but after a failover of 30 s ago. */
+function bornAfterFailover({ now }: Store): string {
+  const hex = (now - 1).toString(16).padStart(12, '0')
+  return `${hex.slice(0, 8)}-${hex.slice(8)}-7abc-8def-0123456789ab`
+}
+
+void t.test('W01 W03 a request with a new key waits out the grace and then executes', async (t) => {
+  const store = new Held()
+  const entries = entriesOf(store)
+  const a = replica(t, { store })
+  const answer = a.get()
+  await until(() => a.ports.waiters.size === 1)
+  t.equal(a.n, 0)
+  // Each time it asks, the grace may have been extended.
+  await until(() => store.calls >= 3)
+  store.isHeld = false
+  t.match(await answer, { status: 201, replayed: false })
+  t.equal(a.n, 1)
+  t.equal(a.ports.waiters.size, 0)
+  t.same(a.said('completed'), ['stored'])
+  t.same(entries, ['claim'])
+})
+
+void t.test('W03 in the grace, requests beyond limits.waiters or on a draining proxy get 503', async (t) => {
+  const store = new Held()
+  store.left = 60_000
+  const a = replica(t, { store, maxWaiters: 1 })
+  const first = a.get({ key: 'first-0123456789abcdef' })
+  await until(() => a.ports.waiters.size === 1)
+  t.match(await a.get(), {
+    status: 503,
+    code: 'idempotency_store_unavailable',
+    detail: /^the store may just have lost claims/,
+  })
+  t.equal(a.trace.outcome, 'store_unavailable')
+  t.match(a.trace.cause, /may have lost claims/)
+  a.ports.waiters.drain()
+  t.match(await first, { status: 503 }, 'a draining proxy does not wait')
+  t.match(await a.get({ key: 'third-0123456789abcdef' }), { status: 503 })
+  t.equal(a.n, 0)
+})
+
+void t.test('W03 a client that leaves in the grace frees its place and executes nothing', async (t) => {
+  const store = new Held()
+  store.left = 60_000
+  const a = replica(t, { store })
+  let gone = false
+  const { promise: leaving, resolve: leave } = Promise.withResolvers<void>()
+  const answer = a.get({ gone: () => gone, leaving })
+  await until(() => a.ports.waiters.size === 1)
+  gone = true
+  leave()
+  t.equal((await answer).status, null)
+  t.equal(a.ports.waiters.size, 0)
+  const { calls } = store
+  t.equal((await a.get({ gone: () => true })).status, null, 'a client that has already left takes no place')
+  t.equal(store.calls, calls + 1, 'and does not ask again')
+  t.equal(a.n, 0)
+})
+
+void t.test('W01 a bypass route waits in the grace instead of executing', async (t) => {
+  const store = new Held()
+  store.left = 60_000
+  const a = replica(t, { store, maxWaiters: 1 })
+  const policy = route({ onStoreUnavailable: 'bypass' })
+  const first = a.get({ route: policy })
+  await until(() => a.ports.waiters.size === 1)
+  t.match(await a.get({ route: policy, key: 'other-0123456789abcdef' }), { status: 503 })
+  t.equal(a.n, 0)
+  a.ports.waiters.drain()
+  t.match(await first, { status: 503 })
+})
+
+void t.test('W03 a key generated after the failover claims at once', async (t) => {
+  const store = new Held()
+  store.now += 60_000
+  const entries = entriesOf(store)
+  let asked = 0
+  store.fault = ({ op }) =>
+    op === 'put' && ++asked === 1 ? new InGrace(store.now, store.now - 30_000, 60_000) : null
+  const a = replica(t, { store })
+  t.match(await a.get({ key: bornAfterFailover(store) }), { status: 201 })
+  t.same(entries, ['fresh'])
+  t.equal(a.n, 1)
+})
+
+void t.test('W03 what was first sent after the failover claims at once, but no derived key', async (t) => {
+  const store = new Held()
+  store.left = 60_000
+  const a = replica(t, { store, maxWaiters: 1 })
+  const sent = (at: number) => ['Repeatability-First-Sent', new Date(at).toUTCString()]
+  store.now += 60_000
+  store.fault = ({ op, n }) =>
+    op === 'put' && n % 4 === 2 ? new InGrace(store.now, store.now - 30_000, 60_000) : null
+  t.match(await a.get({ headers: sent(store.now - 2000) }), { status: 201 })
+  store.fault = ({ op }) => (op === 'put' ? new InGrace(store.now, store.now - 30_000, 60_000) : null)
+  const { key } = route()
+  const derive = { json: ['/amount'], form: [], headers: [], bucket: null }
+  const policy = route({ key: { ...key, derive } })
+  const derived = a.get({ key: null, route: policy, headers: sent(store.now - 2000) })
+  await until(() => a.ports.waiters.size === 1)
+  a.ports.waiters.drain()
+  await derived
+  t.equal(a.n, 1)
+})
+
+void t.test('W02 a takeover waits too, since the state that allows it may be out of date', async (t) => {
+  for (const isBornSince of [false, true]) {
+    const store = new Held()
+    store.isHeld = false
+    const key = isBornSince ? bornAfterFailover(store) : 'key-0123456789abcdef'
+    const a = replica(t, { store })
+    a.script.push(NOT_SENT)
+    await a.get({ key })
+    let held = true
+    store.fault = ({ op }) => (op === 'swap' && held ? new InGrace(store.now, store.now - 30_000, 20) : null)
+    let isOver = false
+    const answer = a.get({ key }).finally(() => (isOver = true))
+    await until(() => a.ports.waiters.size === 1 || isOver)
+    t.equal(a.n, 1)
+    held = false
+    t.match(await answer, { status: 201 })
+    t.equal(a.n, 2)
+  }
+})
+
+void t.test('W01 a claim that the failover dropped is tried again under its token', async (t) => {
+  const store = new Held()
+  const a = replica(t, { store })
+  const tokens = new Set<string>()
+  a.onToken = (token) => void tokens.add(token.toString('hex'))
+  store.fails('put', 'dropped')
+  const gate = new Gate()
+  a.script.push(gate.before(() => a.responded()))
+  const answer = a.get()
+  await until(() => a.ports.waiters.size === 1)
+  const waitsAt = performance.now()
+  store.isHeld = false
+  await gate.reached
+  t.ok(
+    (a.ports.running.get(a.id)?.askedAt ?? waitsAt) < waitsAt,
+    'its lease may have begun with the first try',
+  )
+  gate.open()
+  t.match(await answer, { status: 201 })
+  t.equal(tokens.size, 1)
+  t.same([...new Set(store.wrote)], [...tokens])
+})
+
+void t.test('W01 the lease begins with the claim that succeeds, not before the grace', async (t) => {
+  const store = new Held()
+  const a = replica(t, { store })
+  // The clock of this process moves only with each try.
+  let tries = 0
+  t.intercept(performance, 'now', { value: () => 1000 * (1 + tries) })
+  store.gate = async ({ op }) => void (op === 'put' && tries++)
+  const run = a.working()
+  await until(() => tries >= 3)
+  store.isHeld = false
+  const { end } = await run
+  t.equal(a.ports.running.get(a.id)?.askedAt, 1000 * tries)
+  await end()
+})
+
+void t.test('W01 a request that the grace never lets through is refused in the end', async (t) => {
+  const store = new Held()
+  store.left = 1
+  const a: Replica = replica(t, { store })
+  t.match(await a.get(), { status: 503 })
+  t.equal(a.ports.waiters.size, 0)
+})
+
+const ID = 'id' as RecordId
+const ABSENT = { kind: 'read', now: 1, record: null } as const
+const RECORD: IdempotencyRecord = heldRecord(draft('completed', newToken()) as OutcomeDraft)
+
+/** Tells how many timers have begun since that would keep the process alive. */
+function timersOf(t: Test): () => number {
+  const live = new Set<NodeJS.Timeout>()
+  const { setTimeout: begin, clearTimeout: end } = globalThis
+  const value = (call: (...args: []) => void, time: number, ...args: []): NodeJS.Timeout => {
+    const timer = begin(() => {
+      live.delete(timer)
+      call(...args)
+    }, time)
+    live.add(timer)
+    return timer
+  }
+  t.intercept(globalThis, 'setTimeout', { value })
+  t.intercept(globalThis, 'clearTimeout', {
+    value: (timer: NodeJS.Timeout) => {
+      live.delete(timer)
+      end(timer)
+    },
+  })
+  return () => [...live].filter((timer) => timer.hasRef()).length
+}
+
+/** A waiting room on a store under the test's control. */
+function roomOf(t: Test, most = 10, looksItself = false) {
+  // It looks at the store every second at least: here only when a test is about that.
+  if (!looksItself) overdue(t, 100, SECOND)
+  const it = {
+    /** Every look at the store; answered by the test. */
+    looks: [] as PromiseWithResolvers<ReadReply>[],
+    watched: [] as RecordId[],
+    stopped: 0,
+    changed: (): void => {},
+    began: Promise.withResolvers<void>(),
+  }
+  const waiters = new WaitingRoom(
+    {
+      get: () => {
+        const look = Promise.withResolvers<ReadReply>()
+        it.looks.push(look)
+        return look.promise
+      },
+    },
+    {
+      watch: async (id, changed) => {
+        it.watched.push(id)
+        it.changed = changed
+        await it.began.promise
+        return () => it.stopped++
+      },
+    },
+    most,
+  )
+  t.teardown(() => waiters.close())
+  const enter = (local = false, id = ID) => {
+    const seat = waiters.enter(id, local)
+    if (seat === null) throw new Error('no seat')
+    // The timer of a room with seats would go on during the next test.
+    t.teardown(() => seat.leave())
+    return seat
+  }
+  return { it, waiters, enter }
+}
+
+void t.test('a record is watched once, looked at one at a time, until the last seat is left', async (t) => {
+  const { it, waiters, enter } = roomOf(t)
+  const [one, two] = [enter(), enter()]
+  t.same(it.watched, [ID])
+  t.equal(it.looks.length, 0, 'not before the watch has begun')
+  it.began.resolve()
+  await idle()
+  t.equal(it.looks.length, 1, 'once, in case a message was missed')
+  it.changed()
+  it.changed()
+  await idle()
+  t.equal(it.looks.length, 1)
+  it.looks[0]?.resolve(ABSENT)
+  t.same(await one.next(MINUTE), { kind: 'absent' })
+  t.same(await two.next(MINUTE), { kind: 'absent' }, 'everybody is told')
+  t.equal(it.looks.length, 2, 'what came meanwhile')
+  it.looks[1]?.resolve({ kind: 'read', now: 7, record: RECORD })
+  t.same(await two.next(MINUTE), { kind: 'record', record: RECORD, now: 7 })
+  await idle()
+  t.equal(it.looks.length, 2)
+  it.changed()
+  t.equal(it.looks.length, 3)
+  it.changed()
+  one.leave()
+  t.same([it.stopped, waiters.awaited.has(ID)], [0, true])
+  two.leave()
+  t.same([it.stopped, waiters.awaited.has(ID), waiters.size], [1, false, 0])
+  it.looks[2]?.resolve(ABSENT)
+  await idle()
+  t.equal(it.looks.length, 3, 'nobody waits for another look')
+  waiters.tell(ID, null)
+  waiters.tell(ID, RECORD)
+  t.equal(it.looks.length, 3)
+  enter()
+  t.equal(it.watched.length, 2, 'whoever comes later watches again')
+})
+
+void t.test('a run of this replica is not watched, until somebody waits for another’s', async (t) => {
+  const { it, waiters, enter } = roomOf(t)
+  const seat = enter(true)
+  const other = enter(true, 'other' as RecordId)
+  t.same(it.watched, [])
+  waiters.tell(ID, RECORD)
+  t.same(await seat.next(MINUTE), { kind: 'record', record: RECORD, now: 0 })
+  t.equal(await other.next(1), null, 'it waits for another record')
+  waiters.tell(ID, null)
+  t.equal(it.looks.length, 1)
+  enter(false)
+  t.same(it.watched, [ID])
+})
+
+void t.test('the store is looked at every second at least, without a message too', async (t) => {
+  const { setTimeout: real } = globalThis
+  const pauses = hurried(t)
+  const { it, enter } = roomOf(t, 10, true)
+  const seat = enter(true)
+  for (let n = 0; n < 8; n++) {
+    await until(() => it.looks.length > n)
+    it.looks[n]?.resolve(ABSENT)
+  }
+  await idle()
+  const first = pauses[0] ?? 0
+  t.ok(first <= 200, 'the first time soon')
+  t.ok(pauses.every((pause, n) => pause === Math.min(first * 2 ** n, SECOND)))
+  t.equal(pauses.at(-1), SECOND)
+  seat.leave()
+  await idle()
+  const { length } = it.looks
+  await new Promise((next) => real(next, 10))
+  t.equal(it.looks.length, length, 'not once nobody waits')
+})
+
+void t.test('a look that fails tells nobody; one that throws: the record cannot be read', async (t) => {
+  const { it, enter } = roomOf(t)
+  const seat = enter()
+  it.began.resolve()
+  await until(() => it.looks.length === 1)
+  const error = new StoreUnavailable('down', false)
+  it.looks[0]?.resolve({ kind: 'unavailable', full: false, error })
+  await idle()
+  t.equal(it.looks.length, 1)
+  t.equal(await seat.next(1), null)
+  for (const throws of [true, false]) {
+    it.changed()
+    const look = it.looks.at(-1)
+    if (throws) look?.reject(new Error('a bug'))
+    else look?.resolve({ kind: 'corrupt', error: error as never })
+    t.same(await seat.next(MINUTE), { kind: 'corrupt' })
+  }
+})
+
+void t.test('a seat has news once, and ends with its time or when it is dismissed', async (t) => {
+  const timers = timersOf(t)
+  const { waiters, enter } = roomOf(t)
+  const seat = enter(true)
+  waiters.tell(ID, RECORD)
+  t.match(await seat.next(0), { kind: 'record' }, 'what came before it asked')
+  t.equal(await seat.next(0), null, 'once')
+  t.equal(await seat.next(-1), null)
+  const news = seat.next(MINUTE)
+  await idle()
+  waiters.tell(ID, RECORD)
+  t.match(await news, { kind: 'record' })
+  t.equal(timers(), 0, 'no timer is left')
+  const dismissed = seat.next(MINUTE)
+  seat.dismiss()
+  t.equal(await dismissed, null)
+  waiters.tell(ID, RECORD)
+  t.equal(await seat.next(MINUTE), null, 'dismissed for good, whatever is told')
+  t.equal(timers(), 0)
+})
+
+void t.test('limits.waiters counts seats of all records, and who waits for the store', async (t) => {
+  const { it, waiters, enter } = roomOf(t, 1)
+  const seat = enter()
+  t.equal(waiters.enter('other' as RecordId, true), null)
+  t.equal(await waiters.outlast(0, () => () => {}), false)
+  waiters.resize(2)
+  const other = enter()
+  waiters.resize(1)
+  t.equal(waiters.size, 2, 'seats already taken stay')
+  other.leave()
+  t.equal(waiters.enter(ID, false), null)
+  seat.leave()
+  it.began.resolve()
+  await until(() => it.stopped === 1)
+  t.equal(it.looks.length, 0)
+  const waits = waiters.outlast(1, () => () => {})
+  t.equal(waiters.enter(ID, true), null)
+  t.equal(await waits, true)
+  t.ok(waiters.enter(ID, true))
+})
+
+void t.test('a request outlasts the grace, unless its client leaves or the proxy stops', async (t) => {
+  const timers = timersOf(t)
+  for (const end of ['time', 'left', 'drained', 'draining'] as const) {
+    const { waiters } = roomOf(t)
+    if (end === 'draining') waiters.drain()
+    let leave = (): void => {}
+    let stopped = 0
+    const lasted = waiters.outlast(end === 'time' ? 5 : MINUTE, (left) => {
+      leave = left
+      return () => stopped++
+    })
+    t.equal(waiters.size, end === 'draining' ? 0 : 1)
+    if (end === 'left') leave()
+    if (end === 'drained') waiters.drain()
+    t.equal(await lasted, end === 'time', end)
+    t.equal(waiters.size, 0)
+    t.equal(stopped, end === 'draining' ? 0 : 1)
+    t.equal(timers(), 0, 'no timer is left')
+  }
+})
+
+void t.test('§11 a drain ends the waits for other replicas, and closing ends all', async (t) => {
+  const { waiters, enter } = roomOf(t)
+  const [own, foreign] = [enter(true), enter(false, 'other' as RecordId)]
+  waiters.drain()
+  t.equal(await foreign.next(MINUTE), null)
+  t.equal(waiters.enter('third' as RecordId, false), null)
+  t.ok(waiters.enter('third' as RecordId, true), 'runs of this replica are still waited for')
+  waiters.tell(ID, RECORD)
+  t.match(await own.next(MINUTE), { kind: 'record' })
+  const last = own.next(MINUTE)
+  waiters.close()
+  t.equal(await last, null)
+  const closed = roomOf(t)
+  closed.waiters.close()
+  t.equal(closed.waiters.enter(ID, false), null)
+})
+
+void t.test('§6 one request takes over after each attempt that did nothing, or passes it on', async (t) => {
+  const { it, enter } = roomOf(t)
+  const { room } = enter(true)
+  t.same([room.takesOver(0), room.takesOver(0)], [true, false], 'an attempt without a fence')
+  t.equal(it.looks.length, 0)
+  room.passOn()
+  t.equal(it.looks.length, 1, 'so that somebody is told')
+  t.same([room.takesOver(0), room.takesOver(0)], [true, false])
+  t.same([room.takesOver(7), room.takesOver(7), room.takesOver(5)], [true, false, false])
+  room.passOn()
+  t.same([room.takesOver(7), room.takesOver(7)], [true, false])
 })

@@ -83,7 +83,7 @@ void t.test('a lapsed lease is written down once, as the unknown record it reads
       workers.flatMap((one) => one.results),
       policy.reconcile === null ? [] : ['scheduled'],
     )
-    t.equal((await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')).retryAfter, 5)
+    await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown', { retryAfter: 5 })
     await first.end()
     const retry = await owner.get({ route: policy })
     t.ok(retry.replayed, 'the owner’s own late outcome is accepted')
@@ -162,7 +162,7 @@ void t.test('O02 a request found completed is stored for the ttl, replays, wakes
   const policy = asking({}, { ttl: 2 * TTL, ttlFailed: TTL, tombstone: HOUR })
   const owner = replica(t, { store })
   await broken(owner, policy)
-  t.equal((await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown')).retryAfter, 5)
+  await refused(t, owner, { route: policy }, 'idempotency_outcome_unknown', { retryAfter: 5 })
   const one = worker(t, store, policy)
   await one.round()
   t.equal(one.asked.length, 0, 'not before it is due')
