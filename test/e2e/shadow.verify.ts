@@ -31,7 +31,7 @@ async function proxyOf(
     [
       `upstream: { url: "${upstream.url}" }`,
       `store: { url: "${store}" }`,
-      'drain: { timeout: 2s }',
+      'drain: { timeout: 60s }',
       `routes: [{ name: pay, match: { methods: [POST, PUT], path: "/*" }, ${route} }]`,
       more,
     ].join('\n'),
@@ -93,7 +93,7 @@ void t.test(
         request.socket.resetAndDestroy()
       } else response.writeHead(make === 'refused' ? 401 : 503, { 'retry-after': '1' }).end()
     })
-    const shadows = [0, 1].map(() => proxyOf(t, upstream, redis.url, 'mode: shadow'))
+    const shadows = [0, 1].map(() => proxyOf(t, upstream, `${redis.url}", timeout: "10s`, 'mode: shadow'))
     const keys = Array.from({ length: 50 }, newKey)
     const asked: Promise<unknown>[] = []
     for (let i = 0; i < 4; i++)

@@ -511,13 +511,14 @@ void t.test(
         else socket.destroy()
       })
     })
-    await using proxy = await proxyBefore(peer, { upstream: 'idleTimeout: 100ms' })
+    await using proxy = await proxyBefore(peer, { upstream: 'idleTimeout: 3s' })
     const client = connect(proxy.port, '127.0.0.1')
     client.write(
       'GET /slow HTTP/1.1\r\nHost: a\r\n\r\nPOST /up HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc',
     )
     const upstream = await slow.promise
-    await new Promise((resolve) => setTimeout(resolve, 500))
+    // Longer than the idle timeout, which a slow machine must not reach once the upload is sent.
+    await new Promise((resolve) => setTimeout(resolve, 3500))
     upstream.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
     t.equal((await readAnswer(client)).body.toString(), 'ok')
     t.match(problemOf(await readAnswer(client)), { code: 'upstream_failed' })
