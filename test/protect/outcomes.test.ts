@@ -6,7 +6,6 @@ import {
   COMPLETION_RESULTS,
   isPrevented,
   namesOf,
-  OTHER_EVENTS,
   possibleOutcomes,
   RECONCILE_RESULTS,
   REQUEST_OUTCOMES,
@@ -29,8 +28,12 @@ function by<Name extends string, Row>(
 }
 
 void t.test('§13 an outcome says who has to fix something', async (t) => {
-  const claims = 'created replay in_progress key_misuse failed_retry unknown error'
-  t.same(namesOf(CLAIM_RESULTS), claims.split(' '))
+  for (const [table, labels] of [
+    [CLAIM_RESULTS, 'created replay in_progress key_misuse failed_retry unknown error'],
+    [COMPLETION_RESULTS, 'stored released unknown too_large stale recovered deferred'],
+    [RECONCILE_RESULTS, 'scheduled completed retryable pending failed dead_lettered'],
+  ] as const)
+    t.same(namesOf<string>(table), labels.split(' '))
   t.same(
     by(REQUEST_OUTCOMES, ({ group }) => group),
     {
@@ -42,28 +45,6 @@ void t.test('§13 an outcome says who has to fix something', async (t) => {
         request_too_large request_timeout rate_limited replay_forbidden overloaded`),
     },
   )
-})
-
-void t.test('an event of a history is shown as good, as bad or as neither', async (t) => {
-  const moodOf = ({ mood }: { mood?: string }): string | undefined => mood
-  t.same(by(REQUEST_OUTCOMES, moodOf), {
-    good: 'executed replayed waited',
-    bad: words(`misuse unknown store_unavailable upstream_unreachable upstream_failed upstream_timeout upstream_slow
-      replay_forbidden overloaded`),
-    none: words(`in_progress key_missing key_invalid response_unavailable expired bypassed caller_missing request_too_large
-      request_timeout rate_limited passed`),
-  })
-  t.same(by(COMPLETION_RESULTS, moodOf), {
-    good: 'stored released recovered',
-    bad: 'unknown stale deferred',
-    none: 'too_large',
-  })
-  t.same(by(RECONCILE_RESULTS, moodOf), {
-    good: 'completed retryable',
-    bad: 'failed dead_lettered',
-    none: 'scheduled pending',
-  })
-  t.same(by(OTHER_EVENTS, moodOf), { bad: 'lease_expired', none: 'claimed aborted' })
 })
 
 void t.test('a retry that was answered without executing is a prevented duplicate', async (t) => {

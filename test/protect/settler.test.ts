@@ -1,10 +1,10 @@
 import t, { type Test } from 'tap'
-import { type Outcome, type RecordId, withoutBody } from '../../src/core/record.ts'
+import type { RecordId } from '../../src/core/record.ts'
 import type { OutcomeDraft, PendingOutcome } from '../../src/core/settle.ts'
 import type { Execution } from '../../src/protect/request.ts'
 import { spoolRoom } from '../../src/protect/settler.ts'
 import type { KeptOutcome, Outbox } from '../../src/store/outbox.ts'
-import { CorruptRecord, RecordLocked } from '../../src/store/register.ts'
+import { CorruptRecord } from '../../src/store/register.ts'
 import { draft, newId, newToken, response, SPANS } from '../store/fixtures.ts'
 import {
   BROKEN,
@@ -134,15 +134,6 @@ void t.test('R05 a store that is down is asked for one outcome at a time, each i
   )
 })
 
-void t.test('R05 a record that somebody else has locked does not hold up the others', async (t) => {
-  const a = replica(t)
-  const { settler } = a.ports
-  const [one, other] = [await deferred(a, { key: 'one' }), await deferred(a, { key: 'other' })]
-  a.store.fault = ({ id }) => (id === one ? new RecordLocked('locked') : null)
-  t.equal(await settler.flush(), false)
-  t.same([settler.holds(one), settler.holds(other)], [true, false])
-})
-
 void t.test('§3.4 a withdrawn claim says why in its record', async (t) => {
   for (const [fault, why] of [
     ['lost', 'its reply was lost'],
@@ -199,21 +190,6 @@ void t.test('§3.4 a withdrawal is kept while the store does not answer, whateve
     await a.store.arrive()
     t.equal((await a.store.read(a.id))?.state, 'failed_retryable')
   }
-})
-
-void t.test('§3.4 a withdrawal of the first claim of a key expects no record', async (t) => {
-  const kept: PendingOutcome[] = []
-  const keep = (outcome: PendingOutcome): KeptOutcome => {
-    kept.push(outcome)
-    return KEPT
-  }
-  const a = replica(t, { outbox: { keep } as unknown as Outbox })
-  a.store.fails('put', 'dropped', 'dropped')
-  t.equal((await a.get()).code, 'idempotency_store_unavailable')
-  t.strictSame(
-    kept.map(({ withdrawn, over }) => ({ withdrawn, over })),
-    [{ withdrawn: true, over: null }],
-  )
 })
 
 void t.test('§3 an outcome without a body waits for room in the store, too', async (t) => {
@@ -280,68 +256,6 @@ void t.test('§2 §13 an outcome is stored, counted and left for those who wait'
       if (isStored) t.match(await a.store.read(a.id), { state, fence: execution.attempt.fence })
     }
 })
-
-void t.test('§7 an outcome that meets its own answer in the store gives way to it', async (t) => {
-  const a = replica(t)
-  const { execution } = await under(t, a)
-  const { settler } = a.ports
-  await settler.settle(execution, ANSWER, () => {})
-  const bytes = counting()
-  const again = await settler.settle(execution, UNCERTAIN, bytes.release)
-  t.match(again, { state: 'completed', expiresAt: a.store.now + TTL, left: null, recorded: { kept: true } })
-  t.same(a.said('completed'), ['stored', 'stored'])
-  t.same(a.troubles(), [])
-  t.equal(bytes.times, 1)
-})
-
-void t.test('§2 an outcome that comes too late is reported, and says what it found', async (t) => {
-  const retrying = { route: route({ onLeaseExpired: 'retry' }) }
-  for (const [outcome, reply, state] of [
-    [ANSWER, null, 'completed'],
-    [NOTHING, null, 'completed'],
-    [UNCERTAIN, null, 'completed'],
-    [ANSWER, NOT_SENT, 'failed_retryable'],
-    [NOTHING, NOT_SENT, 'failed_retryable'],
-    [ANSWER, BROKEN, 'unknown'],
-  ] as const) {
-    const a = replica(t)
-    const { execution } = await under(t, a, retrying)
-    a.store.now += LEASE
-    const b = replica(t, { store: a.store })
-    if (reply !== null) b.script.push(reply)
-    await b.get(retrying)
-    const before = await a.store.dump()
-    const bytes = counting()
-    const late = await a.ports.settler.settle(execution, outcome, bytes.release)
-    t.match(late, { state, expiresAt: null, left: null, recorded: null })
-    t.same(await a.store.dump(), before)
-    t.same(a.said('completed'), ['stale'])
-    t.same(a.troubles(), ['an outcome came too late and was refused'])
-    t.equal(bytes.times, 1)
-  }
-})
-
-void t.test('§3 a full store is asked again only for what fits without its body', async (t) => {
-  for (const [outcome, calls] of [
-    [ANSWER, 2],
-    [{ kind: 'completed', result: withoutBody({ status: 200, headers: [] }, 'streamed') }, 1],
-    [NOTHING, 1],
-    [UNCERTAIN, 1],
-  ] as const) {
-    const a = replica(t)
-    const { execution } = await under(t, a)
-    a.store.fault = () => 'full'
-    const before = a.store.calls
-    await a.ports.settler.settle(execution, outcome, () => {})
-    t.equal(a.store.calls, before + calls)
-    t.equal(a.ports.settler.size, 1)
-    t.equal(a.ports.settler.held(a.id)?.state, outcomeState(outcome.kind))
-  }
-})
-
-function outcomeState(kind: Outcome['kind']): OutcomeDraft['state'] {
-  return kind === 'not_executed' ? 'failed_retryable' : kind
-}
 
 /** A spool under the test's control. */
 function spool() {

@@ -290,12 +290,9 @@ void t.test('R01 R03 R08 a store that is down or full at the claim: 503, and not
   for (const fault of ['down', 'full'] as const) {
     const a = replica(t)
     a.store.fault = () => fault
-    await refused(t, a, {}, UNAVAILABLE, {
-      status: 503,
-      retryAfter: 1,
-      instance: a.id,
-      detail: /^the store does not answer; nothing was executed for this request$/,
-    })
+    const detail = /^the store does not answer; nothing was executed for this request$/
+    const { instance } = await refused(t, a, {}, UNAVAILABLE, { status: 503, retryAfter: 1, detail })
+    t.equal(instance, a.id)
     t.equal(a.trace.outcome, 'store_unavailable')
     t.same(a.said('claimed'), ['error'])
     t.equal(a.ports.settler.size, 0)

@@ -43,6 +43,11 @@ async function waits(a: Replica, over: Sent = {}) {
   return { held }
 }
 
+/** The store is looked at when there is news, and not every second at least. */
+function onlyWhenTold(t: Test): void {
+  overdue(t, 100, SECOND)
+}
+
 /** What the store is asked from now on. */
 function listening(store: Store): string[] {
   const asked: string[] = []
@@ -54,6 +59,7 @@ function listening(store: Store): string[] {
 }
 
 void t.test('I02 waiting duplicates get the same answer without asking the store again', async (t) => {
+  onlyWhenTold(t)
   const a = replica(t)
   const run = await a.working(waiting)
   const held = Array.from({ length: 50 }, () => a.get(waiting))
@@ -156,6 +162,7 @@ void t.test('§6 misuse does not wait', async (t) => {
 void t.test('§6 if the first request did nothing, one waiting duplicate takes over for all', async (t) => {
   for (const where of ['the same replica', 'another replica'] as const)
     await t.test(where, async (t) => {
+      onlyWhenTold(t)
       const store = new Store()
       const a = replica(t, { store })
       const b = where === 'the same replica' ? a : replica(t, { store })
@@ -637,8 +644,7 @@ function timersOf(t: Test): () => number {
 
 /** A waiting room on a store under the test's control. */
 function roomOf(t: Test, most = 10, looksItself = false) {
-  // It looks at the store every second at least: here only when a test is about that.
-  if (!looksItself) overdue(t, 100, SECOND)
+  if (!looksItself) onlyWhenTold(t)
   const it = {
     /** Every look at the store; answered by the test. */
     looks: [] as PromiseWithResolvers<ReadReply>[],
@@ -675,57 +681,6 @@ function roomOf(t: Test, most = 10, looksItself = false) {
   }
   return { it, waiters, enter }
 }
-
-void t.test('a record is watched once, looked at one at a time, until the last seat is left', async (t) => {
-  const { it, waiters, enter } = roomOf(t)
-  const [one, two] = [enter(), enter()]
-  t.same(it.watched, [ID])
-  t.equal(it.looks.length, 0, 'not before the watch has begun')
-  it.began.resolve()
-  await idle()
-  t.equal(it.looks.length, 1, 'once, in case a message was missed')
-  it.changed()
-  it.changed()
-  await idle()
-  t.equal(it.looks.length, 1)
-  it.looks[0]?.resolve(ABSENT)
-  t.same(await one.next(MINUTE), { kind: 'absent' })
-  t.same(await two.next(MINUTE), { kind: 'absent' }, 'everybody is told')
-  t.equal(it.looks.length, 2, 'what came meanwhile')
-  it.looks[1]?.resolve({ kind: 'read', now: 7, record: RECORD })
-  t.same(await two.next(MINUTE), { kind: 'record', record: RECORD, now: 7 })
-  await idle()
-  t.equal(it.looks.length, 2)
-  it.changed()
-  t.equal(it.looks.length, 3)
-  it.changed()
-  one.leave()
-  t.same([it.stopped, waiters.awaited.has(ID)], [0, true])
-  two.leave()
-  t.same([it.stopped, waiters.awaited.has(ID), waiters.size], [1, false, 0])
-  it.looks[2]?.resolve(ABSENT)
-  await idle()
-  t.equal(it.looks.length, 3, 'nobody waits for another look')
-  waiters.tell(ID, null)
-  waiters.tell(ID, RECORD)
-  t.equal(it.looks.length, 3)
-  enter()
-  t.equal(it.watched.length, 2, 'whoever comes later watches again')
-})
-
-void t.test('a run of this replica is not watched, until somebody waits for another’s', async (t) => {
-  const { it, waiters, enter } = roomOf(t)
-  const seat = enter(true)
-  const other = enter(true, 'other' as RecordId)
-  t.same(it.watched, [])
-  waiters.tell(ID, RECORD)
-  t.same(await seat.next(MINUTE), { kind: 'record', record: RECORD, now: 0 })
-  t.equal(await other.next(1), null, 'it waits for another record')
-  waiters.tell(ID, null)
-  t.equal(it.looks.length, 1)
-  enter(false)
-  t.same(it.watched, [ID])
-})
 
 void t.test('the store is looked at every second at least, without a message too', async (t) => {
   const { setTimeout: real } = globalThis
@@ -845,17 +800,4 @@ void t.test('§11 a drain ends the waits for other replicas, and closing ends al
   const closed = roomOf(t)
   closed.waiters.close()
   t.equal(closed.waiters.enter(ID, false), null)
-})
-
-void t.test('§6 one request takes over after each attempt that did nothing, or passes it on', async (t) => {
-  const { it, enter } = roomOf(t)
-  const { room } = enter(true)
-  t.same([room.takesOver(0), room.takesOver(0)], [true, false], 'an attempt without a fence')
-  t.equal(it.looks.length, 0)
-  room.passOn()
-  t.equal(it.looks.length, 1, 'so that somebody is told')
-  t.same([room.takesOver(0), room.takesOver(0)], [true, false])
-  t.same([room.takesOver(7), room.takesOver(7), room.takesOver(5)], [true, false, false])
-  room.passOn()
-  t.same([room.takesOver(7), room.takesOver(7)], [true, false])
 })
