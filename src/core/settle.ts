@@ -410,8 +410,13 @@ interface ProfileTable {
   readonly unavailable: { readonly retryAfter: Action; readonly otherwise: Action }
 }
 
-/** Statuses about the caller's standing or timing, sent before any work is done. */
-const NOTHING_DONE = [401, 403, 407, 408, 421, 425, 429]
+/**
+ * Statuses that by their definitions say that nothing was done (contract §7, §15): the request is wanted elsewhere, by somebody else, at
+ * another time, under another condition or in another form. A 303 is an answer: what it points to came of the request.
+ */
+const NOTHING_DONE = [307, 308, 401, 403, 407, 408, 412, 417, 421, 425, 426, 428, 429, 431]
+/** Statuses that say so where they come with `Retry-After`: what the request would change is busy. */
+const BUSY: ReadonlySet<number> = new Set([409, 423])
 
 function outcomes(serverError: Action, exact: Readonly<Record<number, Action>>): OutcomeTable {
   return {
@@ -457,6 +462,7 @@ export function classify(
   const table = TABLES[policy.profile]
   const own = lookUp(policy.outcomes, status)
   if (own !== undefined) return own
+  if (hasRetryAfter && BUSY.has(status)) return 'release'
   if (status === 503) return hasRetryAfter ? table.unavailable.retryAfter : table.unavailable.otherwise
   // A status below 200 is not final and proves nothing.
   return lookUp(table.outcomes, status) ?? 'unknown'
