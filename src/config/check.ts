@@ -38,7 +38,7 @@ export function checkPolicy(
   const forwarded = typeof key.forward === 'object' ? key.forward.header.toLowerCase() : null
   const compared = [
     ...scope.caller.filter(({ kind }) => kind === 'header').map(({ name }) => name),
-    ...fingerprint.headers,
+    ...(fingerprint.headers ?? []),
     ...(derive?.headers ?? []),
   ]
   const timeout = formatDuration(upstream.timeout)

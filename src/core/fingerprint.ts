@@ -10,6 +10,7 @@ import { type ContentType, contentType, isEncoded, linesOf, type RawHeaders } fr
 import { frame, type Hmac, hmacOf, part } from './identity.ts'
 import type { FingerprintPolicy } from './policy.ts'
 import type { Fingerprint, IdempotencyRecord, Operation, StoredResponse } from './record.ts'
+import { partsOf, selectingLines } from './selecting.ts'
 import { atOnce, type Steps } from './steps.ts'
 
 /** Part of every fingerprint and recipe. Raise it whenever the same request would hash differently. */
@@ -48,8 +49,12 @@ function makeRecipe(policy: FingerprintPolicy): string {
   // These modes used to compare bodies of other kinds as bytes.
   const revised = body === 'json' || body === 'form' || body === 'multipart' ? ['by kind'] : []
   const settings = frame([ALGORITHM, JSON.stringify([body, ignore, only, headers, query]), ...revised])
-  return [hash('sha256', settings, 'base64url').slice(0, 16), ...headers].join(RECIPE_SEPARATOR)
+  const counted = headers === null ? [] : [SELECTING_LINES, ...headers]
+  return [hash('sha256', settings, 'base64url').slice(0, 16), ...counted].join(RECIPE_SEPARATOR)
 }
+
+/** Stands for all selecting headers in a recipe. No header has this name, so that a release that does not know it finds no lines. */
+const SELECTING_LINES = '@'
 
 /** Cannot occur in a header name (RFC 9110 §5.6.2). */
 const RECIPE_SEPARATOR = ','
@@ -80,7 +85,13 @@ export function hashesAlike(recipe: string, other: string): boolean {
 export function digestsAfter(executed: Operation, found: IdempotencyRecord): RequestDigests {
   const { recipe, fingerprint } = executed
   const { rawDigest } = hashesAlike(found.recipe, recipe) ? executed : found
-  return { recipe, fingerprint, rawDigest: executed.rawDigest, rawDigestUnder: () => rawDigest }
+  return {
+    recipe,
+    fingerprint,
+    rawDigest: executed.rawDigest,
+    parts: executed.parts,
+    rawDigestUnder: () => rawDigest,
+  }
 }
 
 /** Identifies the operation, regardless of its spelling (contract §5). */
@@ -116,7 +127,11 @@ function headOf(
   type: string,
 ): string {
   const operation = part(method) + part(path) + part(QUERY[policy.query](query)) + part(type)
-  return part(ALGORITHM) + operation + linesFramed(headers, policy.headers) + part(mode)
+  if (policy.headers === null) return part(ALGORITHM) + operation + part(mode)
+  const selecting = selectingLines(headers)
+  // No mode begins like this.
+  const selected = selecting === '' ? '' : part(SELECTING_LINES + selecting)
+  return part(ALGORITHM) + operation + linesFramed(headers, policy.headers) + selected + part(mode)
 }
 
 /** The request as sent: equal only for equal bytes of target, body, media type and the headers that count under `recipe`. */
@@ -134,7 +149,8 @@ const OF_CONTENT: readonly string[] = ['content-type', 'content-encoding']
 /** Each name's lines. */
 function linesFramed(headers: RawHeaders, names: readonly string[]): string {
   let framed = ''
-  for (const name of names) framed += part(frame(linesOf(headers, name)))
+  for (const name of names)
+    framed += part(name === SELECTING_LINES ? selectingLines(headers) : frame(linesOf(headers, name)))
   return framed
 }
 
@@ -175,6 +191,26 @@ export class Digests implements RequestDigests {
     return this.#content.body.length > HASHED_AT_ONCE
   }
 
+  /** What the request was besides its body ({@link partsOf}). */
+  get parts(): string | undefined {
+    const { query, headers } = this.#content
+    const { essence, media } = contentType(headers)
+    const type = essence === MULTIPART ? MULTIPART : media
+    return partsOf(QUERY[this.#policy.query](query), type, headers, this.#policy.headers, this.#key)
+  }
+
+  /** Whether the bytes of the body were compared although its coding or its form suggests that other bytes may mean the same. */
+  get comparesBytes(): boolean {
+    const { body } = this.#policy
+    if (body === 'none') return false
+    if (isEncoded(this.#content.headers)) return true
+    const modes = modesOf(this.#content, contentType(this.#content.headers), {
+      ...this.#policy,
+      body: 'auto',
+    })
+    return modes.length > 0 && atOnce(bodyContent(this.#content, this.#policy)).mode === 'raw'
+  }
+
   get rawDigest(): Buffer {
     return (this.#rawDigest ??= this.#keyed(this.#plainRaw))
   }
@@ -212,9 +248,12 @@ export class Digests implements RequestDigests {
     return recipe.startsWith(KEYED) ? this.#keyed(plain) : plain
   }
 
-  /** For a record written before digests were keyed. */
+  /** For a record written before digests were keyed, or before selecting headers counted and of a request without one. */
   fingerprintUnder(recipe: string): Fingerprint | null {
-    return KEYED + recipe === this.recipe ? this.#plain : null
+    if (KEYED + recipe === this.recipe) return this.#plain
+    const former = this.recipe.replace(`${RECIPE_SEPARATOR}${SELECTING_LINES}`, '')
+    if (former === this.recipe || selectingLines(this.#content.headers) !== '') return null
+    return recipe === former ? this.fingerprint : KEYED + recipe === former ? this.#plain : null
   }
 
   #keyed(digest: Buffer): Buffer {

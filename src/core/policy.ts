@@ -82,8 +82,8 @@ export interface FingerprintPolicy {
   /** JSON pointers (RFC 6901). At most one of `ignore` and `only` is not empty. */
   readonly ignore: readonly string[]
   readonly only: readonly string[]
-  /** Lower-case header names. */
-  readonly headers: readonly string[]
+  /** Lower-case header names that count beside those of {@link SELECTING}; null: neither counts. */
+  readonly headers: readonly string[] | null
   readonly query: 'include' | 'ignore' | 'sorted'
 }
 

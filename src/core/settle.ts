@@ -272,8 +272,20 @@ export const NOBODY = Buffer.alloc(16)
  * executed keeps the token: until a retry claims, late proof by the owner wins.
  */
 export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution): RecordDraft {
-  const { route, method, path, fingerprint, rawDigest, recipe, key, keySent, told, toldTo, completion } =
-    record
+  const {
+    route,
+    method,
+    path,
+    fingerprint,
+    rawDigest,
+    recipe,
+    parts,
+    key,
+    keySent,
+    told,
+    toldTo,
+    completion,
+  } = record
   const { fence, attempts, createdAt } = record
   const base = {
     ...(keySent === undefined ? {} : { keySent }),
@@ -286,6 +298,7 @@ export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution)
     fingerprint,
     rawDigest,
     recipe,
+    parts,
     key,
     fence,
     attempts,

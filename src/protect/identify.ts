@@ -238,8 +238,8 @@ function identified(
   progress.id = id
   const asked = new Digests(request, body, route.fingerprint, ports.namespace.secret)
   const operation = (): Operation => {
-    const { fingerprint, rawDigest, recipe } = asked
-    const usual = { route: route.name, method, path, fingerprint, rawDigest, recipe, key: null, span }
+    const { fingerprint, rawDigest, recipe, parts } = asked
+    const usual = { route: route.name, method, path, fingerprint, rawDigest, recipe, parts, key: null, span }
     const sent = identifiersOf(ports, request, id, key, qualifier, read)
     const draft = sent === null ? usual : { ...usual, ...sent, lease: route.lease }
     return route.key.forwardFence ? { ...draft, completion: completionTerms(route) } : draft
