@@ -16,8 +16,11 @@ import { atOnce, type Steps } from './steps.ts'
 /** Part of every fingerprint and recipe. Raise it whenever the same request would hash differently. */
 const ALGORITHM = 'fingerprint/2'
 
-/** Bytes. Above this, `auto` compares bodies as sent: canonical form costs ten times as much as hashing. */
-const AUTO_JSON_LIMIT = 64 * 1024
+/** A body as it is read: without its content codings, and the header lines without `Content-Encoding`, where it could be decoded. */
+export interface ReadableBody {
+  readonly headers: RawHeaders
+  readonly body: Buffer
+}
 
 /** A complete protected request. */
 export interface RequestContent {
@@ -157,7 +160,10 @@ function linesFramed(headers: RawHeaders, names: readonly string[]): string {
 /** The digests of a request. Those not computed in steps are computed when first read. */
 export class Digests implements RequestDigests {
   readonly recipe: string
+  /** As sent. */
   readonly #content: RequestContent
+  /** The same without content codings, where they could be undone. */
+  readonly #readable: RequestContent
   readonly #policy: FingerprintPolicy
   /** Null: digests are plain. */
   readonly #key: Hmac | null
@@ -172,18 +178,23 @@ export class Digests implements RequestDigests {
     body: Buffer,
     policy: FingerprintPolicy,
     secret: Buffer | null,
+    readable: ReadableBody = { headers: request.headers, body },
   ) {
     const { method, path, query, target, headers } = request
     this.#key = secret === null ? null : hmacOf(secret)
     this.recipe = secret === null ? recipeOf(policy) : KEYED + recipeOf(policy)
     this.#content = { method, path, query, target, headers, body }
+    this.#readable =
+      readable.body === body
+        ? this.#content
+        : { method, path, query, target, headers: readable.headers, body: readable.body }
     this.#policy = policy
   }
 
   /** Computing the fingerprint takes much longer than asking a store for a record with the same bytes. */
   get isLong(): boolean {
-    const { body, headers } = this.#content
-    return body.length > SHORT_BODY && modesOf(this.#content, contentType(headers), this.#policy).length > 0
+    const { body, headers } = this.#readable
+    return body.length > SHORT_BODY && modesOf(this.#readable, contentType(headers), this.#policy).length > 0
   }
 
   /** Even the raw digest is slow enough to be computed in steps. */
@@ -201,14 +212,11 @@ export class Digests implements RequestDigests {
 
   /** Whether the bytes of the body were compared although its coding or its form suggests that other bytes may mean the same. */
   get comparesBytes(): boolean {
-    const { body } = this.#policy
-    if (body === 'none') return false
-    if (isEncoded(this.#content.headers)) return true
-    const modes = modesOf(this.#content, contentType(this.#content.headers), {
-      ...this.#policy,
-      body: 'auto',
-    })
-    return modes.length > 0 && atOnce(bodyContent(this.#content, this.#policy)).mode === 'raw'
+    const { headers } = this.#readable
+    if (this.#policy.body === 'none') return false
+    if (isEncoded(headers)) return true
+    const modes = modesOf(this.#readable, contentType(headers), { ...this.#policy, body: 'auto' })
+    return modes.length > 0 && atOnce(bodyContent(this.#readable, this.#policy)).mode === 'raw'
   }
 
   get rawDigest(): Buffer {
@@ -224,7 +232,7 @@ export class Digests implements RequestDigests {
   }
 
   get #plain(): Fingerprint {
-    return (this.#plainFingerprint ??= fingerprintOf(this.#content, this.#policy))
+    return (this.#plainFingerprint ??= fingerprintOf(this.#readable, this.#policy))
   }
 
   /** Computes the digests that the first store operation needs. */
@@ -235,7 +243,7 @@ export class Digests implements RequestDigests {
 
   /** Makes the fingerprint. */
   *finish(): Steps<void> {
-    this.#plainFingerprint ??= yield* fingerprintSteps(this.#content, this.#policy)
+    this.#plainFingerprint ??= yield* fingerprintSteps(this.#readable, this.#policy)
   }
 
   /** Whether the record's request had the same bytes, so that no fingerprint is needed. */
@@ -332,12 +340,12 @@ interface BodyContent {
  * form would equal the first attempt.
  */
 function modesOf(
-  { headers, body }: RequestContent,
+  { headers }: RequestContent,
   { essence }: ContentType,
   policy: FingerprintPolicy,
 ): readonly BodyMode[] {
   if (policy.body === 'none' || policy.body === 'raw' || isEncoded(headers)) return NO_MODES
-  const byType = AUTO_MODES[autoMode(essence, body)]
+  const byType = AUTO_MODES[autoMode(essence)]
   return policy.body === 'auto' || byType.includes(policy.body) ? byType : [policy.body, ...byType]
 }
 
@@ -373,11 +381,10 @@ function* bodyContent(request: RequestContent, policy: FingerprintPolicy): Steps
 }
 
 /** Forms and multipart bodies need no limit: at worst they take 10 ms and 6 ms per MiB, where hashing alone takes 1 ms. */
-function autoMode(type: string, body: Buffer): BodyMode | 'raw' {
+function autoMode(type: string): BodyMode | 'raw' {
   if (type === URLENCODED) return 'form'
   if (type === MULTIPART) return 'multipart'
-  const json = type === 'application/json' || type.endsWith('+json')
-  return json && body.length <= AUTO_JSON_LIMIT ? 'json' : 'raw'
+  return type === 'application/json' || type.endsWith('+json') ? 'json' : 'raw'
 }
 
 /** JSON as most clients send it. Null: of another form, or only part of it counts. */
