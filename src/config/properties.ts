@@ -194,7 +194,10 @@ export const POLICY = {
     '`retry`: one retry executes again once the lease has expired.'),
   onStoreUnavailable: row(['reject', 'bypass'], byProfile('reject', { lenient: 'bypass' }), live,
     '`bypass`: forwards requests unprotected while the store is down.'),
-  keep: row(['response', 'outcome'], 'response', live, '`outcome`: the body is not stored; a retry gets the status only.'),
+  keep: row(['response', 'outcome', 'stream'], 'response', live,
+    '`outcome`: the body is not stored; a retry gets the status only. `stream`: a finished stream of at most `limits.response` is stored, too.'),
+  stream: row(['auto', 'always', 'never'], 'auto', live,
+    'Whether responses are passed on while they are made: `auto`, those whose media type is read that way, such as `text/event-stream`, `application/x-ndjson` and gRPC, or that carry `X-Accel-Buffering: no`.'),
   replay: group({
     excludeHeaders: row(list('headerName'), [], live, 'Response headers that are not replayed.'),
   }),

@@ -195,7 +195,10 @@ export interface RoutePolicy extends Retention {
   readonly outcomes: OutcomeTable
   readonly onLeaseExpired: 'unknown' | 'retry'
   readonly onStoreUnavailable: 'reject' | 'bypass'
-  readonly keep: 'response' | 'outcome'
+  /** `stream`: finished streams, too. */
+  readonly keep: 'response' | 'outcome' | 'stream'
+  /** Whether answers are passed on while they are made. */
+  readonly stream: 'auto' | 'always' | 'never'
   /** Lower-case header names left out of a replay. */
   readonly excludeHeaders: ReadonlySet<string>
   readonly statusHeader: boolean

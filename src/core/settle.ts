@@ -146,7 +146,7 @@ export function bodiless(
  */
 export function completionTerms(
   route: Retention & {
-    readonly keep: 'response' | 'outcome'
+    readonly keep: RoutePolicy['keep']
     readonly limits: { readonly response: number }
   },
 ): string {
