@@ -7,7 +7,15 @@ import type {
   RoutePolicy,
 } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
-import { checkFile, checkOwnPaths, checkPolicy, checkRoutes, checkStrictCaller, checkUses } from './check.ts'
+import {
+  checkFile,
+  checkOwnPaths,
+  checkPolicy,
+  checkRoutes,
+  checkShadowed,
+  checkStrictCaller,
+  checkUses,
+} from './check.ts'
 import type { Config, IssuerConfig, SealingKey } from './config.ts'
 import { type ConfigError, Findings, formatConfigError } from './errors.ts'
 import { readKeyFile, readSealingKey, readSecret, readToken } from './files.ts'
@@ -130,6 +138,7 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
   })
   const policies = routes.map(({ policy }) => policy)
   checkRoutes(findings, policies)
+  const shadowed = checkShadowed(findings, policies)
   checkUses(findings, defaults.policy, policies)
   checkOwnPaths(findings, status.path, file.issuer?.path ?? null, wellKnown, policies)
 
@@ -142,7 +151,7 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
     drain: { ...filled.drain, timeout: filled.drain.timeout ?? upstream.timeout + 5000 },
     defaults: defaults.policy,
     routes: policies,
-    warnings: warningsOf(decisive, store.url, upstream.timeout),
+    warnings: [...shadowed, ...warningsOf(decisive, store.url, upstream.timeout)],
   }
 }
 
