@@ -129,12 +129,13 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
     if (decides) checkStrictCaller(findings, base, policy)
     return { policy, written }
   }
-  const shared = withKeyText('defaults', file.defaults ?? {}, findings)
-  const defaults = effective('defaults', 'default', { ...MATCH, path: '/*' }, [shared])
+  const { match: folding, ...policyDefaults } = file.defaults ?? {}
+  const shared = withKeyText('defaults', policyDefaults, findings)
+  const defaults = effective('defaults', 'default', { ...MATCH, ...folding, path: '/*' }, [shared])
   const routes = (file.routes ?? []).map(({ name = '', match, ...own }, i) => {
     const base = `routes[${i}]`
     const layers = [shared, withKeyText(base, own, findings)]
-    return effective(base, name, { ...MATCH, ...match }, layers)
+    return effective(base, name, { ...MATCH, ...folding, ...match }, layers)
   })
   const policies = routes.map(({ policy }) => policy)
   checkRoutes(findings, policies)

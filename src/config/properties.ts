@@ -212,6 +212,13 @@ export const POLICY = {
   limits: group(ROUTE_LIMITS, { help: 'Default: the top-level `limits`.' }),
 }
 
+/** Which spellings of a path are one: set it where the upstream takes them for equal, or they escape the route. */
+// biome-ignore format: a table
+const FOLDING = {
+  case: row(['sensitive', 'insensitive'], 'sensitive', identifies, 'Whether letter case counts in paths. No effect with `exact`.'),
+  parameters: row(['keep', 'strip'], 'keep', identifies, 'Whether parameters of segments, such as `;v=1`, count in paths. No effect with `exact`.'),
+}
+
 // biome-ignore format: a table
 export const ROUTE = {
   // Part of the record id only under `scope.path: route`; otherwise a label, and how an unknown record finds its route.
@@ -221,6 +228,7 @@ export const ROUTE = {
     methods: row(list('method', 1), METHODS, identifiesBy(({ match }) => match.methods.toSorted().join()), 'Methods of the route.'),
     path: row('routePath', required, identifies, 'Exact, `:name` for one segment, a trailing `/*` for everything below.'),
     exact: row('flag', false, identifies, 'Matches the path as sent instead of its normalized form.'),
+    ...FOLDING,
   }, { byDefault: required }),
   ...POLICY,
 }
@@ -345,7 +353,7 @@ export const PROPERTIES = {
   // Decides whether requests that match no route have records.
   unmatched: row(['protect', 'pass', 'reject'], 'protect', identifies,
     'Requests that match no route: `protect` POST and PATCH with a key under `defaults`, `pass` them on, or `reject` them with 404.'),
-  defaults: group(POLICY, { help: 'Defaults of all routes, and the policy of requests that match no route.' }),
+  defaults: group({ match: group(FOLDING), ...POLICY }, { help: 'Defaults of all routes, and the policy of requests that match no route.' }),
   routes: listOfGroups(ROUTE, 'The first match wins. A value comes from the route, else from `defaults`, else from the profile (that of the route, else of `defaults`), else it is the default shown.'),
 }
 

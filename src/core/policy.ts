@@ -155,6 +155,10 @@ export interface RouteMatch {
   readonly methods: readonly string[]
   readonly path: string
   readonly exact: boolean
+  /** Whether letter case counts. */
+  readonly case: 'sensitive' | 'insensitive'
+  /** Whether `;v=1` after a segment counts. */
+  readonly parameters: 'keep' | 'strip'
 }
 
 export interface RouteLimits {
