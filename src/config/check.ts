@@ -119,18 +119,23 @@ export function checkShadowed(findings: Findings, routes: readonly RoutePolicy[]
         ]) => methods.includes(method),
       ),
     )
+    const pairs: string[] = []
     for (const [j, other] of before) {
       const methods = match.methods.filter((method) => other.match.methods.includes(method))
-      if (methods.length === 0) continue
+      const verb = methods.length === 1 ? 'is' : 'are'
       const line = findings.lineOf(`routes[${j}].match`)
-      const says = `${methods.join(' and ')} of ${name} ${methods.length === 1 ? 'is' : 'are'} answered by ${other.name}${line}`
-      if (isLost || key.presence === 'required' || profile === 'strict')
-        findings.conflict(
-          [`routes[${i}].match`, `routes[${j}].match`],
-          `found a match ${isLost ? 'that no request reaches' : 'that not all of its requests reach'}: ${says}; allowed: the narrower route first`,
-        )
-      else warnings.push(`Route \`${name}\`: ${says}. Put the narrower route first.`)
+      if (methods.length > 0)
+        pairs.push(`${methods.join(' and ')} of ${name} ${verb} answered by ${other.name}${line}`)
     }
+    if (pairs.length === 0) continue
+    const says = pairs.join(', ')
+    const reach = isLost ? 'that no request reaches' : 'that not all of its requests reach'
+    if (isLost || key.presence === 'required' || profile === 'strict')
+      findings.conflict(
+        [`routes[${i}].match`, ...before.map(([j]) => `routes[${j}].match`)],
+        `found a match ${reach}: ${says}; allowed: the narrower route first`,
+      )
+    else warnings.push(`Route \`${name}\`: ${says}. Put the narrower route first.`)
   }
   return warnings
 }

@@ -180,7 +180,13 @@ interface Decider {
   readonly match: RouteMatch
 }
 
-const EVERYTHING: RouteMatch = { methods: [], path: '/*', exact: false, case: 'sensitive', parameters: 'keep' }
+const EVERYTHING: RouteMatch = {
+  methods: [],
+  path: '/*',
+  exact: false,
+  case: 'sensitive',
+  parameters: 'keep',
+}
 
 /** In order: the first match decides. */
 function deciders(routes: Routes, method: string): Decider[] {
