@@ -198,6 +198,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     idempotency_log_lines_dropped_total: () => output?.dropped ?? 0,
   })
 
+  const nearMissed = new Set<string>()
   const data = trafficServer({
     inForce: state,
     ports,
@@ -210,6 +211,15 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     passed: passObserver(metrics),
     passFailed: (method, cause) => log.warn({ method, cause }, 'an unprotected request got no answer'),
     onLoop: (method) => log.warn({ method }, 'loop detected: the upstream leads back to this proxy'),
+    onNearMiss: (route, method, path) => {
+      metrics.count('idempotency_route_near_miss_total', { route })
+      if (nearMissed.has(route)) return
+      nearMissed.add(route)
+      log.warn(
+        { route, method, path },
+        'a request matches no route, and would match this one if letter case, ;parameters or a file extension did not count: if the upstream takes them for equal, set match.case or match.parameters',
+      )
+    },
     onBug,
   })
   const access = await openAdminAccess(state, {

@@ -5,7 +5,7 @@ import { type Claims, type KeyQualifier, normaliseHost, readCaller, recordId } f
 import { readKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { RecordId } from '../core/record.ts'
-import { parseTarget, policiesOf, policyNamed, Router, readsKeys } from '../core/route.ts'
+import { comparedPath, parseTarget, policiesOf, policyNamed, Router, readsKeys } from '../core/route.ts'
 import { invalid } from './problems.ts'
 import { named } from './schemas.ts'
 
@@ -87,7 +87,7 @@ export class RecordLookup {
       throw invalid(`/path: no protected route matches ${method} ${target.path}; routes: ${this.#names()}`)
     if (lookup.route !== undefined && lookup.route !== route.name)
       throw invalid(`/route: ${method} ${target.path} is the route ${route.name}`)
-    return { route, method, path: route.match.exact ? target.rawPath : target.path }
+    return { route, method, path: comparedPath(route.match, target) }
   }
 }
 

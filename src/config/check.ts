@@ -38,7 +38,7 @@ export function checkPolicy(
   const forwarded = typeof key.forward === 'object' ? key.forward.header.toLowerCase() : null
   const compared = [
     ...scope.caller.filter(({ kind }) => kind === 'header').map(({ name }) => name),
-    ...fingerprint.headers,
+    ...(fingerprint.headers ?? []),
     ...(derive?.headers ?? []),
   ]
   const timeout = formatDuration(upstream.timeout)
@@ -101,22 +101,55 @@ export function checkStrictCaller(findings: Findings, base: string, policy: Rout
   findings.conflict(paths, 'profile strict needs scope.caller: set it in the route or in `defaults`')
 }
 
+/**
+ * Requests that a route asks for and an earlier one answers (contract §15), a sentence a pair. An error where the later route is strict
+ * about keys, or no request reaches it at all; else a warning, which is returned.
+ */
+export function checkShadowed(findings: Findings, routes: readonly RoutePolicy[]): string[] {
+  const warnings: string[] = []
+  for (const [i, { name, match, key, profile }] of routes.entries()) {
+    const before = [...routes.slice(0, i).entries()].filter(([, other]) => routeCovers(other.match, match))
+    const isLost = match.methods.every((method) =>
+      before.some(
+        ([
+          ,
+          {
+            match: { methods },
+          },
+        ]) => methods.includes(method),
+      ),
+    )
+    const pairs: string[] = []
+    for (const [j, other] of before) {
+      const methods = match.methods.filter((method) => other.match.methods.includes(method))
+      const verb = methods.length === 1 ? 'is' : 'are'
+      const line = findings.lineOf(`routes[${j}].match`)
+      if (methods.length > 0)
+        pairs.push(`${methods.join(' and ')} of ${name} ${verb} answered by ${other.name}${line}`)
+    }
+    if (pairs.length === 0) continue
+    const says = pairs.join(', ')
+    const reach = isLost ? 'that no request reaches' : 'that not all of its requests reach'
+    if (isLost || key.presence === 'required' || profile === 'strict')
+      findings.conflict(
+        [`routes[${i}].match`, ...before.map(([j]) => `routes[${j}].match`)],
+        `found a match ${reach}: ${says}; allowed: the narrower route first`,
+      )
+    else warnings.push(`Route \`${name}\`: ${says}. Put the narrower route first.`)
+  }
+  return warnings
+}
+
 export function checkRoutes(findings: Findings, routes: readonly RoutePolicy[]): void {
   for (const [i, { name, match }] of routes.entries()) {
     const base = `routes[${i}]`
-    const before = [...routes.slice(0, i).entries()]
     const namesake = routes.findIndex((route) => route.name === name)
-    const covering = before.filter(([, other]) => routeCovers(other.match, match))
-    const isCovered = (method: string) => covering.some(([, other]) => other.match.methods.includes(method))
-    const names = covering.map(([, other]) => other.name).join(', ')
     // biome-ignore format: a table
     report(findings, [
       [namesake < i, [`${base}.name`, `routes[${namesake}].name`],
         `found ${JSON.stringify(name)}, the name of routes[${namesake}]; allowed: a name of its own`],
       [!match.exact && !isNormal(match.path), [`${base}.match.path`],
         `found ${JSON.stringify(match.path)}, which no normalised path equals; allowed: no dot segments, no // and no needless percent-encoding, or \`exact: true\``],
-      [match.methods.every(isCovered), [`${base}.match`, ...covering.map(([j]) => `routes[${j}].match`)],
-        `found a match that no request reaches after ${names}; allowed: the narrower route first`],
     ])
   }
 }

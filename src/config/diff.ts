@@ -1,15 +1,7 @@
 import { isDeepStrictEqual } from 'node:util'
 import type { RouteMatch, RoutePolicy } from '../core/policy.ts'
 import { asksBy, asksByKey } from '../core/reconcile/answer.ts'
-import {
-  overlaps,
-  pathPattern,
-  policiesOf,
-  policyNamed,
-  type Routes,
-  readsKeys,
-  routeCovers,
-} from '../core/route.ts'
+import { policiesOf, policyNamed, type Routes, readsKeys, routeCovers, routesOverlap } from '../core/route.ts'
 import type { Config } from './config.ts'
 import { FILE, ROUTE } from './properties.ts'
 import { isMapping, memberOf, type PropertyRow, type Reload, type ReloadRule } from './rows.ts'
@@ -171,7 +163,7 @@ export function routeDiff(before: Routes, after: Routes): RouteChange[] {
     const next = deciders(after, method)
     for (const [i, from] of old.entries())
       for (const [j, to] of next.entries()) {
-        if (from.policy?.name === to.policy?.name || !mayOverlap(from.match, to.match)) continue
+        if (from.policy?.name === to.policy?.name || !routesOverlap(from.match, to.match)) continue
         // An earlier route matches all of them.
         if (next.slice(0, j).some((earlier) => takesAll(earlier, from))) continue
         if (old.slice(0, i).some((earlier) => takesAll(earlier, to))) continue
@@ -188,7 +180,13 @@ interface Decider {
   readonly match: RouteMatch
 }
 
-const EVERYTHING: RouteMatch = { methods: [], path: '/*', exact: false }
+const EVERYTHING: RouteMatch = {
+  methods: [],
+  path: '/*',
+  exact: false,
+  case: 'sensitive',
+  parameters: 'keep',
+}
 
 /** In order: the first match decides. */
 function deciders(routes: Routes, method: string): Decider[] {
@@ -202,10 +200,6 @@ function deciders(routes: Routes, method: string): Decider[] {
 /** Normal and exact paths cannot be compared: an exact one may contain dot segments. */
 function takesAll({ match: earlier }: Decider, { match: later }: Decider): boolean {
   return earlier.exact === later.exact && routeCovers(earlier, later)
-}
-
-function mayOverlap(a: RouteMatch, b: RouteMatch): boolean {
-  return a.exact !== b.exact || overlaps(pathPattern(a.path, a.exact), pathPattern(b.path, b.exact))
 }
 
 /**

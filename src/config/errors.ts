@@ -39,6 +39,12 @@ export class Findings {
     return this.#written.has(path)
   }
 
+  /** ` (line 3)`; empty where it was not written in a file. */
+  lineOf(path: string): string {
+    const { line } = this.#placeOf(path)
+    return line > 0 ? ` (line ${line})` : ''
+  }
+
   /** Where it was written, else its nearest parent, else the document. */
   #placeOf(path: string): SourcePosition {
     const parent = path.replace(/(\.[^.[]+|\[\d+\])$/, '')

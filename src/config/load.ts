@@ -7,7 +7,15 @@ import type {
   RoutePolicy,
 } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
-import { checkFile, checkOwnPaths, checkPolicy, checkRoutes, checkStrictCaller, checkUses } from './check.ts'
+import {
+  checkFile,
+  checkOwnPaths,
+  checkPolicy,
+  checkRoutes,
+  checkShadowed,
+  checkStrictCaller,
+  checkUses,
+} from './check.ts'
 import type { Config, IssuerConfig, SealingKey } from './config.ts'
 import { type ConfigError, Findings, formatConfigError } from './errors.ts'
 import { readKeyFile, readSealingKey, readSecret, readToken } from './files.ts'
@@ -121,15 +129,17 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
     if (decides) checkStrictCaller(findings, base, policy)
     return { policy, written }
   }
-  const shared = withKeyText('defaults', file.defaults ?? {}, findings)
-  const defaults = effective('defaults', 'default', { ...MATCH, path: '/*' }, [shared])
+  const { match: folding, ...policyDefaults } = file.defaults ?? {}
+  const shared = withKeyText('defaults', policyDefaults, findings)
+  const defaults = effective('defaults', 'default', { ...MATCH, ...folding, path: '/*' }, [shared])
   const routes = (file.routes ?? []).map(({ name = '', match, ...own }, i) => {
     const base = `routes[${i}]`
     const layers = [shared, withKeyText(base, own, findings)]
-    return effective(base, name, { ...MATCH, ...match }, layers)
+    return effective(base, name, { ...MATCH, ...folding, ...match }, layers)
   })
   const policies = routes.map(({ policy }) => policy)
   checkRoutes(findings, policies)
+  const shadowed = checkShadowed(findings, policies)
   checkUses(findings, defaults.policy, policies)
   checkOwnPaths(findings, status.path, file.issuer?.path ?? null, wellKnown, policies)
 
@@ -142,7 +152,7 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
     drain: { ...filled.drain, timeout: filled.drain.timeout ?? upstream.timeout + 5000 },
     defaults: defaults.policy,
     routes: policies,
-    warnings: warningsOf(decisive, store.url, upstream.timeout),
+    warnings: [...shadowed, ...warningsOf(decisive, store.url, upstream.timeout)],
   }
 }
 

@@ -161,7 +161,8 @@ export const POLICY = {
       'How request bodies are compared; `auto`: by media type.'),
     ignore: row(list('jsonPointer'), [], identifies, 'JSON pointers to exclude from the comparison. Cannot be combined with `only`.'),
     only: row(list('jsonPointer'), [], identifies, 'JSON pointers to compare; everything else is ignored. Cannot be combined with `ignore`.'),
-    headers: row(list('headerName'), [], identifies, 'Headers to compare as well.'),
+    headers: row(orWord('none', list('headerName')), [], identifies,
+      'Headers to compare beside those that select an account or a tenant, such as `Stripe-Account` and `X-Tenant-Id` (docs/keys.md). `none`: neither.'),
     query: row(['include', 'ignore', 'sorted'], 'include', identifies,
       'Whether the query is compared; `sorted`: regardless of the order of its parameters.'),
   }),
@@ -193,7 +194,10 @@ export const POLICY = {
     '`retry`: one retry executes again once the lease has expired.'),
   onStoreUnavailable: row(['reject', 'bypass'], byProfile('reject', { lenient: 'bypass' }), live,
     '`bypass`: forwards requests unprotected while the store is down.'),
-  keep: row(['response', 'outcome'], 'response', live, '`outcome`: the body is not stored; a retry gets the status only.'),
+  keep: row(['response', 'outcome', 'stream'], 'response', live,
+    '`outcome`: the body is not stored; a retry gets the status only. `stream`: a finished stream of at most `limits.response` is stored, too.'),
+  stream: row(['auto', 'always', 'never'], 'auto', live,
+    'Whether responses are passed on while they are made: `auto`, those whose media type is read that way, such as `text/event-stream`, `application/x-ndjson` and gRPC, or that carry `X-Accel-Buffering: no`.'),
   replay: group({
     excludeHeaders: row(list('headerName'), [], live, 'Response headers that are not replayed.'),
   }),
@@ -208,6 +212,13 @@ export const POLICY = {
   limits: group(ROUTE_LIMITS, { help: 'Default: the top-level `limits`.' }),
 }
 
+/** Which spellings of a path are one: set it where the upstream takes them for equal, or they escape the route. */
+// biome-ignore format: a table
+const FOLDING = {
+  case: row(['sensitive', 'insensitive'], 'sensitive', identifies, 'Whether letter case counts in paths. No effect with `exact`.'),
+  parameters: row(['keep', 'strip'], 'keep', identifies, 'Whether parameters of segments, such as `;v=1`, count in paths. No effect with `exact`.'),
+}
+
 // biome-ignore format: a table
 export const ROUTE = {
   // Part of the record id only under `scope.path: route`; otherwise a label, and how an unknown record finds its route.
@@ -217,6 +228,7 @@ export const ROUTE = {
     methods: row(list('method', 1), METHODS, identifiesBy(({ match }) => match.methods.toSorted().join()), 'Methods of the route.'),
     path: row('routePath', required, identifies, 'Exact, `:name` for one segment, a trailing `/*` for everything below.'),
     exact: row('flag', false, identifies, 'Matches the path as sent instead of its normalized form.'),
+    ...FOLDING,
   }, { byDefault: required }),
   ...POLICY,
 }
@@ -341,7 +353,7 @@ export const PROPERTIES = {
   // Decides whether requests that match no route have records.
   unmatched: row(['protect', 'pass', 'reject'], 'protect', identifies,
     'Requests that match no route: `protect` POST and PATCH with a key under `defaults`, `pass` them on, or `reject` them with 404.'),
-  defaults: group(POLICY, { help: 'Defaults of all routes, and the policy of requests that match no route.' }),
+  defaults: group({ match: group(FOLDING), ...POLICY }, { help: 'Defaults of all routes, and the policy of requests that match no route.' }),
   routes: listOfGroups(ROUTE, 'The first match wins. A value comes from the route, else from `defaults`, else from the profile (that of the route, else of `defaults`), else it is the default shown.'),
 }
 

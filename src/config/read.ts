@@ -85,8 +85,17 @@ function mappingHint({ group = {} }: PropertyRow, value: unknown, path: string):
   return fits === undefined ? '' : `; write \`${lastName(path)}: { ${fits}: … }\``
 }
 
-function readScalar(source: Source, row: PropertyRow, value: unknown, path: string): unknown {
+/** YAML 1.1, and Helm with it, reads and writes `off` as `false`: where the word is allowed, `false` means it (contract §15). */
+function wordFor(row: PropertyRow, value: unknown): unknown {
+  if (value !== false) return value
+  const scalar = scalarOf(row)
+  const words = scalar === null ? (row.scalar as readonly unknown[]) : [scalar.word]
+  return words.find((word) => word === 'off' || word === 'none') ?? value
+}
+
+function readScalar(source: Source, row: PropertyRow, written: unknown, path: string): unknown {
   const { env, findings } = source
+  const value = wordFor(row, written)
   const referring = typeof value === 'string' && value.includes('${')
   const text = referring ? substitute(value, env) : { ok: true as const, value: String(value) }
   if (!text.ok) return findings.add(path, text.message)

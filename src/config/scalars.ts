@@ -73,6 +73,7 @@ function byPattern(
 /** `scalar`, or a word for a special value. */
 function orWord<T, W>(scalar: Scalar<T>, word: string, value: W): Scalar<T | W> {
   return {
+    word,
     schema: { ...scalar.schema, pattern: `^${word}$|${scalar.schema.pattern}` },
     allowed: `${word}, or ${scalar.allowed}`,
     print: (found) => (found === value ? word : scalar.print?.(found as T)),
@@ -187,12 +188,12 @@ export const SCALARS = {
   answerStatus: whole(200, 599),
   addressOrNone: orWord(address, 'none', null),
   audience: claimValue,
-  audiences: byPattern(`^none$|${claimValue.schema.pattern}`, 'none, a string without control characters, or a list of such strings',
-    (text) => (text === 'none' ? [] : [text]), noneOrList),
+  audiences: { word: 'none', ...byPattern(`^none$|${claimValue.schema.pattern}`, 'none, a string without control characters, or a list of such strings',
+    (text) => (text === 'none' ? [] : [text]), noneOrList) },
   bucket: orWord(duration(1, MAX_RETENTION), 'none', null),
   caller: headerHinted(byPattern(CALLER, CALLERS, callerSource, sourceText)),
-  callers: headerHinted(byPattern(`^none$|${CALLER}`, `none, ${CALLERS}, or a list of them`,
-    (text) => (text === 'none' ? [] : [callerSource(text)]), (sources) => noneOrList(sources.map(sourceText)))),
+  callers: { word: 'none', ...headerHinted(byPattern(`^none$|${CALLER}`, `none, ${CALLERS}, or a list of them`,
+    (text) => (text === 'none' ? [] : [callerSource(text)]), (sources) => noneOrList(sources.map(sourceText)))) },
   claimOrNone: orWord(claimValue, 'none', null),
   cidr,
   bodySize: size(1, MAX_BODY),
@@ -205,11 +206,11 @@ export const SCALARS = {
   flag: { ...byParser('true or false', '', parseFlag), schema: { type: 'boolean' } },
   fieldName: byPattern(`^${FIELD}$`, 'the name of a form field'),
   graceOrOff: orWord(duration(1000, 60_000), 'off', 0),
-  forward: except(
+  forward: { word: 'none', ...except(
     byPattern(`^${TOKEN}$`, 'same, none, or the name of a header',
       (text) => (text === 'same' || text === 'none' ? text : { header: text }),
       (value) => (typeof value === 'string' ? value : value.header)),
-    TAKEN, 'same, none, or the name of a header that has no meaning of its own, such as X-Request-Key'),
+    TAKEN, 'same, none, or the name of a header that has no meaning of its own, such as X-Request-Key') },
   hostLine,
   headerName: byPattern(`^${TOKEN}$`, 'the name of a header', (text) => text.toLowerCase()),
   headerText: byParser(HEADER_TEXT_ALLOWED, HEADER_TEXT.source, parseHeaderText),
@@ -228,8 +229,8 @@ export const SCALARS = {
     SOURCE_MADE_HERE, 'a header that reaches the upstream as the client sent it'),
   method: byPattern('^(?!CONNECT$)[A-Z][A-Z_-]*$', 'a method in capital letters, other than CONNECT'),
   // For a mapping that a word turns off.
-  none: byPattern('^none$', 'none', () => null, () => 'none'),
-  off: byPattern('^off$', 'off', () => null, () => 'off'),
+  none: { word: 'none', ...byPattern('^none$', 'none', () => null, () => 'none') },
+  off: { word: 'off', ...byPattern('^off$', 'off', () => null, () => 'off') },
   ownPath,
   ownPathOrOff: orWord(ownPath, 'off', null),
   pattern: byParser(PATTERN, '', parsePattern,

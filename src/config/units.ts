@@ -26,6 +26,8 @@ export interface Scalar<T> {
     readonly maximum?: number
   }
   readonly allowed: string
+  /** `off` or `none`, where the word has a meaning of its own. */
+  readonly word?: string
   readonly parse: (text: string) => Parsed<T>
   /** The shortest text or value that {@link parse} reads as this one. Absent: the value itself. */
   print?(this: void, value: T): unknown

@@ -57,7 +57,9 @@ export function deferralOf(
 export function scopeOf({ name, match, key, scope }: Scoped): string {
   const { jwt: _, anonymous: _a, callerIsDefault: _c, ...counted } = scope
   const route = scope.path === 'route' ? name : null
-  const parts = [key.from, key.syntax, counted, route, match.exact]
+  const folds = match.case === 'insensitive' || match.parameters === 'strip'
+  const folding = folds && !match.exact ? [match.case, match.parameters] : []
+  const parts = [key.from, key.syntax, counted, route, match.exact, ...folding]
   return hash('sha256', JSON.stringify(parts), 'base64url').slice(0, 16)
 }
 

@@ -8,6 +8,7 @@ import {
   type State,
   type Unknown,
 } from './record.ts'
+import { differingParts } from './selecting.ts'
 
 /** The digests of a request that are compared with the record. */
 export interface RequestDigests {
@@ -15,6 +16,10 @@ export interface RequestDigests {
   readonly rawDigest: Buffer
   /** Read only if the bytes differ: computing it may be deferred until then. */
   readonly fingerprint: Fingerprint
+  /** What the request was besides its body (`partsOf`). */
+  readonly parts?: string | undefined
+  /** Absent or false: bodies were compared by what they mean. */
+  readonly comparesBytes?: boolean
   /** Digest of the request as sent, under the record's recipe. */
   readonly rawDigestUnder: (recipe: string) => Buffer
   /** Its fingerprint as an earlier record with the same settings would have it. Absent or null: there is none. */
@@ -33,7 +38,14 @@ export type Decision =
       /** Span of the execution (`Operation.span`). */
       readonly span: string | undefined
     }
-  | { readonly kind: 'reused'; readonly read: State }
+  | {
+      readonly kind: 'reused'
+      readonly read: State
+      /** The parts that differ; null: unknown, since the record was made under other settings. */
+      readonly differing: readonly string[] | null
+      /** Their bodies were compared as bytes, and may mean the same. */
+      readonly byBytes: boolean
+    }
   /** `fence`: that of the running attempt. */
   | {
       readonly kind: 'in_progress'
@@ -58,7 +70,7 @@ export function decide(
 ): Decision {
   const read = readAt(record, now)
   if (read === null) return { kind: 'gone' }
-  if (!sameOperation(record, asked)) return { kind: 'reused', read: read.state }
+  if (!sameOperation(record, asked)) return reused(record, asked, read.state)
   switch (read.state) {
     case 'completed':
       return {
@@ -112,6 +124,12 @@ function sameOperation(record: IdempotencyRecord, asked: RequestDigests): boolea
   if (record.rawDigest.equals(asked.rawDigestUnder(record.recipe))) return true
   const former = asked.fingerprintUnder?.(record.recipe)
   return former != null && record.fingerprint.equals(former)
+}
+
+function reused(record: IdempotencyRecord, asked: RequestDigests, read: State): Decision {
+  const differing = record.recipe === asked.recipe ? differingParts(record.parts, asked.parts) : null
+  const byBytes = (differing === null || differing.includes('body')) && asked.comparesBytes === true
+  return { kind: 'reused', read, differing, byBytes }
 }
 
 /** `Retry-After` in whole seconds: rounded down, at least 1 (contract §6). */

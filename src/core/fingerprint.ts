@@ -10,13 +10,17 @@ import { type ContentType, contentType, isEncoded, linesOf, type RawHeaders } fr
 import { frame, type Hmac, hmacOf, part } from './identity.ts'
 import type { FingerprintPolicy } from './policy.ts'
 import type { Fingerprint, IdempotencyRecord, Operation, StoredResponse } from './record.ts'
+import { partsOf, selectingLines } from './selecting.ts'
 import { atOnce, type Steps } from './steps.ts'
 
 /** Part of every fingerprint and recipe. Raise it whenever the same request would hash differently. */
 const ALGORITHM = 'fingerprint/2'
 
-/** Bytes. Above this, `auto` compares bodies as sent: canonical form costs ten times as much as hashing. */
-const AUTO_JSON_LIMIT = 64 * 1024
+/** A body as it is read: without its content codings, and the header lines without `Content-Encoding`, where it could be decoded. */
+export interface ReadableBody {
+  readonly headers: RawHeaders
+  readonly body: Buffer
+}
 
 /** A complete protected request. */
 export interface RequestContent {
@@ -48,8 +52,12 @@ function makeRecipe(policy: FingerprintPolicy): string {
   // These modes used to compare bodies of other kinds as bytes.
   const revised = body === 'json' || body === 'form' || body === 'multipart' ? ['by kind'] : []
   const settings = frame([ALGORITHM, JSON.stringify([body, ignore, only, headers, query]), ...revised])
-  return [hash('sha256', settings, 'base64url').slice(0, 16), ...headers].join(RECIPE_SEPARATOR)
+  const counted = headers === null ? [] : [SELECTING_LINES, ...headers]
+  return [hash('sha256', settings, 'base64url').slice(0, 16), ...counted].join(RECIPE_SEPARATOR)
 }
+
+/** Stands for all selecting headers in a recipe. No header has this name, so that a release that does not know it finds no lines. */
+const SELECTING_LINES = '@'
 
 /** Cannot occur in a header name (RFC 9110 §5.6.2). */
 const RECIPE_SEPARATOR = ','
@@ -80,7 +88,13 @@ export function hashesAlike(recipe: string, other: string): boolean {
 export function digestsAfter(executed: Operation, found: IdempotencyRecord): RequestDigests {
   const { recipe, fingerprint } = executed
   const { rawDigest } = hashesAlike(found.recipe, recipe) ? executed : found
-  return { recipe, fingerprint, rawDigest: executed.rawDigest, rawDigestUnder: () => rawDigest }
+  return {
+    recipe,
+    fingerprint,
+    rawDigest: executed.rawDigest,
+    parts: executed.parts,
+    rawDigestUnder: () => rawDigest,
+  }
 }
 
 /** Identifies the operation, regardless of its spelling (contract §5). */
@@ -116,7 +130,11 @@ function headOf(
   type: string,
 ): string {
   const operation = part(method) + part(path) + part(QUERY[policy.query](query)) + part(type)
-  return part(ALGORITHM) + operation + linesFramed(headers, policy.headers) + part(mode)
+  if (policy.headers === null) return part(ALGORITHM) + operation + part(mode)
+  const selecting = selectingLines(headers)
+  // No mode begins like this.
+  const selected = selecting === '' ? '' : part(SELECTING_LINES + selecting)
+  return part(ALGORITHM) + operation + linesFramed(headers, policy.headers) + selected + part(mode)
 }
 
 /** The request as sent: equal only for equal bytes of target, body, media type and the headers that count under `recipe`. */
@@ -134,14 +152,18 @@ const OF_CONTENT: readonly string[] = ['content-type', 'content-encoding']
 /** Each name's lines. */
 function linesFramed(headers: RawHeaders, names: readonly string[]): string {
   let framed = ''
-  for (const name of names) framed += part(frame(linesOf(headers, name)))
+  for (const name of names)
+    framed += part(name === SELECTING_LINES ? selectingLines(headers) : frame(linesOf(headers, name)))
   return framed
 }
 
 /** The digests of a request. Those not computed in steps are computed when first read. */
 export class Digests implements RequestDigests {
   readonly recipe: string
+  /** As sent. */
   readonly #content: RequestContent
+  /** The same without content codings, where they could be undone. */
+  readonly #readable: RequestContent
   readonly #policy: FingerprintPolicy
   /** Null: digests are plain. */
   readonly #key: Hmac | null
@@ -156,23 +178,45 @@ export class Digests implements RequestDigests {
     body: Buffer,
     policy: FingerprintPolicy,
     secret: Buffer | null,
+    readable: ReadableBody = { headers: request.headers, body },
   ) {
     const { method, path, query, target, headers } = request
     this.#key = secret === null ? null : hmacOf(secret)
     this.recipe = secret === null ? recipeOf(policy) : KEYED + recipeOf(policy)
     this.#content = { method, path, query, target, headers, body }
+    this.#readable =
+      readable.body === body
+        ? this.#content
+        : { method, path, query, target, headers: readable.headers, body: readable.body }
     this.#policy = policy
   }
 
   /** Computing the fingerprint takes much longer than asking a store for a record with the same bytes. */
   get isLong(): boolean {
-    const { body, headers } = this.#content
-    return body.length > SHORT_BODY && modesOf(this.#content, contentType(headers), this.#policy).length > 0
+    const { body, headers } = this.#readable
+    return body.length > SHORT_BODY && modesOf(this.#readable, contentType(headers), this.#policy).length > 0
   }
 
   /** Even the raw digest is slow enough to be computed in steps. */
   get takesSteps(): boolean {
     return this.#content.body.length > HASHED_AT_ONCE
+  }
+
+  /** What the request was besides its body ({@link partsOf}). */
+  get parts(): string | undefined {
+    const { query, headers } = this.#content
+    const { essence, media } = contentType(headers)
+    const type = essence === MULTIPART ? MULTIPART : media
+    return partsOf(QUERY[this.#policy.query](query), type, headers, this.#policy.headers, this.#key)
+  }
+
+  /** Whether the bytes of the body were compared although its coding or its form suggests that other bytes may mean the same. */
+  get comparesBytes(): boolean {
+    const { headers } = this.#readable
+    if (this.#policy.body === 'none') return false
+    if (isEncoded(headers)) return true
+    const modes = modesOf(this.#readable, contentType(headers), { ...this.#policy, body: 'auto' })
+    return modes.length > 0 && atOnce(bodyContent(this.#readable, this.#policy)).mode === 'raw'
   }
 
   get rawDigest(): Buffer {
@@ -188,7 +232,7 @@ export class Digests implements RequestDigests {
   }
 
   get #plain(): Fingerprint {
-    return (this.#plainFingerprint ??= fingerprintOf(this.#content, this.#policy))
+    return (this.#plainFingerprint ??= fingerprintOf(this.#readable, this.#policy))
   }
 
   /** Computes the digests that the first store operation needs. */
@@ -199,7 +243,7 @@ export class Digests implements RequestDigests {
 
   /** Makes the fingerprint. */
   *finish(): Steps<void> {
-    this.#plainFingerprint ??= yield* fingerprintSteps(this.#content, this.#policy)
+    this.#plainFingerprint ??= yield* fingerprintSteps(this.#readable, this.#policy)
   }
 
   /** Whether the record's request had the same bytes, so that no fingerprint is needed. */
@@ -212,9 +256,12 @@ export class Digests implements RequestDigests {
     return recipe.startsWith(KEYED) ? this.#keyed(plain) : plain
   }
 
-  /** For a record written before digests were keyed. */
+  /** For a record written before digests were keyed, or before selecting headers counted and of a request without one. */
   fingerprintUnder(recipe: string): Fingerprint | null {
-    return KEYED + recipe === this.recipe ? this.#plain : null
+    if (KEYED + recipe === this.recipe) return this.#plain
+    const former = this.recipe.replace(`${RECIPE_SEPARATOR}${SELECTING_LINES}`, '')
+    if (former === this.recipe || selectingLines(this.#content.headers) !== '') return null
+    return recipe === former ? this.fingerprint : KEYED + recipe === former ? this.#plain : null
   }
 
   #keyed(digest: Buffer): Buffer {
@@ -293,12 +340,12 @@ interface BodyContent {
  * form would equal the first attempt.
  */
 function modesOf(
-  { headers, body }: RequestContent,
+  { headers }: RequestContent,
   { essence }: ContentType,
   policy: FingerprintPolicy,
 ): readonly BodyMode[] {
   if (policy.body === 'none' || policy.body === 'raw' || isEncoded(headers)) return NO_MODES
-  const byType = AUTO_MODES[autoMode(essence, body)]
+  const byType = AUTO_MODES[autoMode(essence)]
   return policy.body === 'auto' || byType.includes(policy.body) ? byType : [policy.body, ...byType]
 }
 
@@ -334,11 +381,10 @@ function* bodyContent(request: RequestContent, policy: FingerprintPolicy): Steps
 }
 
 /** Forms and multipart bodies need no limit: at worst they take 10 ms and 6 ms per MiB, where hashing alone takes 1 ms. */
-function autoMode(type: string, body: Buffer): BodyMode | 'raw' {
+function autoMode(type: string): BodyMode | 'raw' {
   if (type === URLENCODED) return 'form'
   if (type === MULTIPART) return 'multipart'
-  const json = type === 'application/json' || type.endsWith('+json')
-  return json && body.length <= AUTO_JSON_LIMIT ? 'json' : 'raw'
+  return type === 'application/json' || type.endsWith('+json') ? 'json' : 'raw'
 }
 
 /** JSON as most clients send it. Null: of another form, or only part of it counts. */

@@ -21,6 +21,25 @@ const OTHER_CREDENTIALS = [
   { name: 'api-key', source: 'header:api-key' },
 ]
 
+/**
+ * Schemes of `Authorization` whose value is made anew for each request, so that a retry would be another caller (contract §15). OAuth 1.0
+ * has parameters; `OAuth` before a bare token is a bearer token by an older name. The identity in such a line is not used: the proxy
+ * cannot verify it.
+ */
+const SIGNED_ANEW =
+  /^\s*(?:(aws4-[^\s,]*|digest|hawk|negotiate|ntlm|signature|hmac[^\s,]*)(?:\s|$)|(oauth)\s+[\w.~-]+\s*=\s*[^=\s])/i
+
+/** The scheme that makes the caller's `Authorization` anew for each request; null: none does. */
+function schemeSignedAnew(headers: RawHeaders, { caller }: ScopePolicy): string | null {
+  if (!caller.some(({ kind, name }) => kind === 'header' && name === 'authorization')) return null
+  for (const line of linesOf(headers, 'authorization')) {
+    const [, scheme, oauth] = SIGNED_ANEW.exec(line) ?? []
+    const found = scheme ?? oauth
+    if (found !== undefined) return found
+  }
+  return null
+}
+
 /** Claims of a verified token; null: the request carries no token. */
 export type Claims = Readonly<Record<string, unknown>>
 
@@ -32,6 +51,12 @@ export function readCaller(headers: RawHeaders, scope: ScopePolicy, claims: Clai
   if (unusable) {
     const detail = `the claim ${unusable.name} of the token is absent, empty, or neither a string, a safe integer nor a boolean`
     return { kind: 'missing', status: 401, detail, cause: null }
+  }
+  const scheme = schemeSignedAnew(headers, scope)
+  if (scheme !== null) {
+    const detail = `Authorization of the scheme ${scheme} is made anew for each request, so a retry would be another caller; nothing was executed. The operator has to set scope.caller to what stays the same in a retry`
+    const cause = `Authorization of the scheme ${scheme} is made anew for each request: set scope.caller to a header, cookie or claim that stays the same in a retry, or to none if all callers are one`
+    return { kind: 'missing', status: 400, detail, cause }
   }
   const parts = scope.caller.map((source) => attribute(headers, claims, source))
   if (!parts.includes(null)) return { kind: 'caller', parts }

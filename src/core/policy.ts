@@ -82,8 +82,8 @@ export interface FingerprintPolicy {
   /** JSON pointers (RFC 6901). At most one of `ignore` and `only` is not empty. */
   readonly ignore: readonly string[]
   readonly only: readonly string[]
-  /** Lower-case header names. */
-  readonly headers: readonly string[]
+  /** Lower-case header names that count beside those of {@link SELECTING}; null: neither counts. */
+  readonly headers: readonly string[] | null
   readonly query: 'include' | 'ignore' | 'sorted'
 }
 
@@ -155,6 +155,10 @@ export interface RouteMatch {
   readonly methods: readonly string[]
   readonly path: string
   readonly exact: boolean
+  /** Whether letter case counts. */
+  readonly case: 'sensitive' | 'insensitive'
+  /** Whether `;v=1` after a segment counts. */
+  readonly parameters: 'keep' | 'strip'
 }
 
 export interface RouteLimits {
@@ -195,7 +199,10 @@ export interface RoutePolicy extends Retention {
   readonly outcomes: OutcomeTable
   readonly onLeaseExpired: 'unknown' | 'retry'
   readonly onStoreUnavailable: 'reject' | 'bypass'
-  readonly keep: 'response' | 'outcome'
+  /** `stream`: finished streams, too. */
+  readonly keep: 'response' | 'outcome' | 'stream'
+  /** Whether answers are passed on while they are made. */
+  readonly stream: 'auto' | 'always' | 'never'
   /** Lower-case header names left out of a replay. */
   readonly excludeHeaders: ReadonlySet<string>
   readonly statusHeader: boolean

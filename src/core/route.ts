@@ -31,26 +31,81 @@ export function policyNamed(
   return name === defaults.name ? defaults : (routes.find((route) => route.name === name) ?? null)
 }
 
+interface CompiledRoute {
+  readonly policy: RoutePolicy
+  readonly methods: ReadonlySet<string>
+  readonly pattern: PathPattern
+}
+
+/** The name of the policy of requests that match no route. */
+const DEFAULT_NAME = 'default'
+
+type Folding = Pick<RouteMatch, 'case' | 'parameters'>
+const LOOSE: Folding = { case: 'insensitive', parameters: 'strip' }
+/** What {@link LOOSE} or a file extension can change. */
+const UNUSUAL = /[A-Z;.]/
+
+/** A normalised path as the route compares it. */
+export function foldedPath({ case: cases, parameters }: Folding, path: string): string {
+  const bare =
+    parameters === 'strip' && path.includes(';') ? normalisePath(path.replace(/;[^/]*/g, '')) : path
+  return cases === 'insensitive' ? bare.toLowerCase() : bare
+}
+
+/** The path that a route compares, and that identifies records: as sent under `match.exact`, else in normal form. */
+export function comparedPath(match: RouteMatch, target: RequestTarget): string {
+  return match.exact ? target.rawPath : foldedPath(match, target.path)
+}
+
+function patternOf(match: RouteMatch): PathPattern {
+  const { segments, rest } = pathPattern(match.path, match.exact)
+  if (match.exact) return { segments, rest }
+  const folded = segments.map((segment) =>
+    segment === null ? null : foldedPath(match, `/${segment}`).slice(1),
+  )
+  return { segments: folded, rest }
+}
+
 /** Finds the route of a request. */
 export class Router {
-  readonly #routes: readonly {
-    readonly policy: RoutePolicy
-    readonly methods: ReadonlySet<string>
-    readonly pattern: PathPattern
-  }[]
+  readonly #routes: readonly CompiledRoute[]
+  /** For near misses. */
+  readonly #loose: readonly CompiledRoute[]
+  /** No route's path has anything {@link UNUSUAL}, so that a request without it cannot be a near miss. */
+  readonly #isUsuallyPlain: boolean
 
   constructor(routes: readonly RoutePolicy[]) {
     this.#routes = routes.map((policy) => ({
       policy,
       methods: new Set(policy.match.methods),
-      pattern: pathPattern(policy.match.path, policy.match.exact),
+      pattern: patternOf(policy.match),
     }))
+    this.#loose = routes
+      .filter((policy) => policy.name !== DEFAULT_NAME && readsKeys(policy))
+      .map((policy) => ({
+        policy,
+        methods: new Set(policy.match.methods),
+        pattern: patternOf({ ...policy.match, ...LOOSE, exact: false }),
+      }))
+    this.#isUsuallyPlain = this.#loose.every(({ policy }) => !UNUSUAL.test(policy.match.path))
   }
 
   match(method: string, target: RequestTarget): RoutePolicy | null {
     for (const { policy, methods, pattern } of this.#routes)
-      if (methods.has(method) && matches(pattern, policy.match.exact ? target.rawPath : target.path))
-        return policy
+      if (methods.has(method) && matches(pattern, comparedPath(policy.match, target))) return policy
+    return null
+  }
+
+  /**
+   * The route that a request which matches none would match if letter case, `;parameters` and a file extension did not count (contract §15);
+   * null: none.
+   */
+  nearMiss(method: string, { path }: RequestTarget): RoutePolicy | null {
+    if (this.#isUsuallyPlain && !UNUSUAL.test(path)) return null
+    const loose = foldedPath(LOOSE, path)
+    const bare = loose.replace(/\.[a-z0-9]+$/, '')
+    for (const { policy, methods, pattern } of this.#loose)
+      if (methods.has(method) && (matches(pattern, loose) || matches(pattern, bare))) return policy
     return null
   }
 }
@@ -115,10 +170,29 @@ export function overlaps(a: PathPattern, b: PathPattern): boolean {
   return a.rest === b.rest || common === 0
 }
 
-/** {@link covers}, of routes. An exact route matches one spelling alone, so it covers no other kind. */
+/** {@link covers}, of routes. A route that matches fewer spellings of its literal segments covers none that matches more. */
 export function routeCovers(wide: RouteMatch, narrow: RouteMatch): boolean {
   if (wide.exact && !narrow.exact) return false
-  return covers(pathPattern(wide.path, wide.exact), pathPattern(narrow.path, wide.exact))
+  const pattern = patternOf(wide)
+  const foldsLess =
+    !narrow.exact &&
+    ((narrow.case === 'insensitive' && wide.case === 'sensitive') ||
+      (narrow.parameters === 'strip' && wide.parameters === 'keep'))
+  if (foldsLess && pattern.segments.some((segment) => segment !== null)) return false
+  return covers(
+    pattern,
+    patternOf({ ...narrow, ...(wide.exact ? {} : wide), path: narrow.path, exact: wide.exact }),
+  )
+}
+
+/** {@link overlaps}, of routes: whether some request matches both. Exact paths may have dot segments, so they are not compared with others. */
+export function routesOverlap(a: RouteMatch, b: RouteMatch): boolean {
+  if (a.exact !== b.exact) return true
+  const folding = {
+    case: a.case === 'insensitive' ? a.case : b.case,
+    parameters: a.parameters === 'strip' ? a.parameters : b.parameters,
+  }
+  return overlaps(patternOf({ ...a, ...folding }), patternOf({ ...b, ...folding }))
 }
 
 /** The segments of a record's path that its route calls `:name`, by name; percent-encoded as in the record. */

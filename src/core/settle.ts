@@ -146,7 +146,7 @@ export function bodiless(
  */
 export function completionTerms(
   route: Retention & {
-    readonly keep: 'response' | 'outcome'
+    readonly keep: RoutePolicy['keep']
     readonly limits: { readonly response: number }
   },
 ): string {
@@ -272,8 +272,20 @@ export const NOBODY = Buffer.alloc(16)
  * executed keeps the token: until a retry claims, late proof by the owner wins.
  */
 export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution): RecordDraft {
-  const { route, method, path, fingerprint, rawDigest, recipe, key, keySent, told, toldTo, completion } =
-    record
+  const {
+    route,
+    method,
+    path,
+    fingerprint,
+    rawDigest,
+    recipe,
+    parts,
+    key,
+    keySent,
+    told,
+    toldTo,
+    completion,
+  } = record
   const { fence, attempts, createdAt } = record
   const base = {
     ...(keySent === undefined ? {} : { keySent }),
@@ -286,6 +298,7 @@ export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution)
     fingerprint,
     rawDigest,
     recipe,
+    parts,
     key,
     fence,
     attempts,
@@ -410,8 +423,13 @@ interface ProfileTable {
   readonly unavailable: { readonly retryAfter: Action; readonly otherwise: Action }
 }
 
-/** Statuses about the caller's standing or timing, sent before any work is done. */
-const NOTHING_DONE = [401, 403, 407, 408, 421, 425, 429]
+/**
+ * Statuses that by their definitions say that nothing was done (contract §7, §15): the request is wanted elsewhere, by somebody else, at
+ * another time, under another condition or in another form. A 303 is an answer: what it points to came of the request.
+ */
+const NOTHING_DONE = [307, 308, 401, 403, 407, 408, 412, 417, 421, 425, 426, 428, 429, 431]
+/** Statuses that say so where they come with `Retry-After`: what the request would change is busy. */
+const BUSY: ReadonlySet<number> = new Set([409, 423])
 
 function outcomes(serverError: Action, exact: Readonly<Record<number, Action>>): OutcomeTable {
   return {
@@ -457,6 +475,7 @@ export function classify(
   const table = TABLES[policy.profile]
   const own = lookUp(policy.outcomes, status)
   if (own !== undefined) return own
+  if (hasRetryAfter && BUSY.has(status)) return 'release'
   if (status === 503) return hasRetryAfter ? table.unavailable.retryAfter : table.unavailable.otherwise
   // A status below 200 is not final and proves nothing.
   return lookUp(table.outcomes, status) ?? 'unknown'

@@ -13,6 +13,7 @@ import {
 } from '../core/headers.ts'
 import { frame, normaliseHost } from '../core/identity.ts'
 import type { KeyPolicy } from '../core/policy.ts'
+import { SELECTING } from '../core/selecting.ts'
 import type { SentAttempt } from '../protect/request.ts'
 import type { Forward } from '../upstream/port.ts'
 
@@ -165,7 +166,8 @@ export function identifyingHeaders({
   const names = new Set<string>()
   for (const { key, scope, fingerprint } of [...routes, defaults]) {
     for (const source of [...key.from, ...scope.caller]) if (source.kind === 'header') names.add(source.name)
-    for (const name of [...fingerprint.headers, ...(key.derive?.headers ?? [])]) names.add(name)
+    const counted = fingerprint.headers === null ? [] : [...SELECTING, ...fingerprint.headers]
+    for (const name of [...counted, ...(key.derive?.headers ?? [])]) names.add(name)
     if (typeof key.forward === 'object') names.add(key.forward.header.toLowerCase())
   }
   return { names, folded: new Set([...names].map(foldedName)), fates: new Map() }

@@ -4,6 +4,7 @@ import { carriesKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import type { RequestTarget } from '../core/route.ts'
+import { comparedPath } from '../core/route.ts'
 import { guard, newProgress } from '../protect/guard.ts'
 import type { WalkPorts } from '../protect/ports.ts'
 import type { BodyReading, ProtectedRequest, SentAttempt } from '../protect/request.ts'
@@ -103,7 +104,7 @@ export class ReceivedRequest implements ProtectedRequest {
     this.route = route
     this.method = method
     this.target = target.origin
-    this.path = route.match.exact ? target.rawPath : target.path
+    this.path = comparedPath(route.match, target)
     this.query = target.query
     this.host = route.scope.host ? hostOf(rawHeaders, peer) : null
     this.headers = rawHeaders

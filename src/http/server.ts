@@ -77,6 +77,7 @@ export interface TrafficOptions {
   readonly passFailed: (method: string, cause: string) => void
   /** Called when a request carries this proxy's own `CDN-Loop` entry. */
   readonly onLoop: (method: string) => void
+  readonly onNearMiss: NearMissHandler
   readonly onBug: (error: unknown) => void
 }
 
@@ -84,7 +85,7 @@ export interface TrafficOptions {
 export function trafficServer(options: TrafficOptions): TrafficServer {
   const { inForce, loop, ports, upstream, onBug } = options
   const { config } = inForce
-  const routing = routingOf(inForce, { host: upstream.host, loop })
+  const routing = routingOf(inForce, { host: upstream.host, loop }, options.onNearMiss)
   const proxies = new TrustedProxies(config.trustProxy)
   const peerOf = (connection: PeerSocket): Peer =>
     (connection[kPeer] ??= proxies.peerOf(connection.remoteAddress))
@@ -310,17 +311,26 @@ export type Way =
   /** The proxy's own endpoints. */
   | { readonly kind: 'issue' | 'status' | 'policy' }
 
+/** Called for a request that matches no route, and would match this one if case, `;parameters` or an extension did not count. */
+export type NearMissHandler = (route: string, method: string, path: string) => void
+
 /** Dispatches requests by one configuration. A request keeps the routing it arrived under. */
 export class Routing {
   readonly config: Config
   readonly router: Router
   readonly forwarding: Forwarding
   #policy: string | null = null
+  readonly #onNearMiss: NearMissHandler
   readonly #issuerPath: string | null
   readonly #statusPath: string | null
 
-  constructor(config: Config, upstream: Pick<Forwarding, 'host' | 'loop'>) {
+  constructor(
+    config: Config,
+    upstream: Pick<Forwarding, 'host' | 'loop'>,
+    onNearMiss: NearMissHandler = () => {},
+  ) {
     this.config = config
+    this.#onNearMiss = onNearMiss
     this.router = new Router(policiesOf(config))
     this.forwarding = { ...upstream, counted: identifyingHeaders(config) }
     const { issuer, status } = config
@@ -339,6 +349,10 @@ export class Routing {
     const own = this.#ownEndpoint(method, target)
     if (own !== null) return { kind: own }
     const route = this.router.match(method, target)
+    if (route === null || route === config.defaults) {
+      const near = this.router.nearMiss(method, target)
+      if (near !== null) this.#onNearMiss(near.name, method, target.path)
+    }
     if (route === null && config.unmatched === 'reject') return { kind: 'refuse' }
     if (route === null || !readsKeys(route)) return { kind: 'pass', route, ignored: false }
     // Only routes can require a key.
@@ -360,10 +374,11 @@ export class Routing {
 export function routingOf(
   inForce: InForce,
   upstream: ConstructorParameters<typeof Routing>[1],
+  onNearMiss?: NearMissHandler,
 ): () => Routing {
-  let routing = new Routing(inForce.config, upstream)
+  let routing = new Routing(inForce.config, upstream, onNearMiss)
   return () => {
-    if (routing.config !== inForce.config) routing = new Routing(inForce.config, upstream)
+    if (routing.config !== inForce.config) routing = new Routing(inForce.config, upstream, onNearMiss)
     return routing
   }
 }

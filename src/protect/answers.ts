@@ -67,8 +67,21 @@ export function answerFromRecord(
       }
     }
     case 'reused': {
-      const detail = `this key was first used for another request: its ${comparedBy(route)} differs, or something else that the route compares`
-      const more = { status: route.misuseStatus, instance: id }
+      const { differing, byBytes } = existing
+      const what =
+        differing === null
+          ? `its ${comparedBy(route)} differs, or something else that the route compares`
+          : `its ${differing.join(' and ')} ${differing.length === 1 ? 'differs' : 'differ'}`
+      // Other bytes may be the same request: a new key would execute it again.
+      const how = byBytes
+        ? '; bodies could only be compared as bytes, which may differ although they mean the same'
+        : ''
+      const detail = `this key was first used for another request: ${what}${how}`
+      const more = {
+        status: route.misuseStatus,
+        instance: id,
+        ...(byBytes ? ({ retry: 'no' } as const) : {}),
+      }
       return refuse('misuse', 'idempotency_key_reused', detail, more, found)
     }
     case 'in_progress': {

@@ -196,7 +196,12 @@ export async function execute(
   try {
     const { method, target } = request
     const headers = request.upstreamHeaders({ id, key, fence: attempt.fence })
-    const sent = { method, target, headers, responseLimit: route.limits.response, ...lent(progress, body) }
+    const responding = {
+      responseLimit: route.limits.response,
+      stream: route.stream,
+      keepsStream: route.keep === 'stream',
+    }
+    const sent = { method, target, headers, ...responding, ...lent(progress, body) }
     // Without a claim there is no lease to lapse.
     result = await ports.forward(unclaimed === null ? { ...sent, mayBegin: isSure } : sent)
   } catch (error) {
@@ -231,11 +236,14 @@ export async function execute(
       const leave = ports.inFlight.remain()
       void live.done
         .then((end) => {
+          const { kept } = live
+          const result = kept === null ? withoutBody(live, why) : keptResult(route, kept)
           const ended =
             end === 'complete'
-              ? outcomeOf(route, request.headers, live, declaredOutcome, withoutBody(live, why))
+              ? outcomeOf(route, request.headers, kept ?? live, declaredOutcome, result)
               : unknownBecause('the upstream broke off its answer', live.status)
-          return finish(ports, progress, execution, ended, NOTHING_HELD)
+          const held = shared(() => live.release())()
+          return finish(ports, progress, execution, ended, held)
         })
         .finally(leave)
       const facts: Facts = { outcome, before, after: 'in_progress', fence }

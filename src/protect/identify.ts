@@ -1,6 +1,6 @@
 import { SHORT_BODY } from '../core/body/json-text.ts'
-import { Digests } from '../core/fingerprint.ts'
-import { essence, linesOf, RESPONSE_HEADER } from '../core/headers.ts'
+import { Digests, type ReadableBody } from '../core/fingerprint.ts'
+import { essence, isEncoded, linesOf, RESPONSE_HEADER } from '../core/headers.ts'
 import { type KeyQualifier, readCaller, recordId } from '../core/identity.ts'
 import {
   derivedParts,
@@ -24,6 +24,7 @@ import { atOnce } from '../core/steps.ts'
 import { inSteps } from '../runtime/scheduling.ts'
 import { nullIfUnavailable } from '../store/records.ts'
 import { refuse, storeUnavailable } from './answers.ts'
+import { readableBody } from './coding.ts'
 import type { WalkPorts } from './ports.ts'
 import type { Answer, Problem, ProtectedRequest } from './request.ts'
 
@@ -150,10 +151,28 @@ export function identify(
   body: Buffer,
 ): Identification | Promise<Identification> {
   const { headers, route } = request
-  if (!keyNeedsBody(route.key)) return identifyBy(ports, request, head, body, NOTHING_READ)
-  const reading = readKeyBody(headers, body, route.key, head.key.kind === 'missing')
-  if (body.length <= SHORT_BODY) return identifyBy(ports, request, head, body, atOnce(reading))
-  return inSteps(reading).then((read) => identifyBy(ports, request, head, body, read))
+  if (!isEncoded(headers)) return identifyRead(ports, request, head, { sent: body, headers, body })
+  return readableBody(headers, body, route.limits.request).then((readable) =>
+    identifyRead(ports, request, head, { sent: body, ...readable }),
+  )
+}
+
+/** A body as sent and as it is read. */
+interface Upload extends ReadableBody {
+  readonly sent: Buffer
+}
+
+function identifyRead(
+  ports: IdentifyPorts,
+  request: ProtectedRequest,
+  head: RequestHead,
+  upload: Upload,
+): Identification | Promise<Identification> {
+  const { key } = request.route
+  if (!keyNeedsBody(key)) return identifyBy(ports, request, head, upload, NOTHING_READ)
+  const reading = readKeyBody(upload.headers, upload.body, key, head.key.kind === 'missing')
+  if (upload.body.length <= SHORT_BODY) return identifyBy(ports, request, head, upload, atOnce(reading))
+  return inSteps(reading).then((read) => identifyBy(ports, request, head, upload, read))
 }
 
 const NOTHING_READ: KeyBody = { json: null, fields: new Map(), values: new Map() }
@@ -162,7 +181,7 @@ function identifyBy(
   ports: IdentifyPorts,
   request: ProtectedRequest,
   head: RequestHead,
-  body: Buffer,
+  upload: Upload,
   read: KeyBody,
 ): Identification | Promise<Identification> {
   const { route, headers } = request
@@ -188,9 +207,9 @@ function identifyBy(
         }
   const timed =
     firstSent.kind === 'sent' || route.key.issuedOnly || (derive !== null && derive.bucket !== null)
-  if (!timed) return identified(ports, request, parts, keyAt(0), body, read, true, null)
+  if (!timed) return identified(ports, request, parts, keyAt(0), upload, read, true, null)
   const firstSentAt = firstSent.kind === 'sent' ? firstSent.at : null
-  return identifyByTime(ports, request, parts, keyAt, firstSentAt, body, read)
+  return identifyByTime(ports, request, parts, keyAt, firstSentAt, upload, read)
 }
 
 /** For requests whose key or validity depends on the store's time. */
@@ -200,7 +219,7 @@ async function identifyByTime(
   caller: Identified['caller'],
   keyAt: (now: Millis) => NamedKey,
   firstSentAt: Millis | null,
-  body: Buffer,
+  upload: Upload,
   read: KeyBody,
 ): Promise<Identification> {
   const { route } = request
@@ -220,7 +239,7 @@ async function identifyByTime(
   if (issued === 'forged') return refuseKey('not a key issued by this proxy')
   const mayClaim = issued === 'valid'
   const bornAt = route.key.issuedOnly ? issuedAt(named.key) : null
-  return identified(ports, request, caller, named, body, read, mayClaim, bornAt ?? firstSentAt)
+  return identified(ports, request, caller, named, upload, read, mayClaim, bornAt ?? firstSentAt)
 }
 
 function identified(
@@ -228,7 +247,7 @@ function identified(
   request: ProtectedRequest,
   caller: Identified['caller'],
   { key, qualifier, derived }: NamedKey,
-  body: Buffer,
+  upload: Upload,
   read: KeyBody,
   mayClaim: boolean,
   toldBirth: Millis | null,
@@ -236,10 +255,10 @@ function identified(
   const { route, method, path, host, span, progress } = request
   const id = recordId(ports.namespace, route, caller, method, path, key, qualifier, host)
   progress.id = id
-  const asked = new Digests(request, body, route.fingerprint, ports.namespace.secret)
+  const asked = new Digests(request, upload.sent, route.fingerprint, ports.namespace.secret, upload)
   const operation = (): Operation => {
-    const { fingerprint, rawDigest, recipe } = asked
-    const usual = { route: route.name, method, path, fingerprint, rawDigest, recipe, key: null, span }
+    const { fingerprint, rawDigest, recipe, parts } = asked
+    const usual = { route: route.name, method, path, fingerprint, rawDigest, recipe, parts, key: null, span }
     const sent = identifiersOf(ports, request, id, key, qualifier, read)
     const draft = sent === null ? usual : { ...usual, ...sent, lease: route.lease }
     return route.key.forwardFence ? { ...draft, completion: completionTerms(route) } : draft

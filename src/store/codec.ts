@@ -141,6 +141,7 @@ export function storedSpans(draft: RecordDraft, spans: Spans): Spans {
 /** Fields newer than the first release, by name: releases skip names they do not know. Only fields with a value are written. */
 function extensionsOf(draft: RecordDraft): [name: string, value: string][] {
   const named: [string, string][] = []
+  if (draft.parts !== undefined) named.push(['parts', draft.parts])
   if (draft.key !== null) named.push(['key', draft.key])
   if (draft.keySent !== undefined) named.push(['key-sent', draft.keySent])
   if (draft.told !== undefined) named.push(['told', draft.told.join(' ')])
@@ -182,7 +183,8 @@ function numberIn(named: ReadonlyMap<string, string>, name: string): number | un
 
 function operationOf(
   named: ReadonlyMap<string, string>,
-): Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo' | 'lease' | 'span' | 'completion'> {
+): Pick<Operation, 'parts' | 'key' | 'keySent' | 'told' | 'toldTo' | 'lease' | 'span' | 'completion'> {
+  const parts = named.get('parts')
   const keySent = named.get('key-sent')
   const told = IDENTIFIERS.filter((name) => named.get('told')?.split(' ').includes(name))
   const toldTo = named.get('told-to')
@@ -191,6 +193,7 @@ function operationOf(
   const completion = named.get('completion')
   return {
     key: named.get('key') ?? null,
+    ...(parts === undefined ? {} : { parts }),
     ...(keySent === undefined ? {} : { keySent }),
     ...(told.length === 0 ? {} : { told }),
     ...(toldTo === undefined ? {} : { toldTo }),

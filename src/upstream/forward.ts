@@ -6,6 +6,7 @@ import {
   isFieldValue,
   isNeverUpstreams,
   linesOf,
+  type RawHeaders,
 } from '../core/headers.ts'
 import type { Millis, StoredResponse } from '../core/record.ts'
 import { BodyBuffer, type Budget } from '../runtime/limits.ts'
@@ -35,6 +36,17 @@ export function forwarder(transport: Transport, limits: ForwardLimits): Forward 
       const end = (result: Forwarded): void => ended.add({ resolve, result })
       transport.send(new Exchange(request, transport, patience, limits, end))
     })
+}
+
+/** Media types that are read while they are made (contract §15). */
+const STREAMED =
+  /^(?:text\/event-stream|application\/(?:(?:x-)?ndjson|jsonl|x-jsonlines|json-seq|stream\+json|grpc[^;\s]*|connect\+[^;\s]*)|multipart\/x-mixed-replace)\s*(?:;|$)/i
+
+function isStream(headers: RawHeaders): boolean {
+  return (
+    STREAMED.test(firstOf(headers, 'content-type') ?? '') ||
+    firstOf(headers, 'x-accel-buffering')?.trim().toLowerCase() === 'no'
+  )
 }
 
 /** Bytes of a live answer that are queued before a sink is attached. */
@@ -106,7 +118,10 @@ export class Exchange implements Exchanging {
     this.#head = { status, reason: reasonPhrase(reason), headers }
     const announced = describes ? 0 : Number(firstOf(raw, 'content-length') ?? 0)
     this.#body.announced = announced
-    if (/^text\/event-stream\b/i.test(firstOf(headers, 'content-type') ?? '')) this.#goLive('streamed')
+    const { stream = 'auto' } = this.request
+    // Without a body there is nothing to wait for.
+    const hasBody = !describes && status !== 204 && firstOf(raw, 'content-length')?.trim() !== '0'
+    if (hasBody && stream !== 'never' && (stream === 'always' || isStream(headers))) this.#goLive('streamed')
     else if (announced > this.request.responseLimit) this.#goLive('too_large')
   }
 
@@ -170,7 +185,9 @@ export class Exchange implements Exchanging {
   #goLive(why: 'streamed' | 'too_large' | 'no_room'): void {
     this.#limits.budget.give(this.#size)
     this.#size = 0
-    const live = new Live(this, this.#carrier as Carrier, this.#head as ResponseHead)
+    const { keepsStream = false, responseLimit } = this.request
+    const copy = why === 'streamed' && keepsStream ? new StreamCopy(responseLimit, this.#limits.budget) : null
+    const live = new Live(this, this.#carrier as Carrier, this.#head as ResponseHead, copy)
     this.#live = live
     const begun = this.#body.take()
     if (begun.length > 0) live.push(begun)
@@ -195,6 +212,37 @@ export function isTrailer(name: string): boolean {
   return !HOP_BY_HOP.has(name) && !isNeverUpstreams(name) && name !== 'trailer' && name !== 'content-length'
 }
 
+/** What a stream has brought so far, as long as it may be kept. */
+class StreamCopy {
+  readonly #limit: number
+  readonly #budget: Budget
+  #chunks: Buffer[] | null = []
+  #size = 0
+
+  constructor(limit: number, budget: Budget) {
+    this.#limit = limit
+    this.#budget = budget
+  }
+
+  add(chunk: Buffer): void {
+    if (this.#chunks === null) return
+    if (this.#size + chunk.length > this.#limit || !this.#budget.take(chunk.length)) return this.drop()
+    this.#size += chunk.length
+    this.#chunks.push(chunk)
+  }
+
+  /** Null: it became too large. */
+  body(): Buffer | null {
+    return this.#chunks && Buffer.concat(this.#chunks)
+  }
+
+  drop(): void {
+    this.#budget.give(this.#size)
+    this.#size = 0
+    this.#chunks = null
+  }
+}
+
 type ResponseHead = Pick<StoredResponse, 'status' | 'reason' | 'headers'>
 
 class Live implements LiveResponse {
@@ -205,13 +253,20 @@ class Live implements LiveResponse {
   readonly #exchange: Exchanging
   readonly #carrier: Carrier
   readonly #finish: (end: 'complete' | 'broken') => void
+  readonly #copy: StreamCopy | null
   #queue: Buffer[] = []
   #queued = 0
   #sink: LiveSink | null = null
   #ended: readonly string[] | null = null
   #broken = false
 
-  constructor(exchange: Exchanging, carrier: Carrier, { status, reason, headers }: ResponseHead) {
+  constructor(
+    exchange: Exchanging,
+    carrier: Carrier,
+    { status, reason, headers }: ResponseHead,
+    copy: StreamCopy | null,
+  ) {
+    this.#copy = copy
     this.#exchange = exchange
     this.#carrier = carrier
     this.status = status
@@ -241,7 +296,19 @@ class Live implements LiveResponse {
     this.#carrier.abort(this.#exchange, new Error('nobody reads the answer'))
   }
 
+  get kept(): StoredResponse | null {
+    const body = this.#ended === null ? null : (this.#copy?.body() ?? null)
+    if (body === null) return null
+    const { status, reason, headers } = this
+    return { status, reason, headers: [...headers], body, trailers: [...(this.#ended ?? [])] }
+  }
+
+  release(): void {
+    this.#copy?.drop()
+  }
+
   push(chunk: Buffer): void {
+    this.#copy?.add(chunk)
     if (this.#sink !== null) {
       if (!this.#sink.write(chunk)) this.#carrier.pause(this.#exchange)
       return
@@ -259,6 +326,7 @@ class Live implements LiveResponse {
 
   fail(): void {
     this.#broken = true
+    this.#copy?.drop()
     this.#sink?.abort()
     this.#finish('broken')
   }

@@ -10,6 +10,10 @@ export interface UpstreamRequest {
   readonly body: Buffer
   /** Largest response body that is buffered; more is streamed live. */
   readonly responseLimit: number
+  /** Whether the answer is passed on while it is made: `auto`, the default, by its media type (contract §15). */
+  readonly stream?: 'auto' | 'always' | 'never'
+  /** Keeps a stream of at most `responseLimit` bytes, too: {@link LiveResponse.kept}. */
+  readonly keepsStream?: boolean
   /** Called once the answer is complete and no socket holds any of the body. */
   readonly onTaken?: () => void
   /** Called right before the first byte is sent; false: do not send. */
@@ -52,6 +56,10 @@ export interface LiveResponse {
   abandon(): void
   /** Settles when the upstream's answer has ended; never rejects. */
   readonly done: Promise<'complete' | 'broken'>
+  /** Once it is complete: all of it, where the request asked for that and there was room; else null. */
+  readonly kept: StoredResponse | null
+  /** Returns the room of what was kept to the budget. */
+  release(): void
 }
 
 export interface LiveSink {

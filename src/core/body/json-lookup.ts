@@ -77,10 +77,12 @@ export class LookedUp {
  */
 export function* lookUp(
   headers: RawHeaders,
-  body: Buffer,
+  sent: Buffer,
   pointers: readonly string[],
 ): Steps<LookedUp | null> {
-  if (isEncoded(headers) || !isUtf8(body)) return null
+  if (isEncoded(headers) || !isUtf8(sent)) return null
+  // Some clients begin with a byte order mark, which RFC 8259 lets a reader skip.
+  const body = sent.length >= 3 && sent.readUIntBE(0, 3) === 0xefbbbf ? sent.subarray(3) : sent
   const root = placesOf(pointers)
   const seen = new Map<PointerNode, LastValue>()
   // For each enclosing object or array: the byte that opens it, its place, and the number of items begun.

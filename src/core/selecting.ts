@@ -1,0 +1,100 @@
+import { hash } from 'node:crypto'
+import type { RawHeaders } from './headers.ts'
+import { frame, type Hmac, part } from './identity.ts'
+
+const SUBJECTS = 'tenant organization org account workspace project company merchant customer user'.split(' ')
+
+/**
+ * Headers that select whom or what a request acts on, in lower case (contract §15): with another of their values it is another
+ * operation, unless `fingerprint.headers` is `none`.
+ */
+export const SELECTING: ReadonlySet<string> = new Set([
+  'stripe-account',
+  'stripe-context',
+  'paypal-auth-assertion',
+  'x-goog-user-project',
+  'openai-organization',
+  'openai-project',
+  ...SUBJECTS.flatMap((subject) => [`x-${subject}`, `x-${subject}-id`]),
+])
+
+const LENGTHS: ReadonlySet<number> = new Set([...SELECTING].map(({ length }) => length))
+
+/** The lines whose names `counts`, by name in the order of names; null: none. */
+function linesByName(
+  headers: RawHeaders,
+  counts: (name: string) => boolean,
+): readonly (readonly [name: string, values: readonly string[]])[] | null {
+  let found: Map<string, string[]> | null = null
+  for (let i = 0; i + 1 < headers.length; i += 2) {
+    const field = headers[i] as string
+    if (!counts(field.toLowerCase())) continue
+    found ??= new Map()
+    const name = field.toLowerCase()
+    const values = found.get(name)
+    if (values === undefined) found.set(name, [headers[i + 1] as string])
+    else values.push(headers[i + 1] as string)
+  }
+  return found === null ? null : [...found].sort(([a], [b]) => (a < b ? -1 : 1))
+}
+
+function isSelecting(headers: RawHeaders): boolean {
+  for (let i = 0; i < headers.length; i += 2) {
+    const field = headers[i] as string
+    if (LENGTHS.has(field.length) && SELECTING.has(field.toLowerCase())) return true
+  }
+  return false
+}
+
+/** The selecting lines of a request, framed; empty: it has none. */
+export function selectingLines(headers: RawHeaders): string {
+  if (!isSelecting(headers)) return ''
+  const lines = linesByName(headers, (name) => SELECTING.has(name)) ?? []
+  return frame(lines.map(([name, values]) => part(name) + frame(values)))
+}
+
+/**
+ * What an operation was besides its body, so that a refusal can name the part that differs (contract §15): short digests of the query,
+ * the media type and each header that counts. Undefined: the usual one, JSON without a query or such a header.
+ */
+export function partsOf(
+  query: string,
+  mediaType: string,
+  headers: RawHeaders,
+  counted: readonly string[] | null,
+  key: Hmac | null,
+): string | undefined {
+  const names =
+    counted === null ? null : linesByName(headers, (name) => SELECTING.has(name) || counted.includes(name))
+  if (query === '' && mediaType === USUAL_TYPE && names === null) return undefined
+  const short = (text: string): string => {
+    const digest = key === null ? hash('sha256', text, 'buffer') : key.of(hash('sha256', text, 'buffer'))
+    return digest.toString('base64url', 0, DIGEST_BYTES)
+  }
+  const ofQuery = query === '' ? '' : short(query)
+  const ofType = mediaType === USUAL_TYPE ? '' : short(mediaType)
+  return [
+    `${ofQuery}/${ofType}`,
+    ...(names ?? []).map(([name, values]) => `${name}=${short(frame(values))}`),
+  ].join(' ')
+}
+
+const USUAL_TYPE = 'application/json'
+/** Enough to tell two values of one client apart. */
+const DIGEST_BYTES = 6
+
+/** The parts in which two operations differ: `query`, `media type`, the names of headers; else it is the `body`. */
+export function differingParts(one: string | undefined, other: string | undefined): readonly string[] {
+  const [first, second] = [one, other].map((parts = '/') => {
+    const [head = '', ...headers] = parts.split(' ')
+    const [query = '', type = ''] = head.split('/')
+    return new Map([
+      ['query', query],
+      ['media type', type],
+      ...headers.map((line) => line.split('=', 2) as [string, string]),
+    ])
+  }) as [Map<string, string>, Map<string, string>]
+  const names = new Set([...first.keys(), ...second.keys()])
+  const differing = [...names].filter((name) => first.get(name) !== second.get(name))
+  return differing.length === 0 ? ['body'] : differing
+}

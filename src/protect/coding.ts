@@ -1,0 +1,51 @@
+import { promisify } from 'node:util'
+import { brotliDecompress, gunzip, inflate, inflateRaw, zstdDecompress } from 'node:zlib'
+import type { ReadableBody } from '../core/fingerprint.ts'
+import { filterLines, linesOf, type RawHeaders } from '../core/headers.ts'
+
+type Decode = (body: Buffer, options: { readonly maxOutputLength: number }) => Promise<Buffer>
+
+const inflated: Decode = promisify(inflate)
+const inflatedRaw: Decode = promisify(inflateRaw)
+
+/** By content coding (RFC 9110 §8.4.1). Many clients send `deflate` without the zlib wrapper that it should have. */
+const DECODERS: ReadonlyMap<string, Decode> = new Map<string, Decode>([
+  ['gzip', promisify(gunzip)],
+  ['x-gzip', promisify(gunzip)],
+  ['deflate', (body, options) => inflated(body, options).catch(() => inflatedRaw(body, options))],
+  ['br', promisify(brotliDecompress)],
+  ['zstd', promisify(zstdDecompress)],
+])
+
+/** More than any client applies; a decoder may be made to run for each. */
+const MOST_CODINGS = 3
+
+/** The body to read and compare: decoded, or as sent where that is not possible. `limit`: bytes of the decoded body. */
+export async function readableBody(headers: RawHeaders, body: Buffer, limit: number): Promise<ReadableBody> {
+  const decoded = await decodedBody(headers, body, limit)
+  if (decoded === null) return { headers, body }
+  return { headers: filterLines(headers, (name) => name !== 'content-encoding'), body: decoded }
+}
+
+/**
+ * The body without its content codings; null where one is unknown, the body is broken, or more than `limit` bytes would come of it. The
+ * decoders run on other threads.
+ */
+async function decodedBody(headers: RawHeaders, body: Buffer, limit: number): Promise<Buffer | null> {
+  const codings = linesOf(headers, 'content-encoding')
+    .flatMap((line) => line.split(','))
+    .map((coding) => coding.trim().toLowerCase())
+    .filter((coding) => coding !== '' && coding !== 'identity')
+  if (codings.length > MOST_CODINGS) return null
+  let decoded = body
+  for (const coding of codings.toReversed()) {
+    const decode = DECODERS.get(coding)
+    if (decode === undefined) return null
+    try {
+      decoded = await decode(decoded, { maxOutputLength: limit })
+    } catch {
+      return null
+    }
+  }
+  return decoded
+}

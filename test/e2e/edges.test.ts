@@ -1,0 +1,425 @@
+import { brotliCompressSync, deflateRawSync, deflateSync, gzipSync, zstdCompressSync } from 'node:zlib'
+import t, { type Test } from 'tap'
+import { formatConfigError, loadConfig } from '../../src/config/load.ts'
+import { newKey } from '../support/e2e.ts'
+import { values } from '../support/exchange.ts'
+import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
+import { post, rawRequest } from '../support/raw.ts'
+import { type Seen, type UpstreamStub, upstreamStub } from '../support/upstream.ts'
+
+/** A proxy on a memory store before an upstream that answers as the test says; by default 201 with the number of the execution. */
+async function before(
+  t: Test,
+  yaml: string,
+  answer: (
+    seen: Seen,
+    n: number,
+  ) => { status?: number; headers?: Record<string, string>; body?: string } = () => ({}),
+): Promise<{ proxy: TestProxy; upstream: UpstreamStub; executed: () => number }> {
+  let n = 0
+  const upstream = await upstreamStub((seen, response) => {
+    const { status = 201, headers = {}, body = `execution ${++n}` } = answer(seen, n)
+    response.writeHead(status, headers).end(body)
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const proxy = await proxyInProcess(
+    `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\n${yaml}`,
+  )
+  t.teardown(() => proxy.drain())
+  return { proxy, upstream, executed: () => n }
+}
+
+interface Asked {
+  readonly status: number
+  readonly replayed: boolean
+  readonly text: string
+  readonly code: string | undefined
+  readonly retry: string | undefined
+  readonly detail: string
+}
+
+async function ask(
+  proxy: TestProxy,
+  key: string | null,
+  headers: Readonly<Record<string, string>> = {},
+  body: string | Buffer = '{"amount":1,"to":"bob"}',
+  path = '/v1/payments',
+): Promise<Asked> {
+  const response = await fetch(`${proxy.url}${path}`, {
+    method: 'POST',
+    redirect: 'manual',
+    headers: {
+      authorization: 'Bearer alice',
+      'content-type': 'application/json',
+      ...(key === null ? {} : { 'idempotency-key': key }),
+      ...headers,
+    },
+    body,
+  })
+  const text = await response.text()
+  const problem = response.headers.get('content-type') === 'application/problem+json' ? JSON.parse(text) : {}
+  const replayed = response.headers.get('idempotent-replayed') === 'true'
+  return {
+    status: response.status,
+    replayed,
+    text,
+    code: problem.code,
+    retry: problem.retry,
+    detail: problem.detail ?? '',
+  }
+}
+
+t.test('Y02 a caller that is made anew for each request is refused, whatever else it proves', async (t) => {
+  const { proxy, executed } = await before(t, '')
+  const anew = [
+    'AWS4-HMAC-SHA256 Credential=AKID/20261127/eu/execute-api/aws4_request, Signature=ab',
+    'AWS4-ECDSA-P256-SHA256 Credential=AKID, Signature=ab',
+    'OAuth realm="x", oauth_consumer_key="k", oauth_nonce="1", oauth_signature="s"',
+    'oauth oauth_consumer_key=k,oauth_nonce=1',
+    'Digest username="a", nonce="n", response="r"',
+    'Hawk id="a", ts="1", nonce="n", mac="m"',
+    'Negotiate YIIab',
+    'NTLM TlRMTVNTUAAB',
+    'Signature keyId="a",signature="s"',
+    'HMAC-SHA256 SignedHeaders=host&Signature=ab',
+    'HMAC id:ab',
+  ]
+  for (const authorization of anew) {
+    const refused = await ask(proxy, newKey(), { authorization })
+    t.match(refused, { status: 400, code: 'idempotency_caller_missing', retry: 'no' }, authorization)
+    t.match(refused.detail, new RegExp(`the scheme ${authorization.split(' ')[0]} .*scope\\.caller`))
+    t.equal((await ask(proxy, null, { authorization })).status, 201, 'without a key it passes')
+  }
+  t.equal(executed(), anew.length, 'N=0 for each with a key')
+  for (const authorization of [
+    'Bearer x',
+    'Basic eDp5',
+    'DPoP x',
+    'Token x',
+    'OAuth ya29.x==',
+    'Digestive x',
+  ]) {
+    const key = newKey()
+    t.equal((await ask(proxy, key, { authorization })).status, 201, authorization)
+    t.equal((await ask(proxy, key, { authorization })).replayed, true)
+  }
+  const chosen = await before(t, 'defaults: { scope: { caller: "header:x-user" } }')
+  const signed = { authorization: anew[0] as string, 'x-user': 'a' }
+  t.equal((await ask(chosen.proxy, 'k', signed)).status, 201, 'another caller is configured')
+})
+
+t.test('Y04 Y06 another account, tenant or part under one key is refused by its name', async (t) => {
+  const { proxy, executed } = await before(t, '')
+  const selecting = [
+    'stripe-account',
+    'stripe-context',
+    'paypal-auth-assertion',
+    'x-goog-user-project',
+    'openai-organization',
+    'openai-project',
+    ...'tenant organization org account workspace project company merchant customer user'
+      .split(' ')
+      .flatMap((subject) => [`x-${subject}`, `x-${subject}-id`]),
+  ]
+  for (const name of selecting) {
+    const key = newKey()
+    const first = executed()
+    t.equal((await ask(proxy, key, { [name]: 'A' })).status, 201, name)
+    t.equal((await ask(proxy, key, { [name]: 'A' }, '{"to":"bob", "amount":1}')).replayed, true)
+    for (const other of [{ [name]: 'B' }, {}]) {
+      const refused = await ask(proxy, key, other)
+      t.match(refused, { status: 422, code: 'idempotency_key_reused', retry: 'new-key' })
+      t.match(refused.detail, `its ${name} differs`)
+    }
+    t.equal(executed(), first + 1, 'N=1')
+  }
+  const key = newKey()
+  await ask(proxy, key, {}, undefined, '/p?a=1')
+  const differing: [string, Record<string, string>, string | undefined, string][] = [
+    ['body', {}, '{"amount":2}', '/p?a=1'],
+    ['query', {}, undefined, '/p?a=2'],
+    ['query', {}, undefined, '/p'],
+    ['media type', { 'content-type': 'text/plain' }, undefined, '/p?a=1'],
+    ['query and x-tenant-id', { 'x-tenant-id': '7' }, undefined, '/p'],
+  ]
+  for (const [name, headers, body, path] of differing)
+    t.match((await ask(proxy, key, headers, body, path)).detail, new RegExp(`its ${name} differs?$`), name)
+  const off = await before(t, 'defaults: { fingerprint: { headers: none } }')
+  await ask(off.proxy, 'k', { 'stripe-account': 'A' })
+  t.equal(
+    (await ask(off.proxy, 'k', { 'stripe-account': 'B' })).replayed,
+    true,
+    'headers: none takes them out',
+  )
+  const more = await before(t, 'defaults: { fingerprint: { headers: [x-shop] } }')
+  await ask(more.proxy, 'k', { 'x-shop': 'A', 'x-user': 'A' })
+  t.match((await ask(more.proxy, 'k', { 'x-shop': 'B', 'x-user': 'A' })).detail, 'its x-shop differs')
+  t.match((await ask(more.proxy, 'k', { 'x-shop': 'A', 'x-user': 'B' })).detail, 'its x-user differs')
+})
+
+t.test('Y05 the same JSON in another coding, order or length is the same request', async (t) => {
+  const { proxy, executed } = await before(t, 'limits: { request: 256KiB }')
+  const [one, other] = ['{"amount":1,"to":"bob"}', '{"to": "bob", "amount": 1.0}'].map((text) =>
+    Buffer.from(text),
+  ) as [Buffer, Buffer]
+  const codings: [string, (bytes: Buffer) => Buffer][] = [
+    ['gzip', gzipSync],
+    ['x-gzip', gzipSync],
+    ['GZIP', gzipSync],
+    ['deflate', deflateSync],
+    ['deflate', deflateRawSync],
+    ['br', brotliCompressSync],
+    ['zstd', zstdCompressSync],
+    ['deflate, gzip', (bytes) => gzipSync(deflateSync(bytes))],
+  ]
+  for (const [coding, encode] of codings) {
+    const key = newKey()
+    t.equal((await ask(proxy, key, { 'content-encoding': coding }, encode(one))).status, 201, coding)
+    t.equal((await ask(proxy, key, { 'content-encoding': coding }, encode(other))).replayed, true)
+    t.equal((await ask(proxy, key, {}, one)).replayed, true, 'and without the coding')
+  }
+  const long = 'x'.repeat(200_000)
+  await ask(proxy, 'long', {}, JSON.stringify({ long, n: 1 }))
+  t.equal((await ask(proxy, 'long', {}, `{"n":1, "long":"${long}"}`)).replayed, true, 'beyond 64 KiB')
+  t.equal(executed(), codings.length + 1)
+  const bytes: [string, Buffer, Buffer][] = [
+    [
+      'gzip',
+      gzipSync(JSON.stringify({ long: 'x'.repeat(300_000), n: 1 })),
+      gzipSync(`{"n":1,"long":"${'x'.repeat(300_000)}"}`),
+    ],
+    ['unheard-of', one, other],
+    ['gzip', one, other],
+    ['gzip, gzip, gzip, gzip', one, other],
+  ]
+  for (const [coding, first, second] of bytes) {
+    const key = newKey()
+    await ask(proxy, key, { 'content-encoding': coding }, first)
+    t.equal((await ask(proxy, key, { 'content-encoding': coding }, first)).replayed, true, 'the same bytes')
+    const refused = await ask(proxy, key, { 'content-encoding': coding }, second)
+    t.match(refused, { status: 422, retry: 'no' }, coding)
+    t.match(refused.detail, 'bodies could only be compared as bytes')
+  }
+})
+
+t.test('Y05 key sources in the body read decoded bodies, and skip a byte order mark', async (t) => {
+  const { proxy, executed } = await before(
+    t,
+    'routes: [{ name: hook, match: { path: /hook }, key: { from: ["json:/id"], presence: required } }]',
+  )
+  for (const body of ['{"id":"e1"}', '\ufeff{"id":"e2"}']) {
+    t.equal((await ask(proxy, null, {}, body, '/hook')).status, 201)
+    t.equal((await ask(proxy, null, { 'content-encoding': 'gzip' }, gzipSync(body), '/hook')).replayed, true)
+  }
+  t.equal(executed(), 2)
+})
+
+t.test('Y07 paths fold where asked, and a near miss is counted where not', async (t) => {
+  const { proxy, executed } = await before(
+    t,
+    [
+      'routes:',
+      '  - { name: pay, match: { path: /v1/payments }, key: required }',
+      '  - { name: folded, match: { path: "/V2/:id/Pay", case: insensitive, parameters: strip }, key: required }',
+    ].join('\n'),
+  )
+  const spellings = ['/v2/a/pay', '/V2/A/PAY', '/v2/a;v=1/pay;x', '/v2/;y/a/pay', '/v2/%61/Pay']
+  for (const path of spellings)
+    t.match(
+      await ask(proxy, null, {}, undefined, path),
+      { status: 400, code: 'idempotency_key_missing' },
+      path,
+    )
+  for (const path of spellings) await ask(proxy, 'k', {}, undefined, path)
+  t.equal(executed(), 1, 'one record for all of them')
+  for (const path of ['/v1/Payments', '/v1/payments;v=1', '/v1/payments.json', '/v1/PAYMENTS'])
+    t.equal((await ask(proxy, null, {}, undefined, path)).status, 201, `${path} matches no route`)
+  t.equal((await ask(proxy, null, {}, undefined, '/v1/other.json')).status, 201)
+  t.equal(await proxy.metric('idempotency_route_near_miss_total{route="pay"}'), 4)
+  t.equal(
+    proxy.log.filter(({ msg }) => /matches no route, and would match/.test(String(msg))).length,
+    1,
+    'warned once',
+  )
+})
+
+t.test('Y08 a wider route before a narrower one is named for each pair and method', async (t) => {
+  const check = (routes: string) =>
+    loadConfig({
+      file: 'f',
+      text: `upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "memory:" }\nroutes:\n${routes}`,
+      env: {},
+      flags: {},
+    })
+  const errors = check(
+    [
+      '  - { name: all, match: { methods: [POST], path: "/*" } }',
+      '  - { name: some, match: { methods: [PATCH], path: "/a/*" } }',
+      '  - { name: orders, match: { path: /a/orders }, key: required }',
+      '  - { name: lost, match: { methods: [POST], path: /lost } }',
+    ].join('\n'),
+  )
+  t.notOk(errors.ok)
+  const said = errors.ok ? [] : errors.errors.map(formatConfigError)
+  t.strictSame(
+    said.map((line) => /: ([A-Z]+ of .*);/.exec(line)?.[1]),
+    [
+      'POST of orders is answered by all (line 4), PATCH of orders is answered by some (line 5)',
+      'POST of lost is answered by all (line 4)',
+    ],
+  )
+  const warned = check(
+    '  - { name: all, match: { methods: [POST], path: "/*" } }\n  - { name: refunds, match: { path: /refunds } }',
+  )
+  t.ok(
+    warned.ok &&
+      warned.config.warnings.some((line) => line.includes('POST of refunds is answered by all (line 4)')),
+  )
+  const fine = check(
+    '  - { name: narrow, match: { path: /a/b }, key: required }\n  - { name: wide, match: { path: "/a/*" }, key: required }',
+  )
+  t.ok(fine.ok && fine.config.warnings.every((line) => !line.includes('answered by')))
+})
+
+t.test('Y09 Y10 statuses that say that nothing was done free the key in every profile', async (t) => {
+  const profiles = ['standard', 'strict', 'lenient', 'stripe']
+  const { proxy } = await before(
+    t,
+    `routes: [${profiles.map((name) => `{ name: ${name}, match: { path: "/${name}/*" }, profile: ${name}, scope: { caller: "header:authorization" } }`).join(', ')}]`,
+    ({ target }, n) => {
+      const [, status = '', after] = /\/(\d+)(\+)?$/.exec(target) ?? []
+      return {
+        status: Number(status),
+        headers: after === undefined ? {} : { 'Retry-After': '1' },
+        body: `${n}`,
+      }
+    },
+  )
+  const frees = [307, 308, 407, 412, 417, 421, 425, 426, 428, 431, '409+', '423+']
+  const keeps = [301, 302, 303, 404, 423]
+  for (const profile of profiles)
+    for (const [statuses, replayed] of [
+      [frees, false],
+      [keeps, true],
+    ] as const)
+      for (const status of statuses) {
+        // Not by fetch, which repeats a 421 and hides a 407.
+        const request = post(`/${profile}/${status}`, newKey(), '{}', ['Authorization: Bearer a'])
+        const answers = [await rawRequest(proxy.port, request), await rawRequest(proxy.port, request)]
+        const marks = answers.map((one) => values(one, 'idempotent-replayed').length)
+        t.strictSame(marks, [0, replayed ? 1 : 0], `${profile} ${status}`)
+      }
+})
+
+t.test('Y11 each kind of stream arrives while it is made; keep: stream replays it', async (t) => {
+  const types = [
+    'text/event-stream',
+    'application/x-ndjson',
+    'application/ndjson; charset=utf-8',
+    'application/jsonl',
+    'application/x-jsonlines',
+    'application/json-seq',
+    'application/stream+json',
+    'multipart/x-mixed-replace; boundary=x',
+    'application/grpc',
+    'application/grpc-web+proto',
+    'application/connect+json',
+  ]
+  const waiting = new Map<string, () => void>()
+  let n = 0
+  const upstream = await upstreamStub((seen, response) => {
+    n++
+    const type = decodeURIComponent(seen.target.split('=')[1] ?? '')
+    response.writeHead(200, type === 'accel' ? { 'X-Accel-Buffering': 'no' } : { 'Content-Type': type })
+    response.write('first')
+    waiting.set(seen.target, () => response.end('last'))
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const proxy = await proxyInProcess(
+    [
+      `upstream: { url: "${upstream.url}" }`,
+      'store: { url: "memory:" }',
+      'routes:',
+      '  - { name: kept, match: { path: /kept }, keep: stream }',
+      '  - { name: always, match: { path: /always }, stream: always }',
+    ].join('\n'),
+  )
+  t.teardown(() => proxy.drain())
+  const stream = async (path: string, type: string, key: string): Promise<[first: string, rest: string]> => {
+    const target = `${path}?type=${encodeURIComponent(type)}`
+    const response = await fetch(`${proxy.url}${target}`, {
+      method: 'POST',
+      headers: { authorization: 'Bearer alice', 'idempotency-key': key, 'content-type': 'application/json' },
+      body: '1',
+    })
+    const reader = (response.body as ReadableStream<Uint8Array>).getReader()
+    const text = (chunk: { value?: Uint8Array | undefined }): string =>
+      Buffer.from(chunk.value ?? []).toString()
+    const first = text(await reader.read())
+    // The upstream ends its answer only now.
+    waiting.get(target)?.()
+    waiting.delete(target)
+    let rest = ''
+    for (let chunk = await reader.read(); !chunk.done; chunk = await reader.read()) rest += text(chunk)
+    return [first, rest]
+  }
+  for (const type of [...types, 'accel']) {
+    t.strictSame(await stream('/pay', type, type), ['first', 'last'], type)
+  }
+  t.strictSame(await stream('/always', 'text/plain', 'k'), ['first', 'last'], 'stream: always')
+  const before = n
+  t.strictSame(await stream('/kept', 'application/x-ndjson', 'k'), ['first', 'last'])
+  while ((await proxy.metric('idempotency_completions_total{route="kept",result="stored"}')) === 0);
+  const replay = await ask(proxy, 'k', {}, '1', '/kept?type=application%2Fx-ndjson')
+  t.match(replay, { status: 200, replayed: true, text: 'firstlast' })
+  t.equal(n, before + 1, 'N=1')
+  const gone = await ask(proxy, 'application/x-ndjson', {}, '1', '/pay?type=application%2Fx-ndjson')
+  t.match(gone, { status: 409, code: 'idempotency_response_unavailable' }, 'by default a stream is not kept')
+})
+
+t.test('Y16 false means off or none, as Helm and YAML 1.1 write them', async (t) => {
+  const loaded = loadConfig({
+    file: 'f',
+    env: {},
+    flags: {},
+    text: [
+      'upstream: { url: "http://127.0.0.1:1" }',
+      'store: { url: "memory:", compression: false, spool: false, wait: false, migrate: false }',
+      'admin: { listen: false }',
+      'audit: { file: false }',
+      'status: { path: false }',
+      'limits: { newKeys: false }',
+      'routes:',
+      '  - name: pay',
+      '    match: { path: /p }',
+      '    mode: false',
+      '    tombstone: false',
+      '    respondWithin: false',
+      '    reconcile: false',
+      '    authorizeReplay: false',
+      '    key: { derive: false, forward: false }',
+      '    scope: { caller: false }',
+      '    fingerprint: { headers: false }',
+    ].join('\n'),
+  })
+  t.ok(loaded.ok, loaded.ok ? '' : loaded.errors.map(formatConfigError).join('\n'))
+  if (!loaded.ok) return
+  const { admin, limits: _l, routes, status } = loaded.config
+  t.match([admin.listen, status.path], [null, null])
+  t.match(routes[0], {
+    mode: 'off',
+    tombstone: 0,
+    respondWithin: null,
+    reconcile: null,
+    key: { derive: null, forward: 'none' },
+    scope: { caller: [] },
+    fingerprint: { headers: null },
+  })
+  const refused = loadConfig({
+    file: 'f',
+    env: {},
+    flags: {},
+    text: 'upstream: { url: "http://127.0.0.1:1" }\nlog: { level: false }\ndefaults: { keep: false }',
+  })
+  t.equal(refused.ok ? 0 : refused.errors.length, 2, 'where neither word is allowed it stays an error')
+})
