@@ -11,7 +11,7 @@ import {
 } from 'yaml'
 import type { Findings, SourcePosition } from './errors.ts'
 import { FILE, type FileConfig } from './properties.ts'
-import { type PropertyRow, requiredIn, scalarOf } from './rows.ts'
+import { type PropertyRow, required, requiredIn, scalarOf } from './rows.ts'
 
 import { type Parsed, quote, type Scalar } from './units.ts'
 
@@ -175,6 +175,7 @@ function unknownProperty(row: PropertyRow, name: string, path: string): string {
 
 /** Where a route's property at the top level belongs: `ttl` → `defaults.ttl`. */
 function deeper({ defaults, routes }: Readonly<Record<string, PropertyRow>>, name: string): string | null {
+  if (routes?.list?.items.group?.[name]?.byDefault === required) return `routes[].${name}`
   if (Object.hasOwn(defaults?.group ?? {}, name)) return `defaults.${name}`
   return Object.hasOwn(routes?.list?.items.group ?? {}, name) ? `routes[].${name}` : null
 }

@@ -288,6 +288,7 @@ export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution)
   } = record
   const { fence, attempts, createdAt } = record
   const base = {
+    ...(parts === undefined ? {} : { parts }),
     ...(keySent === undefined ? {} : { keySent }),
     ...(told === undefined ? {} : { told }),
     ...(toldTo === undefined ? {} : { toldTo }),
@@ -298,7 +299,6 @@ export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution)
     fingerprint,
     rawDigest,
     recipe,
-    parts,
     key,
     fence,
     attempts,

@@ -48,6 +48,7 @@ void t.test('a minimal file has every default of the property table (contract §
     onLeaseExpired: 'unknown',
     onStoreUnavailable: 'reject',
     keep: 'response',
+    stream: 'auto',
     excludeHeaders: new Set(),
     authorizeReplay: null,
     reconcile: null,
@@ -102,8 +103,24 @@ void t.test('a minimal file has every default of the property table (contract §
     log: { level: 'info', format: 'auto' },
     trustProxy: [],
     unmatched: 'protect',
-    defaults: { name: 'default', match: { methods: ['POST', 'PATCH'], path: '/*', exact: false }, ...policy },
-    routes: [{ name: 'a', match: { methods: ['POST', 'PATCH'], path: '/a', exact: false }, ...policy }],
+    defaults: {
+      name: 'default',
+      match: { methods: ['POST', 'PATCH'], path: '/*', exact: false, case: 'sensitive', parameters: 'keep' },
+      ...policy,
+    },
+    routes: [
+      {
+        name: 'a',
+        match: {
+          methods: ['POST', 'PATCH'],
+          path: '/a',
+          exact: false,
+          case: 'sensitive',
+          parameters: 'keep',
+        },
+        ...policy,
+      },
+    ],
   })
 })
 

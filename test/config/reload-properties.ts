@@ -191,8 +191,13 @@ const policies = fc.uniqueArray(
 const routed: fc.Arbitrary<Routed> = fc
   .record({ list: policies, unmatched: fc.constantFrom('protect', 'pass') })
   .map(({ list, unmatched }) => ({
-    routes: list.map(({ name, ...match }) => route({ name, match })),
-    defaults: route({ name: 'default', match: { methods: ['POST', 'PATCH'], path: '/*', exact: false } }),
+    routes: list.map(({ name, ...match }) =>
+      route({ name, match: { ...match, case: 'sensitive', parameters: 'keep' } }),
+    ),
+    defaults: route({
+      name: 'default',
+      match: { methods: ['POST', 'PATCH'], path: '/*', exact: false, case: 'sensitive', parameters: 'keep' },
+    }),
     unmatched,
   }))
 

@@ -1,7 +1,13 @@
 import fc from 'fast-check'
 import type { RequestContent } from '../../src/core/fingerprint.ts'
 import { type KeyBody, readKeyBody } from '../../src/core/key.ts'
-import type { FingerprintPolicy, KeyPolicy, RoutePolicy, ScopePolicy } from '../../src/core/policy.ts'
+import type {
+  FingerprintPolicy,
+  KeyPolicy,
+  RouteMatch,
+  RoutePolicy,
+  ScopePolicy,
+} from '../../src/core/policy.ts'
 import type {
   Completed,
   CompletedResponse,
@@ -51,9 +57,13 @@ export const FINGERPRINT: FingerprintPolicy = {
 
 const HOUR = 3_600_000
 
+export function matching(methods: readonly string[], path: string, exact = false): RouteMatch {
+  return { methods, path, exact, case: 'sensitive', parameters: 'keep' }
+}
+
 export const ROUTE: RoutePolicy = {
   name: 'create-payment',
-  match: { methods: ['POST', 'PATCH'], path: '/v1/payments', exact: false },
+  match: matching(['POST', 'PATCH'], '/v1/payments'),
   mode: 'enforce',
   profile: 'standard',
   key: KEY,
@@ -72,6 +82,7 @@ export const ROUTE: RoutePolicy = {
   onLeaseExpired: 'unknown',
   onStoreUnavailable: 'reject',
   keep: 'response',
+  stream: 'auto',
   excludeHeaders: new Set(),
   statusHeader: false,
   authorizeReplay: null,
@@ -81,7 +92,7 @@ export const ROUTE: RoutePolicy = {
 
 export function routeOf(path: string, more: Partial<RoutePolicy> & { exact?: boolean } = {}): RoutePolicy {
   const { exact = false, ...policy } = more
-  return { ...ROUTE, name: path, match: { methods: ['POST', 'PATCH'], path, exact }, ...policy }
+  return { ...ROUTE, name: path, match: matching(['POST', 'PATCH'], path, exact), ...policy }
 }
 
 /** A POST of JSON; `body` as text is UTF-8. */

@@ -17,7 +17,7 @@ import {
   routeCovers,
   WELL_KNOWN,
 } from '../../src/core/route.ts'
-import { KEY, routeOf, words } from './fixtures.ts'
+import { KEY, matching, routeOf, words } from './fixtures.ts'
 
 /** The name of the matching route; names are the configured paths. */
 function taken(routes: readonly RoutePolicy[], target: string, method = 'POST'): string | null {
@@ -120,10 +120,7 @@ t.test('M03 only the configured methods match: POST and PATCH by default', async
   for (const method of ['POST', 'PATCH']) t.equal(taken(usual, '/o', method), '/o')
   for (const method of ['GET', 'HEAD', 'OPTIONS', 'PUT', 'DELETE', 'post'])
     t.equal(taken(usual, '/o', method), null)
-  const puts = [
-    routeOf('/o'),
-    { ...routeOf('/o'), name: 'puts', match: { methods: ['PUT'], path: '/o', exact: false } },
-  ]
+  const puts = [routeOf('/o'), { ...routeOf('/o'), name: 'puts', match: matching(['PUT'], '/o') }]
   t.equal(taken(puts, '/o', 'PUT'), 'puts')
   t.equal(taken(puts, '/o', 'POST'), '/o')
 })
@@ -206,7 +203,7 @@ t.test('covers and overlaps tell which routes take each other’s requests', asy
 })
 
 t.test('a route covers only routes that compare paths alike, or more strictly', async (t) => {
-  const route = (path: string, exact: boolean) => ({ methods: ['POST'], path, exact })
+  const route = (path: string, exact: boolean) => matching(['POST'], path, exact)
   t.ok(routeCovers(route('/a', false), route('/a', false)))
   t.ok(routeCovers(route('/a', true), route('/a', true)))
   t.ok(routeCovers(route('/a', false), route('/a/', true)), 'it matches every spelling')

@@ -9,12 +9,12 @@ const SEED = Number(process.env['FUZZ_SEED'] ?? Math.floor(Math.random() * 2 ** 
 
 for (const target of TARGETS)
   void t.test(`${target.name}: holds of the corpus, and of what becomes of it`, async (t) => {
-      t.comment(`seed ${SEED}`)
-      const corpus = corpusOf(target)
-      const { tries, finding } = await fuzz(target, corpus, SEED, (done) => done >= TRIES, null)
-      if (finding !== null)
-        t.fail(`${JSON.stringify(finding.input.toString('latin1'))}: ${String(finding.error)}`)
-      t.equal(tries, TRIES, `${corpus.length} inputs`)
+    t.comment(`seed ${SEED}`)
+    const corpus = corpusOf(target)
+    const { tries, finding } = await fuzz(target, corpus, SEED, (done) => done >= TRIES, null)
+    if (finding !== null)
+      t.fail(`${JSON.stringify(finding.input.toString('latin1'))}: ${String(finding.error)}`)
+    t.equal(tries, TRIES, `${corpus.length} inputs`)
   })
 
 void t.test('what guides a target is there', async (t) => {

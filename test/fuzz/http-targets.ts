@@ -144,10 +144,12 @@ export const pattern: Target = {
     const read = parseTarget(path)
     if (read === null) return
     const isMatched = (match: string): boolean =>
-      new Router([{ ...ROUTE, match: { methods: ['POST'], path: match, exact: false } }]).match(
-        'POST',
-        read,
-      ) !== null
+      new Router([
+        {
+          ...ROUTE,
+          match: { methods: ['POST'], path: match, exact: false, case: 'sensitive', parameters: 'keep' },
+        },
+      ]).match('POST', read) !== null
     const [byOne, byOther] = [isMatched(a), isMatched(b)]
     if (covers(one, other) && byOther && !byOne)
       throw new Error(`${a} covers ${b}, and does not match ${path}`)

@@ -63,7 +63,7 @@ export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
   const defaults = profileDefaults(profile)
   return {
     name: 'payments',
-    match: { methods: ['POST'], path: '/v1/payments', exact: false },
+    match: { methods: ['POST'], path: '/v1/payments', exact: false, case: 'sensitive', parameters: 'keep' },
     mode: 'enforce',
     profile,
     key: {
@@ -94,6 +94,7 @@ export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
     onLeaseExpired: defaults.onLeaseExpired,
     onStoreUnavailable: defaults.onStoreUnavailable,
     keep: 'response',
+    stream: 'auto',
     excludeHeaders: new Set(),
     statusHeader: false,
     authorizeReplay: null,
@@ -651,6 +652,7 @@ export class Stream implements LiveResponse {
   readonly headers = ['Content-Type', 'text/event-stream', 'Location', '/v1/payments/1']
   readonly done: Promise<'complete' | 'broken'>
   readonly end: (how: 'complete' | 'broken') => void
+  readonly kept = null
   drained = 0
   sink: LiveSink | null = null
 
@@ -669,6 +671,7 @@ export class Stream implements LiveResponse {
   abandon(): void {
     this.end('broken')
   }
+  release(): void {}
   reply(
     why: 'streamed' | 'too_large' | 'no_room' = 'streamed',
     declaredOutcome: string | null = null,

@@ -247,6 +247,8 @@ export class SimulatedUpstream {
       attach: (_sink: LiveSink) => {},
       drain: () => {},
       abandon: () => resolve('broken'),
+      kept: null,
+      release: () => {},
     }
     return { proof: 'live', why: 'streamed', live, declaredOutcome: null }
   }
