@@ -104,7 +104,9 @@ function printed(
   const scalar = row && scalarOf(row)
   if (row === undefined || scalar == null) return undefined
   const isMembers = typeof value === 'object' && value !== null
-  if (isMembers && (row.group !== undefined || row.map !== undefined)) return undefined
+  // Beside a word there may be a list, a mapping or a group.
+  if (isMembers && (row.group !== undefined || row.map !== undefined || row.scalar === 'none'))
+    return undefined
   const { print } = scalar
   if (typeof value !== 'number' || print === undefined) return print?.(value)
   const texts = [

@@ -100,7 +100,7 @@ export const METRICS = {
     'Requests repeated under a new key within a minute, as seen by this replica.',
     (policy) => (readsKeys(policy) ? [{}] : [])),
   idempotency_route_near_miss_total: counter(['route'],
-    'Requests that match no route, and would match this one if letter case, ;parameters or a file extension did not count.'),
+    'Requests that match no route, and would match this one if letter case, ;parameters or a file extension did not count.', always),
   idempotency_seal_errors_total: counter(['reason'],
     'Sealed records that could not be opened: unknown_key, or altered since they were sealed.'),
   idempotency_store_grade: gauge(['store'],

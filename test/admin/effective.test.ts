@@ -103,7 +103,9 @@ void t.test('/v1/config, read as a file, is the same configuration', async (t) =
   const { defaults, ...shown } = JSON.parse(JSON.stringify(effective(config)), (_, value) =>
     value === null ? undefined : value?.mode === 'reject' ? { ...value, wait: undefined } : value,
   ) as Record<string, object>
-  const { name: _n, match: _m, ...policy } = defaults as Record<string, unknown>
+  const { name: _n, match, ...own } = defaults as Record<string, unknown>
+  const { case: cases, parameters } = match as Record<string, unknown>
+  const policy = { ...own, match: { case: cases, parameters } }
   const masked: [string, string][] = [
     ['"tokenFile":"***"', `"tokenFile":"${FILES}/token"`],
     ['"phase":"both"},"secretFile":"***"', `"phase":"both"},"secretFile":"${FILES}/secret"`],

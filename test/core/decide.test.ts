@@ -180,7 +180,13 @@ for (const { what, record, cases } of TABLE) {
       for (const { what: who, asked, same } of ASKED) {
         // Misuse beats in-progress, unknown and the tombstone (§6); a record that is gone is compared with nothing.
         const read = readAt(record, now)?.state
-        const misuse = same || expected === gone ? null : { kind: 'reused', read }
+        const reused = {
+          kind: 'reused',
+          read,
+          differing: record.recipe === asked.recipe ? ['body'] : null,
+          byBytes: false,
+        }
+        const misuse = same || expected === gone ? null : reused
         t.same(
           decide(record, asked, { onLeaseExpired: 'unknown' }, now),
           misuse ?? expected,
@@ -198,10 +204,15 @@ for (const { what, record, cases } of TABLE) {
 
 t.test('F02 another payload is misuse while the first is still running', async (t) => {
   const asked = { ...changed, fingerprint: OTHER }
-  t.same(decide(running, asked, { onLeaseExpired: 'unknown' }, NOW), { kind: 'reused', read: 'in_progress' })
+  t.same(decide(running, asked, { onLeaseExpired: 'unknown' }, NOW), {
+    kind: 'reused',
+    read: 'in_progress',
+    differing: ['body'],
+    byBytes: false,
+  })
   t.same(
     decide(failed, asked, { onLeaseExpired: 'unknown' }, NOW),
-    { kind: 'reused', read: 'failed_retryable' },
+    { kind: 'reused', read: 'failed_retryable', differing: ['body'], byBytes: false },
     'and after it failed',
   )
 })

@@ -99,7 +99,8 @@ t.test('a key is missing if the pointer finds nothing or the body is not JSON', 
     'missing',
     'not UTF-8',
   )
-  t.equal(read('\ufeff{"id":"a"}'), 'missing', 'a byte order mark is not JSON')
+  t.equal(read('\ufeff{"id":"a"}'), 'key:a', 'a byte order mark is skipped')
+  t.equal(read('\ufeff'), 'missing')
   t.equal(read('{"id":"a"}', BY_ID, ['Content-Encoding', 'gzip']), 'missing', 'an encoded body')
   t.equal(read('{"id":"a"}', BY_ID, ['Content-Encoding', 'identity']), 'key:a')
 })

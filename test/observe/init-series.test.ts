@@ -20,7 +20,7 @@ void t.test('every counter by route starts at 0', async (t) => {
     ([name, { kind, labels }]) =>
       kind === 'counter' && labels[0] === 'route' && name !== 'idempotency_shadow_total',
   )
-  t.equal(counters.length, 9)
+  t.equal(counters.length, 10)
   for (const route of ['pay', 'default'])
     for (const [name] of counters) {
       if (route === 'default' && name === 'idempotency_reconcile_total') continue
@@ -93,7 +93,7 @@ routes:
     t.strictSame(outcomesIn(series, route), ['passed'], route)
   const of = (route: string): string[] => series.filter((one) => one.includes(`route="${route}"`))
   t.match(of('ignored').join(), /lease_expired_total.*unresolved_expiring_total/, 'for records from before')
-  t.equal(of('ignored').length, 4)
+  t.equal(of('ignored').length, 5)
   t.notMatch(of('shadowed').join(), /claims|prevented|reconcile|shadow_total/)
   t.match(
     of('shadowed').join(),
