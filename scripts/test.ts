@@ -10,7 +10,7 @@
  */
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { mkdirSync, mkdtempSync, readdirSync, rmSync, statfsSync, statSync } from 'node:fs'
+import { chmodSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statfsSync, statSync } from 'node:fs'
 import { availableParallelism, constants, setPriority, tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { text } from 'node:stream/consumers'
@@ -44,14 +44,18 @@ function filesOf(...tiers: readonly Tier[]): string[] {
 
 /** In memory where there is room: an fsync of a test's store proves nothing about the disk, and waits for it. */
 function temporaryFolder(): string {
-  const shared = '/dev/shm'
+  let parent = '/dev/shm'
   try {
-    const { bavail, bsize } = statfsSync(shared)
-    if (bavail * bsize > 2 ** 31) return mkdtempSync(join(shared, 'idempotency-proxy-'))
+    const { bavail, bsize } = statfsSync(parent)
+    if (bavail * bsize < 2 ** 31) parent = tmpdir()
   } catch {
     // Not Linux.
+    parent = tmpdir()
   }
-  return mkdtempSync(join(tmpdir(), 'idempotency-proxy-'))
+  const folder = mkdtempSync(join(parent, 'idempotency-proxy-'))
+  // Servers that refuse to run as root run as another user.
+  chmodSync(folder, 0o755)
+  return folder
 }
 
 const running = new Set<{ kill(): void }>()
