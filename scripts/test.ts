@@ -10,7 +10,17 @@
  */
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { chmodSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statfsSync, statSync } from 'node:fs'
+import {
+  chmodSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statfsSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs'
 import { availableParallelism, constants, setPriority, tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { text } from 'node:stream/consumers'
@@ -33,12 +43,24 @@ interface Verdict {
 
 type Tier = 'test' | 'verify'
 
-/** Files of `test/` whose names say that they belong to the tier; the larger first, so that a long one does not begin last. */
+/** Seconds that each file took here last; empty on a fresh machine. */
+const TIMES = join(CACHE, 'times.json')
+
+function lastTimes(): Record<string, number> {
+  try {
+    return JSON.parse(readFileSync(TIMES, 'utf8')) as Record<string, number>
+  } catch {
+    return {}
+  }
+}
+
+/** Files of `test/` whose names say that they belong to the tier; those first that took longest, or are largest, so that none of them begins last. */
 function filesOf(...tiers: readonly Tier[]): string[] {
+  const times = lastTimes()
   return readdirSync(join(ROOT, 'test'), { recursive: true, encoding: 'utf8' })
     .filter((name) => !name.includes('node_modules') && tiers.some((tier) => name.endsWith(`.${tier}.ts`)))
     .map((name) => ({ file: `test/${name}`, size: statSync(join(ROOT, 'test', name)).size }))
-    .toSorted((a, b) => b.size - a.size)
+    .toSorted((a, b) => (times[b.file] ?? 0) - (times[a.file] ?? 0) || b.size - a.size)
     .map(({ file }) => file)
 }
 
@@ -224,6 +246,14 @@ const verdicts = await runAll(
 )
 const whole = judged ? await covered(coverage) : true
 const sound = await simulated
+
+writeFileSync(
+  TIMES,
+  JSON.stringify({
+    ...lastTimes(),
+    ...Object.fromEntries(verdicts.map(({ file, seconds }) => [file, seconds])),
+  }),
+)
 
 const failed = verdicts.filter(({ failures }) => failures.length > 0)
 const sum = (count: (verdict: Verdict) => number): number =>

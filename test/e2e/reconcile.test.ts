@@ -13,12 +13,15 @@ import { emptyStore, KINDS, replicas } from '../support/replicas.ts'
 
 // Starting processes and backoffs take longer than tap's default.
 t.setTimeout(600_000)
+// They wait for the sweeper and for status queries; each has proxies and a store of its own.
+t.jobs = 8
 
 const reconciled = (result: string): string => `idempotency_reconcile_total{route="pay",result="${result}"}`
 
 for (const kind of KINDS) {
   void t.test(
     `O02 ${kind}: when the reconciler finds the request done, the next retry replays the result`,
+    { buffered: true },
     async (t) => {
       const upstream = await bank(t)
       const [proxy] = await replicas(t, 1, bankRoute(upstream.url, await emptyStore(t, kind)))
@@ -54,34 +57,43 @@ for (const kind of KINDS) {
     return proxy
   }
 
-  void t.test(`O02 ${kind}: a refusal that the reconciler finds is replayed as the route says`, async (t) => {
-    const upstream = await bank(t)
-    upstream.fate = () => 'declined'
-    const proxy = await started(t, upstream)
-    const key = newKey()
-    await send(proxy, key)
-    await until(async () => (await proxy.metric(reconciled('completed'))) === 1)
-    const retry = await send(proxy, key)
-    t.match(retry, { status: 402, replayed: true, body: `{"id":"p-${key}","state":"declined"}` })
-    t.equal(retry.headers.get('content-type'), 'application/vnd.bank+json')
-    t.equal(retry.headers.get('x-told'), 'later')
-    t.equal(upstream.executed.length, 1)
-  })
+  void t.test(
+    `O02 ${kind}: a refusal that the reconciler finds is replayed as the route says`,
+    { buffered: true },
+    async (t) => {
+      const upstream = await bank(t)
+      upstream.fate = () => 'declined'
+      const proxy = await started(t, upstream)
+      const key = newKey()
+      await send(proxy, key)
+      await until(async () => (await proxy.metric(reconciled('completed'))) === 1)
+      const retry = await send(proxy, key)
+      t.match(retry, { status: 402, replayed: true, body: `{"id":"p-${key}","state":"declined"}` })
+      t.equal(retry.headers.get('content-type'), 'application/vnd.bank+json')
+      t.equal(retry.headers.get('x-told'), 'later')
+      t.equal(upstream.executed.length, 1)
+    },
+  )
 
-  void t.test(`O03 ${kind}: after two "not found" exactly one of many retries executes`, async (t) => {
-    const upstream = await bank(t)
-    upstream.fate = (key) => (upstream.executed.filter((one) => one === key).length > 1 ? 'paid' : 'unheard')
-    const proxy = await started(t, upstream)
-    const key = newKey()
-    await send(proxy, key)
-    await until(async () => (await proxy.metric(reconciled('retryable'))) === 1)
-    t.same(upstream.asked, [key, key])
-    upstream.fault = (_, response) => void response.writeHead(201).end('second attempt')
-    const retries = await Promise.all(Array.from({ length: 20 }, () => send(proxy, key)))
-    t.equal(upstream.executed.length, 2)
-    t.equal(retries.filter(({ status, replayed }) => status === 201 && !replayed).length, 1)
-    t.match(await send(proxy, key), { status: 201, replayed: true, body: 'second attempt' })
-  })
+  void t.test(
+    `O03 ${kind}: after two "not found" exactly one of many retries executes`,
+    { buffered: true },
+    async (t) => {
+      const upstream = await bank(t)
+      upstream.fate = (key) =>
+        upstream.executed.filter((one) => one === key).length > 1 ? 'paid' : 'unheard'
+      const proxy = await started(t, upstream)
+      const key = newKey()
+      await send(proxy, key)
+      await until(async () => (await proxy.metric(reconciled('retryable'))) === 1)
+      t.same(upstream.asked, [key, key])
+      upstream.fault = (_, response) => void response.writeHead(201).end('second attempt')
+      const retries = await Promise.all(Array.from({ length: 20 }, () => send(proxy, key)))
+      t.equal(upstream.executed.length, 2)
+      t.equal(retries.filter(({ status, replayed }) => status === 201 && !replayed).length, 1)
+      t.match(await send(proxy, key), { status: 201, replayed: true, body: 'second attempt' })
+    },
+  )
 
   void t.test(
     `${kind}: after exactly \`attempts\` status queries a record is dead-lettered and stays unknown`,
@@ -106,6 +118,7 @@ for (const kind of KINDS) {
 
 void t.test(
   'O03 with an upstream that keeps the quotes of a key, the request is found and not executed again',
+  { buffered: true },
   async (t) => {
     const upstream = await bank(t)
     upstream.fate = (key) => (upstream.executed.includes(key) ? 'paid' : 'unheard')
@@ -121,7 +134,7 @@ void t.test(
 )
 
 for (const cache of ['that honours no-cache', 'that ignores no-cache'] as const)
-  void t.test(`O03 "not found" from a cache ${cache} frees nothing`, async (t) => {
+  void t.test(`O03 "not found" from a cache ${cache} frees nothing`, { buffered: true }, async (t) => {
     const upstream = await bank(t)
     // The first status query comes before the request has been worked on.
     upstream.fate = () => (upstream.asked.length > 1 ? 'paid' : 'unheard')
@@ -142,7 +155,7 @@ for (const cache of ['that honours no-cache', 'that ignores no-cache'] as const)
     t.equal(upstream.executed.length, 1)
   })
 
-void t.test('a drain waits for a running status query, and starts none', async (t) => {
+void t.test('a drain waits for a running status query, and starts none', { buffered: true }, async (t) => {
   const upstream = await bank(t)
   const finish = gate()
   const reached = gate()
@@ -197,112 +210,139 @@ async function settled(
 }
 
 for (const how of ['reload', 'restart'] as const)
-  void t.test(`V07 a ${how} adds {record}: "not found" frees no key sent without it`, async (t) => {
+  void t.test(
+    `V07 a ${how} adds {record}: "not found" frees no key sent without it`,
+    { buffered: true },
+    async (t) => {
+      const upstream = await ledger(t)
+      const store = sqlite(t)
+      const served = await serve(t, ledgerRoute(upstream.url, store, {}))
+      const key = newKey()
+      t.equal((await send(served.proxy, key)).code, 'upstream_failed')
+      const turnedOn = { key: 'presence: required, forwardFence: true', reconcile: BY_RECORD }
+      await served[how](ledgerRoute(upstream.url, store, turnedOn))
+      await settled(t, served, upstream, key, /not found.*was not told \{record\}/)
+    },
+  )
+
+void t.test(
+  'V07 "not found" frees no header key that `forward: none` withheld',
+  { buffered: true },
+  async (t) => {
     const upstream = await ledger(t)
     const store = sqlite(t)
-    const served = await serve(t, ledgerRoute(upstream.url, store, {}))
+    const from = 'presence: required, from: ["header:idempotency-key", "json:/id"]'
+    // `check` refuses this with `notFound`, but it may have been in force without it.
+    const before = `${BY_KEY.replace('{ status: 404 }', 'none')}, pending: { status: 404 }`
+    const quiet = ledgerRoute(upstream.url, store, { key: `${from}, forward: none`, reconcile: before })
+    const served = await serve(t, quiet.replace('every: 100ms', 'every: 3s'))
+    const header = newKey()
+    await send(served.proxy, header)
+    await served.restart(ledgerRoute(upstream.url, store, { key: from, reconcile: BY_KEY }))
+    await settled(t, served, upstream, header, /not found.*was not told \{key\}/)
+
+    await t.test('a key in the body is reconciled', { buffered: true }, async (t) => {
+      const body = newKey()
+      await send(served.proxy, null, { body: `{"id":"${body}"}` })
+      await until(async () => (await served.proxy.metric(result('completed'))) === 1)
+      t.match(await send(served.proxy, null, { body: `{"id":"${body}"}` }), { status: 201, replayed: true })
+      t.equal(upstream.executed.length, 2)
+    })
+  },
+)
+
+void t.test(
+  'V06 `Connection: Idempotency-Key` does not cause a second execution',
+  { buffered: true },
+  async (t) => {
+    const upstream = await ledger(t)
+    const served = await serve(t, ledgerRoute(upstream.url, sqlite(t), { reconcile: BY_KEY }))
+    const key = newKey()
+    const head = (connection: string) =>
+      `POST /pay HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer alice\r\nIdempotency-Key: ${key}\r\nContent-Type: application/json\r\nContent-Length: 12\r\nConnection: ${connection}\r\n\r\n{"amount":1}`
+    await rawRequest(served.proxy.port, head('close, Idempotency-Key'))
+    await until(
+      async () =>
+        (await served.proxy.metric(result('dead_lettered'))) +
+          (await served.proxy.metric(result('retryable'))) +
+          (await served.proxy.metric(result('completed'))) >
+        0,
+    )
+    await send(served.proxy, key)
+    t.equal(upstream.executed.length, 1)
+  },
+)
+
+void t.test(
+  'of a key that two accounts used, each gets its own operation or stays unknown',
+  { buffered: true },
+  async (t) => {
+    const upstream = await ledger(t)
+    // The ledger finds by the key alone, and shows the path of the operation.
+    const route = (identity: string): string =>
+      ledgerRoute(upstream.url, sqlite(t), {
+        reconcile: BY_KEY.replace('{ /key: "{key}" }', identity),
+      }).replace('path: /pay', 'path: "/accounts/:id/charges"')
+    const served = await serve(t, route('{ /key: "{key}", /target: "/accounts/{:id}/charges" }'))
+    const key = newKey()
+    for (const account of [1, 2])
+      t.equal(
+        (await send(served.proxy, key, { path: `/accounts/${account}/charges` })).code,
+        'upstream_failed',
+      )
+    await until(async () => (await served.proxy.metric(result('completed'))) === 1)
+    const [one, two] = await Promise.all(
+      [1, 2].map((account) => send(served.proxy, key, { path: `/accounts/${account}/charges` })),
+    )
+    t.match(one, { status: 201, replayed: true, body: /accounts\/1\/charges/ })
+    t.equal(two?.code, 'idempotency_outcome_unknown', "never with the other's result")
+    t.equal(upstream.executed.length, 2)
+  },
+)
+
+void t.test(
+  'V07 "not found" from a new `upstream.url` frees no key sent to the old one',
+  { buffered: true },
+  async (t) => {
+    const [upstream, other] = [await ledger(t), await ledger(t)]
+    const store = sqlite(t)
+    const slow = ledgerRoute(upstream.url, store, { reconcile: BY_KEY }).replace('every: 100ms', 'every: 3s')
+    const served = await serve(t, slow)
     const key = newKey()
     t.equal((await send(served.proxy, key)).code, 'upstream_failed')
-    const turnedOn = { key: 'presence: required, forwardFence: true', reconcile: BY_RECORD }
-    await served[how](ledgerRoute(upstream.url, store, turnedOn))
-    await settled(t, served, upstream, key, /not found.*was not told \{record\}/)
-  })
-
-void t.test('V07 "not found" frees no header key that `forward: none` withheld', async (t) => {
-  const upstream = await ledger(t)
-  const store = sqlite(t)
-  const from = 'presence: required, from: ["header:idempotency-key", "json:/id"]'
-  // `check` refuses this with `notFound`, but it may have been in force without it.
-  const before = `${BY_KEY.replace('{ status: 404 }', 'none')}, pending: { status: 404 }`
-  const quiet = ledgerRoute(upstream.url, store, { key: `${from}, forward: none`, reconcile: before })
-  const served = await serve(t, quiet.replace('every: 100ms', 'every: 3s'))
-  const header = newKey()
-  await send(served.proxy, header)
-  await served.restart(ledgerRoute(upstream.url, store, { key: from, reconcile: BY_KEY }))
-  await settled(t, served, upstream, header, /not found.*was not told \{key\}/)
-
-  await t.test('a key in the body is reconciled', async (t) => {
-    const body = newKey()
-    await send(served.proxy, null, { body: `{"id":"${body}"}` })
-    await until(async () => (await served.proxy.metric(result('completed'))) === 1)
-    t.match(await send(served.proxy, null, { body: `{"id":"${body}"}` }), { status: 201, replayed: true })
-    t.equal(upstream.executed.length, 2)
-  })
-})
-
-void t.test('V06 `Connection: Idempotency-Key` does not cause a second execution', async (t) => {
-  const upstream = await ledger(t)
-  const served = await serve(t, ledgerRoute(upstream.url, sqlite(t), { reconcile: BY_KEY }))
-  const key = newKey()
-  const head = (connection: string) =>
-    `POST /pay HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer alice\r\nIdempotency-Key: ${key}\r\nContent-Type: application/json\r\nContent-Length: 12\r\nConnection: ${connection}\r\n\r\n{"amount":1}`
-  await rawRequest(served.proxy.port, head('close, Idempotency-Key'))
-  await until(
-    async () =>
-      (await served.proxy.metric(result('dead_lettered'))) +
-        (await served.proxy.metric(result('retryable'))) +
-        (await served.proxy.metric(result('completed'))) >
-      0,
-  )
-  await send(served.proxy, key)
-  t.equal(upstream.executed.length, 1)
-})
-
-void t.test('of a key that two accounts used, each gets its own operation or stays unknown', async (t) => {
-  const upstream = await ledger(t)
-  // The ledger finds by the key alone, and shows the path of the operation.
-  const route = (identity: string): string =>
-    ledgerRoute(upstream.url, sqlite(t), {
-      reconcile: BY_KEY.replace('{ /key: "{key}" }', identity),
-    }).replace('path: /pay', 'path: "/accounts/:id/charges"')
-  const served = await serve(t, route('{ /key: "{key}", /target: "/accounts/{:id}/charges" }'))
-  const key = newKey()
-  for (const account of [1, 2])
-    t.equal((await send(served.proxy, key, { path: `/accounts/${account}/charges` })).code, 'upstream_failed')
-  await until(async () => (await served.proxy.metric(result('completed'))) === 1)
-  const [one, two] = await Promise.all(
-    [1, 2].map((account) => send(served.proxy, key, { path: `/accounts/${account}/charges` })),
-  )
-  t.match(one, { status: 201, replayed: true, body: /accounts\/1\/charges/ })
-  t.equal(two?.code, 'idempotency_outcome_unknown', "never with the other's result")
-  t.equal(upstream.executed.length, 2)
-})
-
-void t.test('V07 "not found" from a new `upstream.url` frees no key sent to the old one', async (t) => {
-  const [upstream, other] = [await ledger(t), await ledger(t)]
-  const store = sqlite(t)
-  const slow = ledgerRoute(upstream.url, store, { reconcile: BY_KEY }).replace('every: 100ms', 'every: 3s')
-  const served = await serve(t, slow)
-  const key = newKey()
-  t.equal((await send(served.proxy, key)).code, 'upstream_failed')
-  await served.restart(ledgerRoute(other.url, store, { reconcile: BY_KEY }))
-  await until(
-    async () =>
-      (await served.proxy.metric(result('dead_lettered'))) +
-        (await served.proxy.metric(result('retryable'))) >
-      0,
-  )
-  t.equal((await send(served.proxy, key)).code, 'idempotency_outcome_unknown')
-  t.same([upstream.executed.length, other.executed.length], [1, 0])
-  const letter = served.proxy.log.find(({ msg }) => String(msg).includes('dead-lettered'))
-  t.match(letter, { answer: /sent to another `upstream.url`/ })
-})
-
-void t.test('a status query keeps a path segment that is not UTF-8 as it was sent', async (t) => {
-  const upstream = await ledger(t)
-  const query = BY_KEY.replace('/payments?', '/accounts/{:id}/payments?')
-  const route = ledgerRoute(upstream.url, sqlite(t), { reconcile: query })
-  const served = await serve(t, route.replace('path: /pay', 'path: "/accounts/:id/charges"'))
-  for (const segment of ['%FF', 'caf%E9', '%C3%A9%FF']) {
-    const key = newKey()
-    await send(served.proxy, key, { path: `/accounts/${segment}/charges` })
-    await until(() => upstream.asked.some((target) => target.includes(key)))
-    t.ok(
-      upstream.asked.some((target) => target.startsWith(`/accounts/${segment}/payments?key=${key}`)),
-      segment,
+    await served.restart(ledgerRoute(other.url, store, { reconcile: BY_KEY }))
+    await until(
+      async () =>
+        (await served.proxy.metric(result('dead_lettered'))) +
+          (await served.proxy.metric(result('retryable'))) >
+        0,
     )
-  }
-})
+    t.equal((await send(served.proxy, key)).code, 'idempotency_outcome_unknown')
+    t.same([upstream.executed.length, other.executed.length], [1, 0])
+    const letter = served.proxy.log.find(({ msg }) => String(msg).includes('dead-lettered'))
+    t.match(letter, { answer: /sent to another `upstream.url`/ })
+  },
+)
+
+void t.test(
+  'a status query keeps a path segment that is not UTF-8 as it was sent',
+  { buffered: true },
+  async (t) => {
+    const upstream = await ledger(t)
+    const query = BY_KEY.replace('/payments?', '/accounts/{:id}/payments?')
+    const route = ledgerRoute(upstream.url, sqlite(t), { reconcile: query })
+    const served = await serve(t, route.replace('path: /pay', 'path: "/accounts/:id/charges"'))
+    for (const segment of ['%FF', 'caf%E9', '%C3%A9%FF']) {
+      const key = newKey()
+      await send(served.proxy, key, { path: `/accounts/${segment}/charges` })
+      await until(() => upstream.asked.some((target) => target.includes(key)))
+      t.ok(
+        upstream.asked.some((target) => target.startsWith(`/accounts/${segment}/payments?key=${key}`)),
+        segment,
+      )
+    }
+  },
+)
 
 const MISTYPED = BY_KEY.replace('/payments?', '/paymnets?')
 const REFUTED = /does not find requests that were completed/
@@ -316,7 +356,7 @@ async function completes(t: Test, { proxy }: Served, upstream: Ledger): Promise<
 }
 
 for (const how of ['the same process', 'reload', 'restart'] as const)
-  void t.test(`a mistyped path of the status query frees no key: ${how}`, async (t) => {
+  void t.test(`a mistyped path of the status query frees no key: ${how}`, { buffered: true }, async (t) => {
     const upstream = await ledger(t)
     const store = sqlite(t)
     const right = ledgerRoute(upstream.url, store, { reconcile: BY_KEY })
@@ -343,6 +383,7 @@ for (const how of ['the same process', 'reload', 'restart'] as const)
 
 void t.test(
   'a status query that has found a completed request is believed when it says "not found"',
+  { buffered: true },
   async (t) => {
     const upstream = await ledger(t)
     const served = await serve(t, ledgerRoute(upstream.url, sqlite(t), { reconcile: BY_KEY }))
@@ -368,131 +409,158 @@ void t.test(
   },
 )
 
-void t.test('a status query that finds the canary at start, or answers neither way, is logged', async (t) => {
-  for (const [status, told] of [
-    [200, /finds a request that never existed/],
-    [401, /is not answered by `notFound`/],
-  ] as const) {
-    const upstream = await ledger(t)
-    upstream.lie = (target, response) => {
-      const key = new URL(target, 'http://ledger').searchParams.get('key')
-      response.writeHead(status, { 'Content-Type': 'application/json' })
-      response.end(JSON.stringify({ key, state: 'paid' }))
-      return true
+void t.test(
+  'a status query that finds the canary at start, or answers neither way, is logged',
+  { buffered: true },
+  async (t) => {
+    for (const [status, told] of [
+      [200, /finds a request that never existed/],
+      [401, /is not answered by `notFound`/],
+    ] as const) {
+      const upstream = await ledger(t)
+      upstream.lie = (target, response) => {
+        const key = new URL(target, 'http://ledger').searchParams.get('key')
+        response.writeHead(status, { 'Content-Type': 'application/json' })
+        response.end(JSON.stringify({ key, state: 'paid' }))
+        return true
+      }
+      const served = await serve(t, ledgerRoute(upstream.url, sqlite(t), { reconcile: BY_KEY }))
+      t.match(await served.proxy.logged(({ msg }) => told.test(String(msg))), {
+        route: 'pay',
+        query: 'GET /payments',
+      })
+      t.equal(upstream.canaries.length, 1)
     }
-    const served = await serve(t, ledgerRoute(upstream.url, sqlite(t), { reconcile: BY_KEY }))
-    t.match(await served.proxy.logged(({ msg }) => told.test(String(msg))), {
-      route: 'pay',
-      query: 'GET /payments',
-    })
-    t.equal(upstream.canaries.length, 1)
-  }
-})
+  },
+)
 
 const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())
 
-void t.test('O05 the report checks a sample against the upstream, and changes nothing', async (t) => {
-  const upstream = await bank(t)
-  const { promise: completed, resolve: completes } = Promise.withResolvers<void>()
-  upstream.canaryWaits = completed
-  const admin = adminYaml(t)
-  await using proxy = await proxyInProcess(`${admin}\n${bankRoute(upstream.url, redis.url)}`)
-  const keys = { paid: newKey(), gone: newKey(), declined: newKey(), other: newKey(), later: newKey() }
-  upstream.fault = (key, response) => {
-    const body = key === keys.other ? '{"id":"p-before"}' : `{"id":"p-${key}","state":"paid"}`
-    response.writeHead(201, { 'Content-Type': 'application/json' }).end(body)
-  }
-  for (const key of Object.values(keys)) t.equal((await send(proxy, key)).status, 201)
-  // After the canary, the proxy tests the status query by a request that was completed, if there is one.
-  completes()
-  await until(() => upstream.asked.length === 1)
-  // Unknown records are the reconciler's to check.
-  const idOf = async (key: string) => {
-    const subject = { key, method: 'POST', path: '/pay', caller: { authorization: 'Bearer alice' } }
-    return (await ask(proxy, '/v1/records/lookup', { method: 'POST', body: subject })).json['id'] as string
-  }
-  const ids = {
-    gone: await idOf(keys.gone),
-    declined: await idOf(keys.declined),
-    other: await idOf(keys.other),
-  }
-  const fates: Record<string, string> = { [keys.gone]: 'unheard', [keys.declined]: 'declined' }
-  upstream.fate = (key) => (key === keys.later ? 'pending' : (fates[key] ?? 'paid')) as 'paid'
-  const before = await redisSnapshot(redis)
-
-  const { json, status } = await ask(proxy, '/v1/report?sample=100')
-  t.equal(status, 200)
-  const report = json as unknown as Report
-  t.strictSame([...Value.Errors(reportSchema, report)], [], 'it matches its schema')
-  t.same(report.asked?.routes, [
-    {
-      route: 'pay',
-      eligible: 5,
-      sampled: 5,
-      agreed: 1,
-      differing: 1,
-      disagreed: 2,
-      undecided: 1,
-      notAsked: 0,
-    },
-  ])
-  t.same(
-    new Map(report.asked?.found.map(({ id, verdict, why }) => [id, [verdict, why]])),
-    new Map([
-      [ids.gone, ['disagrees', 'the upstream does not know of it']],
-      [ids.declined, ['disagrees', 'status 402 where 201 is stored']],
-      [ids.other, ['differs', 'a different value from the stored one']],
-    ]),
-  )
-  t.equal(report.asked?.found.at(-1)?.verdict, 'differs', 'the worst first')
-  t.equal(upstream.asked.length, 1 + 6, 'once each, and once more where it was not found')
-  t.same(
-    upstream.queries.slice(1).map(({ headers }) => headers.includes('Bearer of-the-proxy')),
-    Array.from({ length: 6 }, () => true),
-  )
-  t.same(await redisSnapshot(redis), before, 'nothing was changed')
-  for (const key of Object.values(keys)) t.ok((await send(proxy, key)).replayed)
-
-  await t.test('the command prints it in each format; a disagreement is a finding', async (t) => {
-    const token = /tokenFile: "?([^",}\s]+)/.exec(admin)?.[1] as string
-    const words = ['report', '--sample', '100', '--admin', proxy.adminUrl, '--token-file', token]
-    const said = async (...more: string[]) => {
-      const { code, out, err } = await command([...words, ...more])
-      t.same([code, err], [1, ''])
-      return out
+void t.test(
+  'O05 the report checks a sample against the upstream, and changes nothing',
+  { buffered: true },
+  async (t) => {
+    const upstream = await bank(t)
+    const { promise: completed, resolve: completes } = Promise.withResolvers<void>()
+    upstream.canaryWaits = completed
+    const admin = adminYaml(t)
+    await using proxy = await proxyInProcess(`${admin}\n${bankRoute(upstream.url, redis.url)}`)
+    const keys = { paid: newKey(), gone: newKey(), declined: newKey(), other: newKey(), later: newKey() }
+    upstream.fault = (key, response) => {
+      const body = key === keys.other ? '{"id":"p-before"}' : `{"id":"p-${key}","state":"paid"}`
+      response.writeHead(201, { 'Content-Type': 'application/json' }).end(body)
     }
-    t.match(JSON.parse(await said('--json')), { asked: { routes: [{ disagreed: 2 }] } })
-    const text = await said()
-    t.match(text, /checked against the upstream\nROUTE +ELIGIBLE .*\npay +5 +5 +1 +1 +2 +1 +0\n/)
-    t.match(text, new RegExp(`\\nVERDICT +ROUTE +RECORD +WHY\\ndisagrees +pay +`))
-    t.match(text, new RegExp(`\\ndiffers +pay +${ids.other} +a different value`))
-    const csv = await said('--format', 'csv')
-    t.match(csv, /\r\nasked,pay,disagreed,2\r\n/)
-    t.match(csv, `\r\ndisagrees,pay,${ids.gone.replace(/^-/, "'-")},the upstream does not know of it\r\n`)
-    t.match(
-      await said('--format', 'markdown'),
-      `| disagrees | pay | ${ids.gone} | the upstream does not know of it |\n`,
+    for (const key of Object.values(keys)) t.equal((await send(proxy, key)).status, 201)
+    // After the canary, the proxy tests the status query by a request that was completed, if there is one.
+    completes()
+    await until(() => upstream.asked.length === 1)
+    // Unknown records are the reconciler's to check.
+    const idOf = async (key: string) => {
+      const subject = { key, method: 'POST', path: '/pay', caller: { authorization: 'Bearer alice' } }
+      return (await ask(proxy, '/v1/records/lookup', { method: 'POST', body: subject })).json['id'] as string
+    }
+    const ids = {
+      gone: await idOf(keys.gone),
+      declined: await idOf(keys.declined),
+      other: await idOf(keys.other),
+    }
+    const fates: Record<string, string> = { [keys.gone]: 'unheard', [keys.declined]: 'declined' }
+    upstream.fate = (key) => (key === keys.later ? 'pending' : (fates[key] ?? 'paid')) as 'paid'
+    const before = await redisSnapshot(redis)
+
+    const { json, status } = await ask(proxy, '/v1/report?sample=100')
+    t.equal(status, 200)
+    const report = json as unknown as Report
+    t.strictSame([...Value.Errors(reportSchema, report)], [], 'it matches its schema')
+    t.same(report.asked?.routes, [
+      {
+        route: 'pay',
+        eligible: 5,
+        sampled: 5,
+        agreed: 1,
+        differing: 1,
+        disagreed: 2,
+        undecided: 1,
+        notAsked: 0,
+      },
+    ])
+    t.same(
+      new Map(report.asked?.found.map(({ id, verdict, why }) => [id, [verdict, why]])),
+      new Map([
+        [ids.gone, ['disagrees', 'the upstream does not know of it']],
+        [ids.declined, ['disagrees', 'status 402 where 201 is stored']],
+        [ids.other, ['differs', 'a different value from the stored one']],
+      ]),
     )
-    upstream.fate = () => 'paid'
-    t.match(await command(words), { code: 0, out: /\npay +5 +5 +4 +1 +0 +0 +0\n/ })
-    t.match(await command(['report', '--sample', '9', '--store', redis.url, '--service', 'test']), {
-      code: 2,
-      err: /found --sample without --admin URL: only a running proxy asks the upstream/,
-    })
-    t.match(await command(words.with(2, '0')), { code: 2, err: /--sample: a whole number, 1 to 1000/ })
-  })
+    t.equal(report.asked?.found.at(-1)?.verdict, 'differs', 'the worst first')
+    t.equal(upstream.asked.length, 1 + 6, 'once each, and once more where it was not found')
+    t.same(
+      upstream.queries.slice(1).map(({ headers }) => headers.includes('Bearer of-the-proxy')),
+      Array.from({ length: 6 }, () => true),
+    )
+    t.same(await redisSnapshot(redis), before, 'nothing was changed')
+    for (const key of Object.values(keys)) t.ok((await send(proxy, key)).replayed)
 
-  await t.test('with the upstream down, the sample neither agrees nor disagrees', async (t) => {
-    await upstream[Symbol.asyncDispose]()
-    const gone = (await ask(proxy, '/v1/report?sample=2')).json as unknown as Report
-    t.match(gone.asked, { routes: [{ eligible: 5, sampled: 2, agreed: 0, disagreed: 0 }], found: [] })
-    t.same(await redisSnapshot(redis), before)
-  })
+    await t.test(
+      'the command prints it in each format; a disagreement is a finding',
+      { buffered: true },
+      async (t) => {
+        const token = /tokenFile: "?([^",}\s]+)/.exec(admin)?.[1] as string
+        const words = ['report', '--sample', '100', '--admin', proxy.adminUrl, '--token-file', token]
+        const said = async (...more: string[]) => {
+          const { code, out, err } = await command([...words, ...more])
+          t.same([code, err], [1, ''])
+          return out
+        }
+        t.match(JSON.parse(await said('--json')), { asked: { routes: [{ disagreed: 2 }] } })
+        const text = await said()
+        t.match(text, /checked against the upstream\nROUTE +ELIGIBLE .*\npay +5 +5 +1 +1 +2 +1 +0\n/)
+        t.match(text, new RegExp(`\\nVERDICT +ROUTE +RECORD +WHY\\ndisagrees +pay +`))
+        t.match(text, new RegExp(`\\ndiffers +pay +${ids.other} +a different value`))
+        const csv = await said('--format', 'csv')
+        t.match(csv, /\r\nasked,pay,disagreed,2\r\n/)
+        t.match(csv, `\r\ndisagrees,pay,${ids.gone.replace(/^-/, "'-")},the upstream does not know of it\r\n`)
+        t.match(
+          await said('--format', 'markdown'),
+          `| disagrees | pay | ${ids.gone} | the upstream does not know of it |\n`,
+        )
+        upstream.fate = () => 'paid'
+        t.match(await command(words), { code: 0, out: /\npay +5 +5 +4 +1 +0 +0 +0\n/ })
+        t.match(await command(['report', '--sample', '9', '--store', redis.url, '--service', 'test']), {
+          code: 2,
+          err: /found --sample without --admin URL: only a running proxy asks the upstream/,
+        })
+        t.match(await command(words.with(2, '0')), { code: 2, err: /--sample: a whole number, 1 to 1000/ })
+      },
+    )
 
-  await t.test('the report checks nothing without sample, and refuses an invalid one', async (t) => {
-    t.equal((await ask(proxy, '/v1/report')).json['asked'], null)
-    for (const query of ['sample=0', 'sample=1001', 'sample=x', 'sample=', 'sample=1&sample=2', 'samples=1'])
-      t.equal((await ask(proxy, `/v1/report?${query}`)).code, 'invalid_request', query)
-  })
-})
+    await t.test(
+      'with the upstream down, the sample neither agrees nor disagrees',
+      { buffered: true },
+      async (t) => {
+        await upstream[Symbol.asyncDispose]()
+        const gone = (await ask(proxy, '/v1/report?sample=2')).json as unknown as Report
+        t.match(gone.asked, { routes: [{ eligible: 5, sampled: 2, agreed: 0, disagreed: 0 }], found: [] })
+        t.same(await redisSnapshot(redis), before)
+      },
+    )
+
+    await t.test(
+      'the report checks nothing without sample, and refuses an invalid one',
+      { buffered: true },
+      async (t) => {
+        t.equal((await ask(proxy, '/v1/report')).json['asked'], null)
+        for (const query of [
+          'sample=0',
+          'sample=1001',
+          'sample=x',
+          'sample=',
+          'sample=1&sample=2',
+          'samples=1',
+        ])
+          t.equal((await ask(proxy, `/v1/report?${query}`)).code, 'invalid_request', query)
+      },
+    )
+  },
+)
