@@ -29,7 +29,7 @@ import { Parser, type Result } from 'tap-parser'
 const ROOT = join(import.meta.dirname, '..')
 const CACHE = join(ROOT, 'node_modules/.cache/idempotency-proxy')
 /** Milliseconds after which a file that has not ended is killed. */
-const FILE_LIMIT = 600_000
+const FILE_LIMIT = 1_800_000
 /** Many tests wait for a process or a socket: one more than there are processors keeps these busy. */
 const JOBS = availableParallelism() + 1
 
@@ -223,7 +223,7 @@ for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const)
 const env: NodeJS.ProcessEnv = {
   ...process.env,
   TMPDIR: temporary,
-  TAP_TIMEOUT: '120',
+  TAP_TIMEOUT: '300',
   // Compiled code of the product is shared by all files.
   NODE_COMPILE_CACHE: join(CACHE, 'compiled'),
 }
