@@ -13,6 +13,7 @@ import {
   idle,
   LEASE,
   NOT_SENT,
+  overdue,
   type Replica,
   replica,
   route,
@@ -271,6 +272,8 @@ function spool() {
 }
 
 void t.test('§7 an outcome is told once it is on disk, and dropped from it once it is stored', async (t) => {
+  // Until then nothing but the test tries to store it again.
+  overdue(t, 100)
   const { outbox, disk, said } = spool()
   const a = replica(t, { outbox })
   const { settler } = a.ports

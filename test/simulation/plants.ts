@@ -173,7 +173,7 @@ export const FUZZED: readonly (Plant & { readonly target: string })[] = [
     from: "if (done !== 't' || stamp.version === 0 || stamp.fence === 0) throw nonsense('neither written nor refused')",
     to: '' },
   { name: 'an attribute of another type is read as an absent one', file: 'src/store/dynamodb-layout.ts', target: 'dynamodb-item',
-    also: 'test/store/dynamodb-faults.test.ts',
+    also: 'test/store/dynamodb-faults.verify.ts',
     from: "if (!('B' in value)) throw isAnother(name, 'bytes')",
     to: "if (!('B' in value)) return Buffer.alloc(0)" },
   { name: 'a response may have a length and a transfer coding', file: 'src/upstream/response-parser.ts', target: 'upstream-response',
