@@ -274,13 +274,16 @@ async function interrupted(
   ways: readonly string[],
   to: Store,
   mark: RecordId,
-  act: () => void,
+  act: () => unknown,
 ): Promise<Said> {
   await to.put(mark, bytesOf('completed', newToken()), SPANS)
   let acted = 0
+  let acting: unknown
   const said = await command(['copy', ...ways, '--json'], undefined, {}, null, (text) => {
-    if (text.includes(mark) && acted++ === 0) act()
+    if (text.includes(mark) && acted++ === 0) acting = act()
   })
+  // What has been sent late must not meet the next step.
+  await acting
   if (acted !== 1 || said.code !== 1) throw new Error(`${acted} times, exit ${said.code}: ${said.err}`)
   return said
 }
@@ -303,11 +306,8 @@ void t.test('copy to a full target, or one that SIGINT ends, says where to conti
   const ways = ['--from', url, '--to', redis.url, ...OURS]
   const mark = ids.toSorted()[PAGE + 20] as RecordId
   for (const [why, act] of [
-    [
-      /: the store redis:\/\/127.0.0.1:\d+\S*: .*OOM/,
-      () => void firstOfAll(['CONFIG', 'SET', 'maxmemory', '1']),
-    ],
-    [/: interrupted/, () => void process.emit('SIGINT')],
+    [/: the store redis:\/\/127.0.0.1:\d+\S*: .*OOM/, () => firstOfAll(['CONFIG', 'SET', 'maxmemory', '1'])],
+    [/: interrupted/, () => process.emit('SIGINT')],
   ] as const) {
     await redis.command('FLUSHALL')
     const target = await opened(t, redis.url)
@@ -338,7 +338,7 @@ void t.test('after its target or its source went away, copy has to start from th
     () => redis.kill(),
     () => firstOfAll(['CLIENT', 'KILL', 'TYPE', 'normal'], ['FLUSHALL']),
   ]) {
-    const lost = await interrupted(there, await opened(t, redis.url), mark, () => void act())
+    const lost = await interrupted(there, await opened(t, redis.url), mark, act)
     t.match(lost, again)
     t.equal(counts(lost.out).next, null)
     await redis.start()
@@ -349,7 +349,7 @@ void t.test('after its target or its source went away, copy has to start from th
   const file = sqlite(t)
   const back = ['--from', redis.url, '--to', file, ...OURS]
   const [first] = (await (await opened(t, redis.url)).list('all', null, PAGE)).ids
-  const disconnect = () => void firstOfAll(['CLIENT', 'KILL', 'TYPE', 'normal'])
+  const disconnect = () => firstOfAll(['CLIENT', 'KILL', 'TYPE', 'normal'])
   const target = await opened(t, file)
   const lost = await interrupted(back, target, first as RecordId, disconnect)
   await forget(target, first as RecordId)
