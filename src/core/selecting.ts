@@ -48,9 +48,8 @@ function isSelecting(headers: RawHeaders): boolean {
 
 /** The selecting lines of a request, framed; empty: it has none. */
 export function selectingLines(headers: RawHeaders): string {
-  if (!isSelecting(headers)) return ''
-  const lines = linesByName(headers, (name) => SELECTING.has(name)) ?? []
-  return frame(lines.map(([name, values]) => part(name) + frame(values)))
+  const lines = isSelecting(headers) ? linesByName(headers, (name) => SELECTING.has(name)) : null
+  return lines === null ? '' : frame(lines.map(([name, values]) => part(name) + frame(values)))
 }
 
 /**
