@@ -19,7 +19,11 @@ interface Ended {
 function planted(name: string, ...program: readonly string[]): Promise<Ended> {
   const { PATH } = process.env
   const args = ['--import', './test/simulation/plant.ts', ...program]
-  const options = { cwd: ROOT, env: { PATH, PLANT: name, TAP_TIMEOUT: '300', NODE_V8_COVERAGE: '' }, maxBuffer: 2 ** 28 }
+  const options = {
+    cwd: ROOT,
+    env: { PATH, PLANT: name, TAP_TIMEOUT: '300', NODE_V8_COVERAGE: '' },
+    maxBuffer: 2 ** 28,
+  }
   return new Promise((resolve) => {
     const child = execFile(process.execPath, args, options, (_error, out, errors) =>
       resolve({ status: child.exitCode ?? -1, said: out + errors }),
