@@ -3,12 +3,11 @@ import { randomBytes } from 'node:crypto'
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
-import { collector, KIND } from '../support/collector.ts'
 import { configFile, gate, newKey, onlyRecord, STATE, send, stateOf, tempDir, until } from '../support/e2e.ts'
 import { type ChildProxy, proxyProcess, type TestProxy } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
 import { replicas } from '../support/replicas.ts'
-import { upstreamStub, valueOf } from '../support/upstream.ts'
+import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(300_000)
 
@@ -156,25 +155,3 @@ void t.test(
     t.equal(upstream.seen.length, 1)
   },
 )
-
-void t.test('K22 with the SDK of the example an execution has its spans, which tell no secret', async (t) => {
-  const { upstream, yaml } = await world(t)
-  const told = await collector(t)
-  const proxy = await proxyProcess(configFile(tempDir(t), yaml(`url: "sqlite:${tempDir(t)}/store.db"`)), [], {
-    NODE_OPTIONS: `--import ${new URL('../../examples/tracing/otel.mjs', import.meta.url).href}`,
-    OTEL_EXPORTER_OTLP_ENDPOINT: told.url,
-    OTEL_BSP_SCHEDULE_DELAY: '50',
-  })
-  t.teardown(() => proxy[Symbol.asyncDispose]())
-  const [traceId, spanId] = [randomBytes(16).toString('hex'), randomBytes(8).toString('hex')]
-  const key = newKey()
-  const headers = { traceparent: `00-${traceId}-${spanId}-01` }
-  t.equal((await send(proxy, key, { headers })).status, 201)
-  const spans = await told.trace(traceId, 4)
-  const [server] = spans.filter(({ kind }) => kind === KIND.server)
-  t.match(server, { parentSpanId: spanId, attributes: { 'idempotency.outcome': 'executed' } })
-  const [call] = spans.filter(({ attributes }) => 'url.full' in attributes)
-  t.equal(call?.parentSpanId, server?.spanId)
-  t.equal(valueOf(upstream.seen[0] ?? { headers: [] }, 'traceparent'), `00-${traceId}-${call?.spanId}-01`)
-  for (const secret of [key, 'alice', '"amount"']) t.notOk(told.said.some((body) => body.includes(secret)))
-})
