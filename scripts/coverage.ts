@@ -1,4 +1,4 @@
-/** Runs after the covered tier of `npm test`: the folders that decide correctness need full coverage; the rest is printed. */
+/** Ends `npm run verify`: the folders that decide correctness need full coverage; the rest is printed. */
 import { readFileSync } from 'node:fs'
 import { relative } from 'node:path'
 
@@ -8,7 +8,7 @@ type Summary = Record<string, Record<Measure, { pct: number }>>
 const MEASURES: readonly Measure[] = ['lines', 'branches', 'functions', 'statements']
 const WHOLE = /^src\/(?:core|protect|runtime|shadow|store)\//
 
-const report = new URL('../.tap/report/coverage-summary.json', import.meta.url)
+const report = new URL('../node_modules/.cache/idempotency-proxy/coverage/coverage-summary.json', import.meta.url)
 const summary = JSON.parse(readFileSync(report, 'utf8')) as Summary
 let failed = 0
 let seen = 0
