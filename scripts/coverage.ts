@@ -8,7 +8,10 @@ type Summary = Record<string, Record<Measure, { pct: number }>>
 const MEASURES: readonly Measure[] = ['lines', 'branches', 'functions', 'statements']
 const WHOLE = /^src\/(?:core|protect|runtime|shadow|store)\//
 
-const report = new URL('../node_modules/.cache/idempotency-proxy/coverage/coverage-summary.json', import.meta.url)
+const report = new URL(
+  '../node_modules/.cache/idempotency-proxy/coverage/coverage-summary.json',
+  import.meta.url,
+)
 const summary = JSON.parse(readFileSync(report, 'utf8')) as Summary
 let failed = 0
 let seen = 0

@@ -198,8 +198,12 @@ async function covered(folder: string): Promise<boolean> {
       '--reports-dir',
       join(CACHE, 'coverage'),
     ],
-    // It holds what some 650 processes wrote.
-    { cwd: ROOT, stdio: ['ignore', 'ignore', 'inherit'], env: { ...process.env, NODE_OPTIONS: '--max-old-space-size=8000' } },
+    {
+      cwd: ROOT,
+      stdio: ['ignore', 'ignore', 'inherit'],
+      // The folder holds what some 650 processes wrote.
+      env: { ...process.env, NODE_OPTIONS: '--max-old-space-size=8000' },
+    },
   )
   const [status] = await once(reporting, 'exit')
   if (status !== 0) return false
