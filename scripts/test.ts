@@ -3,8 +3,10 @@
  *
  * - `npm test` runs `*.test.ts`: every behaviour of the product once, where it is cheapest to see.
  * - `npm run verify` runs `*.verify.ts` too: the same under faults, in combinations, at length and with other tools; then judges the
- *   coverage of both tiers. Beside it run SIMULATION_SECONDS of simulation (60; CI: 300), under seeds of the day.
+ *   coverage of both tiers. Beside it run SIMULATION_SECONDS of simulation (60; CI: 150), under seeds of the day.
  * - `npm test -- FILE…` runs these files. A folder stands for all files in it, of the tier's.
+ *
+ * COVERAGE=FOLDER keeps the coverage there, and `verify` then takes the first tier's from there instead of running it again.
  *
  * Prints what failed, and how to repeat it; then one line of totals.
  */
@@ -12,6 +14,7 @@ import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import {
   chmodSync,
+  existsSync,
   mkdirSync,
   mkdtempSync,
   readdirSync,
@@ -22,7 +25,7 @@ import {
   writeFileSync,
 } from 'node:fs'
 import { availableParallelism, constants, setPriority, tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { join, resolve } from 'node:path'
 import { text } from 'node:stream/consumers'
 import { Parser, type Result } from 'tap-parser'
 
@@ -33,8 +36,29 @@ const FILE_LIMIT = 1_800_000
 /** Many tests wait for a process or a socket: one more than there are processors keeps these busy. */
 const JOBS = availableParallelism() + 1
 
-interface Verdict {
+/** What `verify` runs again on other stores: end-to-end tests, which the first tier runs on SQLite. */
+const OTHER_STORES: Readonly<Record<string, readonly string[]>> = {
+  admin: ['memory,redis'],
+  callers: ['memory,redis'],
+  faults: ['memory,redis'],
+  keys: ['memory,redis'],
+  operators: ['redis,postgres'],
+  reconcile: ['memory', 'redis', 'postgres'],
+  reload: ['redis'],
+  services: ['redis'],
+  shadow: ['memory,redis'],
+  telling: ['redis'],
+  waiting: ['memory,redis', 'postgres'],
+}
+
+/** A file to run, on these stores if it is run on others than usual. */
+interface Job {
   readonly file: string
+  readonly stores?: string
+}
+
+interface Verdict {
+  readonly name: string
   readonly passed: number
   readonly skipped: number
   readonly failures: readonly string[]
@@ -54,14 +78,26 @@ function lastTimes(): Record<string, number> {
   }
 }
 
-/** Files of `test/` whose names say that they belong to the tier; those first that took longest, or are largest, so that none of them begins last. */
-function filesOf(...tiers: readonly Tier[]): string[] {
-  const times = lastTimes()
+/** As it is said on a command line. */
+function nameOf({ file, stores }: Job): string {
+  return stores === undefined ? file : `${file} on ${stores}`
+}
+
+/** Files of `test/` whose names say that they belong to the tier. */
+function filesOf(tier: Tier): Job[] {
   return readdirSync(join(ROOT, 'test'), { recursive: true, encoding: 'utf8' })
-    .filter((name) => !name.includes('node_modules') && tiers.some((tier) => name.endsWith(`.${tier}.ts`)))
-    .map((name) => ({ file: `test/${name}`, size: statSync(join(ROOT, 'test', name)).size }))
-    .toSorted((a, b) => (times[b.file] ?? 0) - (times[a.file] ?? 0) || b.size - a.size)
-    .map(({ file }) => file)
+    .filter((name) => !name.includes('node_modules') && name.endsWith(`.${tier}.ts`))
+    .map((name) => ({ file: `test/${name}` }))
+}
+
+/** Those first that took longest, or are largest, so that none of them begins last. */
+function ordered(jobs: readonly Job[]): Job[] {
+  const times = lastTimes()
+  const weights = new Map(
+    jobs.map((job) => [job, { time: times[nameOf(job)] ?? 0, size: statSync(join(ROOT, job.file)).size }]),
+  )
+  const weightOf = (job: Job) => weights.get(job) as { time: number; size: number }
+  return jobs.toSorted((a, b) => weightOf(b).time - weightOf(a).time || weightOf(b).size - weightOf(a).size)
 }
 
 /** In memory where there is room: an fsync of a test's store proves nothing about the disk, and waits for it. */
@@ -82,11 +118,11 @@ function temporaryFolder(): string {
 
 const running = new Set<{ kill(): void }>()
 
-async function run(file: string, env: NodeJS.ProcessEnv): Promise<Verdict> {
+async function run(job: Job, env: NodeJS.ProcessEnv): Promise<Verdict> {
   const begun = performance.now()
-  const child = spawn(process.execPath, [file], {
+  const child = spawn(process.execPath, [job.file], {
     cwd: ROOT,
-    env,
+    env: job.stores === undefined ? env : { ...env, STORES: job.stores },
     stdio: ['ignore', 'pipe', 'pipe'],
     detached: true,
   })
@@ -124,7 +160,7 @@ async function run(file: string, env: NodeJS.ProcessEnv): Promise<Verdict> {
       `ended with ${signal ?? code}${parser.ok ? '' : ', and its TAP is not whole'}${parser.results?.bailout ? `: ${parser.results.bailout}` : ''}`,
     )
   if (failures.length > 0 && said.trim() !== '') failures.push(said.trim().split('\n').slice(-30).join('\n'))
-  return { file, passed, skipped, failures, seconds: (performance.now() - begun) / 1000 }
+  return { name: nameOf(job), passed, skipped, failures, seconds: (performance.now() - begun) / 1000 }
 }
 
 /** What tap says of a failed assertion. */
@@ -147,17 +183,18 @@ function described({ fullname, name, diag }: Result): string {
 }
 
 /** Runs the files, several at a time, and prints each failure as soon as its file has ended. */
-async function runAll(files: readonly string[], env: NodeJS.ProcessEnv): Promise<Verdict[]> {
-  const waiting = [...files]
+async function runAll(jobs: readonly Job[], env: NodeJS.ProcessEnv): Promise<Verdict[]> {
+  const waiting = ordered(jobs)
   const verdicts: Verdict[] = []
   const worker = async (): Promise<void> => {
-    for (let file = waiting.shift(); file !== undefined; file = waiting.shift()) {
-      const verdict = await run(file, env)
+    for (let job = waiting.shift(); job !== undefined; job = waiting.shift()) {
+      const verdict = await run(job, env)
       verdicts.push(verdict)
-      if (verdict.failures.length > 0)
-        process.stdout.write(
-          `\nFAILED ${file}\n${verdict.failures.join('\n\n')}\nrepeat: npm test -- ${file}\n\n`,
-        )
+      if (verdict.failures.length === 0) continue
+      const repeat = `${job.stores === undefined ? '' : `STORES=${job.stores} `}npm test -- ${job.file}`
+      process.stdout.write(
+        `\nFAILED ${verdict.name}\n${verdict.failures.join('\n\n')}\nrepeat: ${repeat}\n\n`,
+      )
     }
   }
   await Promise.all(Array.from({ length: JOBS }, worker))
@@ -232,30 +269,38 @@ const env: NodeJS.ProcessEnv = {
   NODE_COMPILE_CACHE: join(CACHE, 'compiled'),
 }
 mkdirSync(CACHE, { recursive: true })
-const all = filesOf('test', ...(tier === 'verify' ? (['verify'] as const) : []))
-const files =
-  named.length === 0
+const judged = tier === 'verify' && named.length === 0
+const kept = process.env['COVERAGE']
+const first = filesOf('test')
+const all = [...first, ...(tier === 'verify' ? filesOf('verify') : [])]
+const jobs = judged
+  ? [
+      ...(kept !== undefined && existsSync(kept) ? all.slice(first.length) : all),
+      ...Object.entries(OTHER_STORES).flatMap(([name, stores]) =>
+        stores.map((one) => ({ file: `test/e2e/${name}.test.ts`, stores: one })),
+      ),
+    ]
+  : named.length === 0
     ? all
     : named.flatMap((name) => {
-        const inside = all.filter((file) => file.startsWith(`${name.replace(/\/$/, '')}/`))
-        return inside.length > 0 ? inside : [name]
+        const inside = all.filter(({ file }) => file.startsWith(`${name.replace(/\/$/, '')}/`))
+        return inside.length > 0 ? inside : [{ file: name }]
       })
-const judged = tier === 'verify' && named.length === 0
-const coverage = join(temporary, 'coverage')
+const coverage = judged || kept !== undefined ? resolve(kept ?? join(temporary, 'coverage')) : undefined
 const begun = performance.now()
 const simulated = judged ? simulate(Number(process.env['SIMULATION_SECONDS'] ?? 60)) : Promise.resolve(true)
 const verdicts = await runAll(
-  files,
-  judged ? { ...env, NODE_V8_COVERAGE: coverage, NODE_DISABLE_COMPILE_CACHE: '1' } : env,
+  jobs,
+  coverage === undefined ? env : { ...env, NODE_V8_COVERAGE: coverage, NODE_DISABLE_COMPILE_CACHE: '1' },
 )
-const whole = judged ? await covered(coverage) : true
+const whole = judged && coverage !== undefined ? await covered(coverage) : true
 const sound = await simulated
 
 writeFileSync(
   TIMES,
   JSON.stringify({
     ...lastTimes(),
-    ...Object.fromEntries(verdicts.map(({ file, seconds }) => [file, seconds])),
+    ...Object.fromEntries(verdicts.map(({ name, seconds }) => [name, seconds])),
   }),
 )
 
@@ -266,8 +311,8 @@ const times = verdicts.map(({ seconds }) => seconds).toSorted((a, b) => a - b)
 const slowest = verdicts.toSorted((a, b) => b.seconds - a.seconds)[0]
 process.stdout.write(
   `${verdicts.length} files in ${((performance.now() - begun) / 1000).toFixed(0)} s, ` +
-    `half of them in at most ${times[times.length >> 1]?.toFixed(1)} s, the slowest ${slowest?.file} in ${slowest?.seconds.toFixed(1)} s\n` +
-    failed.map(({ file }) => `failed: ${file}\n`).join('') +
+    `half of them in at most ${times[times.length >> 1]?.toFixed(1)} s, the slowest ${slowest?.name} in ${slowest?.seconds.toFixed(1)} s\n` +
+    failed.map(({ name }) => `failed: ${name}\n`).join('') +
     `${sum(({ passed }) => passed)} passed, ${sum(({ failures }) => failures.length)} failed, ${sum(({ skipped }) => skipped)} skipped\n`,
 )
 process.exitCode = failed.length === 0 && whole && sound ? 0 : 1

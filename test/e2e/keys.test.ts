@@ -664,7 +664,7 @@ const CHANGES: readonly (readonly [what: string, before: string, after: string])
   ['all at once', '{}', '{ body: json, ignore: [/sentAt], headers: [x-version], query: ignore }'],
 ]
 
-for (const kind of KINDS)
+for (const kind of KINDS.filter((one) => one !== 'memory'))
   void t.test(`F20 a retry replays across recipes, in flight and afterwards: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
     const store = await emptyStore(t, kind)

@@ -315,7 +315,7 @@ function tests(server: PostgresServer): void {
     await until(() => events.at(-1)?.includes('leads to a different server') ?? false)
     t.equal((await register.get(id)).bytes, null, 'the one in use stays in use')
     t.ok((await register.put(newId(), claim(), SPANS)).done)
-    t.equal(await connections(successor), 0)
+    await until(async () => (await connections(successor)) === 0)
   })
 
   void t.test('when the server becomes a standby, the store refuses and connects again', async (t) => {

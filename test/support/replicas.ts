@@ -14,7 +14,7 @@ export function storeUrl(t: Test, kind: (typeof STORES)[number], redis: { readon
   return { memory: 'memory:', sqlite, redis: redis.url }[kind]
 }
 
-/** Where tests run whose subject lies above the store: on SQLite, or wherever `STORES` says (test/e2e/stores.verify.ts). */
+/** Where tests run whose subject lies above the store: on SQLite, or wherever `STORES` says (scripts/test.ts). */
 export const KINDS = (process.env['STORES']?.split(',') ?? ['sqlite']) as StoreKind[]
 
 /** The same for tests of several processes that share a store. */
