@@ -2,8 +2,13 @@
 #
 #   docker build -t idempotency-proxy .
 #   docker run --rm --read-only --cap-drop ALL --security-opt no-new-privileges \
-#     -p 8080:8080 -v idempotency:/data idempotency-proxy \
-#     --listen 0.0.0.0:8080 --upstream http://api:3000
+#     -p 8080:8080 -v idempotency:/data -v ./proxy.yaml:/etc/proxy.yaml:ro idempotency-proxy --config /etc/proxy.yaml
+#
+# with, in proxy.yaml,
+#
+#   listen: 0.0.0.0:8080
+#   upstream: { url: http://api:3000 }
+#   defaults: { scope: { caller: "header:authorization", anonymous: reject } }
 #
 # The working directory is the volume /data, so the embedded store (sqlite:./idempotency.db, the default) lies
 # there; with a store elsewhere nothing is ever written.

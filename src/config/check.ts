@@ -6,6 +6,7 @@ import type { Findings } from './errors.ts'
 import { checkPem } from './files.ts'
 import { formatDuration, formatSize } from './units.ts'
 import { type Address, isLoopback, isSharedStore, reaches } from './urls.ts'
+import { type Effective, UNMATCHED } from './warnings.ts'
 
 const MIN_LEASE = 1000
 /** Issued keys have some 190 characters. */
@@ -99,6 +100,26 @@ export function checkStrictCaller(findings: Findings, base: string, policy: Rout
   if (policy.profile !== 'strict' || !policy.scope.callerIsDefault || !readsKeys(policy)) return
   const paths = [`${base}.profile`, 'defaults.profile', `${base}.scope.caller`]
   findings.conflict(paths, 'profile strict needs scope.caller: set it in the route or in `defaults`')
+}
+
+/**
+ * On an address that other machines can reach, who the callers are must be written where keys are read (contract §15): one of them could
+ * get another's response. `decisive`: the policies that decide, with the explicit values of each.
+ */
+export function checkCallers(findings: Findings, listen: Address, decisive: readonly Effective[]): void {
+  if (isLoopback(listen.host)) return
+  const open = decisive.filter(({ policy, written: { scope = {} } }) => {
+    const isAnonymousSaid = scope.anonymous !== undefined || policy.profile === 'strict'
+    return readsKeys(policy) && (scope.caller === undefined || (scope.caller.length > 0 && !isAnonymousSaid))
+  })
+  if (open.length === 0) return
+  const names = open.map(({ policy: { name } }) =>
+    name === UNMATCHED ? 'requests that match no route' : name,
+  )
+  findings.conflict(
+    ['listen', 'defaults.scope', 'routes'],
+    `found ${listen.host}, which other machines can reach, while \`scope.caller\` or \`scope.anonymous\` is not set for ${names.join(', ')}: one caller could get another's response; required, in \`defaults\` or on each route: \`scope: { caller: "header:authorization", anonymous: reject }\`, or \`scope: { caller: none }\` if all callers may share keys`,
+  )
 }
 
 /**

@@ -8,6 +8,7 @@ import type {
 } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import {
+  checkCallers,
   checkFile,
   checkOwnPaths,
   checkPolicy,
@@ -144,6 +145,7 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
   checkOwnPaths(findings, status.path, file.issuer?.path ?? null, wellKnown, policies)
 
   const decisive = unmatched === 'protect' ? [...routes, defaults] : routes
+  checkCallers(findings, listen, decisive)
   return {
     ...filled,
     ...listeners,

@@ -70,7 +70,7 @@ export function warningsOf(
 }
 
 /** The policy of requests that match no route. */
-const UNMATCHED = 'default'
+export const UNMATCHED = 'default'
 
 /** Groups of routes whose status queries are the same. */
 function sameQueries(effective: readonly Effective[]): Effective[][] {

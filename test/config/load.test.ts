@@ -9,10 +9,10 @@ import { effective } from '../../src/config/written.ts'
 import { errorsOf, FILES, load, routeFile, UPSTREAM } from './support.ts'
 
 void t.test('flags override the file, and are enough without one', async (t) => {
-  const flags = { upstream: 'http://127.0.0.1:4000/', listen: '0.0.0.0:80', store: 'memory:' }
+  const flags = { upstream: 'http://127.0.0.1:4000/', listen: '127.0.0.2:80', store: 'memory:' }
   const alone = load('', { flags })
   t.equal(alone.upstream.url, 'http://127.0.0.1:4000')
-  t.strictSame(alone.listen, { host: '0.0.0.0', port: 80 })
+  t.strictSame(alone.listen, { host: '127.0.0.2', port: 80 })
   t.equal(alone.store.url, 'memory:')
   const over = load(
     'upstream: { url: http://a, timeout: 5s }\nlisten: 127.0.0.1:1\nstore: { url: "sqlite:x", timeout: 1s }\n',
@@ -482,7 +482,7 @@ void t.test('V05 the proxy’s own address is refused as a flag too', async (t) 
     { upstream: 'http://proxy:80', listen: 'proxy:80' },
     { upstream: 'http://127.0.0.1:9464' },
   ]) {
-    const loaded = loadConfig({ text: '', env: {}, flags })
+    const loaded = loadConfig({ text: 'defaults: { scope: { caller: none } }', env: {}, flags })
     t.match(loaded.ok ? [] : loaded.errors.map(formatConfigError), [
       /^--upstream: upstream\.url: .*listens on itself/,
     ])

@@ -1,4 +1,4 @@
-{{/* The proxy's configuration file: the chart's part laid over the user's. */}}
+{{/* The proxy's configuration file: the chart's part laid over the user's, and that over what identifies callers. */}}
 {{- define "idempotency-proxy.config" -}}
 {{- $proxy := .Values.idempotencyProxy -}}
 {{- $upstream := $proxy.upstream.url | default (printf "http://127.0.0.1:%d" (int $proxy.upstream.port)) -}}
@@ -30,7 +30,9 @@
       "drain" (dict
         "delay" (printf "%ds" (include "idempotency-proxy.drainDelay" . | int))
         "timeout" (printf "%ds" (include "idempotency-proxy.drainTimeout" . | int))) -}}
-{{- mustMergeOverwrite (deepCopy $proxy.config) $own | toYaml -}}
+{{- /* It listens where other machines can reach it: who the callers are has to be written. */ -}}
+{{- $callers := dict "defaults" (dict "scope" (dict "caller" "header:authorization" "anonymous" "reject")) -}}
+{{- mustMergeOverwrite $callers (deepCopy $proxy.config) $own | toYaml -}}
 {{- end }}
 
 {{- define "idempotency-proxy.configMapName" -}}
