@@ -178,7 +178,9 @@ function parse(options: CommandOptions, words: readonly string[]): Args {
 
 function unknownOption(written: string, known: readonly string[]): string {
   const near = didYouMean(written.replace(/^-+/, ''), known)
-  return `unknown option ${written}${near === null ? '' : `; did you mean --${near}?`}`
+  return near === null
+    ? `unknown option ${written}; allowed: ${known.map((name) => `--${name}`).join(', ')}`
+    : `unknown option ${written}; did you mean --${near}?`
 }
 
 export function commandHelp({

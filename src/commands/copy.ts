@@ -347,6 +347,6 @@ function pacer(rate: Rate | null, stop: AbortSignal): () => Promise<boolean> {
 function inWords(tally: Tally, { writes }: CopyMode): string {
   const rows = (Object.keys(COPIED) as Copied[])
     .filter((name) => tally[name] > 0 || name === 'copied')
-    .map((name) => [String(tally[name]), COPIED[name]])
+    .map((name) => [String(tally[name]), name === 'copied' && !writes ? 'to copy' : COPIED[name]])
   return `${table(rows)}${writes ? '' : 'nothing was written: this was a dry run\n'}`
 }

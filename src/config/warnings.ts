@@ -90,19 +90,18 @@ function sharingWarning(guarded: readonly RoutePolicy[]): string[] {
   const without = `without ${[...names].join(' or ')}`
   const shares = "share one key space, so one client may receive another's response"
   const byDefault = sharing.some(({ scope }) => scope.callerIsDefault)
-  const refused = byDefault ? '; with a cookie or an API key they are refused (400)' : ''
   const cure = byDefault ? 'scope.caller, or scope.anonymous: reject' : 'scope.anonymous: reject'
-  if (sharing.length === guarded.length) return [`Requests ${without} ${shares}${refused}. Set ${cure}.`]
+  if (sharing.length === guarded.length) return [`Requests ${without} ${shares}. Set ${cure}.`]
   if (sharing.every(({ name }) => name === UNMATCHED)) {
     const shared = byDefault ? '`defaults.scope.caller`' : '`defaults.scope.anonymous: reject`'
     return [
-      `Requests that match no route: those ${without} ${shares}${refused}; set ${shared} or \`unmatched: reject\`.`,
+      `Requests that match no route: those ${without} ${shares}; set ${shared} or \`unmatched: reject\`.`,
     ]
   }
   const routes = sharing.filter(({ name }) => name !== UNMATCHED).map(({ name }) => `\`${name}\``)
   const others = routes.length === sharing.length ? '' : ' and requests that match no route'
   return [
-    `${routes.length === 1 ? 'Route' : 'Routes'} ${routes.join(', ')}${others}: requests ${without} ${shares}${refused}. Set ${cure}.`,
+    `${routes.length === 1 ? 'Route' : 'Routes'} ${routes.join(', ')}${others}: requests ${without} ${shares}. Set ${cure}.`,
   ]
 }
 

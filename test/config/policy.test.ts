@@ -151,7 +151,7 @@ void t.test('each promise that the file gives up has a warning of one sentence w
   t.strictSame(warnings(`${caller}, key: { derive: { json: [/id] } }`), [])
   t.strictSame(warnings('mode: shadow, key: ignored'), [], 'nor where keys are ignored')
   t.match(warnings('mode: enforce'), [
-    "Requests without Authorization share one key space, so one client may receive another's response; with a cookie or an API key they are refused (400). Set scope.caller, or scope.anonymous: reject.",
+    "Requests without Authorization share one key space, so one client may receive another's response. Set scope.caller, or scope.anonymous: reject.",
   ])
   const twice = (lines: string): readonly string[] =>
     load(
@@ -165,7 +165,7 @@ void t.test('each promise that the file gives up has a warning of one sentence w
   t.strictSame(
     warnings('scope: { caller: "cookie:sid", anonymous: reject }', ''),
     [
-      "Requests that match no route: those without Authorization share one key space, so one client may receive another's response; with a cookie or an API key they are refused (400); set `defaults.scope.caller` or `unmatched: reject`.",
+      "Requests that match no route: those without Authorization share one key space, so one client may receive another's response; set `defaults.scope.caller` or `unmatched: reject`.",
     ],
     'the warning is not about the only route',
   )

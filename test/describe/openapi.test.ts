@@ -317,6 +317,16 @@ void t.test('the draft asks for what only a person can decide', async (t) => {
   t.match(commentsOf(out, 'a5'), /Answers 202: .* Deprecated/)
 })
 
+void t.test('from 51 routes on, the draft says how many time series they make', async (t) => {
+  const outOf = async (count: number) =>
+    (await made(t, Array.from({ length: count }, (_, n) => `/a${n}: { post: {} }`).join('\n'))).out
+  t.notMatch(await outOf(50), 'time series')
+  t.match(
+    (await outOf(51)).replaceAll('\n# ', ' '),
+    'DECIDE: 51 routes make 1785 time series for each replica',
+  )
+})
+
 void t.test('servers that cannot be read are reported, and their paths left out', async (t) => {
   for (const [url, says] of [
     ['https://{host}/a', /server https:\/\/\{host\}\/a: no default for host; its path is left out/],

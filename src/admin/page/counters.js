@@ -23,8 +23,14 @@ const all = (name) => (samples) => sum(samples, name)
 
 /** @type {readonly Tile[]} */
 const TILES = [
-  { id: 'unknown', label: 'Unknown', note: 'in the store', bad: true, of: records('unknown') },
-  { id: 'dead', label: 'Dead-lettered', note: 'need a decision', bad: true, of: records('dead_lettered') },
+  { id: 'unknown', label: 'Unknown', note: 'outcome not known', bad: true, of: records('unknown') },
+  {
+    id: 'dead',
+    label: 'Dead-lettered',
+    note: 'no longer asked about',
+    bad: true,
+    of: records('dead_lettered'),
+  },
   { id: 'executed', label: 'Executed', of: requests('executed') },
   { id: 'replayed', label: 'Replayed', of: requests(['replayed', 'waited']) },
   { id: 'prevented', label: 'Prevented', of: all('idempotency_duplicates_prevented_total') },

@@ -224,6 +224,11 @@ function isStream(response: unknown): boolean {
   return Object.keys(objectAt(response, 'content')).some((type) => /^text\/event-stream\b/i.test(type))
 }
 
+/** From here on the number of routes is worth a word. */
+const MANY = 50
+/** Time series of an unused route (docs/metrics.md). */
+const SERIES = 35
+
 /** A draft as a configuration file, line by line. Lines are not yet safe to print on a terminal. */
 export function draftText(
   { title, servers, defaults, routes }: Draft,
@@ -237,6 +242,11 @@ export function draftText(
       `Routes for idempotency-proxy, drafted from ${from}${title === '' ? '' : ` (${title})`} by: idempotency-proxy routes from`,
       'A draft: an OpenAPI description does not say what a retry may do. DECIDE marks what a person must decide. Then run: idempotency-proxy check FILE',
       `${routes.length} routes for ${all} operations: every POST and PATCH, and each PUT and DELETE that declares a key. The others are idempotent anyway (RFC 9110 §9.2.2) and pass through.`,
+      ...(routes.length > MANY
+        ? [
+            `DECIDE: ${routes.length} routes make ${routes.length * SERIES} time series for each replica, and some three times as many once they are used (docs/metrics.md). Routes that decide alike can be one, with a path such as /v1/* and several methods.`,
+          ]
+        : []),
     ),
     '',
     'upstream:',
@@ -247,7 +257,7 @@ export function draftText(
     `  url: ${JSON.stringify(upstream)}`,
     '',
     'defaults:',
-    '  # DECIDE: start with shadow, which forwards everything and reports what enforce would have done (docs/shadow.md).',
+    '  # DECIDE: enforce protects at once; shadow forwards everything and reports what enforce would do (docs/shadow.md).',
     '  mode: enforce',
     '  # DECIDE: how long a response is replayed; longer than any client keeps retrying.',
     '  ttl: 24h',
