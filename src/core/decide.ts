@@ -8,7 +8,7 @@ import {
   type State,
   type Unknown,
 } from './record.ts'
-import { differingParts } from './selecting.ts'
+import { differingParts, isOpaque } from './selecting.ts'
 
 /** The digests of a request that are compared with the record. */
 export interface RequestDigests {
@@ -128,7 +128,9 @@ function sameOperation(record: IdempotencyRecord, asked: RequestDigests): boolea
 
 function reused(record: IdempotencyRecord, asked: RequestDigests, read: State): Decision {
   const differing = record.recipe === asked.recipe ? differingParts(record.parts, asked.parts) : null
-  const byBytes = (differing === null || differing.includes('body')) && asked.comparesBytes === true
+  const byBytes =
+    (differing === null || differing.includes('body')) &&
+    (asked.comparesBytes === true || isOpaque(record.parts))
   return { kind: 'reused', read, differing, byBytes }
 }
 

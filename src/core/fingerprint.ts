@@ -207,7 +207,8 @@ export class Digests implements RequestDigests {
     const { query, headers } = this.#content
     const { essence, media } = contentType(headers)
     const type = essence === MULTIPART ? MULTIPART : media
-    return partsOf(QUERY[this.#policy.query](query), type, headers, this.#policy.headers, this.#key)
+    const opaque = this.#policy.body !== 'none' && isEncoded(this.#readable.headers)
+    return partsOf(QUERY[this.#policy.query](query), type, headers, this.#policy.headers, this.#key, opaque)
   }
 
   /** Whether the bytes of the body were compared although its coding or its form suggests that other bytes may mean the same. */

@@ -54,7 +54,8 @@ export function selectingLines(headers: RawHeaders): string {
 
 /**
  * What an operation was besides its body, so that a refusal can name the part that differs (contract §15): short digests of the query,
- * the media type and each header that counts. Undefined: the usual one, JSON without a query or such a header.
+ * the media type and each header that counts. Undefined: the usual one, JSON without a query or such a header. `opaque`: the content coding
+ * of its body could not be undone.
  */
 export function partsOf(
   query: string,
@@ -62,10 +63,11 @@ export function partsOf(
   headers: RawHeaders,
   counted: readonly string[] | null,
   key: Hmac | null,
+  opaque = false,
 ): string | undefined {
   const names =
     counted === null ? null : linesByName(headers, (name) => SELECTING.has(name) || counted.includes(name))
-  if (query === '' && mediaType === USUAL_TYPE && names === null) return undefined
+  if (query === '' && mediaType === USUAL_TYPE && names === null && !opaque) return undefined
   const short = (text: string): string => {
     const digest = key === null ? hash('sha256', text, 'buffer') : key.of(hash('sha256', text, 'buffer'))
     return digest.toString('base64url', 0, DIGEST_BYTES)
@@ -73,12 +75,19 @@ export function partsOf(
   const ofQuery = query === '' ? '' : short(query)
   const ofType = mediaType === USUAL_TYPE ? '' : short(mediaType)
   return [
-    `${ofQuery}/${ofType}`,
+    `${ofQuery}/${ofType}${opaque ? OPAQUE : ''}`,
     ...(names ?? []).map(([name, values]) => `${name}=${short(frame(values))}`),
   ].join(' ')
 }
 
 const USUAL_TYPE = 'application/json'
+const OPAQUE = '/opaque'
+
+/** Whether only the bytes of that operation's body can be compared. */
+export function isOpaque(parts: string | undefined): boolean {
+  return parts?.split(' ', 1)[0]?.endsWith(OPAQUE) === true
+}
+
 /** Enough to tell two values of one client apart. */
 const DIGEST_BYTES = 6
 

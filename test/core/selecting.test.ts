@@ -3,7 +3,7 @@ import { scopeOf } from '../../src/core/chain.ts'
 import { Digests } from '../../src/core/fingerprint.ts'
 import { hmacOf } from '../../src/core/identity.ts'
 import { routeCovers, routesOverlap } from '../../src/core/route.ts'
-import { differingParts, partsOf, selectingLines } from '../../src/core/selecting.ts'
+import { differingParts, isOpaque, partsOf, selectingLines } from '../../src/core/selecting.ts'
 import { FINGERPRINT, matching, ROUTE, request } from './fixtures.ts'
 
 t.test('selecting lines count by name in any case, whatever their order among the others', async (t) => {
@@ -30,6 +30,19 @@ t.test('the parts of an operation say what differs, and hold no value', async (t
   const unselected = partsOf('q=1', 'application/json', ['X-Tenant', 'a'], null, null)
   t.strictSame(differingParts(unselected, partsOf('q=1', 'application/json', [], null, null)), ['body'])
 })
+
+t.test(
+  'the parts say whether the coding of a body could not be undone, which is no difference',
+  async (t) => {
+    const of = (opaque: boolean, query = '') => partsOf(query, 'application/json', [], [], null, opaque)
+    t.strictSame(
+      [isOpaque(of(true)), isOpaque(of(true, 'q')), isOpaque(of(false, 'q')), isOpaque(of(false))],
+      [true, true, false, false],
+    )
+    t.strictSame(differingParts(of(true), of(false)), ['body'])
+    t.strictSame(differingParts(of(true, 'q'), of(false)), ['query'])
+  },
+)
 
 t.test('the boundary of a multipart body is no part of its operation', async (t) => {
   const parts = (boundary: string) => {
