@@ -1,5 +1,5 @@
 /**
- * `npm test`, `npm run verify` and `npm run check` run this first; `check` needs the packages of test/tools alone. The tests start their own servers, so they need three programs that npm does
+ * `npm test`, `npm run verify` and `npm run check` run this first; `check` needs the packages of scripts/tools alone. The tests start their own servers, so they need three programs that npm does
  * not install: `redis-server` (7 or later), PostgreSQL and `openssl` (certificates for the TLS tests). `verify` also uses Chromium
  * for the operators' page, `prometheus` and `promtool` for dashboards and alerts, PgBouncer, and psycopg2 for an example; without them
  * tests are skipped. Run as root on a machine with apt-get, this installs what is missing; elsewhere it prints one sentence on what to do.
@@ -130,7 +130,7 @@ if (purpose !== 'test')
   try {
     installToolPackages()
   } catch (error) {
-    process.stderr.write(`the packages of test/tools cannot be installed: ${(error as Error).message}\n`)
+    process.stderr.write(`the packages of scripts/tools cannot be installed: ${(error as Error).message}\n`)
     process.exit(1)
   }
 

@@ -1,5 +1,5 @@
 /**
- * The packages of test/tools, which only `npm run verify` and `npm run check` need: installed into node_modules/.cache as their lock
+ * The packages of scripts/tools, which only `npm run verify` and `npm run check` need: installed into node_modules/.cache as their lock
  * file says, and linked into node_modules, where everything finds them. `npm ci` clears both.
  */
 import { createHash } from 'node:crypto'
@@ -8,7 +8,7 @@ import { basename, dirname, join } from 'node:path'
 import { cached, npm } from './helm-tools.ts'
 
 const ROOT = join(import.meta.dirname, '..')
-const DECLARED = join(ROOT, 'test/tools')
+const DECLARED = join(ROOT, 'scripts/tools')
 const FILES = ['package.json', 'package-lock.json', '.npmrc']
 
 /** Throws where the registry does not give them. */
