@@ -76,6 +76,17 @@ const needs: readonly Need[] = [
         ? 'no python3 has it'
         : null,
   },
+  ...['nginx', 'haproxy'].map(
+    (name): Need => ({
+      name,
+      debian: name,
+      optional: true,
+      missing: () =>
+        [name, `/usr/sbin/${name}`].every((binary) => output(binary, ['-v']) === null)
+          ? `${name} is not there`
+          : null,
+    }),
+  ),
   ...['prometheus', 'promtool'].map(
     (name): Need => ({
       name,

@@ -2,6 +2,7 @@ import t, { type Test } from 'tap'
 import { type ChargesApi, startChargesApi } from '../../examples/charges-api/server.ts'
 import { type Cut, cutter } from '../clients/cutter.ts'
 import { newKey, type Reply, send } from '../support/e2e.ts'
+import { haproxy, NO_HAPROXY } from '../support/haproxy.ts'
 import { example, NO_NGINX, nginx } from '../support/nginx.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
@@ -56,37 +57,55 @@ function servers(first: number, second: number, ports: readonly [number, number]
   }
 }
 
-void t.test(
-  'X01 nginx in front of two replicas resends a charge wherever it is cut: one charge each',
-  options,
-  async (t) => {
-    await using redis = await RedisServer.start()
-    const api = await apiOf(t)
-    const a = await proxyOf(t, redis.url, api.url)
-    const b = await proxyOf(t, redis.url, api.url)
-    await using whole = await cutter(a.port)
-    t.equal((await charge(whole, newKey())).status, 200)
-    const cuts = cutsOf(whole.first.up.length, whole.first.down.length)
-    await using wire = await cutter(a.port, cuts)
-    const front = await nginx(t, example('in-front.conf', servers(wire.port, b.port, [8080, 8081])))
-
-    // Charges go to A first and to B first by turns: it takes twice as many to meet every cut.
-    for (let n = 0; n < 2 * cuts.length; n++) {
-      const key = newKey()
-      // After the head of a response nginx cannot resend: it cuts its client, which retries.
-      const first = await charge(front, key).catch(() => null)
-      const again = await charge(b, key)
-      t.equal(api.under(key).length, 1, `${n}: one charge`)
-      t.match(again, { status: 200, replayed: true, body: JSON.stringify(api.under(key)[0]) })
-      if (first !== null) t.match(first, { status: 200, body: again.body })
-    }
-    t.ok(wire.connections >= cuts.length, 'every cut happened')
-    const saved =
-      (await b.metric('idempotency_requests_total{route="charges",outcome="replayed"}')) +
-      (await b.metric('idempotency_requests_total{route="charges",outcome="waited"}'))
-    t.ok(saved > 2 * cuts.length, `nginx sent ${saved - 2 * cuts.length} duplicates`)
+const FRONTS = [
+  {
+    name: 'nginx',
+    skip: NO_NGINX,
+    start: (t: Test, port: number, b: TestProxy) =>
+      nginx(t, example('in-front.conf', servers(port, b.port, [8080, 8081]))),
   },
-)
+  {
+    name: 'HAProxy',
+    skip: NO_HAPROXY,
+    start: (t: Test, port: number, b: TestProxy) => {
+      const readyPort = Number(new URL(b.adminUrl).port)
+      return haproxy(t, { port, readyPort }, { port: b.port, readyPort })
+    },
+  },
+]
+
+for (const { name, skip, start } of FRONTS)
+  void t.test(
+    `X01 ${name} in front of two replicas resends a charge wherever it is cut: one charge each`,
+    { skip },
+    async (t) => {
+      await using redis = await RedisServer.start()
+      const api = await apiOf(t)
+      const a = await proxyOf(t, redis.url, api.url)
+      const b = await proxyOf(t, redis.url, api.url)
+      await using whole = await cutter(a.port)
+      t.equal((await charge(whole, newKey())).status, 200)
+      const cuts = cutsOf(whole.first.up.length, whole.first.down.length)
+      await using wire = await cutter(a.port, cuts)
+      const front = await start(t, wire.port, b)
+
+      // Charges go to A first and to B first by turns: it takes twice as many to meet every cut.
+      for (let n = 0; n < 2 * cuts.length; n++) {
+        const key = newKey()
+        // After the head of a response it cannot resend: it cuts its client, which retries.
+        const first = await charge(front, key).catch(() => null)
+        const again = await charge(b, key)
+        t.equal(api.under(key).length, 1, `${n}: one charge`)
+        t.match(again, { status: 200, replayed: true, body: JSON.stringify(api.under(key)[0]) })
+        if (first !== null) t.match(first, { status: 200, body: again.body })
+      }
+      t.ok(wire.connections >= cuts.length, 'every cut happened')
+      const saved =
+        (await b.metric('idempotency_requests_total{route="charges",outcome="replayed"}')) +
+        (await b.metric('idempotency_requests_total{route="charges",outcome="waited"}'))
+      t.ok(saved > 2 * cuts.length, `it sent ${saved - 2 * cuts.length} duplicates`)
+    },
+  )
 
 void t.test('without the proxy the same nginx charges twice', options, async (t) => {
   const api = await apiOf(t)

@@ -58,7 +58,8 @@ http {
   return { url: `http://127.0.0.1:${port}` }
 }
 
-function answers(port: number): Promise<boolean> {
+/** Whether something accepts connections there. */
+export function answers(port: number): Promise<boolean> {
   return new Promise((resolve) => {
     const socket = connect(port, '127.0.0.1', () => resolve(true))
     socket.on('error', () => resolve(false))
