@@ -62,8 +62,7 @@ const read = (file: string): string => readFileSync(`${ROOT}${file}`, 'utf8')
 
 void t.test('docs/internals/proof-details.md lists every mistake, and what else catches it', async (t) => {
   const proof = read('docs/internals/proof-details.md').split('\n')
-  for (const { name, file, from, model, also } of [...PLANTS, ...FUZZED]) {
-    t.equal(read(file).split(from).length, 2, `${name}: its text occurs once in ${file}`)
+  for (const { name, model, also } of [...PLANTS, ...FUZZED]) {
     const row = proof.find((line) => line.startsWith(`| ${name} |`)) ?? ''
     t.ok(row.includes(model === undefined || model === name ? '' : model), `${name}: ${model}`)
     t.ok(row !== '' && row.includes(also === undefined ? '' : `(../../${also})`), `${name}: ${also}`)
