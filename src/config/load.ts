@@ -1,12 +1,13 @@
 import type {
-  Action,
   AuthorizeReplayPolicy,
-  OutcomeTable,
+  Expected,
+  OutcomeRule,
   Profile,
   RouteMatch,
   RoutePolicy,
 } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
+import { concerns } from '../core/settle.ts'
 import {
   checkCallers,
   checkFile,
@@ -30,7 +31,7 @@ import {
   ROUTE,
 } from './properties.ts'
 import { type Environment, readYaml } from './read.ts'
-import { checkReconcile, reconcilePolicy } from './reconcile.ts'
+import { checkReconcile, expected, reconcilePolicy } from './reconcile.ts'
 import { defaultsOf, group, overlay, scalarOf } from './rows.ts'
 import { type Effective, warningsOf } from './warnings.ts'
 import { rowAt } from './written.ts'
@@ -126,6 +127,7 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
     const written = explicit(layers)
     const decides = base !== 'defaults' || unmatched === 'protect'
     checkPolicy(findings, base, policy, common)
+    checkOutcomes(findings, base, layers.at(-1)?.outcomes)
     checkReconcile(findings, base, written.reconcile, policy, { timeout: upstream.timeout, decides })
     if (decides) checkStrictCaller(findings, base, policy)
     return { policy, written }
@@ -225,7 +227,7 @@ function resolvePolicy(
     ttl: rest.ttl.record,
     ttlFailed: rest.ttlFailed ?? rest.ttl.record,
     ttlBody: rest.ttl.body,
-    outcomes: layers.map((layer) => outcomeTable(layer.outcomes)).reduce(overrideOutcomes),
+    outcomes: withoutHidden(layers.toReversed().flatMap(({ outcomes }) => outcomeRules(outcomes))),
     excludeHeaders: new Set(replay.excludeHeaders),
     // `checkPolicy` ensures that the path is there.
     authorizeReplay: rest.authorizeReplay as AuthorizeReplayPolicy | null,
@@ -259,16 +261,45 @@ function selfContained({ fingerprint, scope, ...layer }: PolicyConfig): PolicyCo
   }
 }
 
-function outcomeTable(entries: Readonly<Record<string, Action>> = {}): OutcomeTable {
-  const table = { exact: new Map<number, Action>(), class: new Map<number, Action>() }
-  for (const [status, action] of Object.entries(entries))
-    if (status.endsWith('xx')) table.class.set(Number(status[0]), action)
-    else table.exact.set(Number(status), action)
-  return table
+/** In a mapping, exact statuses come before classes. */
+function outcomeRules(written: PolicyConfig['outcomes'] = {}): OutcomeRule[] {
+  const rules: readonly OutcomeConfig[] = isList(written)
+    ? written
+    : Object.entries(written)
+        .map(([status, outcome]) => ({ status, outcome }))
+        .toSorted((a, b) => Number(a.status.endsWith('xx')) - Number(b.status.endsWith('xx')))
+  return rules.map(({ status = '', when, outcome = 'unknown' }) => ({
+    status: Number(status.endsWith('xx') ? status[0] : status),
+    when: expected(when),
+    outcome,
+  }))
 }
 
-/** A route's own entries go first, so its class also beats an exact status of `defaults`. */
-function overrideOutcomes(base: OutcomeTable, own: OutcomeTable): OutcomeTable {
-  const kept = [...base.exact].filter(([status]) => !own.class.has(Math.floor(status / 100)))
-  return { exact: new Map([...kept, ...own.exact]), class: new Map([...base.class, ...own.class]) }
+type OutcomesConfig = NonNullable<PolicyConfig['outcomes']>
+type OutcomeConfig = Extract<OutcomesConfig, readonly unknown[]>[number]
+
+function isList(written: OutcomesConfig): written is readonly OutcomeConfig[] {
+  return Array.isArray(written)
+}
+
+/** Whether an earlier rule applies wherever this one would. */
+function isHidden(rule: OutcomeRule, earlier: readonly OutcomeRule[]): boolean {
+  const expects = ({ pointer, value }: Expected): boolean =>
+    rule.when.some((own) => own.pointer === pointer && own.value === value)
+  return earlier.some((one) => concerns(one, rule.status) && one.when.every(expects))
+}
+
+function withoutHidden(rules: readonly OutcomeRule[]): OutcomeRule[] {
+  return rules.filter((rule, i) => !isHidden(rule, rules.slice(0, i)))
+}
+
+/** No entry of a list is silently ignored (contract §10). */
+function checkOutcomes(findings: Findings, base: string, written: PolicyConfig['outcomes']): void {
+  const rules = outcomeRules(written)
+  for (const [i, rule] of rules.entries())
+    if (isHidden(rule, rules.slice(0, i)))
+      findings.conflict(
+        [`${base}.outcomes[${i}]`],
+        'found an entry that never counts, since an earlier one applies; allowed: the narrower one first',
+      )
 }

@@ -10,6 +10,7 @@ import {
   listOfGroups,
   map,
   oneOrList,
+  orListOf,
   orOff,
   orWord,
   type Reload,
@@ -51,11 +52,26 @@ const HEADER = `^${TOKEN}$`
 const STATUS = '^([2-5][0-9]{2}|[2-5]xx)$'
 const STATUSES = 'statuses (200 to 599) and classes (2xx to 5xx)'
 
+const when = row(
+  map(POINTER, POINTERS, 'jsonText'),
+  unset,
+  live,
+  'What the response must also contain: JSON pointers and their values.',
+)
+
 // biome-ignore format: a table
 const ANSWER = {
   status: row('answerStatus', unset, live, 'Status of such a response; required.'),
-  when: row(map(POINTER, POINTERS, 'jsonText'), unset, live,
-    'What the response must also contain: JSON pointers and their values.'),
+  when,
+}
+
+const ACTIONS = ['store', 'release', 'unknown'] as const
+
+// biome-ignore format: a table
+const OUTCOME = {
+  status: row('outcomeStatus', required, live, 'Status or class of such responses.'),
+  when,
+  outcome: row(ACTIONS, required, live, 'What they mean.'),
 }
 
 // biome-ignore format: a table
@@ -188,8 +204,8 @@ export const POLICY = {
   unresolvedTtl: row('retention', '30d', live, 'How long an unresolved record is kept. At least `ttl` and `lease`.'),
   respondWithin: row('respondWithin', 'none', live,
     'Responds with 504 after this time while the call continues; `none`: waits for the response.'),
-  outcomes: row(map(STATUS, STATUSES, ['store', 'release', 'unknown']), unset, live,
-    'Outcome of each upstream status, exact ("503") before class ("5xx"). The entries of a route come first, then those of `defaults`, then the profile.'),
+  outcomes: row(orListOf(OUTCOME, map(STATUS, STATUSES, ACTIONS)), unset, live,
+    'Outcome of each upstream status, exact ("503") before class ("5xx"); or a list of `{ status, when, outcome }`, of which the first that applies counts, where `when` looks into JSON responses. The entries of a route come first, then those of `defaults`, then the profile.'),
   onLeaseExpired: row(['unknown', 'retry'], byProfile('unknown', { lenient: 'retry' }), live,
     '`retry`: one retry executes again once the lease has expired.'),
   onStoreUnavailable: row(['reject', 'bypass'], byProfile('reject', { lenient: 'bypass' }), live,

@@ -54,7 +54,8 @@ function patternOf({
   return { status: status ?? 0, when: expected(when) }
 }
 
-function expected(entries: Readonly<Record<string, string>> | null | undefined): Expected[] {
+/** `when` and `identity` as a file writes them. */
+export function expected(entries: Readonly<Record<string, string>> | null | undefined): Expected[] {
   return Object.entries(entries ?? {}).map(([pointer, value]) => ({ pointer, value }))
 }
 

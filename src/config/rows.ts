@@ -112,6 +112,14 @@ export function map<const F extends ValueForm>(
   return { map: { names, what, values: { scalar: values as ScalarName } } }
 }
 
+/** Or a list of mappings. */
+export function orListOf<W, R extends Rows>(
+  rows: R,
+  what: PropertyRow<W>,
+): PropertyRow<W | readonly WrittenIn<R>[]> {
+  return { ...what, list: { items: { group: rows }, min: 1, unique: false } }
+}
+
 /** Or a word, which reads as null. */
 export function orWord<W>(word: 'off' | 'none', what: PropertyRow<W>): PropertyRow<W | null> {
   return { ...what, scalar: word }
@@ -162,10 +170,11 @@ export function scalarOf({ scalar }: PropertyRow): Scalar<unknown> | null {
   return typeof scalar === 'string' ? SCALARS[scalar] : null
 }
 
-/** The row of a member of a mapping, or, whatever its name, of a list. */
+/** The row of a member of a mapping, or, by the name `[]`, of a list. */
 export function memberOf(row: PropertyRow | undefined, name: string): PropertyRow | undefined {
+  if (name === '[]') return row?.list?.items
   if (row?.group !== undefined && Object.hasOwn(row.group, name)) return row.group[name]
-  return row?.map?.values ?? row?.list?.items
+  return row?.map?.values
 }
 
 /** The value of a property that is not written, as the reader would return it. */

@@ -231,6 +231,8 @@ export const SCALARS = {
   // For a mapping that a word turns off.
   none: { word: 'none', ...byPattern('^none$', 'none', () => null, () => 'none') },
   off: { word: 'off', ...byPattern('^off$', 'off', () => null, () => 'off') },
+  outcomeStatus: { ...byPattern('^([2-5][0-9]{2}|[2-5]xx)$', 'a status (200 to 599) or a class (2xx to 5xx)'),
+    schema: { type: ['integer', 'string'], pattern: '^[2-5]xx$', minimum: 200, maximum: 599 } },
   ownPath,
   ownPathOrOff: orWord(ownPath, 'off', null),
   pattern: byParser(PATTERN, '', parsePattern,

@@ -4,7 +4,7 @@ import { isProtected, readsKeys } from '../core/route.ts'
 import type { PolicyConfig } from './properties.ts'
 import { asksByKeyAlone, queryByKey } from './reconcile.ts'
 import { formatDuration } from './units.ts'
-import { entriesOf } from './written.ts'
+import { statusText } from './written.ts'
 
 export interface Effective {
   readonly policy: RoutePolicy
@@ -110,5 +110,10 @@ function callerName({ kind, name }: CallerSource): string {
 }
 
 function releasedBy({ outcomes }: RoutePolicy): string[] {
-  return entriesOf(outcomes).flatMap(([status, action]) => (action === 'release' ? [status] : []))
+  return outcomes
+    .filter(({ outcome }) => outcome === 'release')
+    .map((rule) => {
+      const when = rule.when.map(({ pointer, value }) => `${pointer} is ${value}`)
+      return [statusText(rule), ...(when.length === 0 ? [] : [when.join(' and ')])].join(' where ')
+    })
 }

@@ -1,4 +1,4 @@
-import type { Action, Expected, OutcomeTable, RoutePolicy } from '../core/policy.ts'
+import type { Expected, OutcomeRule, RoutePolicy } from '../core/policy.ts'
 import type { Config } from './config.ts'
 import { FILE } from './properties.ts'
 import { spellingKey } from './read.ts'
@@ -124,24 +124,28 @@ function printed(
 
 /** Values that the configuration holds in another form than the file: outcomes, and what responses must contain. */
 function unfolded(value: unknown, row: PropertyRow | undefined): unknown {
-  if (isOutcomes(value)) return Object.fromEntries(entriesOf(value))
-  if (!Array.isArray(value) || row?.map === undefined || !value.every(isExpected)) return value
+  if (!Array.isArray(value) || row?.map === undefined) return value
+  if (row.list !== undefined) return outcomesForm(value as OutcomeRule[])
+  if (!value.every(isExpected)) return value
   // Nothing is expected: `identity: none`.
   if (value.length === 0 && row.scalar !== undefined) return row.scalar
   return Object.fromEntries(value.map((one) => [one.pointer, one.value]))
 }
 
-/** By their names in a file: `503`, `5xx`. */
-export function entriesOf(outcomes: OutcomeTable): [string, Action][] {
-  const classes = [...outcomes.class].map(([digit, action]): [string, Action] => [`${digit}xx`, action])
-  return [
-    ...[...outcomes.exact].map(([status, action]): [string, Action] => [`${status}`, action]),
-    ...classes,
-  ]
+/** A mapping, unless some look into the response. */
+function outcomesForm(rules: readonly OutcomeRule[]): object {
+  if (rules.every(({ when }) => when.length === 0))
+    return Object.fromEntries(rules.map((rule) => [statusText(rule), rule.outcome]))
+  return rules.map(({ when, ...rule }) => ({
+    status: statusText(rule),
+    ...(when.length === 0 ? {} : { when }),
+    outcome: rule.outcome,
+  }))
 }
 
-function isOutcomes(value: unknown): value is OutcomeTable {
-  return typeof value === 'object' && value !== null && 'exact' in value && value.exact instanceof Map
+/** As a file names it: `503`, `5xx`. */
+export function statusText({ status }: Pick<OutcomeRule, 'status'>): string {
+  return status < 10 ? `${status}xx` : `${status}`
 }
 
 function isExpected(value: unknown): value is Expected {

@@ -144,11 +144,12 @@ export interface ReconcilePolicy {
   readonly attempts: number
 }
 
-/** A route's own entries: exact statuses ("503") before classes ("5xx"). */
-export interface OutcomeTable {
-  readonly exact: ReadonlyMap<number, Action>
-  /** By first digit. */
-  readonly class: ReadonlyMap<number, Action>
+/** What answers of that status mean, or those of them that match all of `when`. */
+export interface OutcomeRule {
+  /** A status, or the first digit of a class. */
+  readonly status: number
+  readonly when: readonly Expected[]
+  readonly outcome: Action
 }
 
 export interface RouteMatch {
@@ -196,7 +197,8 @@ export interface RoutePolicy extends Retention {
   readonly inFlight: InFlightPolicy
   readonly misuseStatus: 400 | 409 | 422
   readonly respondWithin: Millis | null
-  readonly outcomes: OutcomeTable
+  /** The first that applies counts, before those of the profile. None is hidden by an earlier one. */
+  readonly outcomes: readonly OutcomeRule[]
   readonly onLeaseExpired: 'unknown' | 'retry'
   readonly onStoreUnavailable: 'reject' | 'bypass'
   /** `stream`: finished streams, too. */

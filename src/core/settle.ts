@@ -1,6 +1,8 @@
+import { isMet } from './body/conditions.ts'
+import type { LookedUp } from './body/json-lookup.ts'
 import { deferralOf } from './chain.ts'
 import { filterLines, firstOf, type RawHeaders } from './headers.ts'
-import type { Action, OutcomeTable, Profile, Retention, RoutePolicy } from './policy.ts'
+import type { Action, OutcomeRule, Profile, Retention, RoutePolicy } from './policy.ts'
 import {
   type Attempt,
   type Completed,
@@ -352,7 +354,7 @@ export function runningRecord({
 /* What an answer of the upstream means. */
 
 /** The head of an answer, and its body if it was kept whole. */
-interface AnsweredHead {
+export interface AnsweredHead {
   readonly status: number
   readonly headers: RawHeaders
   readonly body?: Buffer
@@ -360,7 +362,7 @@ interface AnsweredHead {
 
 /**
  * The outcome of a complete answer: the upstream's own declaration comes first, then that of a proxy behind this one, then the status
- * (contract §6, §7). `sent`: the header lines of the request.
+ * (contract §6, §7). `sent`: the header lines of the request; `json`: what the route's `outcomes` look for in the body.
  */
 export function outcomeOf(
   route: RoutePolicy,
@@ -368,12 +370,13 @@ export function outcomeOf(
   { status, headers, body }: AnsweredHead,
   declaredOutcome: string | null,
   result: CompletedResponse,
+  json: LookedUp | null = null,
 ): Outcome {
   const word = WORDS.get(declaredOutcome)
   const isRefusal = word === undefined && firstOf(headers, 'idempotency-retry') !== null
   const deferral = isRefusal ? deferralOf({ status, headers, body: body ?? null }, route, sent) : null
   if (deferral === 'free') return { kind: 'not_executed', reason: deferred(status) }
-  const action = word ?? classify(route, status, firstOf(headers, 'retry-after') !== null)
+  const action = word ?? classify(route, status, firstOf(headers, 'retry-after') !== null, json)
   // The refusal of another proxy is never the answer to the request.
   if (deferral === 'uncertain' && action === 'store') return unknownBecause(deferred(status), status)
   switch (action) {
@@ -414,6 +417,13 @@ export function replayable(route: RoutePolicy, response: StoredResponse): Stored
 
 export function keepsBody(outcome: Outcome): boolean {
   return outcome.kind === 'completed' && outcome.result.kept
+}
+
+/** A profile's outcome of each status: exact ones before classes. */
+interface OutcomeTable {
+  readonly exact: ReadonlyMap<number, Action>
+  /** By first digit. */
+  readonly class: ReadonlyMap<number, Action>
 }
 
 /** A profile's outcomes of upstream responses (contract §7). Its other values are in config/properties.ts. */
@@ -466,22 +476,41 @@ const TABLES: Readonly<Record<Profile, ProfileTable>> = {
   },
 }
 
-/** The action for a complete response: the route's own entries decide, exact statuses before classes, then the profile's. */
+/** The action for a complete response: the route's own entries decide, then the profile's. `json`: see {@link outcomeOf}. */
 export function classify(
   policy: Pick<RoutePolicy, 'outcomes' | 'profile'>,
   status: number,
   hasRetryAfter: boolean,
+  json: LookedUp | null = null,
 ): Action {
   const table = TABLES[policy.profile]
-  const own = lookUp(policy.outcomes, status)
-  if (own !== undefined) return own
+  const own = policy.outcomes.find((rule) => concerns(rule, status) && isMet(rule.when, json))
+  if (own !== undefined) return own.outcome
   if (hasRetryAfter && BUSY.has(status)) return 'release'
   if (status === 503) return hasRetryAfter ? table.unavailable.retryAfter : table.unavailable.otherwise
   // A status below 200 is not final and proves nothing.
   return lookUp(table.outcomes, status) ?? 'unknown'
 }
 
-/** A status above 599 counts as a 5xx (RFC 9110 §15). */
 function lookUp(table: OutcomeTable, status: number): Action | undefined {
-  return table.exact.get(status) ?? table.class.get(Math.min(Math.floor(status / 100), 5))
+  return table.exact.get(status) ?? table.class.get(classOf(status))
+}
+
+/** A status above 599 counts as a 5xx (RFC 9110 §15). */
+function classOf(status: number): number {
+  return Math.min(Math.floor(status / 100), 5)
+}
+
+/** Whether the rule is about answers of that status. */
+export function concerns(rule: Pick<OutcomeRule, 'status'>, status: number): boolean {
+  return rule.status === status || rule.status === classOf(status)
+}
+
+/** Where the route's `outcomes` look into the body of an answer of that status: JSON pointers. */
+export function pointersInto({ outcomes }: Pick<RoutePolicy, 'outcomes'>, status: number): string[] {
+  const pointers: string[] = []
+  for (const rule of outcomes)
+    if (rule.when.length > 0 && concerns(rule, status))
+      pointers.push(...rule.when.map(({ pointer }) => pointer))
+  return pointers
 }

@@ -4,14 +4,15 @@ import { shortId } from '../core/identity.ts'
 import type { DerivePolicy, RoutePolicy } from '../core/policy.ts'
 import { type CompletedResponse, type Millis, type RecordId, withoutBody } from '../core/record.ts'
 import type { Refusal } from '../core/refusal.ts'
-import { keepsBody, keptResult, outcomeOf, replayable, unknownBecause } from '../core/settle.ts'
+import { keepsBody, keptResult, replayable, unknownBecause } from '../core/settle.ts'
 import { free, shared } from '../runtime/limits.ts'
-import { within } from '../runtime/scheduling.ts'
+import { after, within } from '../runtime/scheduling.ts'
 import type { Forwarded, UpstreamRequest } from '../upstream/port.ts'
 import { discard, overloaded, refuse, refuseBody, responseUnavailable, sentUnanswered } from './answers.ts'
 import { claim } from './claim.ts'
 import { duplicate } from './existing.ts'
 import { callerName, DERIVED_HEADER, type Identified, identify, readHead } from './identify.ts'
+import { meaningOf } from './meaning.ts'
 import type { WalkPorts } from './ports.ts'
 import type {
   Answer,
@@ -238,12 +239,12 @@ export async function execute(
         .then((end) => {
           const { kept } = live
           const result = kept === null ? withoutBody(live, why) : keptResult(route, kept)
-          const ended =
+          const meaning =
             end === 'complete'
-              ? outcomeOf(route, request.headers, kept ?? live, declaredOutcome, result)
+              ? meaningOf(route, request.headers, kept ?? live, declaredOutcome, result)
               : unknownBecause('the upstream broke off its answer', live.status)
           const held = shared(() => live.release())()
-          return finish(ports, progress, execution, ended, held)
+          return after(meaning, (ended) => finish(ports, progress, execution, ended, held))
         })
         .finally(leave)
       const facts: Facts = { outcome, before, after: 'in_progress', fence }
@@ -253,7 +254,8 @@ export async function execute(
       const { response, declaredOutcome } = result
       ports.latency.saw(route.name, upstreamMs)
       const kept = keptResult(route, response)
-      const ended = outcomeOf(route, request.headers, response, declaredOutcome, kept)
+      const meaning = meaningOf(route, request.headers, response, declaredOutcome, kept)
+      const ended = meaning instanceof Promise ? await meaning : meaning
       let isStored = false
       // Up to two holders: the answer until it is sent, and the outcome until it is written.
       const share = shared(() => {

@@ -1,5 +1,6 @@
 import { type Outcome, type StoredResponse, withoutBody } from '../core/record.ts'
 import { keptResult, outcomeOf, replayable, unknownBecause } from '../core/settle.ts'
+import { meaningOf } from '../protect/meaning.ts'
 import type { ShadowVerdict } from '../protect/outcomes.ts'
 import type { ProtectedRequest } from '../protect/request.ts'
 import { shared } from '../runtime/limits.ts'
@@ -52,7 +53,7 @@ export async function observeExchange(
     case 'responded': {
       const { response, declaredOutcome } = result
       return {
-        outcome: outcomeOf(route, headers, response, declaredOutcome, keptResult(route, response)),
+        outcome: await meaningOf(route, headers, response, declaredOutcome, keptResult(route, response)),
         response: replayable(route, response),
         release: shared(result.release)(),
         failed: null,

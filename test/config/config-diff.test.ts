@@ -147,6 +147,15 @@ routes:
   t.ok(live.includes('routes[pay].ttl: 24h → 48h'))
   t.ok(live.includes('limits.inFlight: 2000 → 10'))
   t.ok(live.includes('routes[pay].outcomes: {} → {"503":"release"}'))
+  const inside =
+    'routes: [{ name: pay, match: { path: /pay }, outcomes: [{ status: 5xx, when: { /a: 1 }, outcome: store }, { status: 503, outcome: release }] }]'
+  t.strictSame(
+    changes('routes: [{ name: pay, match: { path: /pay } }]', inside).map(changeLine),
+    [
+      'routes[pay].outcomes: {} → [{"status":"5xx","when":{"/a":"1"},"outcome":"store"},{"status":"503","outcome":"release"}]',
+    ],
+    'a list where some look into the response',
+  )
   t.notMatch(live.join('\n'), /top-secret/)
   t.strictSame(refused(after, before), [], 'and back')
 

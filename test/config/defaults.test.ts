@@ -44,7 +44,7 @@ void t.test('a minimal file has every default of the property table (contract §
     tombstone: 0,
     unresolvedTtl: 30 * DAY,
     respondWithin: null,
-    outcomes: { exact: new Map(), class: new Map() },
+    outcomes: [],
     onLeaseExpired: 'unknown',
     onStoreUnavailable: 'reject',
     keep: 'response',

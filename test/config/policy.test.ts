@@ -84,6 +84,54 @@ routes:
   t.equal(actions(1, [502, 500, 503, 504, 401, 403]), 'release unknown unknown unknown store unknown')
 })
 
+void t.test('§15.13 outcomes as a list: the first that applies, those of the route first', async (t) => {
+  const { routes, warnings } = load(`${UPSTREAM}
+unmatched: reject
+defaults:
+  scope: { caller: none }
+  outcomes: [{ status: 4xx, outcome: unknown }, { status: 5xx, outcome: release }]
+routes:
+  - { name: inherits, match: { path: /a } }
+  - name: own
+    match: { path: /b }
+    outcomes:
+      - { status: "500", when: { /code: 7, /again: true }, outcome: release }
+      - { status: 500, outcome: store }
+      - { status: 429, outcome: store }
+  - { name: mapped, match: { path: /c }, outcomes: { "4xx": store, 404: release } }
+`)
+  t.match(routes[0]?.outcomes, [
+    { status: 4, when: [], outcome: 'unknown' },
+    { status: 5, when: [], outcome: 'release' },
+  ])
+  const when = [
+    { pointer: '/code', value: '7' },
+    { pointer: '/again', value: 'true' },
+  ]
+  t.strictSame(routes[1]?.outcomes, [
+    { status: 500, when, outcome: 'release' },
+    { status: 500, when: [], outcome: 'store' },
+    { status: 429, when: [], outcome: 'store' },
+    { status: 4, when: [], outcome: 'unknown' },
+    { status: 5, when: [], outcome: 'release' },
+  ])
+  t.strictSame(
+    routes[2]?.outcomes.map(({ status, outcome }) => [status, outcome]),
+    [
+      [404, 'release'],
+      [4, 'store'],
+      [5, 'release'],
+    ],
+    'exact before class; a class of the route hides that of defaults',
+  )
+  t.ok(
+    warnings.some((line) =>
+      line.startsWith('Route `own`: outcomes release 500 where /code is 7 and /again is true, 5xx, so'),
+    ),
+    warnings.join('\n'),
+  )
+})
+
 void t.test('L13 a lease too short to renew, or a ttl below upstream.timeout, is refused', async (t) => {
   t.match(
     errorsOf(routeFile('lease: 999ms'))[0],

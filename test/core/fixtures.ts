@@ -78,7 +78,7 @@ export const ROUTE: RoutePolicy = {
   tombstone: 0,
   unresolvedTtl: 720 * HOUR,
   respondWithin: null,
-  outcomes: { exact: new Map(), class: new Map() },
+  outcomes: [],
   onLeaseExpired: 'unknown',
   onStoreUnavailable: 'reject',
   keep: 'response',

@@ -1,5 +1,6 @@
 import t from 'tap'
-import type { Retention, RoutePolicy } from '../../src/core/policy.ts'
+import { lookUp } from '../../src/core/body/json-lookup.ts'
+import type { OutcomeRule, Retention, RoutePolicy } from '../../src/core/policy.ts'
 import type { CompletedResponse, Outcome, RecordId, StoredResponse } from '../../src/core/record.ts'
 import {
   ACCEPTING,
@@ -20,6 +21,7 @@ import {
   outcomeOf,
   outcomeSpans,
   pendingOutcome,
+  pointersInto,
   replayable,
   resolvedDraft,
   runningRecord,
@@ -28,6 +30,7 @@ import {
   withBody,
   withoutResponse,
 } from '../../src/core/settle.ts'
+import { atOnce } from '../../src/core/steps.ts'
 import {
   bytes,
   COMMON,
@@ -368,10 +371,57 @@ void t.test('U08 the first digit of a status is its class, and above 599 it is a
     [999, 'unknown'],
   ] as const)
     t.equal(classify(strict, status, false), action, `${status}`)
-  const own = { exact: new Map(), class: new Map([[4, 'release'] as const]) }
+  const own = [{ status: 4, when: [], outcome: 'release' } as const]
   t.equal(classify({ profile: 'standard', outcomes: own }, 499, false), 'release', 'the route’s own class')
   t.equal(classify({ profile: 'standard', outcomes: own }, 500, false), 'store')
 })
+
+void t.test(
+  '§15.13 the first rule that applies decides, and its conditions may look into the body',
+  async (t) => {
+    const throttled = { pointer: '/errors/0/code', value: 'THROTTLED' }
+    const outcomes: OutcomeRule[] = [
+      { status: 200, when: [throttled, { pointer: '/retry', value: 'true' }], outcome: 'release' },
+      { status: 2, when: [throttled], outcome: 'unknown' },
+      { status: 500, when: [{ pointer: '/done', value: '1' }], outcome: 'store' },
+      { status: 5, when: [], outcome: 'unknown' },
+    ]
+    const route = routeOf('/a', { outcomes })
+    const both = ['/errors/0/code', '/retry']
+    t.strictSame(pointersInto(route, 200), [...both, '/errors/0/code'])
+    t.strictSame(pointersInto(route, 500), ['/done'])
+    t.strictSame(pointersInto(route, 404), [])
+    t.strictSame(
+      pointersInto(routeOf('/a', { outcomes: outcomes.slice(3) }), 500),
+      [],
+      'no rule looks inside',
+    )
+    const rows: [status: number, body: string, expected: string][] = [
+      [200, '{"errors":[{"code":"THROTTLED"}],"retry":true}', 'release'],
+      [200, '{"errors":[{"code":"THROTTLED"}],"retry":false}', 'unknown'],
+      [200, '{"errors":[{"code":"THROTTLED"}]}', 'unknown'],
+      [200, '{"errors":[{"code":"OTHER"},{"code":"THROTTLED"}],"retry":true}', 'store'],
+      [200, '{"errors":[]}', 'store'],
+      [201, '{"errors":[{"code":"THROTTLED"}],"retry":true}', 'unknown'],
+      [404, '{"errors":[{"code":"THROTTLED"}],"retry":true}', 'store'],
+      [500, '{"done":1}', 'store'],
+      [500, '{"done":1.0}', 'unknown'],
+      [500, '{"done":1,"done":1}', 'unknown'],
+      [500, '{"done":1', 'unknown'],
+      [500, '', 'unknown'],
+    ]
+    for (const [status, body, expected] of rows) {
+      const json = atOnce(lookUp([], Buffer.from(body), pointersInto(route, status)))
+      t.equal(classify(route, status, false, json), expected, `${status} ${body}`)
+    }
+    t.equal(classify(route, 200, false), 'store', 'a body that was not kept')
+    const json = atOnce(lookUp([], Buffer.from(rows[0]?.[1] ?? ''), both))
+    const released = (declared: string | null): Outcome =>
+      outcomeOf(route, KEYED, { status: 200, headers: [] }, declared, RESULT, json)
+    t.match(released(null), { kind: 'not_executed', reason: 'the upstream answered 200' })
+    t.strictSame(released('applied'), COMPLETED, 'its own declaration comes first')
+  },
+)
 
 void t.test('the upstream’s own declaration comes before its status', async (t) => {
   t.strictSame(decided(502, { declared: 'applied' }), COMPLETED)

@@ -116,4 +116,5 @@ export const AWKWARD = withPaths(
   pathItems: { One: { post: { responses: { "200": { description: d } } } } }`,
 )
 
-export const AWKWARD_ROUTES = 'routes: [ { name: a, match: { path: "/*" }, key: required } ]'
+export const AWKWARD_ROUTES =
+  'routes: [ { name: a, match: { path: "/*" }, key: required, outcomes: [{ status: 503, when: { /done: true }, outcome: store }] } ]'

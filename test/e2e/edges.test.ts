@@ -1,3 +1,4 @@
+import { readFileSync } from 'node:fs'
 import { brotliCompressSync, deflateRawSync, deflateSync, gzipSync, zstdCompressSync } from 'node:zlib'
 import t, { type Test } from 'tap'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
@@ -377,6 +378,146 @@ t.test('Y11 each kind of stream arrives while it is made; keep: stream replays i
   t.equal(n, before + 1, 'N=1')
   const gone = await ask(proxy, 'application/x-ndjson', {}, '1', '/pay?type=application%2Fx-ndjson')
   t.match(gone, { status: 409, code: 'idempotency_response_unavailable' }, 'by default a stream is not kept')
+})
+
+t.test(
+  'Y12 outcomes look into a JSON answer, however it is coded; what cannot be read meets no condition',
+  async (t) => {
+    const throttled = '{"errors":[{"extensions":{"code":"THROTTLED"}}]}'
+    const codings: readonly (readonly [name: string, code: (body: Buffer) => Buffer])[] = [
+      ['gzip', gzipSync],
+      ['deflate', deflateRawSync],
+      ['br', brotliCompressSync],
+      ['zstd', zstdCompressSync],
+      ['gzip, br', (body) => brotliCompressSync(gzipSync(body))],
+    ]
+    const bodies = new Map<string, { body: string | Buffer; headers?: Record<string, string> }>([
+      ['plain', { body: throttled }],
+      ['mark', { body: `\ufeff${throttled}` }],
+      ...codings.map(
+        ([name, code]) =>
+          [name, { body: code(Buffer.from(throttled)), headers: { 'Content-Encoding': name } }] as const,
+      ),
+      ['long', { body: `{"data":"${'x'.repeat(90_000)}",${throttled.slice(1)}` }],
+      ['other', { body: throttled.replace('THROTTLED', 'OTHER') }],
+      ['invalid', { body: throttled.slice(0, -1) }],
+      ['unknown coding', { body: throttled, headers: { 'Content-Encoding': 'x-own' } }],
+      ['broken', { body: throttled, headers: { 'Content-Encoding': 'gzip' } }],
+      [
+        'bomb',
+        {
+          body: gzipSync(`{"data":"${'x'.repeat(200_000)}",${throttled.slice(1)}`),
+          headers: { 'Content-Encoding': 'gzip' },
+        },
+      ],
+      ['large', { body: `{"data":"${'x'.repeat(200_000)}",${throttled.slice(1)}` }],
+      ['stream', { body: throttled, headers: { 'Content-Type': 'application/x-ndjson' } }],
+      ['fine', { body: '{"data":{}}' }],
+    ])
+    let n = 0
+    const upstream = await upstreamStub((seen, response) => {
+      n++
+      const { body, headers } = bodies.get(decodeURIComponent(seen.target.split('/').at(-1) ?? '')) ?? {
+        body: '',
+      }
+      response.writeHead(200, { 'Content-Type': 'application/json', ...headers }).end(body)
+    })
+    t.teardown(() => upstream[Symbol.asyncDispose]())
+    const rule = '{ status: 200, when: { "/errors/0/extensions/code": "THROTTLED" }, outcome: release }'
+    const proxy = await proxyInProcess(
+      [
+        `upstream: { url: "${upstream.url}" }`,
+        'store: { url: "memory:" }',
+        'limits: { response: 100KiB }',
+        `defaults: { outcomes: [${rule}], statusHeader: true }`,
+        'routes: [{ name: kept, match: { path: "/kept/*" }, keep: stream }, { name: shadow, match: { path: "/shadow/*" }, mode: shadow }]',
+      ].join('\n'),
+    )
+    t.teardown(() => proxy.drain())
+    t.ok(
+      proxy.log.some(({ msg }) =>
+        /release 200 where \/errors\/0\/extensions\/code is THROTTLED/.test(String(msg)),
+      ),
+      'the waiver is warned of',
+    )
+    const send = async (path: string): Promise<string> => {
+      const request = post(path, 'k', '{}', ['Authorization: Bearer a'])
+      const answer = await rawRequest(proxy.port, request)
+      return `${answer.status} ${values(answer, 'idempotency-status').join()}`
+    }
+    const executed = ['200 executed', '200 executed']
+    const once = ['200 executed', '200 replayed']
+    const rows: [name: string, answers: string[]][] = [
+      ...['plain', 'mark', ...codings.map(([name]) => name), 'long'].map((name): [string, string[]] => [
+        name,
+        executed,
+      ]),
+      ...['other', 'invalid', 'unknown coding', 'broken', 'bomb', 'fine'].map((name): [string, string[]] => [
+        name,
+        once,
+      ]),
+      // Over `limits.response`, or streamed: done without a body.
+      ...['large', 'stream'].map((name): [string, string[]] => [name, ['200 executed', '409 ']]),
+    ]
+    for (const [name, answers] of rows) {
+      const before = n
+      const path = `/p/${encodeURIComponent(name)}`
+      t.strictSame([await send(path), await send(path)], answers, name)
+      t.equal(n - before, answers === executed ? 2 : 1, `${name}: executions`)
+    }
+    t.match(await send('/kept/stream'), '200 executed')
+    while ((await proxy.metric('idempotency_completions_total{route="kept",result="released"}')) === 0);
+    t.match(await send('/kept/stream'), '200 executed', 'a kept stream is read at its end')
+    await send('/shadow/gzip')
+    while ((await proxy.metric('idempotency_completions_total{route="shadow",result="released"}')) === 0);
+    t.pass('shadow mode reads it, too')
+  },
+)
+
+t.test('Y12 the GraphQL and JSON-RPC recipes free the key where nothing was done', async (t) => {
+  let answer = ''
+  let n = 0
+  const upstream = await upstreamStub((_, response) => {
+    n++
+    response.writeHead(200, { 'Content-Type': 'application/json' }).end(answer)
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const recipe = async (name: string): Promise<TestProxy> => {
+    const text = readFileSync(new URL(`../../examples/recipes/${name}.yaml`, import.meta.url), 'utf8')
+    const own = /^(?:listen|admin|upstream|store|service):.*$/gm
+    const proxy = await proxyInProcess(
+      `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\n${text.replaceAll(own, '')}`,
+    )
+    t.teardown(() => proxy.drain())
+    return proxy
+  }
+  const graphql = await recipe('graphql')
+  const rpc = await recipe('json-rpc')
+  const error = (code: string): string => `{"errors":[{"message":"m","extensions":{"code":"${code}"}}]}`
+  const failed = (code: number): string => `{"jsonrpc":"2.0","id":1,"error":{"code":${code},"message":"m"}}`
+  const rows: [proxy: TestProxy, path: string, body: string, again: string][] = [
+    [graphql, '/graphql', error('THROTTLED'), 'executed'],
+    [graphql, '/graphql', error('UNAUTHENTICATED'), 'executed'],
+    [graphql, '/graphql', error('INTERNAL_SERVER_ERROR'), 'unknown'],
+    [graphql, '/graphql', error('BAD_USER_INPUT'), 'replayed'],
+    [graphql, '/graphql', '{"data":{"pay":{"id":1}}}', 'replayed'],
+    [rpc, '/rpc', failed(-32005), 'executed'],
+    [rpc, '/rpc', failed(-32603), 'unknown'],
+    [rpc, '/rpc', failed(-32602), 'replayed'],
+    [rpc, '/rpc', '{"jsonrpc":"2.0","id":1,"result":7}', 'replayed'],
+    [rpc, '/rpc', `[${failed(-32005)},{"jsonrpc":"2.0","id":2,"result":7}]`, 'replayed'],
+  ]
+  for (const [proxy, path, body, again] of rows) {
+    answer = body
+    const key = newKey()
+    t.match(await ask(proxy, key, {}, '{"id":1}', path), { status: 200, replayed: false, text: body })
+    const before = n
+    const retry = await ask(proxy, key, {}, '{"id":1}', path)
+    const became =
+      retry.code === 'idempotency_outcome_unknown' ? 'unknown' : retry.replayed ? 'replayed' : 'executed'
+    t.equal(became, again, body)
+    t.equal(n - before, again === 'executed' ? 1 : 0, body)
+  }
 })
 
 t.test('Y16 false means off or none, as Helm and YAML 1.1 write them', async (t) => {

@@ -15,6 +15,9 @@ t.setTimeout(200_000)
 const STRIPE = 'examples/recipes/stripe-like.yaml'
 const PAYPAL = 'examples/recipes/paypal-like.yaml'
 const WEBHOOKS = 'config/webhooks.yaml'
+/** Served in test/e2e/edges.test.ts. */
+const GRAPHQL = 'examples/recipes/graphql.yaml'
+const RPC = 'examples/recipes/json-rpc.yaml'
 
 async function upstream(t: Test, respond: Respond): Promise<UpstreamStub> {
   const stub = await upstreamStub(respond)
@@ -43,7 +46,15 @@ void t.test('check accepts each recipe', async (t) => {
   const { publicKey } = await generateKeyPair('ES256')
   const key = join(tempDir(t), 'key.pem')
   writeFileSync(key, await exportSPKI(publicKey))
-  for (const file of [STRIPE, PAYPAL, WEBHOOKS, 'config/payments.yaml', 'config/minimal.yaml']) {
+  for (const file of [
+    STRIPE,
+    PAYPAL,
+    WEBHOOKS,
+    GRAPHQL,
+    RPC,
+    'config/payments.yaml',
+    'config/minimal.yaml',
+  ]) {
     const { status, stdout, stderr } = spawnSync(process.execPath, ['src/cli.ts', 'check', file], {
       encoding: 'utf8',
       env: { ...process.env, NODE_V8_COVERAGE: '', TOKEN_KEY_FILE: key },

@@ -90,7 +90,7 @@ export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
     inFlight: { mode: 'reject', wait: 10 * SECOND, status: 409 },
     misuseStatus: defaults.misuse.status,
     respondWithin: null,
-    outcomes: { exact: new Map(), class: new Map() },
+    outcomes: [],
     onLeaseExpired: defaults.onLeaseExpired,
     onStoreUnavailable: defaults.onStoreUnavailable,
     keep: 'response',

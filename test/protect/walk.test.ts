@@ -1,5 +1,5 @@
 import t from 'tap'
-import type { Action, OutcomeTable } from '../../src/core/policy.ts'
+import type { Action, OutcomeRule } from '../../src/core/policy.ts'
 import type { RefusalCode } from '../../src/core/refusal.ts'
 import type { RequestOutcome } from '../../src/protect/outcomes.ts'
 import type { Forwarded, UpstreamRequest } from '../../src/upstream/port.ts'
@@ -23,10 +23,8 @@ import {
   until,
 } from './harness.ts'
 
-const outcomes = (exact: Record<number, Action>): OutcomeTable => ({
-  exact: new Map(Object.entries(exact).map(([status, action]) => [Number(status), action])),
-  class: new Map(),
-})
+const outcomes = (exact: Record<number, Action>): OutcomeRule[] =>
+  Object.entries(exact).map(([status, outcome]) => ({ status: Number(status), when: [], outcome }))
 
 void t.test('the trace of a replay names the span that executed, if its record has one', async (t) => {
   const a = replica(t)

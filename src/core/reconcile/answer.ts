@@ -1,4 +1,5 @@
-import { type LookedUp, lookUp } from '../body/json-lookup.ts'
+import { isMet, literalAt, textOf } from '../body/conditions.ts'
+import { lookUp } from '../body/json-lookup.ts'
 import { linesOf } from '../headers.ts'
 import type { AnswerPattern, CompletedPattern, ReconcilePolicy, RoutePolicy } from '../policy.ts'
 import {
@@ -138,9 +139,7 @@ export function readAnswer(
       why: `status ${status} with Idempotency-Retry, which comes from a proxy and not from the upstream`,
     }
   const json = atOnce(lookUp(answer.headers, answer.body, pointersIn(policy)))
-  const fits = (pattern: AnswerPattern): boolean =>
-    pattern.status === status &&
-    pattern.when.every(({ pointer, value }) => json !== null && textAt(json, pointer) === value)
+  const fits = (pattern: AnswerPattern): boolean => pattern.status === status && isMet(pattern.when, json)
   const { pending, notFound } = policy
   if (pending !== null && fits(pending)) return { kind: 'pending', why: `status ${status}, still pending` }
   const completed = policy.completed.find(fits)
@@ -214,23 +213,6 @@ function pointersIn({ pending, notFound, completed, identity }: ReconcilePolicy)
   const patterns = [pending, notFound, ...completed].filter((pattern) => pattern !== null)
   const read = [...patterns.flatMap(({ when }) => when), ...identity].map(({ pointer }) => pointer)
   return [...read, ...completed.map(({ json }) => json)]
-}
-
-/** null: absent, `null`, or ambiguous. */
-function literalAt(json: LookedUp, pointer: string): string | null {
-  const found = json.at(pointer)
-  return found.kind === 'literal' && found.literal !== 'null' ? found.literal : null
-}
-
-function textAt(json: LookedUp, pointer: string): string | null {
-  const literal = literalAt(json, pointer)
-  return literal === null ? null : textOf(literal)
-}
-
-function textOf(literal: string): string {
-  if (literal.startsWith('"')) return JSON.parse(literal) as string
-  // An empty list is what a search without results answers.
-  return /^(?:\[\s*\]|\{\s*\})$/.test(literal) ? literal.replaceAll(/\s/g, '') : literal
 }
 
 /** Segments stay byte for byte as in the record: re-encoding one that is not UTF-8 would name another path. */

@@ -5,7 +5,7 @@ import type { RoutePolicy } from '../../core/policy.ts'
 import type { Millis } from '../../core/record.ts'
 import { REFUSALS, type RefusalCode } from '../../core/refusal.ts'
 import { parseTarget, policiesOf, Router } from '../../core/route.ts'
-import { classify } from '../../core/settle.ts'
+import { classify, concerns } from '../../core/settle.ts'
 import { answersOf, publishedPolicy, spelled } from '../published.ts'
 import type { DescribedOperation, DescribedOperations, Remark } from './operations.ts'
 import { type Description, type Json, member, objectAt, type Pointer } from './read.ts'
@@ -181,7 +181,11 @@ function isReference(value: unknown): boolean {
 /** Whether some response of that status, or of that range, is kept and so replayed. */
 function isReplayable(route: RoutePolicy, status: string): boolean {
   if (!/^[2-5][0-9]{2}$/.test(status)) return /^(?:[2-5]XX|default)$/.test(status)
-  return [false, true].some((retryAfter) => classify(route, Number(status), retryAfter) === 'store')
+  const own = route.outcomes.filter((rule) => concerns(rule, Number(status)))
+  return (
+    own.some(({ outcome }) => outcome === 'store') ||
+    [false, true].some((retryAfter) => classify(route, Number(status), retryAfter) === 'store')
+  )
 }
 
 /** Problems that come with `Retry-After`. */

@@ -1,0 +1,23 @@
+import type { Expected } from '../policy.ts'
+import type { LookedUp } from './json-lookup.ts'
+
+/** Whether the body has all these values; `json`: null where it is no JSON, or was not kept. Nothing is expected of any body. */
+export function isMet(when: readonly Expected[], json: LookedUp | null): boolean {
+  return when.every(({ pointer, value }) => {
+    const literal = json && literalAt(json, pointer)
+    return literal !== null && textOf(literal) === value
+  })
+}
+
+/** null: absent, `null`, or ambiguous. */
+export function literalAt(json: LookedUp, pointer: string): string | null {
+  const found = json.at(pointer)
+  return found.kind === 'literal' && found.literal !== 'null' ? found.literal : null
+}
+
+/** The value of a string, the text of anything else. */
+export function textOf(literal: string): string {
+  if (literal.startsWith('"')) return JSON.parse(literal) as string
+  // An empty list is what a search without results answers.
+  return /^(?:\[\s*\]|\{\s*\})$/.test(literal) ? literal.replaceAll(/\s/g, '') : literal
+}

@@ -1,0 +1,27 @@
+import { lookUp } from '../core/body/json-lookup.ts'
+import type { RawHeaders } from '../core/headers.ts'
+import type { RoutePolicy } from '../core/policy.ts'
+import type { CompletedResponse, Outcome } from '../core/record.ts'
+import { type AnsweredHead, outcomeOf, pointersInto } from '../core/settle.ts'
+import { readableBody } from '../runtime/coding.ts'
+import { inSteps, type Soon } from '../runtime/scheduling.ts'
+
+/**
+ * {@link outcomeOf} a complete answer. Where the route's `outcomes` look into its body, that is decoded and read first; what was not kept,
+ * decodes to more than `limits.response` bytes or is no JSON matches no condition (contract §15).
+ */
+export function meaningOf(
+  route: RoutePolicy,
+  sent: RawHeaders,
+  answer: AnsweredHead,
+  declaredOutcome: string | null,
+  result: CompletedResponse,
+): Soon<Outcome> {
+  const { status, headers, body } = answer
+  const pointers = body === undefined ? [] : pointersInto(route, status)
+  if (body === undefined || pointers.length === 0)
+    return outcomeOf(route, sent, answer, declaredOutcome, result)
+  return readableBody(headers, body, route.limits.response)
+    .then((readable) => inSteps(lookUp(readable.headers, readable.body, pointers)))
+    .then((json) => outcomeOf(route, sent, answer, declaredOutcome, result, json))
+}
