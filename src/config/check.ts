@@ -239,14 +239,15 @@ export function checkOwnPaths(
   ])
 }
 
-type Listening = Pick<Config, 'listen' | 'admin' | 'ops' | 'upstream'> & {
+type Listening = Pick<Config, 'listen' | 'admin' | 'ops' | 'upstream' | 'cors'> & {
   readonly store: Pick<Config['store'], 'url' | 'wait' | 'migrate'>
   readonly isTiered: boolean
 }
 
 /** Properties outside `defaults` and `routes`. */
 export function checkFile(findings: Findings, file: Listening): void {
-  const { listen, admin, ops, upstream, store, isTiered } = file
+  const { listen, admin, ops, upstream, store, cors, isTiered } = file
+  const isAnyOrigin = cors?.origins?.includes('*') === true
   const tiers = ['store.primary.url', 'store.cache.url'].filter((path) => findings.isWritten(path))
   const from = store.migrate?.from ?? null
   const { url, tls } = upstream
@@ -295,6 +296,11 @@ export function checkFile(findings: Findings, file: Listening): void {
       `found port ${at.port} for both \`${other}\` and \`${path}\`; allowed: an address of its own for each`]),
     [isExposed, ['admin.listen', 'admin.tokenFile'],
       `found ${admin.listen?.host}, which other machines can reach, without \`admin.tokenFile\`; allowed: a loopback address, or a token`],
+    [isAnyOrigin && cors.origins.length > 1, ['cors.origins'],
+      'found * beside other origins; allowed: one or the other'],
+    // Any page could act for whoever is signed in.
+    [isAnyOrigin && cors.credentials, ['cors.credentials', 'cors.origins'],
+      'found credentials for any origin; allowed: credentials with a list of origins'],
     // Every request would loop back.
     [own !== undefined, ['upstream.url', own ?? ''],
       `found ${url}, an address that this proxy listens on itself (\`${own}\`); allowed: the address of the server behind it`],

@@ -94,7 +94,7 @@ function withFlags(file: FileConfig, flags: ConfigInput['flags'], findings: Find
 
 function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> {
   const { defaults: _, ...filled } = overlay(defaultsOf(FILE.group ?? {}), file, FILE) as FilledFile
-  const { listen, ops, status, unmatched, wellKnown } = filled
+  const { listen, ops, status, unmatched, wellKnown, cors } = filled
   const { secretFile, encryption: _e, primary, cache, ...ownStore } = filled.store
   const { tokenFile, ...ownAdmin } = filled.admin
   // A default for routes.
@@ -115,7 +115,7 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
   const { upstream, store } = common
   const token = tokenFile === null ? null : readToken(findings, 'admin.tokenFile', tokenFile)
   const listeners = { listen, admin: { ...ownAdmin, token }, ops }
-  checkFile(findings, { ...listeners, upstream, store, isTiered: ownStore.url === 'tiered:' })
+  checkFile(findings, { ...listeners, upstream, store, cors, isTiered: ownStore.url === 'tiered:' })
 
   const effective = (
     base: string,

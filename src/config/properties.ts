@@ -334,6 +334,14 @@ export const PROPERTIES = {
     waiters: row('count', 1000, live, 'Maximum number of retries that `inFlight: wait` holds; further ones are answered at once.'),
     upload: row('timeout', '30s', live, 'Maximum time for the body of a request to arrive.'),
   }, { help: 'Bounds of protected requests.' }),
+  // Computed from the configuration in force, so a reload changes it at once.
+  cors: orOff('off', {
+    origins: row(oneOrList('origins', 'origin'), required, live,
+      'Origins whose pages may read responses, such as `https://shop.example`, or `"*"`: any.'),
+    credentials: row('flag', false, live, 'Also to requests with cookies. Not with `"*"`.'),
+    headers: row(list('headerName'), [], live,
+      'Request headers that a preflight allows beside those that carry keys. Empty: all that it asks for.'),
+  }, 'Lets pages of other origins read problems and replays (docs/guides/browsers.md#other-origins).'),
   problems: group({
     baseUrl: row('problemBase', 'urn:idempotency-proxy:', restart, 'Prefix of the `type` of problem responses.'),
   }),

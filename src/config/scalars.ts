@@ -34,6 +34,10 @@ const MAX_BODY = 256 * 1024 ** 2
 const POINTER = '(/([^~/]|~[01])*)+'
 /** Names of form fields and query parameters, of characters that every encoder escapes the same way. */
 const FIELD = '[A-Za-z0-9_.:~!$@*\\[\\]-]+'
+/** As browsers send it (RFC 6454 §6.2): in lower case, without a path and without the default port. */
+const ORIGIN =
+  '(\\*|(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\\[[0-9a-f:.]+\\])(:[0-9]{1,5})?)'
+const ORIGIN_ALLOWED = 'an origin, such as https://shop.example, or *'
 /** Names of claims are often URLs. */
 const CALLER = `^((header|cookie):${TOKEN}|jwt:[!-~]+)$`
 const CALLERS = 'header:<name>, cookie:<name> or jwt:<claim>'
@@ -231,6 +235,8 @@ export const SCALARS = {
   // For a mapping that a word turns off.
   none: { word: 'none', ...byPattern('^none$', 'none', () => null, () => 'none') },
   off: { word: 'off', ...byPattern('^off$', 'off', () => null, () => 'off') },
+  origin: byPattern(`^${ORIGIN}$`, ORIGIN_ALLOWED),
+  origins: byPattern(`^${ORIGIN}$`, ORIGIN_ALLOWED, (text) => [text], (values) => values),
   outcomeStatus: { ...byPattern('^([2-5][0-9]{2}|[2-5]xx)$', 'a status (200 to 599) or a class (2xx to 5xx)'),
     schema: { type: ['integer', 'string'], pattern: '^[2-5]xx$', minimum: 200, maximum: 599 } },
   ownPath,

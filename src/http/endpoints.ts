@@ -3,6 +3,7 @@ import { queryStatus } from '../protect/existing.ts'
 import { issueKey, type KeyIssuer } from '../protect/identify.ts'
 import type { WalkPorts } from '../protect/ports.ts'
 import type { ProtectedRequest } from '../protect/request.ts'
+import type { Cors } from './cors.ts'
 import type { TrafficResponse } from './request.ts'
 import type { ResponseWriter } from './write.ts'
 
@@ -19,12 +20,12 @@ export async function answerStatus(
       const { id, state, retryAfter } = found
       const since = found.since === null ? null : new Date(found.since).toISOString()
       const wait = retryAfter === null ? [] : ['Retry-After', String(retryAfter)]
-      json(response, 200, { state, since, retryAfter, recordId: id }, wait)
+      json(writer, response, 200, { state, since, retryAfter, recordId: id }, wait)
       return
     }
     case 'absent':
       // Not a refusal: the key was never used, so the client may use it.
-      json(response, 404, { state: 'absent', since: null, retryAfter: null, recordId: found.id }, [
+      json(writer, response, 404, { state: 'absent', since: null, retryAfter: null, recordId: found.id }, [
         RESPONSE_HEADER.retry,
         'same-key',
       ])
@@ -48,21 +49,35 @@ export async function answerIssue(
   const issued = await issueKey(ports, issuer)
   if (issued.kind === 'problem') return writer.write(response, issued)
   const { key, expiresAt } = issued
-  json(response, 201, { idempotencyKey: key, expiresAt: new Date(expiresAt).toISOString() }, [])
+  json(writer, response, 201, { idempotencyKey: key, expiresAt: new Date(expiresAt).toISOString() }, [])
 }
 
 /** `GET /.well-known/idempotency`. Clients read it once and need not see changes soon. */
-export function answerPolicy(policy: string, response: TrafficResponse): void {
+export function answerPolicy(writer: ResponseWriter, policy: string, response: TrafficResponse): void {
   response.req.resume()
-  send(response, 200, policy, 'public, max-age=300', [])
+  send(writer, response, 200, policy, 'public, max-age=300', [])
 }
 
-function json(response: TrafficResponse, status: number, content: object, lines: readonly string[]): void {
-  send(response, status, JSON.stringify(content), 'no-store', lines)
+/** A CORS preflight that nobody else would answer. */
+export function answerPreflight(cors: Cors, method: string, response: TrafficResponse): void {
+  response.req.resume()
+  response.writeHead(204, cors.preflight(method, response.req.rawHeaders))
+  response.end()
+}
+
+function json(
+  writer: ResponseWriter,
+  response: TrafficResponse,
+  status: number,
+  content: object,
+  lines: readonly string[],
+): void {
+  send(writer, response, status, JSON.stringify(content), 'no-store', lines)
 }
 
 /** Node sends no body in answer to HEAD. */
 function send(
+  writer: ResponseWriter,
   response: TrafficResponse,
   status: number,
   text: string,
@@ -72,6 +87,6 @@ function send(
   const body = Buffer.from(text)
   const length = String(body.length)
   const own = ['Content-Type', 'application/json', 'Cache-Control', cacheControl, 'Content-Length', length]
-  response.writeHead(status, [...own, ...lines])
+  response.writeHead(status, writer.marked(response, [...own, ...lines]))
   response.end(body)
 }

@@ -23,7 +23,8 @@ import { Shares } from '../runtime/limits.ts'
 import type { ExchangeTap } from '../upstream/exchange-tap.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import { answersOn, TrafficServer } from './connections.ts'
-import { answerIssue, answerPolicy, answerStatus } from './endpoints.ts'
+import { Cors, preflightFor } from './cors.ts'
+import { answerIssue, answerPolicy, answerPreflight, answerStatus } from './endpoints.ts'
 import {
   type Forwarding,
   identifyingHeaders,
@@ -89,7 +90,9 @@ export function trafficServer(options: TrafficOptions): TrafficServer {
   const proxies = new TrustedProxies(config.trustProxy)
   const peerOf = (connection: PeerSocket): Peer =>
     (connection[kPeer] ??= proxies.peerOf(connection.remoteAddress))
-  const writer = new ResponseWriter(config.problems.baseUrl, config.upstream.idleTimeout, options.stalled)
+  const { problems, upstream: patience } = config
+  const cors = (): Cors | null => routing().cors
+  const writer = new ResponseWriter(problems.baseUrl, patience.idleTimeout, options.stalled, cors)
   const tunnel = tunnels(upstream, writer, config.upstream)
   const pass = passthrough({
     ...config.upstream,
@@ -185,7 +188,9 @@ export function trafficServer(options: TrafficOptions): TrafficServer {
       case 'status':
         return orBreakOff(response, status(incoming))
       case 'policy':
-        return answerPolicy(routing().policy, response)
+        return answerPolicy(writer, routing().policy, response)
+      case 'preflight':
+        return answerPreflight(way.cors, way.method, response)
     }
   }
 
@@ -310,6 +315,8 @@ export type Way =
   | { readonly kind: 'refuse' }
   /** The proxy's own endpoints. */
   | { readonly kind: 'issue' | 'status' | 'policy' }
+  /** CORS, for this method. */
+  | { readonly kind: 'preflight'; readonly cors: Cors; readonly method: string }
 
 /** Called for a request that matches no route, and would match this one if case, `;parameters` or an extension did not count. */
 export type NearMissHandler = (route: string, method: string, path: string) => void
@@ -319,6 +326,7 @@ export class Routing {
   readonly config: Config
   readonly router: Router
   readonly forwarding: Forwarding
+  readonly cors: Cors | null
   #policy: string | null = null
   readonly #onNearMiss: NearMissHandler
   readonly #issuerPath: string | null
@@ -333,7 +341,8 @@ export class Routing {
     this.#onNearMiss = onNearMiss
     this.router = new Router(policiesOf(config))
     this.forwarding = { ...upstream, counted: identifyingHeaders(config) }
-    const { issuer, status } = config
+    const { issuer, status, cors } = config
+    this.cors = cors === null ? null : new Cors(cors, config)
     this.#issuerPath = issuer === null ? null : normalisePath(issuer.path)
     this.#statusPath = status.path === null ? null : normalisePath(status.path)
   }
@@ -344,16 +353,20 @@ export class Routing {
   }
 
   wayOf(request: TrafficRequest, target: RequestTarget): Way {
-    const { config } = this
+    const { config, cors } = this
     const method = request.method as string
     const own = this.#ownEndpoint(method, target)
     if (own !== null) return { kind: own }
+    const asked = cors === null ? null : preflightFor(method, request.rawHeaders)
+    const preflight =
+      cors === null || asked === null ? null : ({ kind: 'preflight', cors, method: asked } as const)
+    if (preflight !== null && this.#ownEndpoint(preflight.method, target) !== null) return preflight
     const route = this.router.match(method, target)
     if (route === null || route === config.defaults) {
       const near = this.router.nearMiss(method, target)
       if (near !== null) this.#onNearMiss(near.name, method, target.path)
     }
-    if (route === null && config.unmatched === 'reject') return { kind: 'refuse' }
+    if (route === null && config.unmatched === 'reject') return preflight ?? { kind: 'refuse' }
     if (route === null || !readsKeys(route)) return { kind: 'pass', route, ignored: false }
     // Only routes can require a key.
     const isMatched = route !== config.defaults

@@ -6,6 +6,7 @@ import { problemBody, problemLine, type Refusal } from '../core/refusal.ts'
 import type { Reply } from '../protect/request.ts'
 import { unfreed } from '../runtime/limits.ts'
 import type { LiveSink } from '../upstream/port.ts'
+import type { Cors } from './cors.ts'
 import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
 import type { StreamResponse, TrafficResponse } from './request.ts'
 import { NOBODY, Stalled } from './stalled.ts'
@@ -21,12 +22,19 @@ export class ResponseWriter {
   /** How long a client may stop reading. */
   readonly idleTimeout: Millis
   readonly #stalled: Stalled
+  readonly #cors: () => Cors | null
 
-  /** `stalled`: where unsent whole answers give way to others. */
-  constructor(baseUrl: string, idleTimeout: Millis, stalled = new Stalled()) {
+  /** `stalled`: where unsent whole answers give way to others; `cors`: in force. */
+  constructor(
+    baseUrl: string,
+    idleTimeout: Millis,
+    stalled = new Stalled(),
+    cors: () => Cors | null = () => null,
+  ) {
     this.#baseUrl = baseUrl
     this.idleTimeout = idleTimeout
     this.#stalled = stalled
+    this.#cors = cors
   }
 
   write(response: TrafficResponse, answer: Reply): void {
@@ -51,13 +59,19 @@ export class ResponseWriter {
     }
   }
 
+  /** The lines of one of the proxy's answers, for the origin of its request. */
+  marked(response: TrafficResponse, lines: string[]): string[] {
+    const cors = this.#cors()
+    return cors === null ? lines : cors.mark(lines, response.req.rawHeaders)
+  }
+
   problem(response: TrafficResponse, refused: Refusal, proxyHeaders: readonly string[] = []): void {
     const { req: request } = response
     const { headers, body } = this.#refusal(refused, prefersHtml(request.rawHeaders))
     headers.push(...proxyHeaders)
     const keeps = request.isHere || (refused.code !== 'request_timeout' && restIsSmall(response))
     if (!keeps) headers.push('Connection', 'close')
-    response.writeHead(refused.status, headers)
+    response.writeHead(refused.status, this.marked(response, headers))
     endMessage(response, body)
     this.watch(response)
     if (!keeps) lingeringClose(response)
@@ -85,12 +99,13 @@ export class ResponseWriter {
     return { headers, body }
   }
 
-  #whole(response: TrafficResponse, { response: kept, proxyHeaders, release }: Whole): void {
+  #whole(response: TrafficResponse, { response: stored, proxyHeaders, release }: Whole): void {
     if (response.destroyed) return release()
-    const { status, reason, headers, trailers } = kept
-    const body = unfreed(kept.body)
+    const { status, reason, headers, trailers } = stored
+    const body = unfreed(stored.body)
     const chunked = trailers.length > 0 && chunkable(response, status)
-    const lines = withProxyHeaders(withoutTrailer(headers, chunked), proxyHeaders)
+    const kept = withProxyHeaders(withoutTrailer(headers, chunked), proxyHeaders)
+    const lines = this.marked(response, kept)
     const hasBody = hasContent(response, status)
     // Without a length Node chunks, which trailers need.
     if (hasBody && !chunked) lines.push('Content-Length', String(body.length))
@@ -123,7 +138,11 @@ export class ResponseWriter {
 
   #live(response: TrafficResponse, { live, proxyHeaders }: Extract<Reply, { kind: 'live' }>): void {
     const headers = withoutTrailer(live.headers, chunkable(response, live.status))
-    response.writeHead(live.status, live.reason, withProxyHeaders(headers, proxyHeaders))
+    response.writeHead(
+      live.status,
+      live.reason,
+      this.marked(response, withProxyHeaders(headers, proxyHeaders)),
+    )
     sendHead(response)
     live.attach(clientSink(response, this))
   }

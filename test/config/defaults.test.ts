@@ -97,6 +97,7 @@ void t.test('a minimal file has every default of the property table (contract §
     issuer: null,
     status: { path: null },
     wellKnown: false,
+    cors: null,
     problems: { baseUrl: 'urn:idempotency-proxy:' },
     drain: { delay: 0, timeout: 65 * SECOND },
     metrics: { defaults: true },
