@@ -215,7 +215,7 @@ export const POLICY = {
   stream: row(['auto', 'always', 'never'], 'auto', live,
     'Whether responses are passed on while they are made: `auto`, those whose media type is read that way, such as `text/event-stream`, `application/x-ndjson` and gRPC, or that carry `X-Accel-Buffering: no`.'),
   replay: group({
-    excludeHeaders: row(list('headerName'), [], live, 'Response headers that are not replayed.'),
+    excludeHeaders: row(list('headerName'), [], live, 'Response headers that are not replayed: `[set-cookie]` where sessions are kept in cookies (docs/guides/browsers.md#session-cookies).'),
   }),
   statusHeader: row('flag', false, live, 'Adds `Idempotency-Status` and `Idempotency-Expires` to responses.'),
   authorizeReplay: orOff('none', {
