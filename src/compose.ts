@@ -20,7 +20,7 @@ import { Metrics } from './observe/metrics.ts'
 import { observer, passObserver, reconcileObserver, StoreHealth, shadowObserver } from './observe/observer.ts'
 import { openTracing } from './observe/tracing.ts'
 import type { WalkPorts } from './protect/ports.ts'
-import { KeyChurn, Latency, RecentGrants } from './protect/recent.ts'
+import { CallerChanges, KeyChurn, Latency, RecentGrants } from './protect/recent.ts'
 import { Reclaimer } from './protect/reclaimer.ts'
 import type { Execution } from './protect/request.ts'
 import { Leases, Settler, spoolRoom } from './protect/settler.ts'
@@ -165,6 +165,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     locks: new KeyedMutex(),
     grants: new RecentGrants(clock),
     keyChurn: new KeyChurn(clock),
+    callerChanges: new CallerChanges(clock),
     verifyToken: (policy, headers) => (callers as Verifier).verify(policy, headers),
     // Configuration requires an issuer if keys must be issued.
     checkIssued: async (key, now) => issuer?.check(key, now) ?? 'forged',

@@ -200,7 +200,7 @@ const MISUSE: Row = {
       title: 'Misuse by route',
       description: 'Keys first used for a different request. Alert above 0.1 %: IdempotencyMisuseHigh.',
       unit: 'percentunit',
-      width: 8,
+      width: 6,
       queries: [
         {
           expr: `${rate('idempotency_requests_total', 'route', 'outcome="misuse"')} / (${protectedRequests})`,
@@ -213,14 +213,22 @@ const MISUSE: Row = {
       description:
         'The same caller repeated an operation under a new key within a minute: it is executed twice, and no proxy can prevent that.',
       unit: 'reqps',
-      width: 8,
+      width: 6,
       queries: [{ expr: rate('idempotency_regenerated_keys_total', 'route'), legend: '{{route}}' }],
+    }),
+    graph({
+      title: 'Caller changed by route',
+      description:
+        'The same key and operation came from another caller within ten minutes and was executed again, or a response changed the cookie of its caller.',
+      unit: 'reqps',
+      width: 6,
+      queries: [{ expr: rate('idempotency_caller_changed_total', 'route'), legend: '{{route}}' }],
     }),
     graph({
       title: 'Invalid keys and callers',
       description: 'Missing key, invalid key, or unidentified caller.',
       unit: 'reqps',
-      width: 8,
+      width: 6,
       queries: [
         {
           expr: some(rate('idempotency_requests_total', 'outcome, route', anyOf('client', 'misuse'))),

@@ -114,6 +114,19 @@ function cookies(headers: RawHeaders, name: string): string[] {
     .map(([, ...value]) => value.join('=').trim())
 }
 
+/** Whether an answer sets a cookie that identifies its caller to another value, so that a retry would be another caller (contract §15). */
+export function changesCaller({ caller }: ScopePolicy, sent: RawHeaders, answer: RawHeaders): boolean {
+  return caller.some(
+    ({ kind, name }) =>
+      kind === 'cookie' &&
+      linesOf(answer, 'set-cookie').some((line) => {
+        const [pair = ''] = line.split(';', 1)
+        const set = cookies(['cookie', pair], name)
+        return set.length > 0 && !cookies(sent, name).includes(set[0] as string)
+      }),
+  )
+}
+
 /** Length-framed, so no two lists of parts have the same text. `null` and '' differ. */
 export function frame(parts: readonly (string | null)[]): string {
   let framed = ''

@@ -34,6 +34,8 @@ export function observer(
     misfits.add(route)
     return true
   }
+  /** Routes whose callers change: one warning each. */
+  const changed = new Set<string>()
   return {
     answered(summary) {
       const { outcome, after, before, fence, status, upstreamMs, storeMs } = summary
@@ -65,6 +67,15 @@ export function observer(
     leaseExpired: (route) => metrics.count('idempotency_lease_expired_total', { route }),
     leaseUse: (route, ratio) => of(route).leaseUses().observe(ratio),
     regenerated: (route) => metrics.count('idempotency_regenerated_keys_total', { route }),
+    callerChanged(route, id) {
+      metrics.count('idempotency_caller_changed_total', { route })
+      if (changed.has(route)) return
+      changed.add(route)
+      log.warn(
+        { route, record: shortId(id) },
+        'what identifies the caller changes between retries, which then execute again: a rotated token, a renewed session cookie or a new signature is another caller; set scope.caller to what stays the same',
+      )
+    },
     trouble: (message, detail) => log.error(detail, message),
   }
 }

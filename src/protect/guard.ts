@@ -1,8 +1,14 @@
 import { scopeOf } from '../core/chain.ts'
-import { RESPONSE_HEADER, statusHeaders } from '../core/headers.ts'
-import { shortId } from '../core/identity.ts'
+import { type RawHeaders, RESPONSE_HEADER, statusHeaders } from '../core/headers.ts'
+import { changesCaller, shortId } from '../core/identity.ts'
 import type { DerivePolicy, RoutePolicy } from '../core/policy.ts'
-import { type CompletedResponse, type Millis, type RecordId, withoutBody } from '../core/record.ts'
+import {
+  type CompletedResponse,
+  type Millis,
+  type Outcome,
+  type RecordId,
+  withoutBody,
+} from '../core/record.ts'
 import type { Refusal } from '../core/refusal.ts'
 import { keepsBody, keptResult, replayable, unknownBecause } from '../core/settle.ts'
 import { free, shared } from '../runtime/limits.ts'
@@ -14,6 +20,7 @@ import { duplicate } from './existing.ts'
 import { callerName, DERIVED_HEADER, type Identified, identify, readHead } from './identify.ts'
 import { meaningOf } from './meaning.ts'
 import type { WalkPorts } from './ports.ts'
+import { hashOf } from './recent.ts'
 import type {
   Answer,
   Execution,
@@ -98,8 +105,7 @@ async function walk(ports: WalkPorts, request: ProtectedRequest): Promise<Answer
     const execution = found instanceof Promise ? await found : found
     if (execution.kind !== 'execution') return marked(execution, identified, route)
 
-    if (execution.before === 'absent' && ports.keyChurn.saw(execution, caller))
-      ports.observer.regenerated(route.name)
+    noteOperation(ports, execution, identified.key, caller)
     const work = execute(ports, request, execution, identified.key, body)
     const answer = hold === null ? work : answerInTime(ports, execution, work.finally(hold()))
     return marked(await answer, identified, route)
@@ -107,6 +113,37 @@ async function walk(ports: WalkPorts, request: ProtectedRequest): Promise<Answer
     leave?.()
     release()
   }
+}
+
+/**
+ * Counts an operation that this replica has executed shortly before, under another key or for another caller. Returns whether it was under
+ * another key.
+ */
+export function noteOperation(
+  { keyChurn, callerChanges, observer }: Pick<WalkPorts, 'keyChurn' | 'callerChanges' | 'observer'>,
+  execution: Execution,
+  key: string,
+  caller: string | null,
+): boolean {
+  const { id, route, before } = execution
+  if (before !== 'absent') return false
+  const hashed = hashOf(caller ?? '')
+  if (callerChanges.saw(execution, key, hashed)) observer.callerChanged(route.name, id)
+  const regenerated = keyChurn.saw(execution, hashed)
+  if (regenerated) observer.regenerated(route.name)
+  return regenerated
+}
+
+/** Counts a stored response whose client will be another caller from now on. */
+export function noteCaller(
+  { observer }: Pick<WalkPorts, 'observer'>,
+  { id, route }: Pick<Execution, 'id' | 'route'>,
+  sent: RawHeaders,
+  answer: RawHeaders,
+  ended: Outcome,
+): void {
+  if (ended.kind === 'completed' && changesCaller(route.scope, sent, answer))
+    observer.callerChanged(route.name, id)
 }
 
 /** Adds to each answer whether the proxy made the key (contract §4), and whether a retry will find the key's record. */
@@ -244,7 +281,10 @@ export async function execute(
               ? meaningOf(route, request.headers, kept ?? live, declaredOutcome, result)
               : unknownBecause('the upstream broke off its answer', live.status)
           const held = shared(() => live.release())()
-          return after(meaning, (ended) => finish(ports, progress, execution, ended, held))
+          return after(meaning, (ended) => {
+            noteCaller(ports, execution, request.headers, live.headers, ended)
+            return finish(ports, progress, execution, ended, held)
+          })
         })
         .finally(leave)
       const facts: Facts = { outcome, before, after: 'in_progress', fence }
@@ -256,6 +296,7 @@ export async function execute(
       const kept = keptResult(route, response)
       const meaning = meaningOf(route, request.headers, response, declaredOutcome, kept)
       const ended = meaning instanceof Promise ? await meaning : meaning
+      noteCaller(ports, execution, request.headers, response.headers, ended)
       let isStored = false
       // Up to two holders: the answer until it is sent, and the outcome until it is written.
       const share = shared(() => {

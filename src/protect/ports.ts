@@ -9,7 +9,7 @@ import type { Records } from '../store/records.ts'
 import type { Store, StoreFitness } from '../store/register.ts'
 import type { Forward } from '../upstream/port.ts'
 import type { AnswerPorts } from './answers.ts'
-import type { KeyChurn, RecentGrants } from './recent.ts'
+import type { CallerChanges, KeyChurn, RecentGrants } from './recent.ts'
 import type { Execution } from './request.ts'
 import type { Leases, Settler } from './settler.ts'
 import type { WaitingRoom } from './waiting-room.ts'
@@ -27,6 +27,7 @@ export interface WalkPorts extends AnswerPorts {
   readonly locks: KeyedMutex
   readonly grants: RecentGrants
   readonly keyChurn: KeyChurn
+  readonly callerChanges: CallerChanges
   /** Running attempts; the drain waits for them. */
   readonly running: RecordMap<Execution>
   readonly namespace: Namespace

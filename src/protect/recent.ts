@@ -70,10 +70,13 @@ export class KeyChurn {
     this.#clock = clock
   }
 
-  /** Notes an execution; returns true if the same operation was last executed under another record less than a minute ago. */
-  saw({ id, operation: { route, fingerprint } }: Execution, caller: string | null): boolean {
+  /**
+   * Notes an execution; returns true if the same operation was last executed under another record less than a minute ago. `caller`: by
+   * {@link hashOf}.
+   */
+  saw({ id, operation: { route, fingerprint } }: Execution, caller: number): boolean {
     const high = (fingerprint.readUInt32LE(0) ^ hashOf(route)) & 0x1fffff
-    const low = fingerprint.readUInt32LE(4) ^ hashOf(caller ?? '')
+    const low = fingerprint.readUInt32LE(4) ^ caller
     const operation = high * 2 ** 32 + low
     const now = this.#clock()
     const before = this.#seen.get(operation) ?? this.#before.get(operation)
@@ -86,11 +89,47 @@ export class KeyChurn {
   }
 }
 
-/** FNV-1a: callers are credentials and must not be kept. */
-function hashOf(text: string): number {
-  let hash = 0x811c9dc5
+/** FNV-1a, as an unsigned number: callers are credentials and must not be kept. `seed`: of another, independent hash. */
+export function hashOf(text: string, seed = 0x811c9dc5): number {
+  let hash = seed
   for (let i = 0; i < text.length; i++) hash = Math.imul(hash ^ text.charCodeAt(i), 0x01000193)
-  return hash
+  return hash >>> 0
+}
+
+/** A session or a token is renewed well within this time of the first attempt, and a retry comes within it. */
+const SAME_KEY: Millis = 600_000
+/** One for each number of 16 bits. A table of 768 KiB: ten minutes of a hundred executions a second. */
+const SLOTS = 65_536
+
+/**
+ * Detects a key that comes with the same operation from another caller: what identifies the caller may change between retries, which then
+ * execute again (contract §15). Only a hint, from this replica's latest executions, by 48 bits of key and operation.
+ */
+export class CallerChanges {
+  /** Per slot: the rest of the operation, the caller, and the second of the execution. */
+  readonly #seen = new Uint32Array(3 * SLOTS)
+  readonly #clock: () => Millis
+
+  constructor(clock: () => Millis) {
+    this.#clock = clock
+  }
+
+  /**
+   * Notes an execution; returns true if its key and operation were last executed for another caller less than ten minutes ago. `caller`: by
+   * {@link hashOf}.
+   */
+  saw({ operation: { route, fingerprint } }: Execution, key: string, caller: number): boolean {
+    const at = 3 * ((fingerprint.readUInt32LE(0) ^ hashOf(key, hashOf(route))) >>> 16)
+    const rest = (fingerprint.readUInt32LE(4) ^ hashOf(key)) >>> 0
+    const second = Math.floor(this.#clock() / 1000)
+    const seen = this.#seen
+    const isSame = seen[at] === rest && second - (seen[at + 2] as number) < SAME_KEY / 1000
+    const before = seen[at + 1]
+    seen[at] = rest
+    seen[at + 1] = caller
+    seen[at + 2] = second
+    return isSame && before !== caller
+  }
 }
 
 /** About 100 bytes each. */

@@ -143,6 +143,8 @@ export interface Observer {
   leaseUse(route: string, ratio: number): void
   /** The same caller sent the same operation under a new key within a minute. */
   regenerated(route: string): void
+  /** The same key and operation came from another caller, or the next request of this one will. */
+  callerChanged(route: string, id: RecordId): void
   trouble(message: string, detail: Readonly<Record<string, unknown>>): void
 }
 

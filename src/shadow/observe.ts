@@ -1,3 +1,4 @@
+import type { RawHeaders } from '../core/headers.ts'
 import { type Outcome, type StoredResponse, withoutBody } from '../core/record.ts'
 import { keptResult, outcomeOf, replayable, unknownBecause } from '../core/settle.ts'
 import { meaningOf } from '../protect/meaning.ts'
@@ -11,6 +12,8 @@ export interface Observed {
   readonly outcome: Outcome
   /** The response as it would be replayed; null: incomplete. */
   readonly response: StoredResponse | null
+  /** Its header lines, as they reached the client. */
+  readonly headers: RawHeaders
   /** Releases the memory of the body; idempotent. */
   readonly release: () => void
   /** What `enforce` would have answered instead of the upstream. */
@@ -24,7 +27,7 @@ export async function observeExchange(
   { route, headers }: Pick<ProtectedRequest, 'route' | 'headers'>,
   upstream: TappedExchange,
 ): Promise<Observed> {
-  const nothing = { response: null, release: () => {} }
+  const nothing = { response: null, headers: [], release: () => {} }
   const failed = (outcome: Outcome, verdict: ShadowVerdict, cause: string): Observed => ({
     ...nothing,
     outcome,
@@ -48,13 +51,14 @@ export async function observeExchange(
       if ((await live.done) !== 'complete')
         return failed(unknownBecause(brokenOff, live.status), 'upstream_failed', brokenOff)
       const outcome = outcomeOf(route, headers, live, declaredOutcome, withoutBody(live, why))
-      return { ...nothing, outcome, failed: null, cause: null }
+      return { ...nothing, headers: live.headers, outcome, failed: null, cause: null }
     }
     case 'responded': {
       const { response, declaredOutcome } = result
       return {
         outcome: await meaningOf(route, headers, response, declaredOutcome, keptResult(route, response)),
         response: replayable(route, response),
+        headers: response.headers,
         release: shared(result.release)(),
         failed: null,
         cause: null,

@@ -5,7 +5,7 @@ import { type Outcome, type RecordId } from '../core/record.ts'
 import { keepsBody, replayable, unknownBecause } from '../core/settle.ts'
 import { stateFound } from '../protect/answers.ts'
 import { claim } from '../protect/claim.ts'
-import { summarize } from '../protect/guard.ts'
+import { noteCaller, noteOperation, summarize } from '../protect/guard.ts'
 import { callerName, type Identified, identify, readHead } from '../protect/identify.ts'
 import { SHADOW_VERDICTS, type ShadowVerdict } from '../protect/outcomes.ts'
 import type { WalkPorts } from '../protect/ports.ts'
@@ -208,7 +208,7 @@ export class Shadow {
   }
 
   async #decide(request: ProtectedRequest, identified: Identified): Promise<Next> {
-    const { settler, observer, keyChurn } = this.#ports
+    const { settler, observer } = this.#ports
     if (settler.size >= HELD_MOST) return { kind: 'decided', verdict: 'store_unavailable', facts: {} }
     // It is executed in any case: without a claim, its outcome is merged once the store answers.
     const route: RoutePolicy = { ...request.route, onStoreUnavailable: 'bypass' }
@@ -223,16 +223,15 @@ export class Shadow {
     }
     if (claimed.kind !== 'execution') return refusedBy(claimed)
     const { before, attempt } = claimed
-    const regenerated =
-      before === 'absent' && keyChurn.saw(claimed, callerName({ kind: 'caller', parts: identified.caller }))
-    if (regenerated) observer.regenerated(route.name)
+    const caller = callerName({ kind: 'caller', parts: identified.caller })
+    const regenerated = noteOperation(this.#ports, claimed, identified.key, caller)
     const facts = { before, fence: attempt.fence || null, regenerated }
     return { kind: 'owned', execution: claimed, facts, settled: Promise.withResolvers() }
   }
 
   /** It owns the record: settled as in the walk, except that nobody waits. */
   async #own(
-    { request: { progress }, hear, tell }: WatchedRequest,
+    { request: { progress, headers }, hear, tell }: WatchedRequest,
     { execution, facts, settled }: Owned,
   ): Promise<void> {
     const { id, route, attempt, askedAt, before, unclaimed } = execution
@@ -246,6 +245,7 @@ export class Shadow {
       observed = await hear()
       outcome = observed.outcome
       release = observed.release
+      noteCaller(this.#ports, execution, headers, observed.headers, outcome)
       if (!keepsBody(outcome)) release()
     } finally {
       const settling = Promise.resolve(finish(this.#ports, progress, execution, outcome, release))

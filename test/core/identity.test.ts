@@ -3,6 +3,7 @@ import fc from 'fast-check'
 import t from 'tap'
 import {
   type Claims,
+  changesCaller,
   frame,
   Hmac,
   hmacOf,
@@ -375,3 +376,31 @@ t.test('hmacOf keeps one instance for each secret', async (t) => {
   t.equal(hmacOf(secret), hmacOf(secret))
   t.not(hmacOf(secret), hmacOf(Buffer.from(secret)))
 })
+
+void t.test(
+  '§15.3 an answer that sets the cookie of its caller to another value changes the caller',
+  async (t) => {
+    const cookie: CallerSource = { kind: 'cookie', name: 'session' }
+    const sent = ['Cookie', 'theme=dark; session=a=1', 'cookie', 'other=b']
+    const rows: [sets: string[], changes: boolean][] = [
+      [[], false],
+      [['session=b; Path=/; HttpOnly'], true],
+      [['session=a=1; Max-Age=60'], false],
+      [['session=; Max-Age=0'], true],
+      [[' session = b'], true],
+      [['theme=light'], false],
+      [['Session=b'], false],
+      [['sessions=b', 'x=1; session=b'], false],
+      [['theme=light', 'session=b'], true],
+      [['session'], false],
+    ]
+    for (const [sets, changes] of rows) {
+      const answer = sets.flatMap((line) => ['Set-Cookie', line])
+      t.equal(changesCaller(explicit(cookie), sent, answer), changes, sets.join(' | '))
+    }
+    const set = ['set-cookie', 'session=b']
+    t.equal(changesCaller(explicit(cookie), [], set), true, 'a session begins')
+    t.equal(changesCaller(explicit({ kind: 'header', name: 'session' }), sent, set), false)
+    t.equal(changesCaller(explicit({ kind: 'header', name: 'x-user' }, cookie), sent, set), true)
+  },
+)

@@ -20,7 +20,7 @@ void t.test('every counter by route starts at 0', async (t) => {
     ([name, { kind, labels }]) =>
       kind === 'counter' && labels[0] === 'route' && name !== 'idempotency_shadow_total',
   )
-  t.equal(counters.length, 10)
+  t.equal(counters.length, 11)
   for (const route of ['pay', 'default'])
     for (const [name] of counters) {
       if (route === 'default' && name === 'idempotency_reconcile_total') continue

@@ -8,7 +8,7 @@ import { type IdempotencyRecord, type RecordId, readAt, type Spans } from '../..
 import type { RefusalCode } from '../../src/core/refusal.ts'
 import { guard, newProgress } from '../../src/protect/guard.ts'
 import type { WalkPorts } from '../../src/protect/ports.ts'
-import { KeyChurn, Latency, RecentGrants } from '../../src/protect/recent.ts'
+import { CallerChanges, KeyChurn, Latency, RecentGrants } from '../../src/protect/recent.ts'
 import {
   type Answer,
   type BodyReading,
@@ -396,6 +396,7 @@ export class Replica {
       leaseExpired: say('leaseExpired'),
       leaseUse: say('leaseUse'),
       regenerated: say('regenerated'),
+      callerChanged: say('callerChanged'),
       trouble: say('trouble'),
     }
     this.ports = {
@@ -411,6 +412,7 @@ export class Replica {
       locks: new KeyedMutex(),
       grants: new RecentGrants(() => this.store.now),
       keyChurn: new KeyChurn(() => this.store.now),
+      callerChanges: new CallerChanges(() => this.store.now),
       verifyToken: async () => options.verified ?? { kind: 'absent' },
       checkIssued: async () => options.issued ?? 'valid',
       running: new RecordMap<Execution>(),

@@ -12,7 +12,7 @@ import {
   type RequestOutcome,
   SHADOW_VERDICTS,
 } from '../../src/protect/outcomes.ts'
-import { KeyChurn, Latency, RecentGrants } from '../../src/protect/recent.ts'
+import { CallerChanges, hashOf, KeyChurn, Latency, RecentGrants } from '../../src/protect/recent.ts'
 import { type Execution } from '../../src/protect/request.ts'
 import { HOUR, MINUTE, route, SECOND } from './harness.ts'
 
@@ -158,7 +158,7 @@ void t.test('§13 the same operation under a new key', async (t) => {
   await t.test('counts within a minute of its last execution', async (t) => {
     let now = 0
     const churn = new KeyChurn(() => now)
-    const saw = (id: string) => churn.saw(run(id, 'r', bytes('x')), 'a')
+    const saw = (id: string) => churn.saw(run(id, 'r', bytes('x')), hashOf('a'))
     t.equal(saw('first'), false)
     t.equal(saw('first'), false, 'an execution after a proof that nothing was done')
     now += MINUTE - 1
@@ -172,7 +172,7 @@ void t.test('§13 the same operation under a new key', async (t) => {
     const churn = new KeyChurn(() => 0)
     let n = 0
     const saw = (caller: string | null, route: string, fingerprint: Buffer) =>
-      churn.saw(run(String(n++), route, fingerprint), caller)
+      churn.saw(run(String(n++), route, fingerprint), hashOf(caller ?? ''))
     const [same] = [bytes('x')]
     // 53 bits of the first eight bytes are compared.
     const others = [0, 1, 2, 4, 5, 6, 7].map((at) => {
@@ -197,12 +197,44 @@ void t.test('§13 the same operation under a new key', async (t) => {
   })
   await t.test('is forgotten after 10,000 others, and not after 5,000', async (t) => {
     const churn = new KeyChurn(() => 0)
-    const saw = (id: string, content: Buffer) => churn.saw(run(id, 'r', content), 'a')
+    const saw = (id: string, content: Buffer) => churn.saw(run(id, 'r', content), hashOf('a'))
     saw('first', bytes('x'))
     for (let n = 0; n < 5000; n++) saw('a', randomBytes(32))
     t.equal(saw('second', bytes('x')), true)
     for (let n = 0; n < 10_000; n++) saw('a', randomBytes(32))
     t.equal(saw('third', bytes('x')), false)
+  })
+})
+
+void t.test('§15.3 the same key and operation from another caller', async (t) => {
+  await t.test('counts within ten minutes of its last execution', async (t) => {
+    let now = 5 * MINUTE
+    const changes = new CallerChanges(() => now)
+    const saw = (caller: string) => changes.saw(run('id', 'r', bytes('x')), 'k', hashOf(caller))
+    t.equal(saw('a'), false)
+    t.equal(saw('a'), false)
+    now += 10 * MINUTE - 1000
+    t.equal(saw('b'), true)
+    now += 10 * MINUTE
+    t.equal(saw('c'), false)
+    t.equal(saw('b'), true)
+  })
+  await t.test('does not count for another key, route or content, however many there are', async (t) => {
+    const changes = new CallerChanges(() => HOUR)
+    changes.saw(run('id', 'r', bytes('x')), 'k', 1)
+    let counted = 0
+    const saw = (route: string, fingerprint: Buffer, key: string, caller: number) => {
+      if (changes.saw(run('id', route, fingerprint), key, caller)) counted++
+    }
+    saw('s', bytes('x'), 'k', 2)
+    saw('r', bytes('y'), 'k', 2)
+    saw('r', bytes('x'), 'K', 2)
+    // Three times as many as there are slots.
+    for (let n = 0; n < 200_000; n++) saw('r', bytes('x'), `key-${n}`, n)
+    for (let n = 0; n < 200_000; n++) saw('r', randomBytes(32), 'k', n)
+    t.equal(counted, 0)
+    changes.saw(run('id', 'r', bytes('x')), 'k', 1)
+    t.equal(changes.saw(run('id', 'r', bytes('x')), 'k', 2), true)
   })
 })
 

@@ -2,7 +2,7 @@ import type { RoutePolicy } from '../../src/core/policy.ts'
 import { drain } from '../../src/drain.ts'
 import { guard, newProgress } from '../../src/protect/guard.ts'
 import type { WalkPorts } from '../../src/protect/ports.ts'
-import { KeyChurn, Latency, RecentGrants } from '../../src/protect/recent.ts'
+import { CallerChanges, KeyChurn, Latency, RecentGrants } from '../../src/protect/recent.ts'
 import { Reclaimer } from '../../src/protect/reclaimer.ts'
 import {
   type Answer,
@@ -156,6 +156,7 @@ export class Replica implements Owner {
       leaseExpired: nothing,
       leaseUse: nothing,
       regenerated: nothing,
+      callerChanged: nothing,
       trouble: (message, detail) => {
         const about = this.#about(detail['record'])
         scheduler.tell(this.name, message, about)
@@ -184,6 +185,7 @@ export class Replica implements Owner {
       locks: new KeyedMutex(),
       grants: new RecentGrants(() => performance.now()),
       keyChurn: new KeyChurn(() => performance.now()),
+      callerChanges: new CallerChanges(() => performance.now()),
       verifyToken: async () => ({ kind: 'absent' }),
       checkIssued: async () => 'valid',
       running,

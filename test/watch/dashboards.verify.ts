@@ -80,7 +80,7 @@ for (const name of Object.keys(DASHBOARDS) as (keyof typeof DASHBOARDS)[]) {
           t.match(selector, /\{.*instance=~"\$instance"/, `${title}: target-instance-rule`)
           t.match(selector, /\{.*namespace=~"\$namespace"/, `${title}: by namespace`)
           const labelled =
-            /^idempotency_(?:requests|claims|completions|duplicates|request_|overhead|lease|reconcile|unresolved|retry|shadow|regenerated)/
+            /^idempotency_(?:requests|claims|completions|duplicates|request_|overhead|lease|reconcile|unresolved|retry|shadow|regenerated|caller)/
           if (labelled.test(selector)) t.match(selector, /route=~"\$route"/, `${title}: by route`)
         }
         for (const [, call, range] of expr.matchAll(/(\w+)\s*\((?:\w+\{[^}]*\})\[([^\]]+)\]/g)) {
