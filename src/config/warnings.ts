@@ -46,6 +46,8 @@ export function warningsOf(
       'mode off, so a retry executes again.'],
     [effective.filter(({ policy }) => policy.mode === 'shadow' && readsKeys(policy)),
       'mode shadow, so a retry executes again.'],
+    [effective.filter(({ policy }) => readsKeys(policy) && isForVisitors(policy)),
+      'keys come from forms or links, so from browsers, whose cookies identify nobody while scope.caller is not set: such requests are refused (400). Set scope.caller: "cookie:<name>", or none if all visitors are one.'],
     ...WAIVERS.map(([waives, says]) =>
       [guarded.filter(({ policy, written }) => waives(policy, written)), says] as const),
     ...sameQueries(guarded).map((which) => [which,
@@ -67,6 +69,11 @@ export function warningsOf(
       ? ['The store is memory:, so every record is lost when the process ends, and no other process sees it.']
       : []),
   ]
+}
+
+/** Whether browsers send the key, which carry cookies (contract §15), and nothing says what identifies a visitor. */
+function isForVisitors({ key, scope }: RoutePolicy): boolean {
+  return scope.callerIsDefault && key.from.some(({ kind }) => kind === 'form' || kind === 'query')
 }
 
 /** The policy of requests that match no route. */

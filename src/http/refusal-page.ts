@@ -86,6 +86,15 @@ const UNCERTAIN: ReadonlySet<RefusalCode> = new Set([
   'upstream_slow',
 ])
 
+/** For a caller that the operator has not said how to identify, or that cannot be verified now: signing in would not help. */
+const UNIDENTIFIABLE: Readonly<Record<number, PageText>> = {
+  400: {
+    title: 'We cannot accept this form',
+    text: 'Nothing was done. This is our mistake, not yours: our site is not ready for this form yet. Please tell us.',
+  },
+  503: PAGES.idempotency_store_unavailable,
+}
+
 /** For outcomes that only a person can find out. */
 const UNDECIDED: PageText = {
   title: 'We do not know what became of your request',
@@ -118,7 +127,9 @@ export const PAGE_HEADERS: readonly string[] = [
 
 /** The refusal as a page. */
 export function refusalPage(refused: Refusal): string {
-  const { title, text } = refused.checking ? PAGES[refused.code] : UNDECIDED
+  const { code, status, checking } = refused
+  const other = code === 'idempotency_caller_missing' ? UNIDENTIFIABLE[status] : undefined
+  const { title, text } = checking ? (other ?? PAGES[code]) : UNDECIDED
   const reference = refused.instance === null ? '' : `, reference ${refused.instance.slice(0, 12)}`
   return `<!doctype html>
 <html lang="en">
@@ -129,7 +140,7 @@ export function refusalPage(refused: Refusal): string {
 <h1>${escaped(title)}</h1>
 <p>${escaped(text)}
 <p>${escaped(advice(refused))}
-<p><small>Status ${refused.status}${escaped(reference)}</small>
+<p><small>Status ${status}${escaped(reference)}</small>
 `
 }
 

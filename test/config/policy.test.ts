@@ -132,6 +132,26 @@ routes:
   )
 })
 
+void t.test('§15.4 a key from a form or a query without a configured caller is warned of', async (t) => {
+  const warned = (lines: string): string[] =>
+    load(
+      `unmatched: reject\n${UPSTREAM}routes:\n  - { name: a, match: { path: /a }, ${lines} }\n`,
+    ).warnings.filter((line) => /browsers/.test(line))
+  for (const from of ['"form:k"', '"query:k"', 'header:idempotency-key, "form:k"', '"json:/id", "query:k"'])
+    t.match(warned(`key: { from: [${from}] }`), [
+      /^Route `a`: keys come from forms or links, .*scope\.caller: "cookie:<name>"/,
+    ])
+  t.equal(warned('mode: shadow, key: { from: ["form:k"] }').length, 1)
+  for (const fine of [
+    'key: { from: ["json:/id"] }',
+    'key: { from: ["form:k"] }, scope: { caller: "cookie:session" }',
+    'key: { from: ["form:k"] }, scope: { caller: none }',
+    'key: { from: ["form:k"], presence: ignored }',
+    'mode: off, key: { from: ["form:k"] }',
+  ])
+    t.strictSame(warned(fine), [], fine)
+})
+
 void t.test('L13 a lease too short to renew, or a ttl below upstream.timeout, is refused', async (t) => {
   t.match(
     errorsOf(routeFile('lease: 999ms'))[0],

@@ -300,3 +300,27 @@ t.test(
     t.strictSame(warned(), ['tokens', 'form', 'live', 'shadow'])
   },
 )
+
+t.test(
+  '§15.4 a form without a configured caller: the operator is told, the visitor not blamed',
+  async (t) => {
+    const [proxy, upstream] = await before(
+      t,
+      'routes: [{ name: checkout, match: { path: /checkout }, key: { from: ["form:k"], presence: required } }]',
+      (_, response) => void response.end('done'),
+    )
+    t.ok(proxy.log.some(({ msg }) => /Route `checkout`: keys come from forms or links/.test(String(msg))))
+    const submit = (cookie: string) =>
+      fetch(`${proxy.url}/checkout`, {
+        method: 'POST',
+        headers: { accept: 'text/html', cookie },
+        body: new URLSearchParams({ k: '1' }),
+      })
+    const refused = await submit('_ga=1')
+    t.equal(refused.status, 400)
+    const page = await refused.text()
+    t.match(page, 'This is our mistake, not yours')
+    t.notMatch(page, /sign in|who you are/i)
+    t.equal(upstream.seen.length, 0)
+  },
+)
