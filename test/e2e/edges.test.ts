@@ -497,7 +497,7 @@ t.test('Y12 the GraphQL and JSON-RPC recipes free the key where nothing was done
   const failed = (code: number): string => `{"jsonrpc":"2.0","id":1,"error":{"code":${code},"message":"m"}}`
   const rows: [proxy: TestProxy, path: string, body: string, again: string][] = [
     [graphql, '/graphql', error('THROTTLED'), 'executed'],
-    [graphql, '/graphql', error('UNAUTHENTICATED'), 'executed'],
+    [graphql, '/graphql', error('UNAUTHENTICATED'), 'replayed'],
     [graphql, '/graphql', error('INTERNAL_SERVER_ERROR'), 'unknown'],
     [graphql, '/graphql', error('BAD_USER_INPUT'), 'replayed'],
     [graphql, '/graphql', '{"data":{"pay":{"id":1}}}', 'replayed'],
@@ -531,6 +531,7 @@ t.test('Y16 false means off or none, as Helm and YAML 1.1 write them', async (t)
       'admin: { listen: false }',
       'audit: { file: false }',
       'status: { path: false }',
+      'cors: false',
       'limits: { newKeys: false }',
       'routes:',
       '  - name: pay',
@@ -547,8 +548,8 @@ t.test('Y16 false means off or none, as Helm and YAML 1.1 write them', async (t)
   })
   t.ok(loaded.ok, loaded.ok ? '' : loaded.errors.map(formatConfigError).join('\n'))
   if (!loaded.ok) return
-  const { admin, limits: _l, routes, status } = loaded.config
-  t.match([admin.listen, status.path], [null, null])
+  const { admin, cors, routes, status } = loaded.config
+  t.match([admin.listen, status.path, cors], [null, null, null])
   t.match(routes[0], {
     mode: 'off',
     tombstone: 0,
