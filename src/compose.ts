@@ -40,6 +40,7 @@ import { RecentWrites, Records, tokens } from './store/records.ts'
 import { type NewEpoch, SEAL_ERRORS, type SealError, type Store } from './store/register.ts'
 import { sealerOf } from './store/sealing.ts'
 import { forwarder } from './upstream/forward.ts'
+import { Habits } from './upstream/habits.ts'
 import { openUpstream } from './upstream/pool.ts'
 import { VERSION } from './version.ts'
 
@@ -94,9 +95,13 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   })
   closing.defer(() => history.close())
 
-  const upstream = await openUpstream(config.upstream)
+  const shared = {
+    habits: new Habits(config.upstream.keepAlive),
+    mostHead: () => state.config.limits.responseHead,
+  }
+  const upstream = await openUpstream(config.upstream, shared)
   // A separate pool: slow uploads and unprotected streams must not make protected requests wait.
-  const passing = await openUpstream(config.upstream)
+  const passing = await openUpstream(config.upstream, shared)
   closing.defer(async () => void (await Promise.allSettled([upstream.close(), passing.close()])))
   const stalled = new Stalled()
   const budget = new Budget(config.limits.buffered, stalled.makeRoom)

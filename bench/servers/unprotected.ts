@@ -14,6 +14,7 @@ import { ResponseWriter } from '../../src/http/write.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { Budget, Shares } from '../../src/runtime/limits.ts'
 import { forwarder } from '../../src/upstream/forward.ts'
+import { Habits } from '../../src/upstream/habits.ts'
 import { openUpstream } from '../../src/upstream/pool.ts'
 
 const [port = '', upstreamPort = ''] = process.argv.slice(2)
@@ -27,7 +28,10 @@ const { config } = loaded
 const budget = new Budget(config.limits.buffered)
 const uploads = { stalled: new Stalled(), shares: new Shares(0) }
 const metrics = new Metrics()
-const upstream = await openUpstream(config.upstream)
+const upstream = await openUpstream(config.upstream, {
+  habits: new Habits(config.upstream.keepAlive),
+  mostHead: () => config.limits.responseHead,
+})
 const forward = forwarder(upstream.client, { ...config.upstream, budget })
 const writer = new ResponseWriter(config.problems.baseUrl, config.upstream.idleTimeout)
 const peers = new TrustedProxies([])

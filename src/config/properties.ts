@@ -282,6 +282,8 @@ export const PROPERTIES = {
     connectTimeout: row('timeout', '2s', restart, 'Maximum time to connect, including TLS.'),
     timeout: row('timeout', '60s', restart, 'Maximum time for the whole call, or until the headers of a streamed response.'),
     idleTimeout: row('timeout', '60s', restart, 'Maximum pause between two bytes of a response.'),
+    keepAlive: row('delay', '1s', restart,
+      'How long an idle connection is kept; at most half as long as the upstream announces (`Keep-Alive: timeout=N`) or was seen to keep it. `0s`: not at all.'),
     connections: row('count', 128, restart,
       'Maximum connections to the upstream for protected requests; as many again for all others, and for WebSockets.'),
     tls: group({
@@ -333,6 +335,8 @@ export const PROPERTIES = {
       'Maximum protected requests at once, counted once the body has arrived; a single client address or caller gets at most 15/16 of them.'),
     waiters: row('count', 1000, live, 'Maximum number of retries that `inFlight: wait` holds; further ones are answered at once.'),
     upload: row('timeout', '30s', live, 'Maximum time for the body of a request to arrive.'),
+    responseHead: row('headSize', '64KiB', live,
+      'Maximum status line and headers of a response; a larger one leaves the outcome unknown.'),
   }, { help: 'Bounds of protected requests.' }),
   // Computed from the configuration in force, so a reload changes it at once.
   cors: orOff('off', {

@@ -30,6 +30,8 @@ const MAX_WAIT = 3_600_000
 const MAX_KEY = 8192
 /** Bodies are held in memory, and Redis limits values to 512 MiB. */
 const MAX_BODY = 256 * 1024 ** 2
+/** Of a response; it is held in memory for each connection. */
+export const MAX_HEAD = 1024 ** 2
 
 const POINTER = '(/([^~/]|~[01])*)+'
 /** Names of form fields and query parameters, of characters that every encoder escapes the same way. */
@@ -202,6 +204,7 @@ export const SCALARS = {
   cidr,
   bodySize: size(1, MAX_BODY),
   bufferSize: size(1, 1024 ** 4),
+  headSize: size(1024, MAX_HEAD),
   count: whole(1, 1_000_000),
   delay: duration(0, MAX_TIMER),
   directoryPathOrOff: orWord(byPattern('^[^\\0]+$', 'the path of a directory'), 'off', null),

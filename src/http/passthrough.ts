@@ -7,6 +7,7 @@ import type { ExchangeTap } from '../upstream/exchange-tap.ts'
 import { errorText, isTrailer, reasonPhrase } from '../upstream/forward.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import {
+  AnswerRefused,
   type Carrier,
   type Exchanging,
   isTimeout,
@@ -285,7 +286,7 @@ function refusalOf(method: string, error: NodeJS.ErrnoException): Refusal {
   if (UNSENT.has(code) || syscall === 'connect' || TLS_FAILED.test(code))
     return refusal('upstream_unreachable', 'no byte of the request was sent')
   const late = isTimeout(error)
-  const detail = sentUnanswered(late)
+  const detail = sentUnanswered(late, error instanceof AnswerRefused ? error.message : null)
   const once = method === 'POST' || method === 'PATCH' || method === 'CONNECT'
   return refusal(
     late ? 'upstream_timeout' : 'upstream_failed',

@@ -138,9 +138,12 @@ function comparedBy({ fingerprint: { body, query } }: RoutePolicy): string {
   return counted.length === 0 ? 'media type' : `${counted.join(', ')} or media type`
 }
 
-/** The `detail` of a request that was sent without a complete response. */
-export function sentUnanswered(timedOut: boolean): string {
-  return `the request was sent, but ${timedOut ? 'no complete response came in time' : 'the upstream closed the connection before a complete response'}`
+/** The `detail` of a request that was sent without a complete response. `refused`: why the response was not taken. */
+export function sentUnanswered(timedOut: boolean, refused: string | null): string {
+  const why = timedOut
+    ? 'no complete response came in time'
+    : (refused ?? 'the upstream closed the connection before a complete response')
+  return `the request was sent, but ${why}`
 }
 
 /** An answer from the proxy itself. */

@@ -279,7 +279,7 @@ export async function execute(
           const meaning =
             end === 'complete'
               ? meaningOf(route, request.headers, kept ?? live, declaredOutcome, result)
-              : unknownBecause('the upstream broke off its answer', live.status)
+              : unknownBecause(`the response broke off: ${live.brokenBy}`, live.status)
           const held = shared(() => live.release())()
           return after(meaning, (ended) => {
             noteCaller(ports, execution, request.headers, live.headers, ended)
@@ -416,12 +416,12 @@ function notSent(cause: string, id: RecordId | null, facts: Omit<Facts, 'outcome
 }
 
 function brokenOff(
-  { reason, timedOut }: Extract<Forwarded, { proof: 'unknown' }>,
+  { reason, timedOut, isRefused }: Extract<Forwarded, { proof: 'unknown' }>,
   record: Pick<Refusal, 'instance' | 'scope'> | null,
   facts: Omit<Facts, 'outcome'>,
 ): Answer {
   const code = timedOut ? 'upstream_timeout' : 'upstream_failed'
-  const detail = sentUnanswered(timedOut)
+  const detail = sentUnanswered(timedOut, isRefused ? reason : null)
   const all = { ...facts, cause: reason }
   return record === null
     ? refuse(

@@ -292,6 +292,7 @@ async function askUpstream(
     case 'not_sent':
       return settled({ kind: 'not_sent', why: 'the upstream could not be reached' })
     case 'unknown':
+      if (answer.isRefused === true) return unusable(answer.reason)
       return unusable(answer.timedOut ? 'no whole answer came in time' : 'the upstream broke its answer off')
   }
 }

@@ -47,9 +47,10 @@ export async function observeExchange(
     case 'live': {
       const { live, why, declaredOutcome } = result
       live.drain()
-      const brokenOff = 'the upstream broke off its answer'
-      if ((await live.done) !== 'complete')
-        return failed(unknownBecause(brokenOff, live.status), 'upstream_failed', brokenOff)
+      if ((await live.done) !== 'complete') {
+        const why = `the response broke off: ${live.brokenBy}`
+        return failed(unknownBecause(why, live.status), 'upstream_failed', why)
+      }
       const outcome = outcomeOf(route, headers, live, declaredOutcome, withoutBody(live, why))
       return { ...nothing, headers: live.headers, outcome, failed: null, cause: null }
     }

@@ -12,7 +12,14 @@ import type { Millis, StoredResponse } from '../core/record.ts'
 import { BodyBuffer, type Budget } from '../runtime/limits.ts'
 import { Batch } from '../runtime/scheduling.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
-import { type Carrier, type Exchanging, isTimeout, type Patience, type Transport } from './transport.ts'
+import {
+  AnswerRefused,
+  type Carrier,
+  type Exchanging,
+  isTimeout,
+  type Patience,
+  type Transport,
+} from './transport.ts'
 
 export interface ForwardLimits {
   /** Limits the whole call, or up to the head of a streamed answer. Infinity: the caller does. */
@@ -98,11 +105,11 @@ export class Exchange implements Exchanging {
 
   onHead(status: number, reason: string, raw: string[]): void {
     this.#status = status
-    const coding = linesOf(raw, 'transfer-encoding').join(',').trim()
-    if (!/^(?:chunked)?$/i.test(coding)) {
+    const coding = linesOf(raw, 'transfer-encoding').join(',')
+    if (!/^(?:chunked|identity|[\t ,])*$/i.test(coding)) {
       // The proxy removes framing, so no client would learn of the remaining coding.
-      const why = `the upstream used the transfer coding ${coding}; only chunked is understood`
-      this.#carrier?.abort(this, new Error(why))
+      const why = `the response has the transfer coding ${coding}; only chunked is understood`
+      this.#carrier?.abort(this, new AnswerRefused(why))
       return
     }
     this.#declaredOutcome = firstOf(raw, 'idempotency-outcome')?.trim().toLowerCase() ?? null
@@ -158,7 +165,7 @@ export class Exchange implements Exchanging {
 
   onError(error: Error): void {
     if (this.#live !== null) {
-      this.#live.fail()
+      this.#live.fail(errorText(error))
       return
     }
     this.#limits.budget.give(this.#size)
@@ -169,6 +176,7 @@ export class Exchange implements Exchanging {
         proof: 'unknown',
         reason: errorText(error),
         timedOut: this.#timedOut || isTimeout(error),
+        isRefused: error instanceof AnswerRefused,
         status: this.#status,
       })
   }
@@ -258,7 +266,7 @@ class Live implements LiveResponse {
   #queued = 0
   #sink: LiveSink | null = null
   #ended: readonly string[] | null = null
-  #broken = false
+  brokenBy = ''
 
   constructor(
     exchange: Exchanging,
@@ -283,7 +291,7 @@ class Live implements LiveResponse {
     let room = true
     for (const chunk of this.#queue) room = sink.write(chunk)
     this.#queue = []
-    if (this.#broken) sink.abort()
+    if (this.brokenBy !== '') sink.abort()
     else if (this.#ended !== null) sink.end(this.#ended)
     else if (room) this.#carrier.resume(this.#exchange)
   }
@@ -324,8 +332,8 @@ class Live implements LiveResponse {
     this.#finish('complete')
   }
 
-  fail(): void {
-    this.#broken = true
+  fail(why: string): void {
+    this.brokenBy = why
     this.#copy?.drop()
     this.#sink?.abort()
     this.#finish('broken')

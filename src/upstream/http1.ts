@@ -1,7 +1,8 @@
 import { connect, type NetConnectOpts, type Socket } from 'node:net'
 import { isFieldName, isFieldValue } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
-import { type AnswerParts, ResponseParser } from './response-parser.ts'
+import type { Habits } from './habits.ts'
+import { type AnswerParts, type Following, ResponseParser } from './response-parser.ts'
 import { AnswerTimeout, type Carrier, type Exchanging, type Outgoing, type Transport } from './transport.ts'
 
 export interface Http1Options {
@@ -11,19 +12,23 @@ export interface Http1Options {
   readonly host: string
   readonly connectTimeout: Millis
   readonly places: Places
+  readonly habits: Habits
+  /** Bytes of a response's head; asked for each. */
+  readonly mostHead: () => number
 }
 
-/** Idle connections are closed after this, or this long before the time that the server announces (`Keep-Alive`). */
-const KEEP_ALIVE: Millis = 4000
-const BEFORE_SERVER: Millis = 2000
-const MOST_KEEP_ALIVE: Millis = 600_000
+/** Whoever closes a connection this soon after a request had most likely closed it before. */
+const AT_ONCE: Millis = 1000
+
+/** How long the rest of a request may take to leave after its answer. */
+const ENDING: Millis = 4000
 
 /** Requests up to this size are written as one string, for which libuv needs no extra memory. */
 const ONE_STRING = 16 * 1024
 
 /**
  * HTTP/1.1 over plain connections, for complete requests: one at a time per connection, never pipelined, never sent twice. A connection is
- * reused only if nothing can follow the answer on it. Between an answer and the next request the event loop polls for input at least once:
+ * reused only if nothing can follow the answer on it (contract §15). Between an answer and the next request the event loop polls for input at least once:
  * bytes or a close after an answer must not be taken for the next answer (undici's GHSA-35p6-xmwp-9g52).
  */
 export class Http1Client implements Transport, Sharer {
@@ -87,6 +92,12 @@ export class Http1Client implements Transport, Sharer {
     this.#flushSoon()
   }
 
+  /** A byte came that nobody had asked for: connections whose last answer did not end explicitly are not trusted any more. */
+  unasked(): void {
+    this.options.habits.sendsUnasked = true
+    for (const connection of [...this.#idle, ...this.#resting]) connection.distrust()
+  }
+
   /** It can carry no more. */
   lost(connection: UpstreamConnection): void {
     for (const list of [this.#idle, this.#resting]) {
@@ -128,9 +139,12 @@ export class Http1Client implements Transport, Sharer {
   readonly #flush = (): void => {
     this.#flushing = false
     if (this.#closed !== null) return
+    const now = performance.now()
     while (this.#queue.length > 0) {
       const connection = this.#idle.pop()
-      if (connection !== undefined) connection.begin(this.#queue.shift() as Exchanging)
+      // Its timer may be late.
+      if (connection?.isOverdue(now)) connection.destroy(null)
+      else if (connection !== undefined) connection.begin(this.#queue.shift() as Exchanging)
       else if (!this.#connects()) break
     }
     for (let rested = this.#resting.pop(); rested !== undefined; rested = this.#resting.pop())
@@ -155,11 +169,15 @@ type ConnectionPhase = 'connecting' | 'head' | 'body' | 'idle' | 'ending' | 'ove
 class UpstreamConnection implements Carrier, AnswerParts {
   readonly #client: Http1Client
   readonly #socket: Socket
-  readonly #parser = new ResponseParser(this)
+  readonly #parser: ResponseParser
   #exchange: Exchanging | null
   #phase: ConnectionPhase = 'connecting'
   /** Whether it may carry another exchange after this one. */
   #reusable = true
+  /** How its last answer ended. */
+  #following: Following = 'explicit'
+  /** How long it had been idle before this exchange, until a byte of the answer has come; null: not at all. */
+  #rested: Millis | null = null
   #isPaused = false
   /** When the awaited peer was last heard, and how long to wait; 0: forever. */
   #since: Millis
@@ -168,6 +186,7 @@ class UpstreamConnection implements Carrier, AnswerParts {
   constructor(client: Http1Client, exchange: Exchanging) {
     this.#client = client
     this.#exchange = exchange
+    this.#parser = new ResponseParser(this, client.options.mostHead)
     const { to, connectTimeout } = client.options
     const read = (bytes: number): boolean => this.#read(bytes)
     this.#socket = connect({
@@ -179,7 +198,7 @@ class UpstreamConnection implements Carrier, AnswerParts {
     } as NetConnectOpts)
       .on('connect', () => this.#connected())
       .on('end', () => this.#ended())
-      .on('error', (error) => this.destroy(error))
+      .on('error', (error) => this.#closedBy(error))
       .on('close', () => this.#closed())
     this.#since = performance.now()
     this.#patience = connectTimeout
@@ -204,10 +223,12 @@ class UpstreamConnection implements Carrier, AnswerParts {
     const { method } = request
     const body = request.body as Buffer | null
     const size = body === null ? 0 : body.length
+    const now = performance.now()
+    this.#rested = this.#phase === 'idle' ? now - this.#since : null
     this.#phase = 'head'
     this.#reusable = method !== 'HEAD' && (size === 0 || expectsContent(method))
     this.#parser.expect(method)
-    this.#since = performance.now()
+    this.#since = now
     this.#patience = patience.head
     this.#wake()
     const socket = this.#socket
@@ -220,6 +241,14 @@ class UpstreamConnection implements Carrier, AnswerParts {
       socket.write(body as Buffer)
       socket.uncork()
     }
+  }
+
+  isOverdue(now: Millis): boolean {
+    return now >= this.#since + this.#patience
+  }
+
+  distrust(): void {
+    if (this.#following !== 'explicit') this.destroy(null)
   }
 
   /** Ends the connection and its exchange with this error; null: it has none. */
@@ -269,11 +298,17 @@ class UpstreamConnection implements Carrier, AnswerParts {
     this.#exchange?.onData(bytes.subarray(from, to))
   }
 
-  onComplete(trailers: string[], reusable: boolean): void {
+  onUnasked(): void {
+    this.#client.unasked()
+  }
+
+  onComplete(trailers: string[], following: Following): void {
     const exchange = this.#exchange as Exchanging
     this.#exchange = null
     if (this.#socket.writableLength === 0) exchange.request.onTaken?.()
-    if (reusable && this.#reusable) this.#keep()
+    this.#following = this.#reusable ? following : 'nothing'
+    const isTrusted = following === 'explicit' || !this.#client.options.habits.sendsUnasked
+    if (this.#following !== 'nothing' && isTrusted) this.#keep()
     else this.destroy(null)
     try {
       exchange.onEnd(trailers)
@@ -309,10 +344,12 @@ class UpstreamConnection implements Carrier, AnswerParts {
   /** True: read on. */
   #read(length: number): boolean {
     if (this.#exchange === null) {
-      // Unsolicited. It must not be taken for the answer to the next request.
+      // It must not be taken for the answer to the next request.
       this.destroy(null)
+      this.#client.unasked()
       return true
     }
+    this.#rested = null
     if (this.#phase === 'body') this.#since = performance.now()
     try {
       this.#parser.execute(READ, length)
@@ -323,13 +360,23 @@ class UpstreamConnection implements Carrier, AnswerParts {
   }
 
   #ended(): void {
-    if (this.#exchange === null || this.#parser.finish()) this.destroy(null)
-    else this.destroy(new Error('the upstream closed the connection'))
+    if (this.#exchange === null || this.#parser.finish()) this.#closedBy(null)
+    else this.#closedBy(new Error('the upstream closed the connection'))
   }
 
   #closed(): void {
-    this.destroy(new Error('the connection to the upstream was closed'))
+    this.#closedBy(new Error('the connection to the upstream was closed'))
     this.#client.gone(this)
+  }
+
+  /** The upstream ended it, or the network did. */
+  #closedBy(error: Error | null): void {
+    const now = performance.now()
+    const { habits } = this.#client.options
+    if (this.#phase === 'idle') habits.closedAfter(now - this.#since)
+    else if (this.#phase === 'head' && this.#rested !== null && now - this.#since < AT_ONCE)
+      habits.closedAfter(this.#rested)
+    this.destroy(error)
   }
 
   /** The exchange it was opened for did not begin. */
@@ -340,19 +387,17 @@ class UpstreamConnection implements Carrier, AnswerParts {
 
   #keep(): void {
     this.#since = performance.now()
-    this.#patience = KEEP_ALIVE
     // Paused by the last bytes of the answer: without reading, a close would go unnoticed.
     if (this.#isPaused) this.#socket.resume()
     this.#isPaused = false
     // An answer that arrived before the whole request was sent: the server gets the rest, and no further request.
     if (this.#socket.writableLength > 0) {
       this.#phase = 'ending'
+      this.#patience = ENDING
       this.#socket.end()
       return this.#wake()
     }
-    const announced = /timeout=(\d+)/.exec(this.#parser.keepAlive ?? '')?.[1]
-    if (announced !== undefined)
-      this.#patience = Math.min(Number(announced) * 1000 - BEFORE_SERVER, MOST_KEEP_ALIVE)
+    this.#patience = this.#client.options.habits.keepFor(this.#parser.keepAlive)
     if (this.#patience <= 0) return this.destroy(null)
     this.#phase = 'idle'
     this.#wake()

@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs'
 import type { UpstreamConfig } from '../config/config.ts'
 import { Once } from '../runtime/scheduling.ts'
+import { Habits } from './habits.ts'
 import { Http1Client, Places } from './http1.ts'
 import type { Transport } from './transport.ts'
 import type { UndiciClient } from './undici.ts'
@@ -23,13 +24,23 @@ export interface Upstream {
   close(): Promise<void>
 }
 
+/** What the pools of one upstream share. */
+export interface UpstreamShared {
+  readonly habits: Habits
+  /** `limits.responseHead` in force. */
+  readonly mostHead: () => number
+}
+
 /**
  * Connections to the upstream. One request at a time on each (no pipelining), HTTP/1.1, certificates verified. A plain
  * upstream beside the proxy sees the client's `Host`; a TLS one gets the name that its certificate is for.
  *
  * @throws where a TLS file cannot be read.
  */
-export async function openUpstream(config: UpstreamConfig): Promise<Upstream> {
+export async function openUpstream(
+  config: UpstreamConfig,
+  { habits, mostHead }: UpstreamShared,
+): Promise<Upstream> {
   const { connectTimeout, connections } = config
   const socketPath = config.url.startsWith('unix:') ? config.url.slice('unix:'.length) : null
   const origin = new URL(socketPath === null ? config.url : 'http://localhost')
@@ -49,6 +60,7 @@ export async function openUpstream(config: UpstreamConfig): Promise<Upstream> {
       servername: tls.servername,
       connections,
       places,
+      mostHead,
     })
   })
   const to =
@@ -57,7 +69,7 @@ export async function openUpstream(config: UpstreamConfig): Promise<Upstream> {
       : { path: socketPath }
   const client = isTls
     ? await streams.get()
-    : new Http1Client({ to, host: origin.host, connectTimeout, places })
+    : new Http1Client({ to, host: origin.host, connectTimeout, places, habits, mostHead })
   return {
     client,
     streams: () => streams.get(),

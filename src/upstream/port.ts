@@ -41,6 +41,8 @@ export type Forwarded =
       readonly proof: 'unknown'
       readonly reason: string
       readonly timedOut: boolean
+      /** An answer came and was refused; `reason` says why, to clients too. */
+      readonly isRefused?: boolean
       readonly status: number | null
     }
 
@@ -56,6 +58,8 @@ export interface LiveResponse {
   abandon(): void
   /** Settles when the upstream's answer has ended; never rejects. */
   readonly done: Promise<'complete' | 'broken'>
+  /** Why it is broken; empty: it is not. */
+  readonly brokenBy: string
   /** Once it is complete: all of it, where the request asked for that and there was room; else null. */
   readonly kept: StoredResponse | null
   /** Returns the room of what was kept to the budget. */

@@ -1,20 +1,23 @@
-import { fieldLines, TOKEN } from '../core/headers.ts'
+import { fieldLines, filterLines, isFieldName, isFieldValue, TOKEN } from '../core/headers.ts'
+import { AnswerRefused } from './transport.ts'
 
-const { maxHeaderSize } = process.getBuiltinModule('node:http')
+/**
+ * What may follow an answer on its connection: another one, because a length or a last chunk ended it (`explicit`) or its status did
+ * (`implicit`); or nothing that could be trusted.
+ */
+export type Following = 'explicit' | 'implicit' | 'nothing'
 
 /** Receives the parts of one answer. */
 export interface AnswerParts {
   /** 1xx; none of its parts are reported. */
   onInterim(): void
+  /** `lines` frame the body in at most one way: one `Content-Length`, or none beside a transfer coding. */
   onHead(status: number, reason: string, lines: string[]): void
   /** Valid during the call. */
   onBody(bytes: Buffer, from: number, to: number): void
-  /** `reusable`: the connection is positioned where another answer may begin. */
-  onComplete(trailers: string[], reusable: boolean): void
-}
-
-export class ParseError extends Error {
-  readonly code = 'ERR_UPSTREAM_ANSWER'
+  /** Bytes came behind the answer; before {@link onComplete}. */
+  onUnasked(): void
+  onComplete(trailers: string[], following: Following): void
 }
 
 const IDLE = 0
@@ -26,48 +29,54 @@ const CHUNK = 5
 const CHUNK_END = 6
 const TRAILERS = 7
 
-/** Raw bytes of a head, or of trailers, on top of the limit on names and values: white space and line ends. */
-const MAX_BLOCK = 4 * maxHeaderSize
-/** A chunk's size with its extensions. */
-const MAX_CHUNK_LINE = 4096
 /** Most heads end within this, so only this much is first converted to a string. */
 const USUAL_HEAD = 2048
 
-const FIELD = String.raw`${TOKEN}:[\t\x20-\x7e\x80-\xff]*`
-/**
- * RFC 9112 §4 and §5. Names are followed by their colon at once (§5.1), lines end with CRLF and are never folded (§5.2). The reason is
- * checked by who writes it.
- */
-const WHOLE_HEAD = new RegExp(String.raw`^HTTP/1\.[01] [1-9]\d\d(?: [^\r\n]*)?(?:\r\n${FIELD})*$`)
-const WHOLE_TRAILERS = new RegExp(`^(?:\\r\\n${FIELD})*$`)
-const TABBED_FRAMING = /\r\n(?:content-length|transfer-encoding):[^\r]*\t/i
-/** RFC 9112 §7.1.1, without the white space that only old senders write. */
-const CHUNK_LINE = new RegExp(
-  String.raw`^([0-9A-Fa-f]+)(?:;${TOKEN}(?:=(?:${TOKEN}|"(?:[\t \x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*"))?)*$`,
+/** RFC 9112 §4 and §5, to the letter. The reason is checked by who writes it. */
+const PLAIN_HEAD = new RegExp(
+  String.raw`^HTTP/1\.[01] [1-9]\d\d(?: [^\r\n]*)?(?:\r\n${TOKEN}:[\t\x20-\x7e\x80-\xff]*)*$`,
 )
-/** An invalid line end, which the parser would otherwise wait for. */
-const BARE_END = /(?:^|[^\r])\n|\r[^\n]/
+/** As nginx and curl read it: several spaces. */
+const STATUS_LINE = /^HTTP\/1\.[01] +[1-9]\d\d(?: [^\r\n]*)?$/
+/** The end of a line and an empty one; a recipient may take a lone LF for a line's end (RFC 9112 §2.2). */
+const BLOCK_END = /\n\r?\n/g
+/** RFC 9112 §7.1, with the white space of old senders, and extensions that are not looked at. */
+const CHUNK_LINE = /^([0-9A-Fa-f]{1,16})(?:[\t ;][^\r\n]*)?\r?\n$/
+const PLAIN_CHUNK_LINE = /^[0-9A-Fa-f]+\r\n$/
+const CHUNK_LINE_BEGUN = /^(?:[0-9A-Fa-f]{0,16}|[0-9A-Fa-f]{1,16}(?:[\t ;][^\r\n]*)?\r?)$/
+
+const FRAMING = /^(?:content-length|transfer-encoding)$/i
+const BARE_LF = /[^\r]\n/
+const EMPTY_LINES = /^(?:\r?\n)+/
+const VERSION = 'HTTP/1.'
+const NOT_HTTP = 'the response is not HTTP/1.1'
+const NO_SIZE = 'a chunk of the response has no size'
 
 const LF = 0x0a
 
 /**
- * Parses HTTP/1.0 and 1.1 answers, one at a time, in the order of RFC 9112 §6.3. It refuses anything that two readers could understand
- * differently: one of them would take the rest for another answer.
+ * Parses HTTP/1.0 and 1.1 answers, one at a time, in the order of RFC 9112 §6.3. It takes what nginx and curl take, and refuses framing that
+ * they would read differently.
  */
 export class ResponseParser {
   readonly #parts: AnswerParts
+  readonly #mostHead: () => number
   #state = IDLE
   #headRequest = false
   /** An incomplete head, chunk line or trailer section. */
   #held = ''
   /** Bytes left of the body, or of its chunk. */
   #remaining = 0
-  #reusable = false
-  /** `Keep-Alive` timeout of the latest answer; null: none. */
+  #following: Following = 'nothing'
+  /** Whether its lines have been as RFC 9112 has them. */
+  #isPlain = true
+  /** `Keep-Alive` of the latest answer; null: none. */
   keepAlive: string | null = null
 
-  constructor(parts: AnswerParts) {
+  /** `mostHead`: bytes of a head, a chunk's line or the trailers. */
+  constructor(parts: AnswerParts, mostHead: () => number) {
     this.#parts = parts
+    this.#mostHead = mostHead
   }
 
   /** The answer to a request with this method comes next. */
@@ -75,6 +84,7 @@ export class ResponseParser {
     this.#state = HEAD
     this.#headRequest = method === 'HEAD'
     this.#held = ''
+    this.#isPlain = true
   }
 
   /** Reports nothing more, not even of bytes being parsed. */
@@ -84,7 +94,7 @@ export class ResponseParser {
 
   /**
    * @param end of the data in `bytes`.
-   * @throws {ParseError} if the bytes are not a valid answer, or none is expected.
+   * @throws {AnswerRefused} if the bytes are not an answer that can be carried.
    */
   execute(bytes: Buffer, end: number): void {
     for (let at = 0; at < end; ) {
@@ -115,7 +125,7 @@ export class ResponseParser {
           break
         }
         case CHUNK_END:
-          at = this.#chunkEnd(bytes, at, end)
+          at = this.#chunkEnd(bytes, at)
           break
         case TRAILERS:
           at = this.#trailers(bytes, at, end)
@@ -129,48 +139,82 @@ export class ResponseParser {
 
   /** The connection has ended. Returns whether that properly ends the answer (RFC 9112 §6.3, rule 8), or there was none. */
   finish(): boolean {
-    if (this.#state === BY_CLOSE) this.#complete([], false)
+    if (this.#state === BY_CLOSE) this.#complete([], true)
     return this.#state === IDLE
   }
 
   #complete(trailers: string[], isLast: boolean): void {
     this.#state = IDLE
-    this.#parts.onComplete(trailers, this.#reusable && isLast)
+    if (!isLast) this.#parts.onUnasked()
+    this.#parts.onComplete(trailers, isLast && this.#isPlain ? this.#following : 'nothing')
   }
 
   /** RFC 9112 §2.1. Returns the position to continue at. */
   #head(bytes: Buffer, at: number, end: number): number {
-    let text = bytes.toString('latin1', at, Math.min(end, at + USUAL_HEAD))
-    let close = text.indexOf('\r\n\r\n')
-    let held = 0
-    if (close < 0 || this.#held !== '' || text.startsWith('\r')) {
-      held = this.#held.length
-      text = this.#held + bytes.toString('latin1', at, Math.min(end, at + MAX_BLOCK))
-      // Empty lines before an answer (§2.2).
-      while (text.startsWith('\r\n')) {
-        text = text.slice(2)
-        held -= 2
-      }
-      close = text.indexOf('\r\n\r\n', Math.max(0, held - 3))
-      if (close < 0) {
-        if (text.length >= MAX_BLOCK) throw new ParseError('the head of the answer is too large')
-        if (!couldBegin(text)) throw new ParseError('the answer is not HTTP/1.1')
-        this.#held = text
-        return end
+    if (this.#held === '') {
+      const text = bytes.toString('latin1', at, Math.min(end, at + USUAL_HEAD))
+      const close = text.indexOf('\r\n\r\n')
+      const head = text.slice(0, close)
+      // Within the expression there is no other end.
+      if (close >= 0 && close + 4 <= this.#mostHead() && PLAIN_HEAD.test(head)) {
+        const next = at + close + 4
+        this.#headed(head, next === end)
+        return next
       }
     }
-    this.#held = ''
-    const next = at + close + 4 - held
-    this.#headed(text.slice(0, close), next === end)
+    const { block, next } = this.#block(bytes, at, end, 'head')
+    if (block !== null) this.#headed(PLAIN_HEAD.test(block) ? block : this.#tidied(block), next === end)
+    else if (!VERSION.startsWith(this.#held) && !this.#held.startsWith(VERSION) && this.#held !== '\r')
+      throw new AnswerRefused(NOT_HTTP)
     return next
   }
 
+  /** Reads on to the empty line that ends a head or the trailers. `block`: null until it has come. */
+  #block(bytes: Buffer, at: number, end: number, what: string): { block: string | null; next: number } {
+    const most = this.#mostHead()
+    let held = this.#held.length
+    let text = this.#held + bytes.toString('latin1', at, Math.min(end, at + most + 1))
+    // Empty lines before an answer (§2.2).
+    const empty = this.#state === HEAD ? (EMPTY_LINES.exec(text)?.[0] ?? '') : ''
+    if (empty !== '') this.#isPlain = false
+    text = text.slice(empty.length)
+    held -= empty.length
+    BLOCK_END.lastIndex = Math.max(0, held - 2)
+    const found = BLOCK_END.exec(text)
+    const size = found === null ? text.length : BLOCK_END.lastIndex
+    if (size > most) throw headTooLarge(what, most)
+    this.#held = found === null ? text : ''
+    if (found === null) return { block: null, next: end }
+    if (BARE_LF.test(text.slice(0, size))) this.#isPlain = false
+    return { block: text.slice(0, found.index).replace(/\r$/, ''), next: at + size - held }
+  }
+
+  /** The head as in {@link PLAIN_HEAD}, without lines that no header can be called. */
+  #tidied(head: string): string {
+    this.#isPlain = false
+    const [statusLine = '', ...lines] = splitLines(head)
+    if (!STATUS_LINE.test(statusLine))
+      throw new AnswerRefused(
+        statusLine.startsWith(VERSION) ? 'the status line of the response is malformed' : NOT_HTTP,
+      )
+    const kept = lines.filter((line, n) => {
+      const colon = line.indexOf(':')
+      // A folded line among them, and white space before the colon (RFC 9112 §5).
+      if (!/^[^\0-\x20\x7f:]+:/.test(line))
+        throw new AnswerRefused(`header line ${n + 1} of the response is malformed`)
+      if (!isFieldValue(line.slice(colon + 1)))
+        throw new AnswerRefused(`the value in header line ${n + 1} of the response has a control character`)
+      return isFieldName(line.slice(0, colon))
+    })
+    return [statusLine.replace(/ +/, ' '), ...kept].join('\r\n')
+  }
+
+  /** `head`: as in {@link PLAIN_HEAD}. */
   #headed(head: string, isLast: boolean): void {
-    if (!WHOLE_HEAD.test(head)) throw new ParseError('the head of the answer is malformed')
     const status = Number(head.slice(9, 12))
     const lineEnd = head.indexOf('\r\n')
-    const lines = lineEnd > 0 ? linesIn(head, lineEnd) : []
-    if (status === 101) throw new ParseError('the upstream switched protocols unasked')
+    let lines = lineEnd > 0 ? fieldLines(head, lineEnd) : []
+    if (status === 101) throw new AnswerRefused('the upstream switched protocols unasked')
     // RFC 9110 §15.2: any number of them, without bodies, for any method.
     if (status < 200) return this.#parts.onInterim()
 
@@ -187,43 +231,37 @@ export class ResponseParser {
           else if (isNamed(name, 'keep-alive')) this.keepAlive = value
           break
         case 14:
-          if (!isNamed(name, 'content-length')) break
-          // §6.3 rule 5 lets equal ones pass; llhttp does not.
-          if (length !== null) throw new ParseError('the answer has two lengths')
-          length = value
+          if (isNamed(name, 'content-length')) length = length === null ? value : `${length},${value}`
           break
         case 17:
           if (isNamed(name, 'transfer-encoding')) coding = coding === null ? value : `${coding},${value}`
           break
       }
     }
-    // This is white space (§5.1), but llhttp takes it for a part of the value.
-    if (head.includes('\t') && TABBED_FRAMING.test(head)) throw new ParseError('the framing is malformed')
-    if (length !== null && !/^\d{1,15}$/.test(length)) throw new ParseError('the length is no number')
-    // §6.3 rule 3: it may be an attempt at response splitting.
-    if (length !== null && coding !== null)
-      throw new ParseError('the answer has a length and a transfer coding')
+    // §6.3 rule 1, and RFC 9110 §15.3.6.
+    const isBodiless = this.#headRequest || status === 204 || status === 205 || status === 304
+    const chunked = coding !== null && !isBodiless && isChunked(coding)
+    // §6.3 rule 3: the coding counts.
+    const size = length === null || chunked ? null : lengthOf(length)
+    const isRepeated = length?.includes(',') === true
+    if (isRepeated || (length !== null && chunked)) lines = withLength(lines, size)
 
     // §9.3
     const options = connection === '' ? '' : `${connection.toLowerCase()},`.replaceAll(/[\t ]*,[\t ]*/g, ',')
     const persists = head[7] === '1' || options.includes(',keep-alive,')
-    this.#reusable = persists && !options.includes(',close,')
-    // §6.3 rule 1.
-    const isBodiless = this.#headRequest || status === 204 || status === 304
-    // Malformed codings are refused there, too.
-    const chunked = coding !== null && isChunked(coding)
-    if (isBodiless || length !== null) {
-      this.#remaining = Number(length)
-      this.#state = BY_LENGTH
-      // RFC 9110 §8.6: none are to come, but the server may mean to send them.
-      if (isBodiless && this.#remaining > 0) this.#reusable = false
-      if (isBodiless) this.#remaining = 0
-    } else if (coding === null) this.#state = BY_CLOSE
-    else {
-      this.#state = chunked ? CHUNK_SIZE : BY_CLOSE
-      // §6.1: from such a server the framing may be somebody else's.
-      if (head[7] === '0') this.#reusable = false
+    this.#following = 'nothing'
+    if (persists && !options.includes(',close,')) {
+      // RFC 9110 §8.6: none is to come, but the server may mean to send it.
+      if (isBodiless)
+        this.#following = length === null && coding === null && status !== 205 ? 'implicit' : 'nothing'
+      else if (coding === null) this.#following = size !== null && !isRepeated ? 'explicit' : 'nothing'
+      // §6.1: from a server of HTTP/1.0 the framing may be somebody else's. §6.3 rule 3: beside a length, an attempt at response splitting.
+      else if (coding.toLowerCase() === 'chunked' && length === null && head[7] === '1')
+        this.#following = 'explicit'
     }
+    this.#remaining = isBodiless ? 0 : (size ?? 0)
+    if (isBodiless || size !== null) this.#state = BY_LENGTH
+    else this.#state = chunked ? CHUNK_SIZE : BY_CLOSE
     const reason = head.slice(13, lineEnd < 0 ? head.length : lineEnd)
     this.#parts.onHead(status, reason, lines)
     if (this.#state === BY_LENGTH && this.#remaining === 0) this.#complete([], isLast)
@@ -231,95 +269,99 @@ export class ResponseParser {
 
   /** RFC 9112 §7.1. */
   #chunkSize(bytes: Buffer, at: number, end: number): number {
+    const most = this.#mostHead()
     const lineEnd = bytes.indexOf(LF, at)
     const isWhole = lineEnd >= 0 && lineEnd < end
     const to = isWhole ? lineEnd + 1 : end
-    const held = this.#held + bytes.toString('latin1', at, Math.min(to, at + MAX_CHUNK_LINE))
-    if (held.length > MAX_CHUNK_LINE) throw new ParseError('the extensions of a chunk are too large')
-    if (!isWhole) {
-      if (!/^[0-9A-Fa-f]{0,13}(?:;[^\r\n]*|)\r?$/.test(held)) throw new ParseError('a chunk has no size')
-      this.#held = held
-      return to
-    }
-    this.#held = ''
-    const line = held.endsWith('\r\n') ? CHUNK_LINE.exec(held.slice(0, -2)) : null
-    const size = line?.[1] as string
-    if (line === null || size.length > 13) throw new ParseError('a chunk has no size')
-    this.#remaining = Number.parseInt(size, 16)
+    const line = this.#held + bytes.toString('latin1', at, Math.min(to, at + most))
+    if (line.length >= most) throw headTooLarge('chunk line', most)
+    if (!(isWhole ? CHUNK_LINE : CHUNK_LINE_BEGUN).test(line)) throw new AnswerRefused(NO_SIZE)
+    this.#held = isWhole ? '' : line
+    if (!isWhole) return to
+    this.#remaining = Number.parseInt(line, 16)
+    if (this.#remaining > Number.MAX_SAFE_INTEGER) throw new AnswerRefused(NO_SIZE)
+    if (!PLAIN_CHUNK_LINE.test(line)) this.#isPlain = false
     if (this.#remaining > 0) this.#state = CHUNK
     else {
       this.#state = TRAILERS
       // As after a head: no trailers are an empty line at once.
-      this.#held = '\r\n'
+      this.#held = '\n'
     }
     return to
   }
 
-  #chunkEnd(bytes: Buffer, at: number, end: number): number {
-    const expected = this.#held === '' ? 0x0d : LF
-    if (bytes[at] !== expected) throw new ParseError('a chunk is longer than its size')
-    this.#held = expected === LF ? '' : '\r'
-    if (expected === LF) this.#state = CHUNK_SIZE
-    return Math.min(at + 1, end)
+  #chunkEnd(bytes: Buffer, at: number): number {
+    const isCr = this.#held === '' && bytes[at] === 0x0d
+    if (!isCr && bytes[at] !== LF) throw new AnswerRefused('a chunk of the response is longer than its size')
+    if (!isCr) {
+      if (this.#held === '') this.#isPlain = false
+      this.#state = CHUNK_SIZE
+    }
+    this.#held = isCr ? '\r' : ''
+    return at + 1
   }
 
-  /** RFC 9112 §7.1.2. */
+  /** RFC 9112 §7.1.2. What is no trailer is passed over: the body is complete. */
   #trailers(bytes: Buffer, at: number, end: number): number {
-    const held = this.#held.length
-    const text = this.#held + bytes.toString('latin1', at, Math.min(end, at + MAX_BLOCK))
-    const close = text.indexOf('\r\n\r\n', Math.max(0, held - 3))
-    if (close < 0) {
-      if (text.length >= MAX_BLOCK) throw new ParseError('the trailers are too large')
-      if (BARE_END.test(text)) throw new ParseError('a trailer ends with no CRLF')
-      this.#held = text
-      return end
+    const { block, next } = this.#block(bytes, at, end, 'trailers')
+    if (block === null) return next
+    const trailers: string[] = []
+    for (const line of splitLines(block).slice(1)) {
+      const colon = line.indexOf(':')
+      const name = line.slice(0, Math.max(0, colon))
+      // RFC 9110 §6.5.1: nothing frames the body behind it.
+      if (isFieldName(name) && isFieldValue(line.slice(colon + 1)) && !FRAMING.test(name))
+        trailers.push(...fieldLines(`\r\n${line}`, 0))
+      else this.#isPlain = false
     }
-    this.#held = ''
-    const next = at + close + 4 - held
-    const block = text.slice(0, close)
-    if (!WHOLE_TRAILERS.test(block)) throw new ParseError('a trailer is malformed')
-    const trailers = block === '' ? [] : linesIn(block, 0)
-    for (let i = 0; i < trailers.length; i += 2)
-      // RFC 9110 §6.5.1: framing must not come after the body.
-      if (/^(?:content-length|transfer-encoding)$/i.test(trailers[i] as string))
-        throw new ParseError('a trailer frames the answer')
     this.#complete(trailers, next === end)
     return next
   }
 }
 
-/** The field lines of a block that has been checked. `at`: where the first begins, with a CRLF. */
-function linesIn(block: string, at: number): string[] {
-  const lines = fieldLines(block, at)
-  let size = 0
-  for (const text of lines) size += text.length
-  if (size >= maxHeaderSize) throw new ParseError('the head of the answer is too large')
-  return lines
+function splitLines(block: string): string[] {
+  return block.split(/\r?\n/)
 }
 
 function isNamed(name: string, lower: string): boolean {
   return name === lower || name.toLowerCase() === lower
 }
 
-/** RFC 9112 §6.3 rule 4: by any coding but a last `chunked`, the answer ends with its connection. */
+/** One length, which may be there several times (RFC 9110 §8.6). */
+function lengthOf(value: string): number {
+  const [length = NaN, ...others] = value.split(',').map((one) => {
+    const digits = withoutBlanks(one)
+    return /^\d+$/.test(digits) ? Number(digits) : NaN
+  })
+  if (!Number.isSafeInteger(length)) throw new AnswerRefused('the length of the response is no number')
+  if (others.some((other) => other !== length)) throw new AnswerRefused('the response has two lengths')
+  return length
+}
+
+/** The lines with this length, or without any, so that nobody behind frames them otherwise. */
+function withLength(lines: readonly string[], length: number | null): string[] {
+  const others = filterLines(lines, (name) => name !== 'content-length')
+  return length === null ? others : [...others, 'Content-Length', String(length)]
+}
+
+export function headTooLarge(what: string, most: number): AnswerRefused {
+  return new AnswerRefused(`the ${what} of the response is over limits.responseHead (${most} bytes)`)
+}
+
+/**
+ * RFC 9112 §6.3 rule 4: by any coding but a last `chunked`, the answer ends with its connection. `identity` and nothing are no coding; `chunked`
+ * named twice is done once, as nginx and curl read it.
+ */
 function isChunked(value: string): boolean {
-  const codings = value.split(',').map((coding) => coding.trim().toLowerCase())
-  const at = codings.indexOf('chunked')
-  // What `trim` removes, and others may not: a blank of Latin-1 (§5.6.3).
-  const isOdd = /[^\x20-\x7e]/.test(value)
-  // §6.1: chunked only once. A second reader might stop at the first.
-  if (isOdd || codings.includes('') || (at >= 0 && at !== codings.length - 1))
-    throw new ParseError('the transfer codings are malformed')
+  const codings = value.split(',').map((coding) => withoutBlanks(coding).toLowerCase())
+  const real = codings.filter((coding) => coding !== '' && coding !== 'identity')
+  const at = real.indexOf('chunked')
+  if (real.some((coding, n) => !isFieldName(coding) || (at >= 0 && n > at && coding !== 'chunked')))
+    throw new AnswerRefused('the transfer codings of the response are malformed')
   return at >= 0
 }
 
-const VERSION = 'HTTP/1.'
-
-/** Whether the text so far may be the beginning of a head. */
-function couldBegin(text: string): boolean {
-  if (text === '\r') return true
-  return (
-    (text.length < VERSION.length ? VERSION.startsWith(text) : text.startsWith(VERSION)) &&
-    !BARE_END.test(text)
-  )
+/** RFC 9110 §5.6.3: `trim` removes more. */
+function withoutBlanks(text: string): string {
+  return text.replace(/^[\t ]+|[\t ]+$/g, '')
 }

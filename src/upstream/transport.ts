@@ -56,6 +56,9 @@ export interface Transport {
   close(): Promise<void>
 }
 
+/** The upstream answered, but in a way that the proxy does not carry. The message says why, to clients too. */
+export class AnswerRefused extends Error {}
+
 export class AnswerTimeout extends Error {
   readonly code = 'ERR_UPSTREAM_TIMEOUT'
 }

@@ -1,7 +1,8 @@
 import type { Socket } from 'node:net'
 import { buildConnector, Client, type Dispatcher, Pool } from 'undici'
 import type { Places, Sharer } from './http1.ts'
-import type { Carrier, Exchanging, Transport } from './transport.ts'
+import { headTooLarge } from './response-parser.ts'
+import { AnswerRefused, type Carrier, type Exchanging, type Transport } from './transport.ts'
 import { withFixes } from './undici-fixes.ts'
 
 export interface UndiciOptions {
@@ -11,7 +12,12 @@ export interface UndiciOptions {
   readonly servername: string | undefined
   readonly connections: number
   readonly places: Places
+  /** Bytes of a response's head; asked for each. */
+  readonly mostHead: () => number
 }
+
+/** undici's own limit, which cannot change: above any `limits.responseHead`. */
+const UNREACHED = 2 * 1024 ** 2
 
 /** HTTP/1.1 on undici: TLS and streamed bodies. */
 export class UndiciClient implements Transport, Sharer {
@@ -19,10 +25,12 @@ export class UndiciClient implements Transport, Sharer {
   readonly #servername: string | undefined
   readonly #connector: buildConnector.connector
   readonly #places: Places
+  readonly #mostHead: () => number
   readonly #clients: SteadyClient[] = []
   #waiting: (() => void)[] = []
 
-  constructor({ origin, connect, servername, connections, places }: UndiciOptions) {
+  constructor({ origin, connect, servername, connections, places, mostHead }: UndiciOptions) {
+    this.#mostHead = mostHead
     this.#servername = servername
     this.#connector = buildConnector({ ...connect, allowH2: false })
     this.#places = places
@@ -35,6 +43,7 @@ export class UndiciClient implements Transport, Sharer {
         return client
       },
       connections,
+      maxHeaderSize: UNREACHED,
       pipelining: 1,
       allowH2: false,
     })
@@ -42,7 +51,7 @@ export class UndiciClient implements Transport, Sharer {
 
   send(exchange: Exchanging): void {
     const { request, patience } = exchange
-    const carried = new Carried(exchange)
+    const carried = new Carried(exchange, this.#mostHead())
     try {
       this.pool.dispatch(
         {
@@ -136,11 +145,13 @@ class SteadyClient extends Client {
 class Carried implements Dispatcher.DispatchHandler, Carrier {
   readonly #exchange: Exchanging
   #controller: Dispatcher.DispatchController | null = null
+  readonly #mostHead: number
   #status = 0
   #isOver = false
 
-  constructor(exchange: Exchanging) {
+  constructor(exchange: Exchanging, mostHead: number) {
     this.#exchange = exchange
+    this.#mostHead = mostHead
   }
 
   abort(_exchange: Exchanging, error: Error): void {
@@ -169,7 +180,10 @@ class Carried implements Dispatcher.DispatchHandler, Carrier {
     reason = '',
   ): void {
     this.#status = status
-    if (status >= 200) this.#exchange.onHead(status, reason, lines(controller.rawHeaders))
+    if (status < 200) return
+    const raw = lines(controller.rawHeaders)
+    if (this.#isTooLarge(reason, raw)) controller.abort(headTooLarge('head', this.#mostHead))
+    else this.#exchange.onHead(status, reason, raw)
   }
 
   onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
@@ -187,8 +201,21 @@ class Carried implements Dispatcher.DispatchHandler, Carrier {
     // undici expects the bytes that the `Content-Length` of a 304 announces; there are none (RFC 9110 §8.6).
     const { code } = error as NodeJS.ErrnoException
     if (this.#status === 304 && code === 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH') this.#exchange.onEnd([])
+    else if (String(code).startsWith('HPE_')) this.#exchange.onError(new AnswerRefused(malformed(error)))
+    else if (code === 'UND_ERR_HEADERS_OVERFLOW') this.#exchange.onError(headTooLarge('head', this.#mostHead))
     else this.#exchange.onError(error)
   }
+
+  /** Counted as it is written. */
+  #isTooLarge(reason: string, raw: readonly string[]): boolean {
+    let size = 'HTTP/1.1 200 \r\n\r\n'.length + reason.length
+    for (const text of raw) size += text.length + 2
+    return size > this.#mostHead
+  }
+}
+
+function malformed({ message, code }: NodeJS.ErrnoException): string {
+  return `the response is not HTTP/1.1: ${message} (${code})`
 }
 
 /** undici hands header bytes over in pairs. Header values are latin1 on the wire and here. */

@@ -116,7 +116,7 @@ void t.test('§10 a change at the top, except of limits, needs a restart or iden
 
 void t.test('a change of limits, or of policies that do not identify records, is live', async (t) => {
   const before = 'routes: [{ name: pay, match: { path: /pay } }]'
-  const after = `limits: { request: 2MiB, buffered: 128MiB, inFlight: 10, waiters: 5, upload: 3s, newKeys: 10/m }
+  const after = `limits: { request: 2MiB, buffered: 128MiB, inFlight: 10, waiters: 5, upload: 3s, responseHead: 8KiB, newKeys: 10/m }
 defaults: { ttl: 48h }
 routes:
   - name: pay

@@ -435,7 +435,14 @@ void t.test(
       retry: 'no',
       detail: /a retry may execute it again/,
     })
-    for (const bytes of ['', 'garbage\r\n\r\n', 'HTTP/1.1 200 OK\r\nX: \x01\r\n\r\n']) {
+    for (const [bytes, why] of [
+      ['', 'the upstream closed the connection before a complete response'],
+      ['garbage\r\n\r\n', 'the response is not HTTP/1.1'],
+      [
+        'HTTP/1.1 200 OK\r\nX: \x01\r\n\r\n',
+        'the value in header line 1 of the response has a control character',
+      ],
+    ] as const) {
       await using peer = await scriptedPeer((socket) => void socket.end(bytes, 'latin1'))
       await using proxy = await proxyBefore(peer)
       for (const [request, retry] of [
@@ -446,7 +453,7 @@ void t.test(
           code: 'upstream_failed',
           status: 502,
           retry,
-          detail: /^the request was sent, but the upstream closed the connection before a complete response/,
+          detail: new RegExp(`^the request was sent, but ${why}`),
         })
       t.equal(peer.requests.length, 2, 'nothing is tried again')
     }

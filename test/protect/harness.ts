@@ -674,6 +674,7 @@ export class Stream implements LiveResponse {
     this.end('broken')
   }
   release(): void {}
+  readonly brokenBy = 'a reset'
   reply(
     why: 'streamed' | 'too_large' | 'no_room' = 'streamed',
     declaredOutcome: string | null = null,

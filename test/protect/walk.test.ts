@@ -113,6 +113,7 @@ void t.test('§7 each outcome of the upstream is answered, stored and counted by
     body: Buffer.alloc(0),
     trailers: [],
   }
+  const REFUSED = { ...BROKEN, reason: 'its head was odd', isRefused: true }
   const rows: readonly (readonly [
     seen: string,
     reply: (r: Replica) => Forwarded,
@@ -134,6 +135,7 @@ void t.test('§7 each outcome of the upstream is answered, stored and counted by
       'upstream_failed',
       'unknown',
     ],
+    ['§15.14 the answer was refused', () => REFUSED, 'upstream_failed', 'unknown'],
     ['a complete answer to store', (r) => r.responded(402), 402, 'completed'],
     ['a complete answer to release', (r) => r.responded(429), 429, 'failed_retryable'],
     [

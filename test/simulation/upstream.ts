@@ -244,6 +244,7 @@ export class SimulatedUpstream {
       reason,
       headers,
       done,
+      brokenBy: 'a reset',
       attach: (_sink: LiveSink) => {},
       drain: () => {},
       abandon: () => resolve('broken'),

@@ -7,11 +7,12 @@ import { StreamRequest } from '../../src/http/request.ts'
 import type { BodyReading } from '../../src/protect/request.ts'
 import { Budget } from '../../src/runtime/limits.ts'
 import { ExchangeTap } from '../../src/upstream/exchange-tap.ts'
-import { openUpstream, type Upstream } from '../../src/upstream/pool.ts'
+import type { Upstream } from '../../src/upstream/pool.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import type { Carrier, Transport } from '../../src/upstream/transport.ts'
 import { scriptedPeer } from '../support/exchange.ts'
 import { freePort } from '../support/redis.ts'
+import { opened as openedFor } from './support.ts'
 
 const noBug = (error: unknown): void => {
   throw error
@@ -32,15 +33,7 @@ type Kind = (typeof TRANSPORTS)[number]
 
 /** One of the transports, and what closes it. */
 async function opened(url: string, kind: Kind): Promise<[Transport, Upstream]> {
-  const tls = { ca: null, cert: null, key: null, servername: null }
-  const upstream = await openUpstream({
-    url,
-    connectTimeout: 1000,
-    timeout: 5000,
-    idleTimeout: 5000,
-    connections: 1,
-    tls,
-  })
+  const upstream = await openedFor(url, { connectTimeout: 1000, timeout: 5000, idleTimeout: 5000 })
   return [kind === 'client' ? upstream.client : await upstream.streams(), upstream]
 }
 

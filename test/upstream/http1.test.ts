@@ -2,12 +2,12 @@ import { once } from 'node:events'
 import type { Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import type { Upstream } from '../../src/upstream/pool.ts'
-import type { Carrier, Exchanging, Outgoing, Patience, Transport } from '../../src/upstream/transport.ts'
+import type { Outgoing } from '../../src/upstream/transport.ts'
 import { InterimFilter } from '../../src/upstream/undici-fixes.ts'
 import { words } from '../core/fixtures.ts'
 import { answering, scriptedPeer } from '../support/exchange.ts'
 import { tcpStub, wholeRequest } from '../support/upstream.ts'
-import { opened as openedFor, until } from './support.ts'
+import { Asked, GET, opened as openedFor, until } from './support.ts'
 
 const OK = 'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'
 
@@ -15,48 +15,6 @@ async function opened(t: Test, url: string, more: Parameters<typeof openedFor>[1
   const upstream = await openedFor(url, more)
   t.teardown(() => upstream.close())
   return upstream
-}
-
-const GET: Outgoing = { method: 'GET', target: '/', headers: ['Host', 'a'], body: null }
-
-/** One exchange, and what it received. */
-class Asked implements Exchanging {
-  readonly request: Outgoing
-  readonly patience: Patience
-  carrier: Carrier | null = null
-  text = ''
-  readonly end: Promise<string>
-  readonly #ended: (how: string) => void
-
-  constructor(transport: Transport, request: Partial<Outgoing> = {}, patience: Partial<Patience> = {}) {
-    this.request = { ...GET, ...request }
-    this.patience = { head: 5000, idle: 5000, ...patience }
-    const { promise, resolve } = Promise.withResolvers<string>()
-    this.end = promise
-    this.#ended = resolve
-    transport.send(this)
-  }
-
-  onBegin(carrier: Carrier): boolean {
-    this.carrier = carrier
-    return true
-  }
-
-  onHead(status: number): void {
-    this.text += `${status} `
-  }
-
-  onData(chunk: Buffer): void {
-    this.text += chunk.toString('latin1')
-  }
-
-  onEnd(): void {
-    this.#ended(this.text)
-  }
-
-  onError(error: Error): void {
-    this.#ended(`${this.carrier === null ? 'not sent' : 'broken'}: ${error.message}`)
-  }
 }
 
 const pause = (time = 5): Promise<void> => new Promise((resolve) => setTimeout(resolve, time))
@@ -158,13 +116,12 @@ void t.test('U07 unsolicited bytes end an idle connection', async (t) => {
   t.equal(peer.sockets.length, 2)
 })
 
-void t.test('malformed transfer codings are refused, even where no body follows', async (t) => {
-  for (const coding of [
-    ['chunked, chunked', 'chunked, gzip', 'gzip,, chunked', '', '\xa0chunked', 'chunked\xa0'],
-  ].flat())
+void t.test('malformed transfer codings are refused, unless no body follows', async (t) => {
+  for (const coding of ['chunked, gzip', 'gzip,chunked,x', '\xa0chunked', 'chunked\xa0', 'chun ked'])
     for (const [method, status] of [
       ['GET', 200],
       ['GET', 204],
+      ['GET', 205],
       ['GET', 304],
       ['HEAD', 200],
     ] as const) {
@@ -174,7 +131,9 @@ void t.test('malformed transfer codings are refused, even where no body follows'
       const { client } = await opened(t, peer.url)
       t.equal(
         await new Asked(client, { method }).end,
-        'broken: the transfer codings are malformed',
+        method === 'GET' && status === 200
+          ? 'broken: the transfer codings of the response are malformed'
+          : `${status} `,
         `${method} ${status} ${JSON.stringify(coding)}`,
       )
     }
@@ -195,28 +154,6 @@ void t.test('white space within a connection option makes it another one', async
     for (let i = 0; i < 2; i++) t.equal(await new Asked(client).end, '200 ok')
     t.equal(peer.sockets.length, isKept ? 1 : 2, options)
   }
-})
-
-void t.test('P27 an idle connection ends before the server’s keep-alive timeout', async (t) => {
-  for (const [line, isKept] of [
-    ['Keep-Alive: timeout=2', false],
-    ['Keep-Alive: timeout=5', true],
-    ['X: y', true],
-  ] as const) {
-    await using peer = await answering(`HTTP/1.1 200 OK\r\n${line}\r\nContent-Length: 2\r\n\r\nok`)
-    const { client } = await opened(t, peer.url)
-    for (let i = 0; i < 2; i++) t.equal(await new Asked(client).end, '200 ok')
-    t.equal(peer.sockets.length, isKept ? 1 : 2, line)
-  }
-  await using peer = await answering(
-    'HTTP/1.1 200 OK\r\nKeep-Alive: timeout=3\r\nContent-Length: 2\r\n\r\nok',
-  )
-  const { client } = await opened(t, peer.url)
-  t.equal(await new Asked(client).end, '200 ok')
-  const [idle] = peer.sockets as [Socket]
-  if (!idle.closed) await once(idle, 'close')
-  t.equal(await new Asked(client).end, '200 ok')
-  t.equal(peer.sockets.length, 2)
 })
 
 t.test('after an early answer the server gets the rest of the request, and no other', async (t) => {
@@ -337,7 +274,7 @@ void t.test('a connection goes to the next waiting exchange if the one before it
     const stream = new Asked(streams)
     await pause()
     upstream.client.cancel(givesUp)
-    held.shift()?.write(`HTTP/1.1 200 OK\r\nKeep-Alive: timeout=600\r\n${line}Content-Length: 2\r\n\r\nok`)
+    held.shift()?.write(`HTTP/1.1 200 OK\r\n${line}Content-Length: 2\r\n\r\nok`)
     t.equal(await first.end, '200 ok')
     await until(() => held.length > 0)
     held.shift()?.write(OK)

@@ -1,0 +1,38 @@
+import type { Millis } from '../core/record.ts'
+
+/** How long an observation counts: a restarted upstream also closes connections early. */
+const REMEMBERED: Millis = 600_000
+
+/** How one upstream treats connections, as far as it was seen; for all clients of it. */
+export class Habits {
+  /** It once sent bytes that answered no request. */
+  sendsUnasked = false
+  readonly #keepAlive: Millis
+  #shortest: Millis = Number.POSITIVE_INFINITY
+  #seenAt: Millis = Number.NEGATIVE_INFINITY
+
+  /** `keepAlive`: the longest that an idle connection is kept (`upstream.keepAlive`). */
+  constructor(keepAlive: Millis) {
+    this.#keepAlive = keepAlive
+  }
+
+  /**
+   * How long to keep an idle connection. `announced`: the latest `Keep-Alive` line. Half of what the upstream announces or was seen to
+   * allow: a request must not meet a connection that is being closed.
+   */
+  keepFor(announced: string | null): Millis {
+    const timeout = /timeout\s*=\s*(\d+)/i.exec(announced ?? '')?.[1]
+    const allowed = timeout === undefined ? Number.POSITIVE_INFINITY : Number(timeout) * 1000
+    return Math.min(this.#keepAlive, allowed / 2, this.#seen() / 2)
+  }
+
+  /** The upstream closed a connection that had been idle for this long. */
+  closedAfter(idle: Millis): void {
+    this.#shortest = Math.min(idle, this.#seen())
+    this.#seenAt = performance.now()
+  }
+
+  #seen(): Millis {
+    return performance.now() - this.#seenAt < REMEMBERED ? this.#shortest : Number.POSITIVE_INFINITY
+  }
+}
