@@ -2,6 +2,8 @@ import type { EventEmitter } from 'node:events'
 import type { ServerResponse } from 'node:http'
 import type { Socket } from 'node:net'
 
+import type { Refusal } from '../core/refusal.ts'
+
 const { IncomingMessage } = process.getBuiltinModule('node:http')
 
 /** A client's request. */
@@ -23,6 +25,8 @@ export interface TrafficRequest {
   peekBody(): Buffer | null
   /** Discards the body. */
   resume(): void
+  /** Set if its body turned out unreadable before its turn: it is refused then. */
+  refusal?: Refusal
 }
 
 /** The answer to a {@link TrafficRequest}: Node's `ServerResponse` or its stand-in. */
@@ -69,6 +73,7 @@ const NOTHING = Buffer.alloc(0)
  * Such bodies, and empty ones, never enter the stream, whose events would cost more than the rest of the reading (docs/adr/0075).
  */
 export class StreamRequest extends IncomingMessage implements TrafficRequest {
+  refusal?: Refusal
   #framing: Framing | null = null
   #way: 'stream' | 'held' | 'whole' = 'stream'
   #body: Buffer = NOTHING

@@ -235,17 +235,25 @@ export function trafficServer(options: TrafficOptions): TrafficServer {
     const lines = requestLines(request.rawHeaders, peer, routing().forwarding)
     tunnel(client, { request, target: target.origin, lines, socket, head })
   })
-  // Node has released the connection, so earlier requests on it can no longer be answered.
   server.on('connect', (_request: TrafficRequest, socket: Duplex) => {
     socket.on('error', () => socket.destroy())
-    if (answersOn(socket).length > 0) socket.destroy()
-    else endRefused(socket, writer.problemMessage(malformed(501, 'the method CONNECT')))
+    const refuse = (): void => endRefused(socket, writer.problemMessage(malformed(501, 'the method CONNECT')))
+    const last = answersOn(socket).at(-1)
+    if (last === undefined) return refuse()
+    // Node has released the connection: nobody else reads it, or tells its answers that it has room.
+    socket.on('drain', () => answersOn(socket)[0]?.emit('drain'))
+    socket.resume()
+    last.once('close', () => {
+      // Unless the answer was the last of its connection.
+      if (socket.writable) refuse()
+    })
   })
   return server
 }
 
 /** Refuses heads that Node's parser accepts but that another server may read differently; null: fine. */
-function refuseHead({ httpVersion, framing }: TrafficRequest): Refusal | null {
+function refuseHead({ httpVersion, framing, refusal: found }: TrafficRequest): Refusal | null {
+  if (found !== undefined) return found
   if (httpVersion !== '1.1' && httpVersion !== '1.0')
     return malformed(505, `HTTP/${httpVersion} is not spoken here; send HTTP/1.1`)
   const { hosts, codings } = framing
@@ -285,7 +293,8 @@ function noRoute({ method }: TrafficRequest, { path }: RequestTarget): Refusal {
 
 /**
  * Answers parser errors and late heads with a problem document and ends the connection, since nobody knows where the next request would
- * begin. Behind an unanswered request it sends nothing: the client would take it for that request's answer.
+ * begin. Behind an unanswered request, only a request whose head was read is refused, in its turn: the client would take anything else for that
+ * request's answer.
  */
 function refuseUnread(writer: ResponseWriter, error: NodeJS.ErrnoException, socket: Duplex): void {
   const refused = refusalOfParser(error)
@@ -293,17 +302,16 @@ function refuseUnread(writer: ResponseWriter, error: NodeJS.ErrnoException, sock
   // The parser repeats the error for every further chunk.
   if (socket.writableEnded) return
   const answers = answersOn(socket)
-  const [first] = answers
   const last = answers.at(-1)
-  if (first === undefined || last === undefined) return endRefused(socket, writer.problemMessage(refused))
-  if (first === last && !first.req.isHere && !first.headersSent) {
-    socket.end(writer.problemMessage(refused))
-    socket.destroy()
-    return
-  }
+  if (last === undefined) endRefused(socket, writer.problemMessage(refused))
   // Earlier requests are answered; the last of them ends the connection.
-  last.shouldKeepAlive = false
-  if (answers.some(({ req }) => !req.isHere)) socket.destroy()
+  else if (last.req.isHere) last.shouldKeepAlive = false
+  // The unreadable body is the last one's, which waits for its turn, or is being answered.
+  else if (answers.length > 1) last.req.refusal = refused
+  else {
+    if (!last.headersSent) socket.end(writer.problemMessage(refused))
+    socket.destroy()
+  }
 }
 
 /** How a request is handled (contract §3.1, §10). */

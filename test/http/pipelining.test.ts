@@ -2,7 +2,7 @@ import { once } from 'node:events'
 import { connect, type Socket } from 'node:net'
 import t from 'tap'
 import { gate } from '../support/e2e.ts'
-import { metricIs, proxyBefore } from '../support/exchange.ts'
+import { metricIs, proxyBefore, values } from '../support/exchange.ts'
 import { everything, post, rawRequest, readAnswer } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
@@ -225,4 +225,68 @@ void t.test('V10 nothing is read behind an Upgrade that is not tunnelled', async
     t.match(got, /^HTTP\/1.1 200 [^]*\r\nConnection: close\r\n/i)
     t.equal(upstream.seen.length, before + 1)
   }
+})
+
+const CHUNKED = 'Host: a\r\nTransfer-Encoding: chunked\r\nIdempotency-Key: behind\r\n\r\n'
+
+/** Requests that cannot be read, and the status of their refusal; null: nothing shows that it is a request. */
+const UNREADABLE: readonly (readonly [bytes: string, status: number | null])[] = [
+  [`POST /p HTTP/1.1\r\n${CHUNKED}zz\r\n`, 400],
+  [`POST /p HTTP/1.1\r\n${CHUNKED}2\r\nabc\r\n0\r\n\r\n`, 400],
+  [`POST /p HTTP/1.1\r\n${CHUNKED}2\r\nab\r\n-1\r\n${post('/p', 'smuggled', '{}')}`, 400],
+  [`POST /other HTTP/1.1\r\n${CHUNKED}fffffffffffffffff\r\n`, 400],
+  [`POST /p HTTP/1.1\r\nExpect: 100-continue\r\n${CHUNKED}2\r\nabc\r\n`, 400],
+  [`POST /p HTTP/1.1\r\n${CHUNKED}1;${'x'.repeat(20_000)}\r\na\r\n0\r\n\r\n`, 413],
+  [CONNECT, 501],
+  [`${CONNECT}${post('/p', 'smuggled', '{}')}`, 501],
+  ['garbage\r\n\r\n', null],
+  ['GET / HTTP/1.1\r\nX Y: 1\r\n\r\n', null],
+  ['GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n', null],
+  [`GET / HTTP/1.1\r\nHost: a\r\nX: ${'x'.repeat(20_000)}\r\n\r\n`, null],
+]
+
+void t.test('V10 what cannot be read behind an unanswered request costs no earlier answer', async (t) => {
+  for (const [bytes, status] of UNREADABLE)
+    for (const how of ['at once', 'later', 'in pieces', 'behind two', 'behind a large one'] as const) {
+      // One of each kind is enough.
+      if (how === 'behind a large one' && bytes !== CONNECT && bytes !== UNREADABLE[0]?.[0]) continue
+      const held = gate()
+      // More than the kernel takes of one that nobody reads.
+      const large = Buffer.alloc(8 * 1024 ** 2, 'x')
+      await using upstream = await upstreamStub(async ({ target }, response) => {
+        await held.opened
+        response.writeHead(201).end(target === '/large' ? large : target)
+      })
+      await using proxy = await proxyBefore(upstream)
+      const first =
+        post('/p', 'first', '{}') +
+        (how === 'behind a large one' ? get('/large') : how === 'behind two' ? get('/second') : '')
+      const client = open(proxy.port, how === 'later' ? first : first + (how === 'in pieces' ? '' : bytes))
+      await upstream.arrived(1)
+      if (how === 'later') client.write(bytes)
+      if (how === 'in pieces')
+        for (let at = 0; at < bytes.length; at += 1 + (bytes.length >> 4)) {
+          client.write(bytes.slice(at, at + 1 + (bytes.length >> 4)))
+          await new Promise((resolve) => setImmediate(resolve))
+        }
+      // Reads what was sent behind it.
+      await metricIs(proxy, 'idempotency_in_flight', 1)
+      held.open()
+      const name = `${how}: ${JSON.stringify(bytes.slice(0, 60))}`
+      t.strictSame([(await readAnswer(client)).status], [201], name)
+      if (how === 'behind a large one') {
+        await new Promise((resolve) => setTimeout(resolve, 20))
+        t.equal((await readAnswer(client)).body.length, large.length, name)
+      }
+      if (how === 'behind two') t.equal((await readAnswer(client)).body.toString(), '/second', name)
+      const refused = status === null ? null : await readAnswer(client)
+      t.equal(refused?.status ?? null, status, name)
+      if (refused !== null) t.strictSame(values(refused, 'connection'), ['close'], name)
+      if (!client.closed) await once(client.resume(), 'close')
+      t.equal(upstream.seen.length, how.startsWith('behind') ? 2 : 1, name)
+      const again = await rawRequest(proxy.port, post('/p', 'first', '{}'))
+      t.strictSame(values(again, 'idempotent-replayed'), ['true'], name)
+      t.equal((await rawRequest(proxy.port, post('/p', 'behind', '{}'))).status, 201, 'it claimed nothing')
+      await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+    }
 })
