@@ -239,7 +239,11 @@ class PassedExchange implements Exchanging, Streamed {
     if (!response.req.isHere) response.shouldKeepAlive = false
     const method = response.req.method as string
     this.#options.onFailed(method, errorText(error))
-    this.#options.writer.problem(response, refusalOf(method, error))
+    const refused =
+      this.#carrier === null
+        ? refusal('upstream_unreachable', 'no byte of the request was sent')
+        : refusalOf(method, error)
+    this.#options.writer.problem(response, refused)
   }
 }
 
@@ -266,25 +270,11 @@ function endIdleUpload(response: StreamResponse, { idleTimeout, writer }: Passth
   response.once('close', () => clearInterval(timer))
 }
 
-const UNSENT: ReadonlySet<string> = new Set([
-  'ECONNREFUSED',
-  'ENOTFOUND',
-  'EAI_AGAIN',
-  'EHOSTUNREACH',
-  'ENETUNREACH',
-  'UND_ERR_CONNECT_TIMEOUT',
-])
-/** OpenSSL's and Node's names for a handshake that failed: nothing was sent. */
-const TLS_FAILED = /^(?:ERR_TLS_|ERR_SSL_|CERT_|DEPTH_ZERO_|SELF_SIGNED_|UNABLE_TO_)/
-
 /**
  * Unprotected requests are not recorded: if one may have executed, a retry executes it again, unless its method is idempotent (RFC 9110
  * §9.2.2).
  */
-function refusalOf(method: string, error: NodeJS.ErrnoException): Refusal {
-  const { code = '', syscall } = error
-  if (UNSENT.has(code) || syscall === 'connect' || TLS_FAILED.test(code))
-    return refusal('upstream_unreachable', 'no byte of the request was sent')
+function refusalOf(method: string, error: Error): Refusal {
   const late = isTimeout(error)
   const detail = sentUnanswered(late, error instanceof AnswerRefused ? error.message : null)
   const once = method === 'POST' || method === 'PATCH' || method === 'CONNECT'

@@ -93,6 +93,7 @@ function tunnel(
       request.headers.upgrade as string,
     ],
     agent: false,
+    maxHeaderSize: upstream.mostHead(),
     ...(socketPath === null
       ? { host: origin.hostname, port: origin.port || (isSecure ? 443 : 80) }
       : { socketPath }),
@@ -143,8 +144,11 @@ function tunnel(
     answer.once('error', () => (client instanceof Socket ? client.resetAndDestroy() : client.destroy()))
     pipeline(answer, client, () => client.destroy())
   })
-  sent.once('error', () => {
+  sent.once('error', ({ message, code = '' }: NodeJS.ErrnoException) => {
     clearTimeout(timer)
+    // Node's parser refused it.
+    if (code.startsWith('HPE_'))
+      refused = refusal('upstream_failed', `the answer to the handshake is not carried: ${message} (${code})`)
     if (!answered && client.writable) endRefused(client, writer.problemMessage(refused))
   })
   client.once('close', () => {

@@ -1,4 +1,5 @@
 import { connect, type NetConnectOpts, type Socket } from 'node:net'
+import type { ConnectionOptions } from 'node:tls'
 import { isFieldName, isFieldValue } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import type { Habits } from './habits.ts'
@@ -8,6 +9,8 @@ import { AnswerTimeout, type Carrier, type Exchanging, type Outgoing, type Trans
 export interface Http1Options {
   /** Where to connect: host and port, or the path of a socket. */
   readonly to: { readonly host: string; readonly port: number } | { readonly path: string }
+  /** Null: no TLS. With it, certificates are verified. */
+  readonly tls: ConnectionOptions | null
   /** The `Host` of requests without one. */
   readonly host: string
   readonly connectTimeout: Millis
@@ -27,12 +30,14 @@ const ENDING: Millis = 4000
 const ONE_STRING = 16 * 1024
 
 /**
- * HTTP/1.1 over plain connections, for complete requests: one at a time per connection, never pipelined, never sent twice. A connection is
+ * HTTP/1.1 for complete requests, over TCP, TLS or a unix socket: one at a time per connection, never pipelined, never sent twice. A connection is
  * reused only if nothing can follow the answer on it (contract §15). Between an answer and the next request the event loop polls for input at least once:
  * bytes or a close after an answer must not be taken for the next answer (undici's GHSA-35p6-xmwp-9g52).
  */
 export class Http1Client implements Transport, Sharer {
   readonly options: Http1Options
+  /** Resumed by the next TLS connection. */
+  session: Buffer | undefined
   readonly #queue: Exchanging[] = []
   /** The connection used last comes first, so that unneeded ones expire. */
   readonly #idle: UpstreamConnection[] = []
@@ -187,16 +192,17 @@ class UpstreamConnection implements Carrier, AnswerParts {
     this.#client = client
     this.#exchange = exchange
     this.#parser = new ResponseParser(this, client.options.mostHead)
-    const { to, connectTimeout } = client.options
+    const { to, tls, connectTimeout } = client.options
     const read = (bytes: number): boolean => this.#read(bytes)
-    this.#socket = connect({
+    const options = {
       ...to,
       noDelay: true,
       keepAlive: true,
       keepAliveInitialDelay: 60_000,
       onread: { buffer: READ, callback: read },
-    } as NetConnectOpts)
-      .on('connect', () => this.#connected())
+    } as NetConnectOpts
+    this.#socket = (tls === null ? connect(options) : this.#secured({ ...options, ...tls }))
+      .on(tls === null ? 'connect' : 'secureConnect', () => this.#connected())
       .on('end', () => this.#ended())
       .on('error', (error) => this.#closedBy(error))
       .on('close', () => this.#closed())
@@ -337,6 +343,21 @@ class UpstreamConnection implements Carrier, AnswerParts {
     if (this.#patience > 0) this.#client.wakeAt(this.#since + this.#patience, this.#since)
   }
 
+  #secured(options: ConnectionOptions): Socket {
+    const client = this.#client
+    // `node:tls` adds to the start, and is not needed without it.
+    return process
+      .getBuiltinModule('node:tls')
+      .connect({
+        ALPNProtocols: ['http/1.1'],
+        ...options,
+        ...(client.session && { session: client.session }),
+      })
+      .on('session', (session) => {
+        client.session = session
+      })
+  }
+
   #connected(): void {
     if (this.#phase === 'connecting') this.begin(this.#exchange as Exchanging)
   }
@@ -360,7 +381,8 @@ class UpstreamConnection implements Carrier, AnswerParts {
   }
 
   #ended(): void {
-    if (this.#exchange === null || this.#parser.finish()) this.#closedBy(null)
+    const isConnecting = this.#phase === 'connecting'
+    if (this.#exchange === null || (!isConnecting && this.#parser.finish())) this.#closedBy(null)
     else this.#closedBy(new Error('the upstream closed the connection'))
   }
 

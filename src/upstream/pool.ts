@@ -1,4 +1,5 @@
 import { readFileSync } from 'node:fs'
+import { isIP } from 'node:net'
 import type { UpstreamConfig } from '../config/config.ts'
 import { Once } from '../runtime/scheduling.ts'
 import { Habits } from './habits.ts'
@@ -9,8 +10,10 @@ import type { UndiciClient } from './undici.ts'
 export interface Upstream {
   /** For complete requests. */
   readonly client: Transport
-  /** For streamed bodies; loaded with the first one. Both clients share the connections. */
+  /** For streamed bodies; loaded with the first one. Both clients share the places for connections. */
   streams(): Promise<UndiciClient>
+  /** `limits.responseHead` in force. */
+  readonly mostHead: () => number
   /** For the `Host` line: null keeps the client's. */
   readonly host: string | null
   readonly origin: URL
@@ -63,16 +66,22 @@ export async function openUpstream(
       mostHead,
     })
   })
-  const to =
-    socketPath === null
-      ? { host: origin.hostname.replace(/^\[(.*)\]$/, '$1'), port: Number(origin.port || 80) }
-      : { path: socketPath }
-  const client = isTls
-    ? await streams.get()
-    : new Http1Client({ to, host: origin.host, connectTimeout, places, habits, mostHead })
+  const host = origin.hostname.replace(/^\[(.*)\]$/, '$1')
+  const client = new Http1Client({
+    to:
+      socketPath === null ? { host, port: Number(origin.port || (isTls ? 443 : 80)) } : { path: socketPath },
+    // RFC 6066 §3: no addresses.
+    tls: isTls ? { ...(isIP(host) === 0 ? { servername: host } : {}), ...tls } : null,
+    host: origin.host,
+    connectTimeout,
+    places,
+    habits,
+    mostHead,
+  })
   return {
     client,
     streams: () => streams.get(),
+    mostHead,
     origin,
     socketPath,
     tls,

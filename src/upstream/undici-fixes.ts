@@ -3,7 +3,7 @@ import type { Socket } from 'node:net'
 
 /**
  * The socket in a form that undici reads correctly: without interim answers, and with its end reported only once everything has been read.
- * For what undici still carries: TLS and streamed bodies.
+ * For what undici still carries: streamed bodies.
  */
 export function withFixes<S extends Socket>(socket: S): S {
   return withoutInterim(untilTaken(socket))

@@ -1,4 +1,3 @@
-import type { Socket } from 'node:net'
 import { buildConnector, Client, type Dispatcher, Pool } from 'undici'
 import type { Places, Sharer } from './http1.ts'
 import { headTooLarge } from './response-parser.ts'
@@ -19,14 +18,16 @@ export interface UndiciOptions {
 /** undici's own limit, which cannot change: above any `limits.responseHead`. */
 const UNREACHED = 2 * 1024 ** 2
 
-/** HTTP/1.1 on undici: TLS and streamed bodies. */
+/**
+ * HTTP/1.1 on undici, for streamed bodies. Each connection carries one: undici does not tell whether something may follow an answer, nor what came
+ * unasked.
+ */
 export class UndiciClient implements Transport, Sharer {
   readonly pool: Pool
   readonly #servername: string | undefined
   readonly #connector: buildConnector.connector
   readonly #places: Places
   readonly #mostHead: () => number
-  readonly #clients: SteadyClient[] = []
   #waiting: (() => void)[] = []
 
   constructor({ origin, connect, servername, connections, places, mostHead }: UndiciOptions) {
@@ -36,12 +37,8 @@ export class UndiciClient implements Transport, Sharer {
     this.#places = places
     places.join(this)
     this.pool = new Pool(origin, {
-      factory: (url, options) => {
-        const client = new SteadyClient(url, options, (...call) => this.#connect(...call))
-        client.on('drain', () => this.#drained(client))
-        this.#clients.push(client)
-        return client
-      },
+      connect: (...call) => this.#connect(...call),
+      factory: (url, options) => new SteadyClient(url, options),
       connections,
       maxHeaderSize: UNREACHED,
       pipelining: 1,
@@ -61,6 +58,7 @@ export class UndiciClient implements Transport, Sharer {
           body: request.body,
           // undici must never repeat it, whatever the method.
           idempotent: false,
+          reset: true,
           headersTimeout: patience.head,
           bodyTimeout: patience.idle,
           ...(this.#servername === undefined ? {} : { servername: this.#servername }),
@@ -84,8 +82,9 @@ export class UndiciClient implements Transport, Sharer {
     while (this.#waiting.length > 0 && this.#places.take(this)) this.#waiting.shift()?.()
   }
 
+  /** It has none. */
   closeIdle(): boolean {
-    return this.#clients.some((client) => client.closeIdle())
+    return false
   }
 
   #connect(...[options, callback]: Parameters<buildConnector.connector>): void {
@@ -103,11 +102,6 @@ export class UndiciClient implements Transport, Sharer {
     })
     this.offer()
   }
-
-  #drained(client: SteadyClient): void {
-    if (this.#places.isWanted(this)) client.closeIdle()
-    else this.offer()
-  }
 }
 
 /**
@@ -115,29 +109,8 @@ export class UndiciClient implements Transport, Sharer {
  * or line), which never drain: each would cost the pool a connection for good.
  */
 class SteadyClient extends Client {
-  #socket: Socket | null = null
-
-  constructor(url: string | URL, options: object, connect: buildConnector.connector) {
-    super(url, {
-      ...options,
-      connect: (to, callback) =>
-        connect(to, (...result) => {
-          this.#socket = result[1]
-          callback(...result)
-        }),
-    })
-  }
-
   override dispatch(options: Dispatcher.DispatchOptions, handler: Dispatcher.DispatchHandler): boolean {
     return super.dispatch(options, handler) || this.stats.size === 0
-  }
-
-  /** undici treats it as the server's doing. */
-  closeIdle(): boolean {
-    const socket = this.#socket
-    if (socket === null || socket.destroyed || this.stats.size > 0) return false
-    socket.destroy()
-    return true
   }
 }
 
@@ -198,10 +171,12 @@ class Carried implements Dispatcher.DispatchHandler, Carrier {
   onResponseError(_controller: Dispatcher.DispatchController | null, error: Error): void {
     if (this.#isOver) return
     this.#isOver = true
+    const { code, name, message } = error as NodeJS.ErrnoException
+    const isMismatch = code === 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH'
     // undici expects the bytes that the `Content-Length` of a 304 announces; there are none (RFC 9110 §8.6).
-    const { code } = error as NodeJS.ErrnoException
-    if (this.#status === 304 && code === 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH') this.#exchange.onEnd([])
-    else if (String(code).startsWith('HPE_')) this.#exchange.onError(new AnswerRefused(malformed(error)))
+    if (this.#status === 304 && isMismatch) this.#exchange.onEnd([])
+    else if (isMismatch || name === 'HTTPParserError')
+      this.#exchange.onError(new AnswerRefused(`the response is malformed: ${message}`))
     else if (code === 'UND_ERR_HEADERS_OVERFLOW') this.#exchange.onError(headTooLarge('head', this.#mostHead))
     else this.#exchange.onError(error)
   }
@@ -212,10 +187,6 @@ class Carried implements Dispatcher.DispatchHandler, Carrier {
     for (const text of raw) size += text.length + 2
     return size > this.#mostHead
   }
-}
-
-function malformed({ message, code }: NodeJS.ErrnoException): string {
-  return `the response is not HTTP/1.1: ${message} (${code})`
 }
 
 /** undici hands header bytes over in pairs. Header values are latin1 on the wire and here. */

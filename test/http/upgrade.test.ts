@@ -169,6 +169,24 @@ void t.test('U01 U04 a handshake with an absent, silent or broken upstream gets 
 })
 
 void t.test(
+  '§15.14 the answer to a handshake is carried up to limits.responseHead, or refused with its reason',
+  async (t) => {
+    const handshake = `GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`
+    for (const [bytes, expected] of [
+      [`HTTP/1.1 401 No\r\nX: ${'x'.repeat(40_000)}\r\nContent-Length: 0\r\n\r\n`, 401],
+      [`HTTP/1.1 401 No\r\nX: ${'x'.repeat(70_000)}\r\nContent-Length: 0\r\n\r\n`, /HPE_HEADER_OVERFLOW/],
+      ['HTTP/1.1 401 No\nContent-Length: 0\n\n', /HPE_/],
+    ] as const) {
+      await using peer = await tcpStub((socket) => void socket.once('data', () => socket.end(bytes)))
+      await using proxy = await proxyBefore(peer)
+      const answer = await rawRequest(proxy.port, handshake)
+      if (typeof expected === 'number') t.equal(answer.status, expected)
+      else t.match(problemOf(answer), { code: 'upstream_failed', detail: expected })
+    }
+  },
+)
+
+void t.test(
   'X01 a client that leaves in the handshake or after it closes the upstream’s connection',
   async (t) => {
     for (const answer of [
