@@ -1,5 +1,7 @@
 import type { Millis } from '../core/record.ts'
 
+/** A connection that ends sooner meets a restart, or has carried its number of requests: no server's idle timeout is that short. */
+const SHORTEST: Millis = 20
 /** How long an observation counts: a restarted upstream also closes connections early. */
 const REMEMBERED: Millis = 600_000
 
@@ -28,6 +30,7 @@ export class Habits {
 
   /** The upstream closed a connection that had been idle for this long. */
   closedAfter(idle: Millis): void {
+    if (idle < SHORTEST) return
     this.#shortest = Math.min(idle, this.#seen())
     this.#seenAt = performance.now()
   }

@@ -365,6 +365,8 @@ class UpstreamConnection implements Carrier, AnswerParts {
   /** True: read on. */
   #read(length: number): boolean {
     if (this.#exchange === null) {
+      // Of an exchange that was aborted: TLS goes on with what it has decrypted.
+      if (this.#phase === 'over') return false
       // It must not be taken for the answer to the next request.
       this.destroy(null)
       this.#client.unasked()

@@ -176,8 +176,8 @@ export const FUZZED: readonly (Plant & { readonly target: string })[] = [
     also: 'test/store/dynamodb-faults.verify.ts',
     from: "if (!('B' in value)) throw isAnother(name, 'bytes')",
     to: "if (!('B' in value)) return Buffer.alloc(0)" },
-  { name: 'a response may have a length and a transfer coding', file: 'src/upstream/response-parser.ts', target: 'upstream-response',
-    also: 'test/upstream/forward.test.ts',
-    from: 'if (length !== null && coding !== null)',
-    to: 'if (Number.isNaN(length))' },
+  { name: 'a connection is used again after a length and a transfer coding', file: 'src/upstream/response-parser.ts', target: 'upstream-response',
+    also: 'test/upstream/carried.test.ts',
+    from: "coding.toLowerCase() === 'chunked' && length === null && head[7] === '1'",
+    to: "coding.toLowerCase() === 'chunked' && head[7] === '1'" },
 ]

@@ -152,6 +152,8 @@ void t.test('§15.15 half of the shortest idle time that the upstream allowed, f
   })
   const habits = new Habits(1000)
   t.equal(habits.keepFor(null), 1000)
+  habits.closedAfter(19)
+  t.equal(habits.keepFor(null), 1000, 'a restart')
   habits.closedAfter(4000)
   t.equal(habits.keepFor(null), 1000)
   habits.closedAfter(800)
