@@ -120,3 +120,20 @@ void t.test('U01 without a handshake nothing was sent', async (t) => {
     server.close()
   }
 })
+
+void t.test('a name is resolved, told in the handshake and verified', async (t) => {
+  using named = certificate('DNS:localhost')
+  const told: unknown[] = []
+  // Not on ::1, which the name may stand for first.
+  const server = createServer({ cert: named.cert, key: named.key }, (socket) => {
+    told.push(socket.servername)
+    void wholeRequest(socket).then(() => socket.write(OK))
+  }).listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  const tls = { ca: named.certFile, cert: null, key: null, servername: null }
+  const upstream = await opened(`https://localhost:${(server.address() as AddressInfo).port}`, { tls })
+  t.teardown(() => upstream.close())
+  t.equal(await new Asked(upstream.client).end, '201 ok')
+  t.strictSame(told, ['localhost'])
+  server.close()
+})
