@@ -66,11 +66,11 @@ export class History {
     this.#schedule()
   }
 
-  completed(result: CompletionResult, id: RecordId): void {
+  completed(result: CompletionResult, id: RecordId, cause: string | null = null): void {
     const begun = this.#begun.get(id)
     if (begun !== undefined && begun.storedAt === null && result === 'stored')
       begun.storedAt = performance.now()
-    else this.add(id, 'settled', result, { result })
+    else this.add(id, 'settled', result, cause === null ? { result } : { result, cause })
   }
 
   answered(summary: RequestSummary): void {

@@ -54,9 +54,9 @@ export function observer(
     },
     began: (execution) => history.began(execution),
     claimed: (route, result) => void of(route).claims(result).current++,
-    completed: (route, result, id) => {
+    completed: (route, result, id, cause) => {
       of(route).completions(result).current++
-      history.completed(result, id)
+      history.completed(result, id, cause)
       if (result === 'stored' && control.routes.has(route)) control.completed(route, id)
     },
     prevented: (route) => void of(route).prevented().current++,

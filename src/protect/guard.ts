@@ -275,6 +275,13 @@ export async function execute(
       void live.done
         .then((end) => {
           const { kept } = live
+          // Its client was answered, and the request logged, when it began.
+          if (end === 'broken')
+            ports.observer.trouble('the response broke off while it was streamed; the outcome is unknown', {
+              route: route.name,
+              record: shortId(id),
+              cause: live.brokenBy,
+            })
           const result = kept === null ? withoutBody(live, why) : keptResult(route, kept)
           const meaning =
             end === 'complete'

@@ -136,7 +136,8 @@ export interface Observer {
   claimed(route: string, result: ClaimResult): void
   /** An attempt is about to be sent upstream. */
   began(execution: Execution): void
-  completed(route: string, result: CompletionResult, id: RecordId): void
+  /** `cause`: why the attempt did not complete. */
+  completed(route: string, result: CompletionResult, id: RecordId, cause?: string | null): void
   prevented(route: string): void
   retryAge(route: string, age: Millis): void
   leaseExpired(route: string): void

@@ -289,7 +289,7 @@ export class Settler {
   }
 
   #written({ id, draft }: PendingOutcome, result: CompletionResult, dueAt: Millis): Settled {
-    this.#observer.completed(draft.route, result, id)
+    this.#observer.completed(draft.route, result, id, draft.lastError)
     const { state } = draft
     const expiresAt = state === 'completed' ? dueAt : null
     // Reconciliation may know more of an unknown record.

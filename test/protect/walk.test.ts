@@ -218,7 +218,9 @@ void t.test('§7 a live answer is in_progress until it ends, then without body o
     await a.get()
     stream.end('broken')
     await until(() => a.ports.inFlight.count === 0)
-    t.match(await a.store.read(a.id), { state: 'unknown', status: 200 })
+    const lastError = 'the response broke off: a reset'
+    t.match(await a.store.read(a.id), { state: 'unknown', status: 200, lastError })
+    t.match(a.troubles(), [/broke off while it was streamed/])
     await refused(t, a, {}, 'idempotency_outcome_unknown')
   })
   await t.test('its status or Idempotency-Outcome may free the key', async (t) => {

@@ -233,8 +233,10 @@ void t.test('§15.14 the true reason stands in the detail, the log and the histo
     await using proxy = await proxyBefore(peer, { more: adminYaml(t).replace(/^listen.*$/m, '') })
     const live = bytes.includes('event-stream')
     const answered = rawRequest(proxy.port, post('/p', 'k', '{}'))
-    if (live) await t.rejects(answered)
-    else {
+    if (live) {
+      await t.rejects(answered)
+      await proxy.logged(({ cause }) => why.test(String(cause)))
+    } else {
       const { code, detail, status } = problemOf(await answered)
       t.strictSame([code, status], ['upstream_failed', 502])
       t.match(detail, why)
@@ -252,7 +254,7 @@ void t.test('§15.14 the true reason stands in the detail, the log and the histo
     const shown = async () => fullOf(await ask(proxy, '/v1/records/lookup', { method: 'POST', body }))
     t.match((await shown()).lastError, why)
     // Written behind the answer.
-    if (!live) await until(async () => why.test(JSON.stringify((await shown()).history)))
+    await until(async () => why.test(JSON.stringify((await shown()).history)))
   }
 })
 
