@@ -245,7 +245,7 @@ const UNREADABLE: readonly (readonly [bytes: string, status: number | null])[] =
   [`GET / HTTP/1.1\r\nHost: a\r\nX: ${'x'.repeat(20_000)}\r\n\r\n`, null],
 ]
 
-void t.test('V10 what cannot be read behind an unanswered request costs no earlier answer', async (t) => {
+void t.test('Y22 V10 what cannot be read behind an unanswered request costs no earlier answer', async (t) => {
   for (const [bytes, status] of UNREADABLE)
     for (const how of ['at once', 'later', 'in pieces', 'behind two', 'behind a large one'] as const) {
       // One of each kind is enough.

@@ -189,7 +189,7 @@ void t.test('§15.26 after which answers a connection can be used again', (t) =>
   t.end()
 })
 
-void t.test('§15.14 a head of 40 KiB is carried and replayed, and a sloppy one too', async (t) => {
+void t.test('Y13 a head of 40 KiB is carried and replayed, and a sloppy one too', async (t) => {
   const lines = Array.from({ length: 40 }, (_, n) => `Set-Cookie: c${n}=${'x'.repeat(1000)}\r\n`)
   for (const [bytes, cookies] of [
     [`HTTP/1.1 201 Created\r\n${lines.join('')}${LENGTH}\r\nok`, 40],
@@ -217,7 +217,7 @@ void t.test('§15.14 a head of 40 KiB is carried and replayed, and a sloppy one 
   }
 })
 
-void t.test('§15.14 the true reason stands in the detail, the log and the history', async (t) => {
+void t.test('Y13 the true reason stands in the detail, the log and the history', async (t) => {
   const large = `HTTP/1.1 201 Created\r\nX: ${'x'.repeat(70_000)}\r\n${LENGTH}\r\nok`
   for (const [bytes, why] of [
     [large, /the head of the response is over limits.responseHead \(65536 bytes\)/],
