@@ -5,6 +5,7 @@ import { setTimeout as wait } from 'node:timers/promises'
 import { openAdminAccess } from './admin/access.ts'
 import { type Config, namespaceOf } from './config/config.ts'
 import { upstreamTag } from './core/reconcile/identifiers.ts'
+import type { Millis } from './core/record.ts'
 import { policyNamed } from './core/route.ts'
 import type { Verifier } from './credentials/callers.ts'
 import type { Issuer } from './credentials/issuer.ts'
@@ -107,11 +108,12 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   const budget = new Budget(config.limits.buffered, stalled.makeRoom)
   // Separate, so that shadow mode takes no room from protected routes.
   const shadowBudget = new Budget(config.limits.buffered)
-  const forwarding = { ...config.upstream, budget }
+  const { idleTimeout } = config.upstream
+  const forwarding = { timeout: () => state.config.upstream.timeout, idleTimeout, budget }
   const forward = forwarder(upstream.client, forwarding)
 
   const loop = loopMarkOf(config)
-  const queryTimeout = Math.min(STATUS_QUERY_TIMEOUT, config.upstream.timeout)
+  const queryTimeout = (): Millis => Math.min(STATUS_QUERY_TIMEOUT, forwarding.timeout())
   const unresolved = reconcileObserver(metrics, log, history)
   const queries = {
     forward: marking(forwarder(upstream.client, { ...forwarding, timeout: queryTimeout }), loop),
@@ -264,6 +266,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     presence,
     spooled: spooled.length,
     budgets: [budget, shadowBudget],
+    upstreams: [upstream, passing],
     settler,
     waiters,
     running,

@@ -51,10 +51,14 @@ export function reloader(parts: ProxyParts): (loaded: Loaded) => void {
 }
 
 /** Updates parts that do not read the configuration themselves. */
-function apply({ reconciler, metrics, budgets, inFlight, waiters }: ProxyParts, config: Config): void {
+function apply(
+  { reconciler, metrics, budgets, upstreams, inFlight, waiters }: ProxyParts,
+  config: Config,
+): void {
   reconciler.check(config)
   metrics.startRoutes(config)
   for (const budget of budgets) budget.resize(config.limits.buffered)
+  for (const upstream of upstreams) upstream.resize(config.upstream.connections)
   inFlight.resize(config.limits.inFlight)
   waiters.resize(config.limits.waiters)
 }

@@ -32,7 +32,11 @@ const upstream = await openUpstream(config.upstream, {
   habits: new Habits(config.upstream.keepAlive),
   mostHead: () => config.limits.responseHead,
 })
-const forward = forwarder(upstream.client, { ...config.upstream, budget })
+const forward = forwarder(upstream.client, {
+  timeout: () => config.upstream.timeout,
+  idleTimeout: config.upstream.idleTimeout,
+  budget,
+})
 const writer = new ResponseWriter(config.problems.baseUrl, config.upstream.idleTimeout)
 const peers = new TrustedProxies([])
 const limit = config.defaults.limits

@@ -275,16 +275,16 @@ export const PROPERTIES = {
   // Part of every record id.
   service: row('serviceName', unset, identifies,
     'Name of the protected service, such as `payments`. Services that share a store share no records. Required where the store can be shared (all but `memory:` and `sqlite:`, which default to `default`), here or as `--service`.'),
-  // Existing connections and calls in progress keep what they began with.
+  // Calls in progress keep what they began with.
   upstream: group({
     url: row('upstreamUrl', unset, restart,
       'The protected service: `http://`, `https://` or `unix:/path`. Required, here or as `--upstream`.'),
     connectTimeout: row('timeout', '2s', restart, 'Maximum time to connect, including TLS.'),
-    timeout: row('timeout', '60s', restart, 'Maximum time for the whole call, or until the headers of a streamed response.'),
+    timeout: row('timeout', '60s', live, 'Maximum time for the whole call, or until the headers of a streamed response.'),
     idleTimeout: row('timeout', '60s', restart, 'Maximum pause between two bytes of a response.'),
     keepAlive: row('delay', '1s', restart,
       'How long an idle connection is kept; at most half as long as the upstream announces (`Keep-Alive: timeout=N`) or was seen to keep it. `0s`: not at all.'),
-    connections: row('count', 128, restart,
+    connections: row('count', 128, live,
       'Maximum connections to the upstream for protected requests; as many again for all others, and for WebSockets.'),
     tls: group({
       ca: row('filePath', unset, restart, 'PEM file of the trusted authorities. Default: those of the system.'),
@@ -364,8 +364,8 @@ export const PROPERTIES = {
   wellKnown: row('flag', false, live,
     'Serves what clients need to know about each route at `/.well-known/idempotency` (docs/adoption.md). Takes precedence over every route.'),
   drain: group({
-    delay: row('delay', '0s', restart, 'How long requests are still served after readiness fails.'),
-    timeout: row('delay', unset, restart, 'Maximum time for requests in progress to finish. Default: `upstream.timeout` + 5s.'),
+    delay: row('delay', '0s', live, 'How long requests are still served after readiness fails.'),
+    timeout: row('delay', unset, live, 'Maximum time for requests in progress to finish. Default: `upstream.timeout` + 5s.'),
   }),
   metrics: group({
     defaults: row('flag', true, restart, 'Also serves the metrics of Node.js and of the process at `/metrics`.'),

@@ -32,7 +32,8 @@ import {
 export interface PassthroughOptions {
   readonly upstream: Upstream
   readonly writer: ResponseWriter
-  readonly timeout: Millis
+  /** From the request to the head of its answer; asked for each. */
+  readonly timeout: () => Millis
   readonly idleTimeout: Millis
   readonly onBug: (error: unknown) => void
   /** Why there was no answer. For operators only: it may name addresses. */
@@ -56,10 +57,10 @@ export type Pass = (response: TrafficResponse, passage: Passage) => void
  * never buffered, nothing ever retried. Streamed bodies go through @fastify/http-proxy and undici (docs/adr/0064, docs/adr/0069).
  */
 export function passthrough(options: PassthroughOptions): Pass {
-  const patience = { head: options.timeout, idle: options.idleTimeout }
   // Loaded with the first streamed body (docs/adr/0074).
   const upload = new Once(async () => (await import('./uploads.ts')).uploads(options.upstream))
   return (response, passage) => {
+    const patience = { head: options.timeout(), idle: options.idleTimeout }
     const exchange = new PassedExchange(options, patience, response, passage)
     const whole = response.req.takeBody()
     if (whole !== null) return exchange.send(whole)

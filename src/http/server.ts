@@ -93,9 +93,10 @@ export function trafficServer(options: TrafficOptions): TrafficServer {
   const { problems, upstream: patience } = config
   const cors = (): Cors | null => routing().cors
   const writer = new ResponseWriter(problems.baseUrl, patience.idleTimeout, options.stalled, cors)
-  const tunnel = tunnels(upstream, writer, config.upstream)
+  const tunnel = tunnels(upstream, writer, () => inForce.config.upstream)
   const pass = passthrough({
-    ...config.upstream,
+    timeout: () => inForce.config.upstream.timeout,
+    idleTimeout: config.upstream.idleTimeout,
     upstream,
     writer,
     onBug,

@@ -45,13 +45,14 @@ type TunnelLimits = Pick<UpstreamConfig, 'connections' | 'connectTimeout' | 'tim
 export function tunnels(
   upstream: Upstream,
   writer: ResponseWriter,
-  limits: TunnelLimits,
+  limitsNow: () => TunnelLimits,
 ): (holder: string, handshake: Handshake) => void {
-  const { connections } = limits
   const shares = new Shares(randomInt(2 ** 32))
   let open = 0
   return (holder, handshake) => {
     const { socket } = handshake
+    const limits = limitsNow()
+    const { connections } = limits
     const slot = shares.slotOf(holder)
     if (open >= connections || shares.held(slot) >= shareOf(connections)) {
       const detail = `of ${connections} WebSockets at one time (upstream.connections), none is free for this client`

@@ -157,7 +157,7 @@ export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
   const counted = { ...before, asked: before.asked + 1, notFound: 0 }
   // Before a status query may free a key, the upstream is asked about completed requests, in both spellings of the key.
   const mayFree = policy.notFound !== null && before.notFound + 1 >= neededInARow(spellings)
-  const atMost = ports.queryTimeout * (mayFree ? 3 : 1) + MARGIN
+  const atMost = ports.queryTimeout() * (mayFree ? 3 : 1) + MARGIN
   const pause = Math.max(pauseAfter(counted.asked, policy), atMost)
   const taken = await write(ports, due, counted, pause, atMost)
   if (taken === null) return

@@ -28,7 +28,7 @@ export interface ReconcilePorts {
   /** Tag of the upstream that status queries go to. */
   readonly upstream: string
   /** How long `forward` may take. */
-  readonly queryTimeout: Millis
+  readonly queryTimeout: () => Millis
   /** Null: the configuration has no such route any more. */
   readonly policyOf: (route: string) => RoutePolicy | null
   /** This replica runs the attempt or holds its outcome, and will write it. */

@@ -25,7 +25,7 @@ export class ExchangeTap implements TappedExchange, Carrier {
     this.#onBug = onBug
     const { promise, resolve } = Promise.withResolvers<Forwarded>()
     this.ended = promise
-    const limits = { timeout: Number.POSITIVE_INFINITY, budget }
+    const limits = { timeout: () => Number.POSITIVE_INFINITY, budget }
     this.#exchange = new Exchange({ ...UNSEEN, ...request }, null, ENDLESS, limits, resolve)
   }
 

@@ -22,8 +22,8 @@ import {
 } from './transport.ts'
 
 export interface ForwardLimits {
-  /** Limits the whole call, or up to the head of a streamed answer. Infinity: the caller does. */
-  readonly timeout: Millis
+  /** Limits the whole call, or up to the head of a streamed answer; asked as it begins. Infinity: the caller does. */
+  readonly timeout: () => Millis
   /** Between two bytes of the answer. */
   readonly idleTimeout: Millis
   readonly budget: Budget
@@ -89,7 +89,8 @@ export class Exchange implements Exchanging {
     this.#transport = transport
     this.#limits = limits
     this.#resolve = resolve
-    this.#timer = Number.isFinite(limits.timeout) ? setTimeout(() => this.#timeout(), limits.timeout) : null
+    const timeout = limits.timeout()
+    this.#timer = Number.isFinite(timeout) ? setTimeout(() => this.#timeout(timeout), timeout) : null
   }
 
   onBegin(carrier: Carrier): boolean {
@@ -181,9 +182,8 @@ export class Exchange implements Exchanging {
       })
   }
 
-  #timeout(): void {
+  #timeout(timeout: Millis): void {
     this.#timedOut = true
-    const { timeout } = this.#limits
     if (this.#carrier === null) {
       this.#transport?.cancel(this)
       this.onError(new Error(`no connection to the upstream was free within ${timeout} ms`))

@@ -486,12 +486,24 @@ export interface Sharer {
  * the others is closed for it.
  */
 export class Places {
+  #most: number
+  /** Below 0: as many too many are open. */
   #free: number
   readonly #sharers: Sharer[] = []
   readonly #line: Sharer[] = []
 
   constructor(most: number) {
+    this.#most = most
     this.#free = most
+  }
+
+  /** From now on; what is busy beyond it is closed once it carries nothing. */
+  resize(most: number): void {
+    this.#free += most - this.#most
+    this.#most = most
+    for (let surplus = -this.#free; surplus > 0; surplus--)
+      if (!this.#sharers.some((sharer) => sharer.closeIdle())) break
+    this.#serve()
   }
 
   join(sharer: Sharer): void {
@@ -511,6 +523,10 @@ export class Places {
 
   give(): void {
     this.#free++
+    this.#serve()
+  }
+
+  #serve(): void {
     // A sharer that no longer needs it leaves it to the next.
     while (this.#free > 0 && this.#line.length > 0) this.#line.shift()?.offer()
   }
@@ -521,8 +537,9 @@ export class Places {
     if (at >= 0) this.#line.splice(at, 1)
   }
 
-  /** Whether another sharer has waited longer: then this one must close a connection it no longer needs. */
+  /** Whether there are too many, or another sharer has waited longer: then this one must close a connection it no longer needs. */
   isWanted(sharer: Sharer): boolean {
+    if (this.#free < 0) return true
     const first = this.#line[0]
     if (first === undefined) return false
     if (first !== sharer) return true

@@ -24,6 +24,8 @@ export interface Upstream {
     readonly key?: Buffer
     readonly servername?: string
   }
+  /** Changes the most connections that it may have. */
+  resize(connections: number): void
   close(): Promise<void>
 }
 
@@ -61,7 +63,6 @@ export async function openUpstream(
       origin: origin.origin,
       connect: { ...tls, ...(socketPath === null ? {} : { socketPath }), timeout: connectTimeout },
       servername: tls.servername,
-      connections,
       places,
       mostHead,
     })
@@ -86,6 +87,7 @@ export async function openUpstream(
     socketPath,
     tls,
     host: isTls ? origin.host : null,
+    resize: (most) => places.resize(most),
     close: async () =>
       void (await Promise.all([client.close(), streams.made?.then((opened) => opened.close())])),
   }

@@ -9,7 +9,6 @@ export interface UndiciOptions {
   readonly connect: buildConnector.BuildOptions
   /** For SNI, if it differs from the origin's host. */
   readonly servername: string | undefined
-  readonly connections: number
   readonly places: Places
   /** Bytes of a response's head; asked for each. */
   readonly mostHead: () => number
@@ -30,7 +29,7 @@ export class UndiciClient implements Transport, Sharer {
   readonly #mostHead: () => number
   #waiting: (() => void)[] = []
 
-  constructor({ origin, connect, servername, connections, places, mostHead }: UndiciOptions) {
+  constructor({ origin, connect, servername, places, mostHead }: UndiciOptions) {
     this.#mostHead = mostHead
     this.#servername = servername
     this.#connector = buildConnector({ ...connect, allowH2: false })
@@ -39,7 +38,6 @@ export class UndiciClient implements Transport, Sharer {
     this.pool = new Pool(origin, {
       connect: (...call) => this.#connect(...call),
       factory: (url, options) => new SteadyClient(url, options),
-      connections,
       maxHeaderSize: UNREACHED,
       pipelining: 1,
       allowH2: false,

@@ -78,13 +78,13 @@ void t.test('check --against names what a reload refuses, and then exits 1', asy
   })
   const other = file(
     'other.yaml',
-    'drain: { delay: 1s }\nroutes: [{ name: pay, match: { path: /pay }, key: ignored }]',
+    'status: { path: /s }\nroutes: [{ name: pay, match: { path: /pay }, key: ignored }]',
   )
   t.match(await command(['check', other, '--against', old]), {
     code: 1,
     out: [
       'routes[pay].key.presence: optional → ignored: changes which record a request finds: restart, after waiting out ttl',
-      'drain.delay: 0s → 1s: needs a restart',
+      'status.path: off → /s: needs a restart',
       '',
     ].join('\n'),
   })

@@ -71,7 +71,11 @@ void t.test('§10 a change at the top, except of limits, needs a restart or iden
       `admin: { tokenFile: ${other} }`,
       'restart admin.tokenFile: *** → *** (another value)',
     ],
-    ['upstream: { timeout: 30s }', 'upstream: { timeout: 40s }', 'restart upstream.timeout: 30s → 40s'],
+    [
+      'upstream: { idleTimeout: 30s }',
+      'upstream: { idleTimeout: 40s }',
+      'restart upstream.idleTimeout: 30s → 40s',
+    ],
     [
       'service: pay\nstore: { url: "redis://user:secret@h1/0" }',
       'service: pay\nstore: { url: "redis://user:other@h2/0" }',

@@ -1,8 +1,15 @@
+import { once } from 'node:events'
 import { renameSync, writeFileSync } from 'node:fs'
+import { createServer, type RequestListener } from 'node:http'
+import { createServer as createTls } from 'node:https'
+import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
+import { setTimeout as wait } from 'node:timers/promises'
+import { promisify } from 'node:util'
 import t, { type Test } from 'tap'
 import { adminYaml, ask, TOKEN } from '../support/admin.ts'
 import { bank } from '../support/bank.ts'
+import { certificate } from '../support/certificates.ts'
 import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
 import { proxyProcess, type TestProxy } from '../support/proxy.ts'
@@ -171,6 +178,81 @@ void t.test('changed limits take effect at once', async (t) => {
   for (let n = 1; n <= 20; n++) upstream.finish(n)
   await Promise.all(many)
 })
+
+void t.test('§15.19 upstream.timeout changes for the calls that begin from then on', async (t) => {
+  const upstream = await heldUpstream(t)
+  const yaml = (timeout: string): string =>
+    yamlOf(
+      { url: `${upstream.url}", timeout: "${timeout}` },
+      'routes: [{ name: pay, match: { path: /pay }, ttl: 48h }]',
+    )
+  const { proxy, reload } = await served(t, yaml('60s'))
+  const running = send(proxy, newKey())
+  const passing = send(proxy, null, { method: 'GET', path: '/other', body: null })
+  await upstream.arrived(2)
+  const { changes } = reload(yaml('50ms'))
+  t.strictSame(changes, ['upstream.timeout: 60s → 50ms', 'drain.timeout: 65s → 5050ms'])
+  t.strictSame(refusalOf(await send(proxy, newKey())), [504, 'upstream_timeout'])
+  const passed = await send(proxy, null, { method: 'GET', path: '/other', body: null })
+  t.strictSame(refusalOf(passed), [504, 'upstream_timeout'])
+  upstream.finish(1)
+  upstream.finish(2)
+  t.equal((await running).status, 201, 'calls in progress keep theirs')
+  t.equal((await passing).status, 201)
+  reload(yaml('60s'))
+  const later = send(proxy, newKey())
+  await upstream.arrived(5)
+  upstream.finish(5)
+  t.equal((await later).status, 201)
+})
+
+for (const scheme of ['http', 'https'] as const)
+  void t.test(`§15.19 ${scheme}: upstream.connections changes at once and drops nothing`, async (t) => {
+    using own = certificate('IP:127.0.0.1')
+    const arrived: (() => void)[] = []
+    const answer: RequestListener = (request, response) =>
+      void request.resume().on('end', () => arrived.push(() => response.writeHead(201).end('done')))
+    const server = (scheme === 'https' ? createTls(own, answer) : createServer(answer)).listen(0, '127.0.0.1')
+    t.teardown(() => server.close().closeAllConnections())
+    await once(server, 'listening')
+    const connections = () => promisify(server.getConnections.bind(server))()
+    const tls = scheme === 'https' ? `, tls: { ca: ${own.certFile} }` : ''
+    const yaml = (most: number): string =>
+      `service: pay\nupstream: { url: "${scheme}://127.0.0.1:${(server.address() as AddressInfo).port}"${tls}, connections: ${most} }\nstore: { url: "memory:" }\n`
+    const { proxy, reload } = await served(t, yaml(1))
+    const executing = Array.from({ length: 6 }, () => send(proxy, newKey()))
+    await until(() => arrived.length === 1)
+    reload(yaml(3))
+    await until(() => arrived.length === 3)
+    t.equal(await connections(), 3, 'those that waited begin at once')
+    reload(yaml(2))
+    const streamed = fetch(`${proxy.url}/up`, {
+      method: 'PUT',
+      body: new Blob(['a', 'b']).stream(),
+      duplex: 'half',
+    })
+    for (let n = 0; n < 7; n++) {
+      await until(() => arrived.length > n)
+      arrived[n]?.()
+    }
+    t.strictSame(
+      new Set((await Promise.all([...executing, streamed])).map(({ status }) => status)),
+      new Set([201]),
+    )
+
+    // One pool of two for protected requests, and one for the rest.
+    await until(async () => (await connections()) <= 3)
+    const more = Array.from({ length: 4 }, () => send(proxy, newKey()))
+
+    await until(() => arrived.length === 9)
+    await wait(50)
+    t.equal(arrived.length, 9, 'no more than two at a time')
+    for (let n = 7; n < 11; n++) {
+      await until(() => arrived.length > n)
+      arrived[n]?.()
+    }
+    for (const { status } of await Promise.all(more)) t.equal(status, 201)
+  })
 
 void t.test(
   'an invalid file changes nothing, is logged as check prints it, and shows in a metric until a valid one comes',

@@ -90,7 +90,7 @@ export class Worker {
       store: wire,
       forward: (request) => this.#answer(request),
       upstream: UPSTREAM,
-      queryTimeout: STATUS_QUERY_TIMEOUT,
+      queryTimeout: () => STATUS_QUERY_TIMEOUT,
       policyOf: (name) => policies.find((policy) => policy.name === name) ?? null,
       isOwn: (id) => this.isOwn(id),
       prove: async () => this.proof,

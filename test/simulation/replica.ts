@@ -207,7 +207,7 @@ export class Replica implements Owner {
       upstream: UPSTREAM,
       records,
       store,
-      queryTimeout: QUERY_TIMEOUT,
+      queryTimeout: () => QUERY_TIMEOUT,
       control,
       isOwn: (id) => running.has(id) || settler.held(id) !== null,
       wake: (id) => waiters.tell(id, null),

@@ -11,14 +11,14 @@ import { opened, until, upstreamConfig } from './support.ts'
 interface Rig extends AsyncDisposable {
   readonly forward: Forward
   /** … with less patience, on the same connections. */
-  impatient(patience: { timeout?: number; idleTimeout?: number }): Forward
+  impatient(patience: { timeout?: () => number; idleTimeout?: number }): Forward
   readonly budget: Budget
 }
 
 async function rig(url: string, room = 1_000_000): Promise<Rig> {
   const upstream = await opened(url)
   const budget = new Budget(room)
-  const patience = { timeout: 10_000, idleTimeout: 10_000, budget }
+  const patience = { timeout: () => 10_000, idleTimeout: 10_000, budget }
   return {
     forward: forwarder(upstream.client, patience),
     impatient: (less) => forwarder(upstream.client, { ...patience, ...less }),
@@ -76,7 +76,7 @@ void t.test('U01 a request given up while it waits for a connection is never sen
   await until(() => peer.requests.length > 0)
   held?.write('HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 2\r\n\r\n')
   const live = liveOf(t, await first)
-  t.match(await one.impatient({ timeout: 50 })({ ...REQUEST, target: '/waiting' }), {
+  t.match(await one.impatient({ timeout: () => 50 })({ ...REQUEST, target: '/waiting' }), {
     proof: 'not_sent',
     reason: '50 ms',
   })
@@ -126,7 +126,7 @@ async function leavesUnknown(
   what: string,
   commits: (socket: Socket) => void,
   expected: Partial<Forwarded & { proof: 'unknown' }> = { timedOut: false },
-  patience: { timeout?: number; idleTimeout?: number } = {},
+  patience: { timeout?: () => number; idleTimeout?: number } = {},
 ): Promise<void> {
   await using peer = await faulty(commits)
   await using one = await rig(peer.url)
@@ -163,7 +163,7 @@ t.test('U04 U07 an answer without a final head in time is timed out, and unknown
     'HTTP/1.1 100 Continue\r\n\r\n',
     'HTTP/1.1 199 Odd\r\nX: 1\r\n\r\n',
   ])
-    await leavesUnknown(t, bytes, says(bytes), { timedOut: true, status: null }, { timeout: 100 })
+    await leavesUnknown(t, bytes, says(bytes), { timedOut: true, status: null }, { timeout: () => 100 })
 })
 
 t.test('U04 U05 a body that trickles too long, or stalls, is timed out, and unknown', async (t) => {
@@ -172,7 +172,7 @@ t.test('U04 U05 a body that trickles too long, or stalls, is timed out, and unkn
     socket.write('HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n')
     timer = setInterval(() => socket.write('1\r\nx\r\n'), 10)
   })
-  await leavesUnknown(t, 'a trickle', trickles, { timedOut: true }, { timeout: 200 })
+  await leavesUnknown(t, 'a trickle', trickles, { timedOut: true }, { timeout: () => 200 })
   clearInterval(timer)
   for (const head of ['Content-Length: 10\r\n\r\nabc', 'Transfer-Encoding: chunked\r\n\r\n5\r\nab'])
     await leavesUnknown(
