@@ -4,6 +4,9 @@ import { hostname } from 'node:os'
 import { setTimeout as wait } from 'node:timers/promises'
 import { openAdminAccess } from './admin/access.ts'
 import { type Config, namespaceOf } from './config/config.ts'
+import type { Findings } from './config/errors.ts'
+import { readTokens, readUpstreamTls } from './config/files.ts'
+import { type OnRotation, Rotating } from './config/rotating.ts'
 import { upstreamTag } from './core/reconcile/identifiers.ts'
 import type { Millis } from './core/record.ts'
 import { policyNamed } from './core/route.ts'
@@ -30,6 +33,7 @@ import { Control, Recheck } from './reconcile/control.ts'
 import { STATUS_QUERY_TIMEOUT } from './reconcile/ports.ts'
 import { Reconciler } from './reconcile/reconciler.ts'
 import { Budget, InFlight } from './runtime/limits.ts'
+import type { TlsMaterial } from './runtime/pem.ts'
 import { RecordMap } from './runtime/record-map.ts'
 import { KeyedMutex } from './runtime/scheduling.ts'
 import { Shadow } from './shadow/shadow.ts'
@@ -42,7 +46,7 @@ import { type NewEpoch, SEAL_ERRORS, type SealError, type Store } from './store/
 import { sealerOf } from './store/sealing.ts'
 import { forwarder } from './upstream/forward.ts'
 import { Habits } from './upstream/habits.ts'
-import { openUpstream } from './upstream/pool.ts'
+import { openUpstream, type Upstream } from './upstream/pool.ts'
 import { VERSION } from './version.ts'
 
 const clock = performance.now.bind(performance)
@@ -96,14 +100,21 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   })
   closing.defer(() => history.close())
 
+  const upstreams: Upstream[] = []
+  const certificates = followCertificates(config, log, (next) => {
+    for (const one of upstreams) one.renew(next)
+  })
+  if (certificates !== null) closing.use(certificates)
   const shared = {
+    material: certificates?.current ?? {},
     habits: new Habits(config.upstream.keepAlive),
     mostHead: () => state.config.limits.responseHead,
   }
   const upstream = await openUpstream(config.upstream, shared)
   // A separate pool: slow uploads and unprotected streams must not make protected requests wait.
   const passing = await openUpstream(config.upstream, shared)
-  closing.defer(async () => void (await Promise.allSettled([upstream.close(), passing.close()])))
+  upstreams.push(upstream, passing)
+  closing.defer(async () => void (await Promise.allSettled(upstreams.map((one) => one.close()))))
   const stalled = new Stalled()
   const budget = new Budget(config.limits.buffered, stalled.makeRoom)
   // Separate, so that shadow mode takes no room from protected routes.
@@ -230,7 +241,15 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     },
     onBug,
   })
+  let following = followTokens(config, log)
+  const adminTokens = following && {
+    get current() {
+      return (following as Rotating<readonly string[]>).current
+    },
+  }
+  closing.defer(() => following?.[Symbol.dispose]())
   const access = await openAdminAccess(state, {
+    tokens: adminTokens,
     records,
     store,
     waiters,
@@ -266,7 +285,13 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     presence,
     spooled: spooled.length,
     budgets: [budget, shadowBudget],
-    upstreams: [upstream, passing],
+    upstreams,
+    /** Reads the tokens from another file; until it has some, those of the one before stay in force. */
+    followTokensOf(next: Config): void {
+      const before = following
+      following = followTokens(next, log, before?.current)
+      before?.[Symbol.dispose]()
+    },
     settler,
     waiters,
     running,
@@ -324,6 +349,40 @@ async function openInPhase(
       : log.error({ phase, why }, 'migration: nothing is claimed')
   const presence = new Presence({ from, to }, { phase, replica, say })
   return { store: inPhase(store, presence), presence }
+}
+
+/** Null: the API is off. */
+function followTokens(
+  { admin: { listen, tokenFile } }: Config,
+  log: Logger,
+  before?: readonly string[],
+): Rotating<readonly string[]> | null {
+  const path = 'admin.tokenFile'
+  if (listen === null || tokenFile === null) return null
+  const read = (findings: Findings) => readTokens(findings, path, tokenFile)
+  return new Rotating({ path, files: [tokenFile], read, onRotation: rotationLog(log) }, before)
+}
+
+/** Null: no file is named. */
+function followCertificates(
+  { upstream: { tls } }: Config,
+  log: Logger,
+  changed: (now: TlsMaterial) => void,
+): Rotating<TlsMaterial> | null {
+  const files = [tls.ca, tls.cert, tls.key].filter((file) => file !== null)
+  if (files.length === 0) return null
+  const read = (findings: Findings) => readUpstreamTls(findings, tls)
+  return new Rotating({ path: 'upstream.tls', files, read, changed, onRotation: rotationLog(log) })
+}
+
+function rotationLog(log: Logger): OnRotation {
+  return (path, problem) =>
+    problem === null
+      ? log.info({ path }, 'secret files were read again, and are in force')
+      : log.warn(
+          { path, problem },
+          'secret files have changed and cannot be used; what they held before stays in force',
+        )
 }
 
 /** Null: no issuer is configured. Signing code is loaded only if used (docs/adr/0074), as for {@link openVerifier}. */

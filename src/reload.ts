@@ -36,8 +36,10 @@ export function reloader(parts: ProxyParts): (loaded: Loaded) => void {
     }
     const known = state.config.warnings
     const orphaned = orphanedBy(state.config, config)
+    const { tokenFile } = state.config.admin
     state.config = config
     apply(parts, config)
+    if (config.admin.tokenFile !== tokenFile) parts.followTokensOf(config)
     count(true)
     if (changes.length === 0) return log.info('the configuration was read again: nothing has changed')
     const { level } = config.log

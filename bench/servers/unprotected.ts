@@ -29,6 +29,7 @@ const budget = new Budget(config.limits.buffered)
 const uploads = { stalled: new Stalled(), shares: new Shares(0) }
 const metrics = new Metrics()
 const upstream = await openUpstream(config.upstream, {
+  material: {},
   habits: new Habits(config.upstream.keepAlive),
   mostHead: () => config.limits.responseHead,
 })

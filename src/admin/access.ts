@@ -4,13 +4,16 @@ import type { AdminPorts } from './api.ts'
 
 /** Who may use the API, and its ports. The first request creates the application itself. */
 export interface AdminAccess {
-  readonly token: string
+  /** Those in force: a rotation has several. */
+  readonly tokens: () => readonly string[]
   /** Names allowed in `Host`, without a port, in lower case. */
   readonly hosts: readonly string[]
   readonly ports: Omit<AdminPorts, 'subjects'>
 }
 
 export type AdminOptions = Omit<AdminPorts, 'config' | 'subjects' | 'audit'> & {
+  /** Follows `admin.tokenFile`. */
+  readonly tokens: { readonly current: readonly string[] } | null
   /** Called with every change. */
   readonly onAudit: AuditSink
 }
@@ -21,11 +24,11 @@ export type AdminOptions = Omit<AdminPorts, 'config' | 'subjects' | 'audit'> & {
  */
 export async function openAdminAccess(
   inForce: InForce,
-  { onAudit, ...rest }: AdminOptions,
+  { onAudit, tokens, ...rest }: AdminOptions,
 ): Promise<(AdminAccess & AsyncDisposable) | null> {
   const { service, admin, audit: log } = inForce.config
-  const { listen, token, hosts } = admin
-  if (listen === null || token === null) return null
+  const { listen, hosts } = admin
+  if (listen === null || tokens === null) return null
   const audit = await Audit.open(log.file, service, onAudit).catch((error: unknown) => {
     throw new Error(`audit.file: ${(error as Error).message}`, { cause: error })
   })
@@ -38,7 +41,7 @@ export async function openAdminAccess(
     },
   }
   return {
-    token,
+    tokens: () => tokens.current,
     hosts: [...hosts, bracketed.toLowerCase()],
     ports,
     [Symbol.asyncDispose]: () => audit.close(),

@@ -8,10 +8,13 @@ export function configOf(
   file: string | null,
   flags: Parameters<typeof loadConfig>[0]['flags'],
   env: Io['env'],
+  isReload = false,
 ): Loaded {
   if (file === null) return loadConfig({ text: '', env, flags })
   const read = readConfigFile(file)
-  return read.ok ? loadConfig({ file, text: read.text, env, flags }) : { ok: false, errors: [read.error] }
+  return read.ok
+    ? loadConfig({ file, text: read.text, env, flags, isReload })
+    : { ok: false, errors: [read.error] }
 }
 
 export function servingFlags(args: Args): Parameters<typeof configOf>[1] {

@@ -50,7 +50,7 @@ async function runServe(args: Args, io: Io): Promise<number> {
   if (!args.has('config') && !args.has('upstream'))
     throw usage(`nothing to serve: give --config FILE or --upstream URL${npmHint(io.env)}`)
   const file = args.text('config') ?? null
-  const read = (): Loaded => configOf(file, servingFlags(args), io.env)
+  const read = (isReload: boolean): Loaded => configOf(file, servingFlags(args), io.env, isReload)
   let log: Logger | null = null
   // A reload requested before the proxy has started.
   let asksReload = false
@@ -62,7 +62,7 @@ async function runServe(args: Args, io: Io): Promise<number> {
     )
   // Before the file is read, so that no change is missed.
   using _watch = file === null ? null : new FileWatch(file, () => reload(), { onLost })
-  const loaded = read()
+  const loaded = read(false)
   if (!loaded.ok) throw invalidConfig(loaded.errors)
   const { logger, output } = openLog(loaded.config.log)
   log = logger
@@ -90,7 +90,7 @@ async function runServe(args: Args, io: Io): Promise<number> {
   reload = () => {
     if (file === null) return log.warn('SIGHUP does nothing without a configuration file')
     try {
-      proxy.reload(read())
+      proxy.reload(read(true))
     } catch (error) {
       log.error({ err: error }, 'internal error: the configuration was not reloaded')
     }

@@ -2,7 +2,7 @@ import { existsSync } from 'node:fs'
 import { resolve } from 'node:path'
 import type { Config } from '../config/config.ts'
 import { Findings, formatConfigError } from '../config/errors.ts'
-import { readToken } from '../config/files.ts'
+import { readTokens } from '../config/files.ts'
 import { quote } from '../config/units.ts'
 import { isSharedStore } from '../config/urls.ts'
 import { type Args, type CommandOptions, Exit, finding, type Io, usage } from './command.ts'
@@ -67,8 +67,9 @@ export function adminSource(args: Args): RecordSource {
   const file = args.text('token-file')
   if (file === undefined) throw usage('--admin needs --token-file FILE: the admin token of that proxy')
   const findings = new Findings('--token-file')
-  const token = readToken(findings, '', file)
-  if (token === null) throw usage(findings.sorted().map(formatConfigError).join('; '))
+  // Any that the proxy accepts will do.
+  const [token] = readTokens(findings, '', file) ?? []
+  if (token === undefined) throw usage(findings.sorted().map(formatConfigError).join('; '))
   return openRemote(url.origin, token, file)
 }
 

@@ -3,7 +3,6 @@ import type { RoutePolicy } from '../core/policy.ts'
 import { normalisePath, readsKeys, routeCovers, WELL_KNOWN } from '../core/route.ts'
 import type { Config } from './config.ts'
 import type { Findings } from './errors.ts'
-import { checkPem } from './files.ts'
 import { formatDuration, formatSize } from './units.ts'
 import { type Address, isLoopback, isSharedStore, reaches } from './urls.ts'
 import { type Effective, UNMATCHED } from './warnings.ts'
@@ -264,9 +263,7 @@ export function checkFile(findings: Findings, file: Listening): void {
   const origin = url.startsWith('unix:') ? null : URL.parse(url)
   const port = Number(origin?.port || (origin?.protocol === 'https:' ? 443 : 80))
   const own = open.find(([, at]) => origin !== null && at.port === port && reaches(origin.hostname, at))?.[0]
-  const isExposed = admin.listen !== null && admin.token === null && !isLoopback(admin.listen.host)
-  for (const name of ['ca', 'cert', 'key'] as const)
-    if (tls[name] !== null) checkPem(findings, `upstream.tls.${name}`, tls[name])
+  const isExposed = admin.listen !== null && admin.tokenFile === null && !isLoopback(admin.listen.host)
   // biome-ignore format: a table
   report(findings, [
     [!findings.isWritten('upstream.url'), ['upstream.url'],

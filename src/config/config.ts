@@ -12,7 +12,6 @@ export type { Address } from './urls.ts'
 export interface Config extends Omit<FilledFile, keyof Derived>, Derived {}
 
 interface Derived {
-  readonly admin: Omit<FilledFile['admin'], 'tokenFile'> & { readonly token: string | null }
   readonly service: string
   readonly upstream: UpstreamConfig
   readonly store: StoreConfig

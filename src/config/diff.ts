@@ -45,9 +45,12 @@ function fileChanges(before: Config, after: Config): RawChange[] {
   const policies = [before, after].flatMap(policiesOf).filter(readsKeys)
   const [was, now] = [before, after].map(fileForm).map(({ routes: _r, defaults: _d, ...own }) => own)
   return differences(was, now, FILE).map(({ rule, ...difference }) => {
-    const isConditional = typeof rule === 'object' && rule.effect === 'restart'
-    const identifies = isConditional && policies.some(rule.identifiesFor)
-    return { ...difference, effect: identifies ? 'identifies' : plainly(rule), about: null }
+    const effectOf = (): ReloadRule => {
+      if (typeof rule === 'string' || rule.effect !== 'restart') return plainly(rule)
+      if ('when' in rule) return rule.when(difference.was, difference.now) ? 'restart' : 'live'
+      return policies.some(rule.identifiesFor) ? 'identifies' : 'restart'
+    }
+    return { ...difference, effect: effectOf(), about: null }
   })
 }
 

@@ -3,6 +3,8 @@ import { stat } from 'node:fs/promises'
 import { dirname, resolve } from 'node:path'
 import type { Millis } from '../core/record.ts'
 import { checkKeyText } from '../credentials/key-text.ts'
+import { type TlsMaterial, tlsProblem } from '../runtime/pem.ts'
+import type { UpstreamConfig } from './config.ts'
 import type { ConfigError, Findings } from './errors.ts'
 import { quote } from './units.ts'
 
@@ -84,17 +86,38 @@ export function readSealingKey(findings: Findings, path: string, file: string): 
   return null
 }
 
-/** A bearer token, limited to characters of header lines. */
-export function readToken(findings: Findings, path: string, file: string): string | null {
-  const token = readLine(findings, path, file)?.toString('latin1') ?? null
-  if (token === null || /^[!-~]+$/.test(token)) return token
-  findings.add(path, `found no token in ${quote(file)}; allowed: one line of printable ASCII without blanks`)
+/** Bearer tokens, limited to characters of header lines; `null`: the file has none, as the findings say. */
+export function readTokens(findings: Findings, path: string, file: string): readonly string[] | null {
+  const text = readNamed(findings, path, file)?.toString('latin1')
+  if (text === undefined) return null
+  const tokens = text.split(/\r?\n/).filter((line) => line !== '')
+  if (tokens.length > 0 && tokens.every((token) => /^[!-~]+$/.test(token))) return tokens
+  const allowed = 'one token a line, of printable ASCII without blanks'
+  findings.add(path, `found no token in ${quote(file)}; allowed: ${allowed}`)
   return null
 }
 
-export function checkPem(findings: Findings, path: string, file: string): void {
-  if (readNamed(findings, path, file)?.includes('-----BEGIN ') === false)
-    findings.add(path, `found no PEM in ${quote(file)}; allowed: a PEM file`)
+/** A PEM file's bytes; `null`: it is none, as the findings say. */
+export function readPem(findings: Findings, path: string, file: string): Buffer | null {
+  const pem = readNamed(findings, path, file)
+  if (pem === null || pem.includes('-----BEGIN ')) return pem
+  findings.add(path, `found no PEM in ${quote(file)}; allowed: a PEM file`)
+  return null
+}
+
+/** The files of `upstream.tls`; `null`: they cannot be used, as the findings say. */
+export function readUpstreamTls(findings: Findings, files: UpstreamConfig['tls']): TlsMaterial | null {
+  const material: Partial<Record<keyof TlsMaterial, Buffer>> = {}
+  for (const name of ['ca', 'cert', 'key'] as const) {
+    const file = files[name]
+    if (file === null) continue
+    const pem = readPem(findings, `upstream.tls.${name}`, file)
+    if (pem === null) return null
+    material[name] = pem
+  }
+  const problem = tlsProblem(material)
+  if (problem !== null) findings.add('upstream.tls', `found files that cannot be used: ${problem}`)
+  return problem === null ? material : null
 }
 
 /** The text of a file of keys that verify tokens. */

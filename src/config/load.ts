@@ -20,7 +20,7 @@ import {
 } from './check.ts'
 import type { Config, IssuerConfig, SealingKey } from './config.ts'
 import { type ConfigError, Findings, formatConfigError } from './errors.ts'
-import { readKeyFile, readSealingKey, readSecret, readToken } from './files.ts'
+import { readKeyFile, readPem, readSealingKey, readSecret, readTokens } from './files.ts'
 import {
   FILE,
   type FileConfig,
@@ -47,6 +47,8 @@ export interface ConfigInput {
   /** Its text; empty where flags say everything. */
   readonly text: string
   readonly env: Environment
+  /** A proxy runs with an earlier one. */
+  readonly isReload?: boolean
   /** They override the file. */
   readonly flags: { readonly [name in keyof typeof FLAGS]?: string | undefined }
 }
@@ -58,12 +60,12 @@ export type Loaded =
 export { type ConfigError, formatConfigError }
 
 /** Reads, resolves and checks a configuration. All errors are reported at once, in the order of the file. */
-export function loadConfig({ file: name = '', text, env, flags }: ConfigInput): Loaded {
+export function loadConfig({ file: name = '', text, env, isReload = false, flags }: ConfigInput): Loaded {
   const findings = new Findings(name)
   const spelled = new Map<string, string>()
   const file = readYaml(text, { file: name, env, findings, spelled })
   if (file === null) return { ok: false, errors: findings.sorted() }
-  const config = { ...resolve(withFlags(file, flags, findings), findings), spelled }
+  const config = { ...resolve(withFlags(file, flags, findings), isReload, findings), spelled }
   const errors = findings.sorted()
   return errors.length === 0 ? { ok: true, config } : { ok: false, errors }
 }
@@ -92,11 +94,10 @@ function withFlags(file: FileConfig, flags: ConfigInput['flags'], findings: Find
   return result as FileConfig
 }
 
-function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> {
+function resolve(file: FileConfig, isReload: boolean, findings: Findings): Omit<Config, 'spelled'> {
   const { defaults: _, ...filled } = overlay(defaultsOf(FILE.group ?? {}), file, FILE) as FilledFile
   const { listen, ops, status, unmatched, wellKnown, cors } = filled
   const { secretFile, encryption: _e, primary, cache, ...ownStore } = filled.store
-  const { tokenFile, ...ownAdmin } = filled.admin
   // A default for routes.
   const { newKeys: _n, ...limits } = filled.limits
   const secret = secretFile && readSecret(findings, 'store.secretFile', secretFile, MIN_SECRET)
@@ -113,8 +114,8 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
     issuer: file.issuer === undefined ? null : issuerOf(filled.issuer, findings),
   }
   const { upstream, store } = common
-  const token = tokenFile === null ? null : readToken(findings, 'admin.tokenFile', tokenFile)
-  const listeners = { listen, admin: { ...ownAdmin, token }, ops }
+  const listeners = { listen, admin: filled.admin, ops }
+  if (!isReload) checkRotating(findings, filled)
   checkFile(findings, { ...listeners, upstream, store, cors, isTiered: ownStore.url === 'tiered:' })
 
   const effective = (
@@ -158,6 +159,16 @@ function resolve(file: FileConfig, findings: Findings): Omit<Config, 'spelled'> 
     routes: policies,
     warnings: [...shadowed, ...warningsOf(decisive, store.url, upstream.timeout)],
   }
+}
+
+/** Files that a running proxy follows by itself ({@link Rotating}): one that is being replaced must not keep a configuration out. */
+function checkRotating(
+  findings: Findings,
+  { admin: { tokenFile }, upstream: { tls } }: Pick<FilledFile, 'admin' | 'upstream'>,
+): void {
+  if (tokenFile !== null) readTokens(findings, 'admin.tokenFile', tokenFile)
+  for (const name of ['ca', 'cert', 'key'] as const)
+    if (tls[name] !== null) readPem(findings, `upstream.tls.${name}`, tls[name])
 }
 
 function sealingKeys(store: FileConfig['store'], findings: Findings): SealingKey[] {

@@ -256,8 +256,8 @@ export const PROPERTIES = {
   admin: group({
     listen: row('addressOrNone', '127.0.0.1:9464', restart,
       'Address for the admin API and metrics; `none` turns it off. Requires `tokenFile` unless it is on loopback.'),
-    tokenFile: row('filePath', unset, restart,
-      'Bearer token file for the admin API. Without it, only health and metrics are served.'),
+    tokenFile: row('filePath', unset, { effect: restart, when: (before, after) => before === undefined || after === undefined },
+      'Bearer token file for the admin API, one token a line; read again when it changes. Without it, only health and metrics are served.'),
     hosts: row(list('hostLine'), ['localhost', '127.0.0.1', '[::1]'], restart,
       'Host names accepted in the `Host` header, besides the address that the request was sent to.'),
   }),
@@ -287,7 +287,7 @@ export const PROPERTIES = {
     connections: row('count', 128, live,
       'Maximum connections to the upstream for protected requests; as many again for all others, and for WebSockets.'),
     tls: group({
-      ca: row('filePath', unset, restart, 'PEM file of the trusted authorities. Default: those of the system.'),
+      ca: row('filePath', unset, restart, 'PEM file of the trusted authorities. Default: those of the system. The three files are read again when they change.'),
       cert: row('filePath', unset, restart, 'PEM file of the client certificate.'),
       key: row('filePath', unset, restart, 'PEM file of its private key.'),
       servername: row('hostName', unset, restart, 'Host name that the certificate must have. Default: the host of `url`.'),

@@ -15,6 +15,8 @@ export type Reload =
       readonly effect: 'identifies'
       readonly when: (before: RoutePolicy, after: RoutePolicy) => boolean
     }
+  /** For a property outside of routes that only has to be there, or not, from the start; other changes are live. */
+  | { readonly effect: 'restart'; readonly when: (before: unknown, after: unknown) => boolean }
   /** For a property outside of routes that is part of some routes' record ids. */
   | { readonly effect: 'restart'; readonly identifiesFor: (policy: RoutePolicy) => boolean }
 

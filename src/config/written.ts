@@ -22,15 +22,13 @@ export function valueText(value: unknown, path: string, spelled: Config['spelled
 
 /** The configuration with the names and nesting of a file. */
 export function fileForm({ warnings: _w, spelled: _s, ...config }: Config): Record<string, unknown> {
-  const { admin, store, issuer, defaults, routes, ...rest } = config
-  const { token, ...ownAdmin } = admin
+  const { store, issuer, defaults, routes, ...rest } = config
   const { secret, encryption, url, cache, ...ownStore } = store
   const keys = encryption.keys.map(({ id, key }) => ({ id, file: key }))
   const sealing = keys.length === 0 ? null : { keys }
   const tiers = cache === undefined ? { url } : { url: 'tiered:', primary: { url }, cache }
   return {
     ...rest,
-    admin: { ...ownAdmin, tokenFile: token },
     store: { ...tiers, ...ownStore, secretFile: secret, encryption: sealing },
     issuer: issuer && { path: issuer.path, secretFile: issuer.secret, ttl: issuer.ttl },
     defaults: policyForm(defaults),

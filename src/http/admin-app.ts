@@ -113,8 +113,8 @@ function servePage(app: AdminApp): void {
  *
  * @throws {AdminProblem}
  */
-function authorize({ token, hosts }: AdminAccess, request: IncomingMessage): void {
-  if (!bears(request, token))
+function authorize({ tokens, hosts }: AdminAccess, request: IncomingMessage): void {
+  if (!bears(request, tokens()))
     throw new AdminProblem('unauthorized', 'send it as Authorization: Bearer <token>', {
       headers: { 'www-authenticate': 'Bearer' },
     })
@@ -127,11 +127,11 @@ function authorize({ token, hosts }: AdminAccess, request: IncomingMessage): voi
     throw new AdminProblem('origin_not_allowed', 'a page of another origin sent the request')
 }
 
-/** Compares digests, so that timing reveals neither the length nor the content of the token. */
-function bears(request: IncomingMessage, token: string): boolean {
+/** Compares digests, and with each, so that timing reveals neither the length nor the content of a token. */
+function bears(request: IncomingMessage, tokens: readonly string[]): boolean {
   const given = /^Bearer (.+)$/i.exec(request.headers.authorization ?? '')?.[1] ?? ''
   const digest = (text: string): Buffer => createHash('sha256').update(text).digest()
-  return timingSafeEqual(digest(given), digest(token))
+  return tokens.filter((token) => timingSafeEqual(digest(given), digest(token))).length > 0
 }
 
 /** Null for no `Host` line or several. */

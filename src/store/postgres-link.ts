@@ -74,7 +74,7 @@ export class PostgresLink {
       ...where,
       // A function, since an empty password would be looked up in the environment and in files.
       password: () => password,
-      ssl: tls ?? false,
+      ssl: tls?.() ?? false,
       client_encoding: 'utf8',
       sslnegotiation: 'postgres',
       application_name: APPLICATION,

@@ -114,7 +114,10 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
   const { service, timeoutMs, onPruned, grace = 0 } = options
   const skew = options.skew ?? (() => 0)
   const wait = lockWait(timeoutMs)
-  const connecting = { ...options, address: postgresAddress(options.url) }
+  const connecting = {
+    ...options,
+    address: postgresAddress(options.url, options.onEvent),
+  }
   const lanes = new Lanes(connecting, prepare, () => {
     listener.resubscribe()
     void epoch?.look()

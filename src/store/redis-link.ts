@@ -26,7 +26,8 @@ export interface RedisAddress {
   readonly username: string
   readonly password: string
   readonly db: number
-  readonly tls?: object
+  /** Asked for each connection. Absent: plain. */
+  readonly tls?: () => object
 }
 
 export type HostPort = Pick<RedisAddress, 'host' | 'port'>
@@ -124,7 +125,7 @@ export class RedisLink {
       buffer: Buffer.allocUnsafeSlow(READ_BYTES),
       callback: (length: number, bytes: Uint8Array) => this.#read(bytes as Buffer, length),
     }
-    const options = { host, port, onread, ...tls }
+    const options = { host, port, onread, ...tls?.() }
     const socket =
       tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
     this.#socket = socket

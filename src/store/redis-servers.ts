@@ -51,7 +51,7 @@ export interface Servers {
 
 export function serversOf(options: ServersOptions, layout: Layout): Servers {
   const { timeoutMs, onEvent, grace = 0 } = options
-  const url = redisUrl(options.url)
+  const url = redisUrl(options.url, onEvent)
   if (url.kind === 'cluster') {
     const cluster = new Cluster(url, timeoutMs, {
       onEvent,

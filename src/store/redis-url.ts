@@ -1,6 +1,6 @@
 import type { HostPort, RedisAddress } from './redis-link.ts'
 import { StoreUnavailable } from './register.ts'
-import { tlsFiles } from './tls-files.ts'
+import { type OnUnusable, tlsFiles } from './tls-files.ts'
 
 /** A valid `store.url`, parsed (`config/urls.ts`). */
 export type RedisUrl = { readonly kind: 'server'; readonly server: RedisAddress } | SentinelUrl | ClusterUrl
@@ -36,14 +36,14 @@ const SENTINEL_PORT = 26_379
 const PORT = 6379
 
 /** @throws {StoreUnavailable} if a certificate cannot be read. */
-export function redisUrl(url: string): RedisUrl {
+export function redisUrl(url: string, onUnusable: OnUnusable): RedisUrl {
   const several = SEVERAL.exec(url)
-  if (several === null) return { kind: 'server', server: addressOf(url) }
+  if (several === null) return { kind: 'server', server: addressOf(url, onUnusable) }
   const [, s, kind, user = '', secret = '', hosts = '', path = '', db, query] = several
   const username = decodeURIComponent(user)
   const password = decodeURIComponent(secret)
   const options = new URLSearchParams(query)
-  const tls = tlsOf(s !== '', options)
+  const tls = tlsOf(s !== '', options, onUnusable)
   const all = (port: number) => hosts.split(',').map((host) => placeOf(host, port))
   if (kind === 'cluster')
     return { kind: 'cluster', hosts: all(PORT), server: { username, password, db: 0, ...tls } }
@@ -61,7 +61,7 @@ export function redisUrl(url: string): RedisUrl {
 }
 
 /** Of one server. */
-export function addressOf(url: string): RedisAddress {
+export function addressOf(url: string, onUnusable: OnUnusable): RedisAddress {
   const { protocol, hostname, port, username, password, pathname, searchParams } = new URL(url)
   return {
     host: hostname.replace(/^\[|\]$/g, ''),
@@ -69,12 +69,12 @@ export function addressOf(url: string): RedisAddress {
     username: decodeURIComponent(username),
     password: decodeURIComponent(password),
     db: Number(pathname.slice(1)),
-    ...tlsOf(protocol === 'rediss:', searchParams),
+    ...tlsOf(protocol === 'rediss:', searchParams, onUnusable),
   }
 }
 
-function tlsOf(isOn: boolean, options: URLSearchParams): Pick<RedisAddress, 'tls'> {
-  return isOn ? { tls: tlsFiles(options, { ca: 'cacert', cert: 'cert', key: 'key' }) } : {}
+function tlsOf(isOn: boolean, options: URLSearchParams, onUnusable: OnUnusable): Pick<RedisAddress, 'tls'> {
+  return isOn ? { tls: tlsFiles(options, { ca: 'cacert', cert: 'cert', key: 'key' }, onUnusable) } : {}
 }
 
 function placeOf(text: string, defaultPort: number): HostPort {

@@ -1,5 +1,6 @@
 import { readFileSync } from 'node:fs'
-import type { ConnectionOptions } from 'node:tls'
+import { isDeepStrictEqual } from 'node:util'
+import { type TlsMaterial, tlsProblem } from '../runtime/pem.ts'
 import { StoreUnavailable } from './register.ts'
 
 /** The options of a `store.url` that name PEM files: trusted authorities, and this process's own certificate and key. */
@@ -9,18 +10,43 @@ export interface TlsOptionNames {
   readonly key: string
 }
 
-/** @throws {StoreUnavailable} if a file cannot be read. */
-export function tlsFiles(options: URLSearchParams, names: TlsOptionNames): ConnectionOptions {
-  const found: ConnectionOptions = {}
-  for (const member of ['ca', 'cert', 'key'] as const) {
-    const option = names[member]
-    const path = options.get(option)
-    if (path === null) continue
-    try {
-      found[member] = readFileSync(path)
-    } catch (error) {
-      throw new StoreUnavailable(`store.url: ${option} cannot be read: ${(error as Error).message}`, false)
+/** Called with what is wrong with the files that a new connection finds; it uses what they held before. */
+export type OnUnusable = (kind: 'error', detail: string) => void
+
+/**
+ * Reads the files for each new connection, so that it has their latest content (contract §15).
+ *
+ * @throws {StoreUnavailable} if one cannot be read now.
+ */
+export function tlsFiles(
+  options: URLSearchParams,
+  names: TlsOptionNames,
+  onUnusable: OnUnusable,
+): () => TlsMaterial {
+  const read = (): TlsMaterial => {
+    const found: Partial<Record<keyof TlsMaterial, Buffer>> = {}
+    for (const member of ['ca', 'cert', 'key'] as const) {
+      const option = names[member]
+      const path = options.get(option)
+      if (path === null) continue
+      try {
+        found[member] = readFileSync(path)
+      } catch (error) {
+        throw new StoreUnavailable(`store.url: ${option} cannot be read: ${(error as Error).message}`, false)
+      }
     }
+    return found
   }
-  return found
+  let last = read()
+  return () => {
+    try {
+      const found = read()
+      const problem = isDeepStrictEqual(found, last) ? null : tlsProblem(found)
+      if (problem === null) last = found
+      else onUnusable('error', `store.url: ${problem}; the files of before are used`)
+    } catch (error) {
+      onUnusable('error', `${(error as Error).message}; the files of before are used`)
+    }
+    return last
+  }
 }

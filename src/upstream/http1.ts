@@ -9,8 +9,8 @@ import { AnswerTimeout, type Carrier, type Exchanging, type Outgoing, type Trans
 export interface Http1Options {
   /** Where to connect: host and port, or the path of a socket. */
   readonly to: { readonly host: string; readonly port: number } | { readonly path: string }
-  /** Null: no TLS. With it, certificates are verified. */
-  readonly tls: ConnectionOptions | null
+  /** Null: no TLS. With it, certificates are verified. Asked for each connection. */
+  readonly tls: () => ConnectionOptions | null
   /** The `Host` of requests without one. */
   readonly host: string
   readonly connectTimeout: Millis
@@ -38,6 +38,8 @@ export class Http1Client implements Transport, Sharer {
   readonly options: Http1Options
   /** Resumed by the next TLS connection. */
   session: Buffer | undefined
+  /** Grows with each {@link renew}. */
+  generation = 0
   readonly #queue: Exchanging[] = []
   /** The connection used last comes first, so that unneeded ones expire. */
   readonly #idle: UpstreamConnection[] = []
@@ -77,6 +79,13 @@ export class Http1Client implements Transport, Sharer {
     for (const connection of this.#open) connection.destroy(why)
     if (this.#open.length === 0) resolve()
     return promise
+  }
+
+  /** `options.tls` has changed: connections made with the former certificates end with the exchange that they carry. */
+  renew(): void {
+    this.generation++
+    this.session = undefined
+    for (const connection of [...this.#idle, ...this.#resting]) connection.destroy(null)
   }
 
   /** Resting connections rest until the event loop has turned. */
@@ -175,6 +184,7 @@ class UpstreamConnection implements Carrier, AnswerParts {
   readonly #client: Http1Client
   readonly #socket: Socket
   readonly #parser: ResponseParser
+  readonly #generation: number
   #exchange: Exchanging | null
   #phase: ConnectionPhase = 'connecting'
   /** Whether it may carry another exchange after this one. */
@@ -190,9 +200,11 @@ class UpstreamConnection implements Carrier, AnswerParts {
 
   constructor(client: Http1Client, exchange: Exchanging) {
     this.#client = client
+    this.#generation = client.generation
     this.#exchange = exchange
     this.#parser = new ResponseParser(this, client.options.mostHead)
-    const { to, tls, connectTimeout } = client.options
+    const { to, connectTimeout } = client.options
+    const tls = client.options.tls()
     const read = (bytes: number): boolean => this.#read(bytes)
     const options = {
       ...to,
@@ -354,7 +366,7 @@ class UpstreamConnection implements Carrier, AnswerParts {
         ...(client.session && { session: client.session }),
       })
       .on('session', (session) => {
-        client.session = session
+        if (this.#generation === client.generation) client.session = session
       })
   }
 
@@ -421,7 +433,8 @@ class UpstreamConnection implements Carrier, AnswerParts {
       this.#socket.end()
       return this.#wake()
     }
-    this.#patience = this.#client.options.habits.keepFor(this.#parser.keepAlive)
+    const isFormer = this.#generation !== this.#client.generation
+    this.#patience = isFormer ? 0 : this.#client.options.habits.keepFor(this.#parser.keepAlive)
     if (this.#patience <= 0) return this.destroy(null)
     this.#phase = 'idle'
     this.#wake()

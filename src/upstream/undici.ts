@@ -24,7 +24,7 @@ const UNREACHED = 2 * 1024 ** 2
 export class UndiciClient implements Transport, Sharer {
   readonly pool: Pool
   readonly #servername: string | undefined
-  readonly #connector: buildConnector.connector
+  #connector: buildConnector.connector
   readonly #places: Places
   readonly #mostHead: () => number
   #waiting: (() => void)[] = []
@@ -70,6 +70,11 @@ export class UndiciClient implements Transport, Sharer {
 
   /** undici cannot cancel a queued request: {@link Exchanging.onBegin} refuses when its turn comes. */
   cancel(): void {}
+
+  /** Connects with these from now on. */
+  renew(connect: buildConnector.BuildOptions): void {
+    this.#connector = buildConnector({ ...connect, allowH2: false })
+  }
 
   async close(): Promise<void> {
     this.#waiting = []

@@ -161,7 +161,7 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
     ],
     [
       `list ${admin} --token-file ${file('blank', 'two words\n')}`,
-      /--token-file: found no token in ".*blank"; allowed: one line of printable ASCII/,
+      /--token-file: found no token in ".*blank"; allowed: one token a line, of printable ASCII/,
     ],
     [`inspect ${store}`, /inspect needs the id of a record, or a key/],
     [`inspect a b ${store}`, /inspect takes one id or key, found 2 arguments/],

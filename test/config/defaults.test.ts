@@ -60,7 +60,7 @@ void t.test('a minimal file has every default of the property table (contract §
     service: 'default',
     admin: {
       listen: { host: '127.0.0.1', port: 9464 },
-      token: null,
+      tokenFile: null,
       hosts: ['localhost', '127.0.0.1', '[::1]'],
     },
     audit: { file: null },

@@ -22,7 +22,7 @@ function tests(server: PostgresServer): void {
   t.teardown(() => server[Symbol.asyncDispose]())
 
   const linked = async (t: Test, { url }: Database, user = 'owner') => {
-    const link = await PostgresLink.open({ ...postgresAddress(url), user }, () => {})
+    const link = await PostgresLink.open({ ...postgresAddress(url, () => {}), user }, () => {})
     t.teardown(() => link.destroy())
     return link
   }

@@ -20,7 +20,7 @@ interface Opened {
 
 function tests(server: PostgresServer): void {
   t.teardown(() => server[Symbol.asyncDispose]())
-  const address = postgresAddress(server.url)
+  const address = postgresAddress(server.url, () => {})
 
   const open = async (t: Test, to: PostgresAddress = address, comment = ''): Promise<Opened> => {
     const ends: string[] = []
@@ -176,7 +176,7 @@ function tests(server: PostgresServer): void {
       message: /role "absent" does not exist/,
     })
     // It refuses, and does not close the connection itself.
-    for (const tls of [null, { rejectUnauthorized: false }]) {
+    for (const tls of [null, () => ({ rejectUnauthorized: false })]) {
       const requests: Buffer[] = []
       let closed = 0
       const { port } = await serving(t, (socket) => {

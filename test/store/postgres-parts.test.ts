@@ -13,11 +13,13 @@ import {
   type SqlRow,
   sqlNumber,
 } from '../../src/store/postgres-link.ts'
-import { postgresAddress } from '../../src/store/postgres-url.ts'
+import * as parsing from '../../src/store/postgres-url.ts'
 import { type NewEpoch, StoreUnavailable } from '../../src/store/register.ts'
 import { KEPT_FOR, Safety } from '../../src/store/safety.ts'
 import { fakeLinks } from '../support/fake-links.ts'
 import { newId, tempDir } from './fixtures.ts'
+
+const postgresAddress = (url: string) => parsing.postgresAddress(url, () => {})
 
 void t.test('a PostgreSQL URL gives host, port, credentials, database and TLS', async (t) => {
   const plain = { host: 'db', port: 5432, user: 'u', password: '', database: 'd', tls: null }
@@ -30,7 +32,7 @@ void t.test('a PostgreSQL URL gives host, port, credentials, database and TLS', 
     database: 'dü',
     tls: null,
   })
-  t.strictSame(postgresAddress('postgres://u@db/d?sslmode=require').tls, { rejectUnauthorized: false })
+  t.strictSame(postgresAddress('postgres://u@db/d?sslmode=require').tls?.(), { rejectUnauthorized: false })
 })
 
 void t.test('sslmode says what is verified, and with which files', async (t) => {
@@ -40,7 +42,8 @@ void t.test('sslmode says what is verified, and with which files', async (t) => 
     writeFileSync(path, name)
     return `${name}=${encodeURIComponent(path)}`
   })
-  const tls = (mode: string) => postgresAddress(`postgres://u@db/d?sslmode=${mode}&${files.join('&')}`).tls
+  const tls = (mode: string) =>
+    postgresAddress(`postgres://u@db/d?sslmode=${mode}&${files.join('&')}`).tls?.()
   const given = { ca: Buffer.from('sslrootcert'), cert: Buffer.from('sslcert'), key: Buffer.from('sslkey') }
   t.strictSame(tls('verify-full'), { rejectUnauthorized: true, ...given })
   const { checkServerIdentity, ...rest } = tls('verify-ca') ?? {}

@@ -5,7 +5,7 @@ import { reconnectDelay } from '../../src/store/reconnect.ts'
 import { RedisKeys } from '../../src/store/redis.ts'
 import type { Wait } from '../../src/store/redis-barrier.ts'
 import { redisTraits, together } from '../../src/store/redis-traits.ts'
-import { addressOf, redisUrl } from '../../src/store/redis-url.ts'
+import * as parsing from '../../src/store/redis-url.ts'
 import type { StoreTraits } from '../../src/store/register.ts'
 import { tempDir } from './fixtures.ts'
 
@@ -68,6 +68,16 @@ void t.test('only the key of a record is taken for one', async (t) => {
     t.equal(KEYS.idOf(other), null, other)
 })
 
+/** The files are not read again here: test/store/tls-files.test.ts. */
+function unread(_kind: 'error', problem: string): never {
+  throw new Error(problem)
+}
+const redisUrl = (url: string) => parsing.redisUrl(url, unread)
+const addressOf = (url: string) => parsing.addressOf(url, unread)
+/** The options of a TLS connection, in place of the function that gives them. */
+const asked = <A extends { readonly tls?: () => object }>({ tls, ...rest }: A) =>
+  tls === undefined ? rest : { ...rest, tls: tls() }
+
 const OPEN = { username: '', password: '', db: 0 }
 
 void t.test('the URL of a server gives host, port, credentials, database and TLS', async (t) => {
@@ -79,7 +89,7 @@ void t.test('the URL of a server gives host, port, credentials, database and TLS
     ...OPEN,
     password: 's@',
   })
-  t.strictSame(addressOf('rediss://u%40x:p%2F@[::1]:7000/14'), {
+  t.strictSame(asked(addressOf('rediss://u%40x:p%2F@[::1]:7000/14')), {
     host: '::1',
     port: 7000,
     username: 'u@x',
@@ -105,7 +115,7 @@ void t.test('the URL of Sentinels gives them, the master, and how each is greete
     const found = redisUrl(url)
     if (found.kind !== 'sentinel') throw new Error(found.kind)
     const [first] = found.sentinels
-    return [found.server, first?.username, first?.password, first?.db, first?.tls]
+    return [asked(found.server), first?.username, first?.password, first?.db, first?.tls?.()]
   }
   t.strictSame(
     greeted('redis+sentinel://:p%2F@h/m/3'),
@@ -137,11 +147,9 @@ void t.test('the URL of a cluster gives some of its nodes', async (t) => {
     ],
     server: OPEN,
   })
-  t.strictSame(redisUrl('rediss+cluster://u:p%40@[::1]:7001/0'), {
-    kind: 'cluster',
-    hosts: [{ host: '::1', port: 7001 }],
-    server: { username: 'u', password: 'p@', db: 0, tls: {} },
-  })
+  const cluster = redisUrl('rediss+cluster://u:p%40@[::1]:7001/0')
+  t.match(cluster, { kind: 'cluster', hosts: [{ host: '::1', port: 7001 }] })
+  t.strictSame(asked(cluster.server), { username: 'u', password: 'p@', db: 0, tls: {} })
 })
 
 void t.test('TLS uses the files that a URL names', async (t) => {
@@ -152,10 +160,12 @@ void t.test('TLS uses the files that a URL names', async (t) => {
   })
   const all = `cacert=${ca}&cert=${cert}&key=${key}`
   const tls = { ca: Buffer.from('ca'), cert: Buffer.from('cert'), key: Buffer.from('key') }
-  t.strictSame(addressOf(`rediss://h?${all}`).tls, tls)
-  t.match(redisUrl(`rediss+cluster://h?${all}`), { server: { tls } })
-  t.match(redisUrl(`rediss+sentinel://h/m?${all}`), { server: { tls }, sentinels: [{ tls }] })
-  t.strictSame(addressOf(`rediss://h?key=${key}`).tls, { key: tls.key })
+  t.strictSame(addressOf(`rediss://h?${all}`).tls?.(), tls)
+  t.strictSame(redisUrl(`rediss+cluster://h?${all}`).server.tls?.(), tls)
+  const group = redisUrl(`rediss+sentinel://h/m?${all}`)
+  t.strictSame(group.server.tls?.(), tls)
+  t.strictSame(group.kind === 'sentinel' && group.sentinels[0]?.tls?.(), tls)
+  t.strictSame(addressOf(`rediss://h?key=${key}`).tls?.(), { key: tls.key })
   t.throws(() => addressOf(`rediss://h?cert=${cert}.no`), {
     name: 'StoreUnavailable',
     maybeApplied: false,

@@ -1,3 +1,4 @@
+import { writeFileSync } from 'node:fs'
 import { dirname } from 'node:path'
 import t, { type Test } from 'tap'
 import type { Store } from '../../src/store/register.ts'
@@ -5,7 +6,7 @@ import { type Certificate, certificate } from '../support/certificates.ts'
 import { RedisServer } from '../support/redis.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
 import { SentinelGroup } from '../support/redis-sentinel.ts'
-import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+import { bytesOf, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
 import { claim, open, takesClaims } from './redis-fixtures.ts'
 
 t.setTimeout(120_000)
@@ -68,6 +69,29 @@ void t.test('TLS with client certificates and an ACL user works with one server'
   await server.command('ACL', 'SETUSER', 'app', ...RIGHTS)
   await works(t, await storeOf(t, urlOf(server.url, own)))
   await refusesOthers(t, server.url)
+})
+
+void t.test('§15.20 a new connection has the latest certificates, or those of before', async (t) => {
+  await using server = await RedisServer.start(tls)
+  using folder = tempDir()
+  const file = `${folder.path}/cert.pem`
+  writeFileSync(file, own.cert)
+  const { store, events } = await open(
+    t,
+    `${server.url}?cacert=${own.certFile}&cert=${file}&key=${own.keyFile}`,
+  )
+  t.match(await claim(store), { done: true })
+  const again = async (): Promise<void> => {
+    await server.command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
+    await until(takesClaims(store))
+  }
+  writeFileSync(file, own.cert.subarray(0, 100))
+  await again()
+  t.match(events.join('\n'), /error: store\.url: cert is no complete PEM file; the files of before are used/)
+  const before = events.length
+  writeFileSync(file, `${own.cert.toString()}\n`)
+  await again()
+  t.notMatch(events.slice(before).join('\n'), /files of before/)
 })
 
 void t.test('TLS with client certificates and an ACL user works with Sentinel', async (t) => {

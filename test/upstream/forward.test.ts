@@ -6,7 +6,7 @@ import type { Forward, Forwarded, LiveSink, UpstreamRequest } from '../../src/up
 import { answering, scriptedPeer } from '../support/exchange.ts'
 import { faulty } from '../support/faulty.ts'
 import { wholeRequest } from '../support/upstream.ts'
-import { opened, until, upstreamConfig } from './support.ts'
+import { opened, until } from './support.ts'
 
 interface Rig extends AsyncDisposable {
   readonly forward: Forward
@@ -381,14 +381,5 @@ void t.test('P23 only a TLS upstream has a Host of its own, from its url', async
     const upstream = await opened(url)
     t.equal(upstream.host, host, url)
     await upstream.close()
-  }
-})
-
-void t.test('U12 a TLS file that cannot be read fails openUpstream', async (t) => {
-  for (const file of ['ca', 'cert', 'key']) {
-    const { tls } = upstreamConfig('')
-    await t.rejects(opened('https://api.test', { tls: { ...tls, [file]: '/no/such/file' } }), {
-      code: 'ENOENT',
-    })
   }
 })

@@ -1,4 +1,6 @@
 import type { UpstreamConfig } from '../../src/config/config.ts'
+import { Findings } from '../../src/config/errors.ts'
+import { readUpstreamTls } from '../../src/config/files.ts'
 import { Habits } from '../../src/upstream/habits.ts'
 import { openUpstream, type Upstream } from '../../src/upstream/pool.ts'
 import type { Carrier, Exchanging, Outgoing, Patience, Transport } from '../../src/upstream/transport.ts'
@@ -19,7 +21,8 @@ export function upstreamConfig(url: string, more: Partial<UpstreamConfig> = {}):
 
 export function opened(url: string, more: Partial<UpstreamConfig> = {}): Promise<Upstream> {
   const config = upstreamConfig(url, more)
-  return openUpstream(config, { habits: new Habits(config.keepAlive), mostHead: () => 65_536 })
+  const material = readUpstreamTls(new Findings('c.yaml'), config.tls) ?? {}
+  return openUpstream(config, { material, habits: new Habits(config.keepAlive), mostHead: () => 65_536 })
 }
 
 /** Resolves when the condition holds, asked again in each turn of the event loop. */

@@ -8,7 +8,7 @@ import { certificate } from '../support/certificates.ts'
 import { problemOf, proxyBefore } from '../support/exchange.ts'
 import { post, rawRequest } from '../support/raw.ts'
 import { wholeRequest } from '../support/upstream.ts'
-import { Asked, opened } from './support.ts'
+import { Asked, opened, until } from './support.ts'
 
 const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
 const cert = certificate('IP:127.0.0.1')
@@ -60,6 +60,28 @@ void t.test('§15.15 connections are kept, and the next one resumes their sessio
   t.equal(await new Asked(client).end, '201 ok')
   t.strictSame(peer.resumed, [false, true])
 })
+
+void t.test(
+  '§15.20 after a renewal no request begins on a former connection, nor resumes its session',
+  async (t) => {
+    let finish = (): void => {}
+    const peer = await peerOf(t, (socket, n) => {
+      if (n === 2) finish = () => void socket.write(OK)
+      else socket.write(OK)
+    })
+    const upstream = await over(t, peer, 60_000)
+    const renew = (): void => upstream.renew({ ca: Buffer.from(cert.cert) })
+    t.equal(await new Asked(upstream.client).end, '201 ok')
+    renew()
+    const running = new Asked(upstream.client)
+    await until(() => peer.requests.length === 2)
+    renew()
+    finish()
+    t.equal(await running.end, '201 ok')
+    t.equal(await new Asked(upstream.client).end, '201 ok')
+    t.strictSame(peer.resumed, [false, false, false])
+  },
+)
 
 void t.test('§15.14 §15.26 what is carried, refused and used again is the same', async (t) => {
   const answers = [
