@@ -62,7 +62,7 @@ export type ProxyParts = Awaited<ReturnType<typeof compose>>
 export async function compose(config: Config, log: Logger, output: LogOutput | null) {
   const startedAt = Date.now()
   /** State that changes while the proxy runs. */
-  const state = { config, started: false, draining: false }
+  const state = { config, started: false, draining: false, stopping: false }
   const onBug = (error: unknown): void => log.error({ err: error }, 'internal error')
   /** Resources to close at the end, latest first. */
   const closing = new AsyncDisposableStack()
@@ -259,7 +259,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
       decided: reclaiming.decided,
     },
     history,
-    announceDrain: () => void (state.draining = true),
+    announceDrain: (draining) => (state.draining = draining || state.stopping),
     recheck: new Recheck(queries),
     counters: async () => ({ since: startedAt, samples: await metrics.samples() }),
     version: VERSION,

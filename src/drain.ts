@@ -15,6 +15,7 @@ const CHECK_EVERY: Millis = 20
 export async function drain(parts: ProxyParts): Promise<void> {
   const { log, state, settler, waiters, running, inFlight, shadow, reconciler, data, closing } = parts
   const { delay, timeout } = state.config.drain
+  state.stopping = true
   state.draining = true
   const reconciled = reconciler.stop()
   log.info({ inFlight: inFlight.count, unsettled: settler.size }, 'draining')

@@ -100,8 +100,19 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'observe',
     'version',
   ],
-  // From main only `serve`; the rest look from outside.
-  commands: ['main', 'admin', 'protect/outcomes.ts', 'describe', 'store', 'config', 'observe', 'version'],
+  // From main only `serve`; the rest look from outside, `doctor` at the upstream too.
+  commands: [
+    'main',
+    'admin',
+    'protect/outcomes.ts',
+    'describe',
+    'store',
+    'upstream',
+    'reconcile/ask.ts',
+    'config',
+    'observe',
+    'version',
+  ],
   cli: ['commands'],
   version: [],
 }

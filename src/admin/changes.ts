@@ -131,8 +131,8 @@ export interface ChangePorts {
   readonly own: OwnAttempts
   readonly audit: Audit
   readonly history: Pick<History, 'add'>
-  /** Makes readiness fail; traffic is still served. */
-  readonly announceDrain: () => void
+  /** Makes readiness fail, or takes that back; traffic is still served. Returns whether it fails: a shutdown cannot be taken back. */
+  readonly announceDrain: (draining: boolean) => boolean
 }
 
 export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => {
@@ -200,31 +200,35 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
     },
   )
 
-  app.post(
-    '/v1/drain',
-    {
-      schema: {
-        summary: 'Makes readiness fail before a shutdown; traffic is still served.',
-        body: decision,
-        response: { 200: named('Draining', { draining: Type.Boolean() }) },
+  for (const [what, summary] of [
+    ['drain', 'Makes readiness fail before a shutdown; traffic is still served.'],
+    ['undrain', 'Takes `/v1/drain` back. `draining` stays true if the proxy has been told to stop.'],
+  ] as const)
+    app.post(
+      `/v1/${what}`,
+      {
+        schema: {
+          summary,
+          body: decision,
+          response: { 200: named('Draining', { draining: Type.Boolean() }) },
+        },
+        config: { refuses: ['invalid_request', 'audit_unavailable'] },
       },
-      config: { refuses: ['invalid_request', 'audit_unavailable'] },
-    },
-    async ({ body, ip }) => {
-      const { reason = null } = body
-      const who = whoOf({ body, ip })
-      const change: AuditEvent = {
-        who,
-        what: 'drain',
-        record: null,
-        before: null,
-        after: { draining: true },
-        reason,
-      }
-      await audited(ports.audit, change, async () => ports.announceDrain())
-      return { draining: true }
-    },
-  )
+      async ({ body, ip }) => {
+        const { reason = null } = body
+        const who = whoOf({ body, ip })
+        const asked = what === 'drain'
+        const change: AuditEvent = {
+          who,
+          what,
+          record: null,
+          before: null,
+          after: { draining: asked },
+          reason,
+        }
+        return { draining: await audited(ports.audit, change, async () => ports.announceDrain(asked)) }
+      },
+    )
 }
 
 function whoOf({

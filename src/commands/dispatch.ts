@@ -33,6 +33,8 @@ const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
       copies records to another store, so that proxies can switch to it
   idempotency-proxy drain
       makes a running proxy fail its readiness while it keeps serving
+  idempotency-proxy undrain
+      takes that back
 
 The record commands ask a running proxy (--admin URL --token-file FILE) or the store itself
 (--config FILE, --store URL, --service NAME). Every command has its own --help.
@@ -56,6 +58,7 @@ export const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   migrate: async () => (await import('./migrate.ts')).migrate,
   copy: async () => (await import('./copy.ts')).copy,
   drain: async () => (await import('./drain.ts')).drain,
+  undrain: async () => (await import('./drain.ts')).undrain,
 }
 
 export async function dispatch(words: readonly string[], io: Io): Promise<number> {

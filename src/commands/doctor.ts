@@ -16,10 +16,12 @@ import { SealedRecord, type Store } from '../store/register.ts'
 import { sealerOf } from '../store/sealing.ts'
 import { isDamagedName, readSpool } from '../store/spool.ts'
 import { VERSION } from '../version.ts'
+import { type CheckResult, finding, fine, note } from './check-result.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
 import { type RecordSource, SourceRefusal, shownUrl } from './record-source.ts'
 import { adminSource, SOURCE_OPTIONS, storeConfig } from './target-options.ts'
 import { json, span, table } from './terminal.ts'
+import { upstreamChecks } from './upstream-checks.ts'
 
 const PINGS = 20
 /** Largest tolerable difference: tokens and issued keys are checked by this clock. */
@@ -31,26 +33,13 @@ const SHOWN = 5
 const WRITTEN_BY: Millis = 250
 const PROXY_TIMEOUT: Millis = 10_000
 
-/** `note`: worth knowing, such as a deliberate choice, or something that cannot be checked from here. */
-export interface CheckResult {
-  readonly check: string
-  readonly found: 'fine' | 'note' | 'finding'
-  readonly detail: string
-}
-
-const result =
-  (found: CheckResult['found']) =>
-  (check: string, detail: string): CheckResult => ({ check, found, detail })
-const fine = result('fine')
-const note = result('note')
-const finding = result('finding')
-
 export const doctor: Command = {
   name: 'doctor',
   usage: ['doctor [--config FILE] [--store URL] [--service NAME] [--admin URL --token-file FILE]'],
   about: [
-    'checks the configuration, the store and its records, the spool, the audit log, and with --admin a running proxy;',
-    'exit 1 if something is wrong. It writes nothing but a test record to the store, which it removes.',
+    'checks the configuration, the upstream, the store and its records, the spool, the audit log, and with --admin a running',
+    'proxy; exit 1 if something is wrong. It writes nothing but a test record to the store, which it removes, and sends the',
+    'upstream `OPTIONS *` and the status queries of `reconcile`, about a request that never existed.',
   ],
   options: {
     json: { value: null, help: 'for programs: [{"check", "found": "fine" | "note" | "finding", "detail"}]' },
@@ -70,7 +59,7 @@ async function runDoctor(args: Args, io: Io): Promise<number> {
   const checked: CheckResult[] = []
   if (own) {
     const config = storeConfig(args, io)
-    if (args.has('config')) checked.push(...configChecks(config))
+    if (args.has('config')) checked.push(...configChecks(config), ...(await upstreamChecks(config)))
     checked.push(...(await storeChecks(config)))
     checked.push(...(await spoolChecks(config)), ...(await auditChecks(config)))
   }

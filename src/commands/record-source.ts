@@ -152,7 +152,7 @@ export async function openDirect(
     own: { isRunning: () => false, tell: async () => true },
     audit,
     history,
-    announceDrain: () => {},
+    announceDrain: (draining) => draining,
   }
   let bug: unknown = null
   const app = adminApp({

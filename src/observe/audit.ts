@@ -16,7 +16,7 @@ const LOCK_AT_MOST: Millis = 10_000
 /** A decision about a record or the process. Nothing in it is secret. */
 export interface AuditEvent {
   readonly who: { readonly address: string; readonly by: string | null }
-  readonly what: 'resolve' | 'delete' | 'outcome' | 'drain' | 'withdrawn'
+  readonly what: 'resolve' | 'delete' | 'outcome' | 'drain' | 'undrain' | 'withdrawn'
   /** Record id; null: the change concerns no record. */
   readonly record: string | null
   readonly before: unknown

@@ -47,7 +47,8 @@ export function observer(
         overheads?.observe(Math.max(0, duration - upstreamMs) / 1000)
       }
       const becameUnknown = after === 'unknown' && before !== 'unknown'
-      const level = becameUnknown || isFirstMisfit(summary) ? 'warn' : 'info'
+      const reachedNobody = outcome === 'upstream_unreachable'
+      const level = becameUnknown || reachedNobody || isFirstMisfit(summary) ? 'warn' : 'info'
       const figures = `,"fence":${fence === null ? fence : digits(fence)},"status":${status},"ms":${rounded(duration)},"upstreamMs":${rounded(upstreamMs)},"storeMs":${rounded(storeMs)}`
       writeLine(log, level, members(summary, asOutcome(outcome), figures), 'request')
       history.answered(summary)

@@ -35,7 +35,7 @@ void t.test('the history shows a usual first execution from the record alone', a
       own: { isRunning: () => false, tell: async () => true },
       audit,
       history: { add() {} },
-      announceDrain() {},
+      announceDrain: (draining) => draining,
     },
     (error) => t.fail(String(error)),
   )

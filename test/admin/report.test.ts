@@ -31,7 +31,7 @@ async function world(samples?: () => Promise<readonly CounterSample[]>, recheck?
       own: { isRunning: () => false, tell: async () => true },
       audit: await Audit.open(null, 'test', () => {}),
       history: { add: () => {} },
-      announceDrain: () => {},
+      announceDrain: (draining) => draining,
       ...(samples === undefined
         ? {}
         : { counters: async () => ({ since: at.now, samples: await samples() }) }),

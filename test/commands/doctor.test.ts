@@ -4,7 +4,7 @@ import { createServer } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
-import type { CheckResult } from '../../src/commands/doctor.ts'
+import type { CheckResult } from '../../src/commands/check-result.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import type { OutcomeDraft, PendingOutcome } from '../../src/core/settle.ts'
 import { PREFIX } from '../../src/store/codec.ts'
@@ -19,11 +19,14 @@ import { newKey, send, tempDir } from '../support/e2e.ts'
 import { emptyRedis, RedisServer } from '../support/redis.ts'
 import { storeUrl } from '../support/replicas.ts'
 import { SERVICE } from '../support/service.ts'
+import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(200_000)
 
 const redis = await emptyRedis(t)
 await redis.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
+const upstream = await upstreamStub((_seen, response) => void response.end())
+t.teardown(() => upstream[Symbol.asyncDispose]())
 
 function outcome(): PendingOutcome {
   return {
@@ -79,6 +82,7 @@ for (const kind of ['sqlite', 'redis'] as const)
       checked.map(({ check }) => check),
       [
         'configuration',
+        'upstream',
         'store',
         'grade',
         ...(kind === 'redis' ? ['replication', 'room', 'grace'] : []),
@@ -104,7 +108,7 @@ for (const kind of ['sqlite', 'redis'] as const)
     t.match(of('spool'), /store.spool is off/)
     t.match(of('audit log'), /audit\.log: 1 line, one chain; the last is [0-9a-f]{12}/)
     const text = await command(['doctor', ...where.config])
-    t.match(text.out, /^fine +configuration +no setting weakens the guarantee\nfine +store +/)
+    t.match(text.out, /^fine +configuration +no setting weakens the guarantee\nfine +upstream +http/)
   })
 
 void t.test('doctor finds a Redis that is volatile, evicts, is read-only or unreachable', async (t) => {
@@ -121,7 +125,7 @@ void t.test('doctor finds a Redis that is volatile, evicts, is read-only or unre
   const risk = join(dir, 'risk.yaml')
   writeFileSync(
     risk,
-    `service: test\nupstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${weak.url}", acceptRisk: true }\n`,
+    `service: test\nupstream: { url: "${upstream.url}" }\nstore: { url: "${weak.url}", acceptRisk: true }\n`,
   )
   const accepted = await examine(t, ['--config', risk])
   t.strictSame(accepted.findings, [], 'what was accepted is a note')
@@ -143,7 +147,7 @@ void t.test('doctor shows how many Redis replicas claims wait for, and how many 
   const config = (wait: string, more = '') => {
     const file = join(tempDir(t), 'wait.yaml')
     const store = `store: { url: "${server.url}", wait: ${wait}${more} }`
-    writeFileSync(file, `service: test\nupstream: { url: "http://127.0.0.1:1" }\n${store}\n`)
+    writeFileSync(file, `service: test\nupstream: { url: "${upstream.url}" }\n${store}\n`)
     return ['--config', file]
   }
   const lonely = await examine(t, config('{ replicas: 1, timeout: 10ms }'))
@@ -217,7 +221,7 @@ void t.test(
     const file = join(dir, 'doctor.yaml')
     writeFileSync(
       file,
-      `service: ${SERVICE}\nupstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${redis.url}", spool: ${spool} }\naudit: { file: ${audit} }\ndefaults: { onLeaseExpired: retry }\n`,
+      `service: ${SERVICE}\nupstream: { url: "${upstream.url}" }\nstore: { url: "${redis.url}", spool: ${spool} }\naudit: { file: ${audit} }\ndefaults: { onLeaseExpired: retry }\n`,
     )
     const fresh = await examine(t, ['--config', file])
     t.strictSame(fresh.findings, [])
@@ -323,6 +327,12 @@ void t.test('drain fails the readiness, not requests, and the audit log says who
     out: '{"draining":true}\n',
     err: '',
   })
+  t.match(await command(['undrain', ...where.admin]), {
+    code: 0,
+    out: /^the proxy at http:.* is ready again\n$/,
+    err: '',
+  })
+  t.equal(await ready(), 200)
   t.match(JSON.parse(readFileSync(audit, 'utf8').split('\n')[0] ?? ''), {
     what: 'drain',
     who: { by: 'hook' },

@@ -341,7 +341,8 @@ void t.test('the API refuses malformed requests, and they change nothing', async
     (await api(`/v1/records/${id}`, { method: 'DELETE', headers, body: { because: 1 } })).code,
     'invalid_request',
   )
-  t.equal((await api('/v1/drain', { method: 'POST', body: { because: 1 } })).code, 'invalid_request')
+  for (const path of ['/v1/drain', '/v1/undrain'])
+    t.equal((await api(path, { method: 'POST', body: { because: 1 } })).code, 'invalid_request')
   t.equal(recordOf(await api(`/v1/records/${id}`)).version, version)
   t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 200)
   t.same(linesOf(audit), [])
@@ -402,7 +403,7 @@ void t.test('S10 the API refuses a missing or wrong token, a wrong Host, Origin 
     exercised.hold(t, method, path, reply)
     return reply
   }
-  t.equal(exercised.operations.length, 10)
+  t.equal(exercised.operations.length, 11)
   for (const { method, path: template } of exercised.operations) {
     const path = template.replace('{id}', id)
     for (const token of [null, '', 'wrong', `${TOKEN}x`, TOKEN.slice(1)]) {
@@ -523,6 +524,7 @@ void t.test('a change that the audit log cannot record is not made', async (t) =
       body: { ...body, key, caller: { authorization: 'Bearer alice' }, method: 'POST', path: '/break/a' },
     }),
     await api('/v1/drain', { method: 'POST' }),
+    await api('/v1/undrain', { method: 'POST' }),
   ]
   for (const reply of replies) t.same([reply.status, reply.code], [503, 'audit_unavailable'])
   t.equal(recordOf(await api(`/v1/records/${id}`)).state, 'unknown')
@@ -537,6 +539,24 @@ void t.test('POST /v1/drain fails readiness, and traffic is still served', async
   t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 503)
   t.equal((await send(proxy, newKey())).status, 201)
   t.match(linesOf(audit), [{ what: 'drain', record: null, reason: 'a new node' }])
+})
+
+void t.test('§15.22 POST /v1/undrain takes it back, unless the proxy has been told to stop', async (t) => {
+  const { api, proxy, audit, unknown } = await world(t, 'memory:', 'drain: { delay: 2s }')
+  await unknown()
+  const ready = async () => (await fetch(`${proxy.adminUrl}/readyz`)).status
+  await api('/v1/drain', { method: 'POST' })
+  t.equal(await ready(), 503)
+  t.same((await api('/v1/undrain', { method: 'POST', body: { reason: 'wrong node' } })).json, {
+    draining: false,
+  })
+  t.equal(await ready(), 200)
+  const [, undrained] = linesOf(audit)
+  t.match(undrained, { what: 'undrain', after: { draining: false }, reason: 'wrong node' })
+  const stopped = proxy.drain()
+  t.same((await api('/v1/undrain', { method: 'POST' })).json, { draining: true })
+  t.equal(await ready(), 503)
+  await stopped
 })
 
 void t.test('K22 /v1/config shows the configuration in force without its secrets', async (t) => {

@@ -1,0 +1,126 @@
+import { randomBytes } from 'node:crypto'
+import { once } from 'node:events'
+import type { IncomingMessage, RequestOptions } from 'node:http'
+import type { TLSSocket } from 'node:tls'
+import type { Config } from '../config/config.ts'
+import { Findings, formatConfigError } from '../config/errors.ts'
+import { readUpstreamTls } from '../config/files.ts'
+import { parametersIn } from '../core/reconcile/answer.ts'
+import type { Millis, RecordId } from '../core/record.ts'
+import { policiesOf } from '../core/route.ts'
+import { askOnce, reconcileOf } from '../reconcile/ask.ts'
+import { Budget } from '../runtime/limits.ts'
+import { forwarder } from '../upstream/forward.ts'
+import { openUpstream, type Upstream } from '../upstream/pool.ts'
+import { type CheckResult, finding, fine, note } from './check-result.ts'
+import { shownUrl } from './record-source.ts'
+
+/** An upstream that takes longer is not healthy, whatever `upstream.timeout` says. */
+const ANSWERS_WITHIN: Millis = 10_000
+
+/** Asks the upstream: a connection, TLS, `OPTIONS *`, and each route's status query about a request that never existed. */
+export async function upstreamChecks(config: Config): Promise<CheckResult[]> {
+  const findings = new Findings('')
+  const material = readUpstreamTls(findings, config.upstream.tls)
+  if (material === null) return [finding('upstream', findings.sorted().map(formatConfigError).join('; '))]
+  const upstream = await openUpstream(config.upstream, material)
+  try {
+    const { checked, isUp } = await optionsChecks(config, upstream)
+    return isUp ? [...checked, ...(await queryChecks(config, upstream))] : checked
+  } finally {
+    await upstream.close()
+  }
+}
+
+async function optionsChecks(
+  { upstream: { url, connectTimeout } }: Config,
+  { origin, socketPath, tls }: Upstream,
+): Promise<{ readonly checked: CheckResult[]; readonly isUp: boolean }> {
+  const where = shownUrl(url)
+  const isSecure = origin.protocol === 'https:'
+  const startedAt = performance.now()
+  const took = (): string => `${(performance.now() - startedAt).toFixed(1)} ms`
+  const request: RequestOptions = {
+    method: 'OPTIONS',
+    path: '*',
+    agent: false,
+    ...(socketPath === null
+      ? { host: origin.hostname.replace(/^\[|\]$/g, ''), port: origin.port || (isSecure ? 443 : 80) }
+      : { socketPath }),
+    ...tls,
+  }
+  const sent = process.getBuiltinModule(isSecure ? 'node:https' : 'node:http').request(request)
+  /** What is known of the connection, once there is one. */
+  const connection: { text: string | null } = { text: null }
+  const tooLate = (what: string, within: Millis) => () =>
+    sent.destroy(new Error(`no ${what} within ${within} ms`))
+  let timer = setTimeout(tooLate('connection', connectTimeout), connectTimeout)
+  sent.once('socket', (socket) =>
+    socket.once(isSecure ? 'secureConnect' : 'connect', () => {
+      clearTimeout(timer)
+      timer = setTimeout(tooLate('answer to OPTIONS *', ANSWERS_WITHIN), ANSWERS_WITHIN)
+      connection.text = isSecure ? tlsText(socket as TLSSocket) : ''
+    }),
+  )
+  try {
+    const answering = once(sent, 'response')
+    sent.end()
+    const [answer] = (await answering) as [IncomingMessage]
+    answer.destroy()
+    const { statusCode = 0 } = answer
+    const says = `${where} answers OPTIONS * with ${statusCode} in ${took()}${connection.text ?? ''}`
+    // By these a gateway says that nothing is behind it.
+    const isGateway = statusCode === 502 || statusCode === 503 || statusCode === 504
+    return { checked: [(isGateway ? finding : fine)('upstream', says)], isUp: true }
+  } catch (error) {
+    const { message, code } = error as NodeJS.ErrnoException
+    const why = message === '' ? code : message
+    const detail =
+      connection.text === null
+        ? `${where} cannot be reached: ${why}`
+        : `${where} takes a connection${connection.text}, and does not answer OPTIONS *: ${why}`
+    return { checked: [finding('upstream', detail)], isUp: false }
+  } finally {
+    clearTimeout(timer)
+  }
+}
+
+function tlsText(socket: TLSSocket): string {
+  const { subject, valid_to: until } = socket.getPeerCertificate()
+  return ` (${socket.getProtocol()}, certificate of ${[subject.CN ?? 'no common name'].flat().join(', ')}, valid until ${until})`
+}
+
+async function queryChecks(config: Config, { client }: Upstream): Promise<CheckResult[]> {
+  const forward = forwarder(client, {
+    timeout: () => Math.min(ANSWERS_WITHIN, config.upstream.timeout),
+    idleTimeout: config.upstream.idleTimeout,
+    budget: new Budget(config.limits.buffered),
+  })
+  const checked: CheckResult[] = []
+  for (const route of policiesOf(config)) {
+    const policy = reconcileOf(route)
+    if (policy === null) continue
+    const canary = `canary-${randomBytes(27).toString('base64url')}`
+    const parameters = new Map(parametersIn(policy).map((name) => [name, canary]))
+    const asked = await askOnce(
+      { forward },
+      { id: canary as RecordId, key: canary, parameters, route, policy },
+    )
+    const query = `route ${route.name}: ${policy.request.method} ${policy.request.path.split('?')[0]}`
+    if (asked.kind === 'not_found')
+      checked.push(fine('status query', `${query} does not find a request that never existed`))
+    else if (asked.kind === 'completed')
+      checked.push(
+        finding('status query', `${query} finds a request that never existed: its answers prove nothing`),
+      )
+    // Without `notFound` it can only say what is done.
+    else
+      checked.push(
+        (policy.notFound === null ? note : finding)(
+          'status query',
+          `${query} about a request that never existed: ${asked.why}`,
+        ),
+      )
+  }
+  return checked
+}

@@ -1,0 +1,110 @@
+import { once } from 'node:events'
+import { writeFileSync } from 'node:fs'
+import { createServer } from 'node:https'
+import type { AddressInfo } from 'node:net'
+import { join } from 'node:path'
+import t, { type Test } from 'tap'
+import type { CheckResult } from '../../src/commands/check-result.ts'
+import { certificate } from '../support/certificates.ts'
+import { command } from '../support/commands.ts'
+import { newKey, send, tempDir } from '../support/e2e.ts'
+import { proxyBefore } from '../support/exchange.ts'
+import { proxyInProcess } from '../support/proxy.ts'
+import { freePort } from '../support/redis.ts'
+import { tcpStub, upstreamStub } from '../support/upstream.ts'
+
+/** What `doctor` says about the upstream and its status queries. */
+async function asked(t: Test, upstream: string, routes = ''): Promise<string[]> {
+  const dir = tempDir(t)
+  const store = `sqlite:${join(dir, 'test.db')}`
+  const file = join(dir, 'proxy.yaml')
+  writeFileSync(file, `upstream: { ${upstream} }\nstore: { url: "${store}" }\n${routes}\n`)
+  // Its store has to be there.
+  await using proxy = await proxyInProcess(
+    `upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${store}" }`,
+  )
+  await proxy.drain()
+  const { out } = await command(['doctor', '--json', '--config', file])
+  return (JSON.parse(out) as CheckResult[])
+    .filter(({ check }) => check === 'upstream' || check === 'status query')
+    .map(({ check, found, detail }) => `${found} ${check}: ${detail}`)
+}
+
+void t.test('§15.22 doctor asks the upstream, and says what it found', async (t) => {
+  const port = await freePort()
+  t.match(await asked(t, `url: "http://127.0.0.1:${port}"`), [
+    `finding upstream: http://127.0.0.1:${port} cannot be reached: connect ECONNREFUSED`,
+  ])
+  const seen: string[] = []
+  let status = 204
+  await using upstream = await upstreamStub(({ method, target }, response) => {
+    seen.push(`${method} ${target}`)
+    response.writeHead(status).end()
+  })
+  t.match(await asked(t, `url: "${upstream.url}"`), [
+    new RegExp(`^fine upstream: ${upstream.url} answers OPTIONS \\* with 204 in [\\d.]+ ms$`),
+  ])
+  t.strictSame(seen, ['OPTIONS *'])
+  status = 503
+  t.match(await asked(t, `url: "${upstream.url}"`), [/^finding upstream: .* answers OPTIONS \* with 503/])
+  await using silent = await tcpStub((socket) => void socket.on('data', () => socket.destroy()))
+  t.match(await asked(t, `url: "${silent.url}"`), [
+    /^finding upstream: .* takes a connection, and does not answer OPTIONS \*: socket hang up$/,
+  ])
+})
+
+void t.test('§15.22 doctor sees TLS as the proxy does', async (t) => {
+  using own = certificate('IP:127.0.0.1')
+  using other = certificate('IP:127.0.0.1')
+  const server = createServer(own, (_request, response) => void response.end()).listen(0, '127.0.0.1')
+  t.teardown(() => server.close().closeAllConnections())
+  await once(server, 'listening')
+  const url = `https://127.0.0.1:${(server.address() as AddressInfo).port}`
+  t.match(await asked(t, `url: "${url}", tls: { ca: ${own.certFile} }`), [
+    /^fine upstream: .* with 200 in [\d.]+ ms \(TLSv1\.3, certificate of test, valid until .* GMT\)$/,
+  ])
+  t.match(await asked(t, `url: "${url}", tls: { ca: ${other.certFile} }`), [
+    /^finding upstream: https:.* cannot be reached: .*certificate/,
+  ])
+  const mixed = `tls: { cert: ${own.certFile}, key: ${other.keyFile} }`
+  t.match(await asked(t, `url: "${url}", ${mixed}`), [/^finding upstream: .*cannot be used: .*key/])
+})
+
+void t.test('§15.22 doctor sends the status queries, about a request that never existed', async (t) => {
+  await using upstream = await upstreamStub(({ target }, response) => {
+    const status = target.startsWith('/none') ? 404 : 200
+    response.writeHead(status, { 'content-type': 'application/json' }).end('{}')
+  })
+  const route = (name: string, path: string, more = '') =>
+    `  - { name: ${name}, match: { path: /${name} }, reconcile: { request: { path: "${path}?key={key}" }, identity: none, completed: { status: 200 }${more} } }`
+  const found = await asked(
+    t,
+    `url: "${upstream.url}"`,
+    [
+      'routes:',
+      route('good', '/none', ', notFound: { status: 404 }'),
+      route('credulous', '/all', ', notFound: { status: 404 }'),
+      route('odd', '/none', ', notFound: { status: 410 }'),
+      route('plain', '/none'),
+    ].join('\n'),
+  )
+  t.match(found.slice(1), [
+    'fine status query: route good: GET /none does not find a request that never existed',
+    'finding status query: route credulous: GET /all finds a request that never existed',
+    'finding status query: route odd: GET /none about a request that never existed: status 404',
+    'note status query: route plain: GET /none about a request that never existed: status 404',
+  ])
+  t.equal(found.length, 5)
+})
+
+void t.test('§15.22 an execution that reached nobody is logged at warn, protected or not', async (t) => {
+  await using proxy = await proxyBefore({ url: `http://127.0.0.1:${await freePort()}` })
+  await send(proxy, newKey(), { path: '/p' })
+  const line = await proxy.logged(
+    ({ msg, outcome }) => msg === 'request' && outcome === 'upstream_unreachable',
+  )
+  t.match(line, { level: 'warn', cause: /ECONNREFUSED/ })
+  await send(proxy, null, { path: '/other', method: 'GET', body: null })
+  const passed = await proxy.logged(({ msg }) => msg === 'an unprotected request got no answer')
+  t.match(passed, { level: 40, cause: /ECONNREFUSED/ })
+})
