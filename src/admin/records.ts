@@ -1,6 +1,7 @@
 import { type Static, Type } from 'typebox'
 import type { Config } from '../config/config.ts'
 import { parseDuration } from '../config/units.ts'
+import { asLabel } from '../core/label.ts'
 import {
   type CompletedResponse,
   ID_BEGINNING,
@@ -54,6 +55,7 @@ export function recordView(id: RecordId, stored: IdempotencyRecord, now: Millis)
     attempts,
     method,
     path,
+    label: record.label ?? null,
     fingerprint: record.fingerprint.toString('base64url'),
     response: record.state === 'completed' ? responseView(record.result, record.expiresAt) : null,
     lastError,
@@ -229,6 +231,7 @@ const filter = object({
   ),
   state: Type.Optional(Type.String({ description: 'Comma-separated states.' })),
   route: Type.Optional(Type.String({ description: 'Name of a route.' })),
+  label: Type.Optional(Type.String({ description: '`record.label` of the request.' })),
   age: Type.Optional(Type.String({ description: 'Created at least this long ago, such as 1h.' })),
   deadLettered: Type.Optional(Type.Boolean({ description: 'Unknown, and all status queries are used up.' })),
   limit: Type.Optional(Type.Integer({ minimum: 1, maximum: MAX_PAGE, description: 'Default: 100.' })),
@@ -237,13 +240,19 @@ const filter = object({
 
 type Filter = ReturnType<typeof filterOf>
 
-function filterOf({ state, route, age: text = '0', deadLettered }: Static<typeof filter>) {
+function filterOf({ state, route, label, age: text = '0', deadLettered }: Static<typeof filter>) {
   const states = state?.split(',') ?? null
   const isState = (word: string): word is State => (STATES as readonly string[]).includes(word)
   if (states !== null && !states.every(isState)) throw invalid(`?state: a list of ${STATES.join(', ')}`)
   const age = parseDuration(text)
   if (!age.ok) throw invalid('?age: a duration, such as 90s, 1h or 7d')
-  return { states: states && new Set(states.filter(isState)), route, age: age.value, deadLettered }
+  return {
+    states: states && new Set(states.filter(isState)),
+    route,
+    label: label && asLabel(label),
+    age: age.value,
+    deadLettered,
+  }
 }
 
 function listingOf(id: string | undefined, { states, deadLettered }: Filter): Listing {
@@ -302,9 +311,10 @@ async function pageOf(
 }
 
 function matching(id: RecordId, record: IdempotencyRecord, now: Millis, wanted: Filter): RecordView | null {
-  const { states, route, age, deadLettered } = wanted
+  const { states, route, label, age, deadLettered } = wanted
   const view = recordView(id, record, now)
   if (view === null || (route !== undefined && view.route !== route)) return null
+  if (label !== undefined && view.label !== label) return null
   if ((states !== null && !states.has(view.state)) || now - record.createdAt < age) return null
   const isDead = record.state === 'unknown' && record.reconciliation?.deadLettered === true
   return deadLettered === undefined || isDead === deadLettered ? view : null

@@ -45,6 +45,7 @@ const recordMembers = {
   attempts: Type.Integer({ description: 'Number of claims.' }),
   method: Type.String(),
   path: Type.String(),
+  label: nullable(Type.String({ description: '`record.label` of the request; null: it has none.' })),
   fingerprint: Type.String({ description: 'Fingerprint of the request, base64url.' }),
   response: nullable(
     described('What retries get. `size` null: executed, but the body was not kept. Credentials read `***`.', {

@@ -163,6 +163,7 @@ function page(record: FullView, where: string): string {
     ['record', id],
     ['request', `${record.method} ${record.path}`],
     ['route', record.route],
+    ...(record.label == null ? [] : [['label', record.label]]),
     ['state', state],
     ['attempts', `${record.attempts} (the latest is fence ${record.fence})${more}`],
     ['answer', response === null ? 'none' : String(response.status)],

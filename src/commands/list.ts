@@ -10,7 +10,7 @@ const MAX_PAGE = 1000
 export const list: Command = {
   name: 'list',
   usage: [
-    'list [--state S,S] [--route NAME] [--age 1h] (--admin URL --token-file FILE | --config FILE | --store URL)',
+    'list [--state S,S] [--route NAME] [--label VALUE] [--age 1h] (--admin URL --token-file FILE | --config FILE | --store URL)',
   ],
   about: [
     'lists records: with only in_progress and unknown, the longest due first; otherwise in no order.',
@@ -19,6 +19,7 @@ export const list: Command = {
   options: {
     state: { value: 'S,S', help: `only these states: ${STATES.join(', ')}` },
     route: { value: 'NAME', help: 'only this route' },
+    label: { value: 'VALUE', help: 'only requests with this label (record.label of the route)' },
     age: { value: 'DURATION', help: 'created at least this long ago, such as 90s, 1h, 7d' },
     'dead-lettered': { value: null, help: 'only records that stay unknown until a person decides' },
     limit: { value: 'N', help: 'at most about this many (default 100)' },
@@ -41,7 +42,7 @@ async function runList(args: Args, io: Io): Promise<number> {
 }
 
 function queryOf(args: Args): Record<string, string> {
-  const query = args.given(['state', 'route', 'age', 'cursor'])
+  const query = args.given(['state', 'route', 'label', 'age', 'cursor'])
   return args.has('dead-lettered') ? { ...query, deadLettered: 'true' } : query
 }
 
@@ -69,7 +70,14 @@ const HEAD = ['RECORD', 'STATE', 'ROUTE', 'REQUEST', 'AGE', 'ATTEMPTS', 'ANSWER'
 function print(io: Io, { records, unreadable, next, now }: PageView, service?: string): void {
   // A misspelled one has none.
   if (records.length === 0) io.out(`no records${service === undefined ? '' : ` of service ${service}`}\n`)
-  else io.out(table([HEAD, ...records.map((record) => row(record, Date.parse(now)))]))
+  else {
+    // Most routes have none.
+    const isLabelled = records.some(({ label }) => label != null)
+    const labelled = (cells: string[], label: string): string[] =>
+      isLabelled ? cells.toSpliced(4, 0, label) : cells
+    const rows = records.map((record) => labelled(row(record, Date.parse(now)), record.label ?? '-'))
+    io.out(table([labelled(HEAD, 'LABEL'), ...rows]))
+  }
   for (const id of unreadable)
     io.err(`unreadable: ${RECORD_ID.test(id) ? id : plain(id)}: this version cannot read it\n`)
   if (next !== null) io.err(`there are more: --cursor ${plain(next)}\n`)

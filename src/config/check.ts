@@ -41,6 +41,10 @@ export function checkPolicy(
     ...(fingerprint.headers ?? []),
     ...(derive?.headers ?? []),
   ]
+  const { label } = policy.record
+  const secret = [...scope.caller, ...key.from].flatMap((source) =>
+    source.kind === 'header' ? [source.name] : [],
+  )
   const timeout = formatDuration(upstream.timeout)
   const pointers = fingerprint.ignore.length + fingerprint.only.length
   // biome-ignore format: a table
@@ -83,6 +87,12 @@ export function checkPolicy(
       'found both `ignore` and `only`; allowed: one of them'],
     [pointers > 0 && !['auto', 'json'].includes(fingerprint.body), ['fingerprint.ignore', 'fingerprint.only', 'fingerprint.body'],
       `found JSON pointers with a body compared as ${fingerprint.body}; allowed: JSON pointers with auto or json`],
+    [label?.kind === 'path' && base !== 'defaults' && !policy.match.path.split('/').includes(`:${label.name}`), ['record.label'],
+      `found a label of the path's :${label?.kind === 'path' ? label.name : ''}, which ${policy.match.path} does not have; allowed: a \`:name\` of the path`],
+    [label?.kind === 'header' && secret.includes(label.name), ['record.label', 'key.from', 'scope.caller'],
+      'found a label that is the key or the caller of this route; allowed: a source that holds neither, since labels are shown and logged'],
+    [label?.kind === 'json' && key.from.some((source) => source.kind === 'json' && source.pointer === label.pointer), ['record.label', 'key.from'],
+      'found a label that is the key of this route; allowed: another source, since labels are shown and logged'],
     ...(['request', 'response'] as const).map((name) => [policy.limits[name] > limits.buffered, [`limits.${name}`],
       `found a ${name} limit of ${formatSize(policy.limits[name])}; allowed: at most \`limits.buffered\` (${formatSize(limits.buffered)})`, [`limits.${name}`, 'limits.buffered']] as const),
   ]

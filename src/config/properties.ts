@@ -226,6 +226,10 @@ export const POLICY = {
   reconcile: orOff('none', RECONCILE,
     'Asks the upstream for the outcome of a request whose outcome is unknown (docs/reconciliation.md). `none`: left to an operator.'),
   limits: group(ROUTE_LIMITS, { help: 'Default: the top-level `limits`.' }),
+  record: group({
+    label: row('labelSourceOrOff', 'off', live,
+      'What names a request for people, such as an order number: a JSON pointer into the body, `header:<name>`, or `path::name` for a `:name` of the path. Kept with the record (at most 200 characters, sealed by `store.encryption`), and shown in the log, by `list`, by `inspect` and on the page. `off`: none.'),
+  }),
 }
 
 /** Which spellings of a path are one: set it where the upstream takes them for equal, or they escape the route. */

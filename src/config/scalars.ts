@@ -1,6 +1,6 @@
 import { REQUEST_HEADER, RESPONSE_HEADER, TOKEN } from '../core/headers.ts'
 import { type KeyPattern, readPattern } from '../core/key-pattern.ts'
-import type { CallerSource, KeySource, Rate } from '../core/policy.ts'
+import type { CallerSource, KeySource, LabelSource, Rate } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import { byParser, byTest, duration, type Parsed, parsed, refused, type Scalar, size } from './units.ts'
 import {
@@ -141,6 +141,18 @@ function keySource(text: string): KeySource {
   return { kind: 'header', name: name.toLowerCase() }
 }
 
+function labelSource(text: string): LabelSource {
+  if (text.startsWith('/')) return { kind: 'json', pointer: text }
+  if (text.startsWith('path::')) return { kind: 'path', name: text.slice('path::'.length) }
+  return { kind: 'header', name: text.slice('header:'.length).toLowerCase() }
+}
+
+function labelText(source: LabelSource): string {
+  return source.kind === 'json'
+    ? source.pointer
+    : `${source.kind}:${source.kind === 'path' ? ':' : ''}${source.name}`
+}
+
 function sourceText(source: CallerSource | KeySource): string {
   return `${source.kind}:${'pointer' in source ? source.pointer : source.name}`
 }
@@ -234,6 +246,11 @@ export const SCALARS = {
     headerHinted(byPattern(`^(header:${TOKEN}|(form|query):${FIELD}|json:${POINTER})$`,
       'header:<name>, query:<name>, form:<field> or json:<pointer>, such as json:/id', keySource, sourceText)),
     SOURCE_MADE_HERE, 'a header that reaches the upstream as the client sent it'),
+  labelSourceOrOff: orWord(except(
+    byPattern(`^(${POINTER}|header:${TOKEN}|path::[^/*:]+)$`,
+      'a JSON pointer such as /order_id, header:<name> or path::<name>', labelSource, labelText),
+    /^header:(?:(?:proxy-)?authorization|cookie|idempotency-key|.*(?:token|secret|password|api-?key|session|signature).*)$/i,
+    'a source that holds no key and no credential, since labels are shown and logged'), 'off', null),
   method: byPattern('^(?!CONNECT$)[A-Z][A-Z_-]*$', 'a method in capital letters, other than CONNECT'),
   // For a mapping that a word turns off.
   none: { word: 'none', ...byPattern('^none$', 'none', () => null, () => 'none') },

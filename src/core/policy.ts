@@ -19,6 +19,12 @@ export type KeySource =
   | { readonly kind: 'form'; readonly name: string }
   | { readonly kind: 'json'; readonly pointer: string }
 
+/** What names a request for people: the value at a JSON pointer (RFC 6901) into its body, a header (lower case), or a `:name` of its path. */
+export type LabelSource =
+  | { readonly kind: 'json'; readonly pointer: string }
+  | { readonly kind: 'header'; readonly name: string }
+  | { readonly kind: 'path'; readonly name: string }
+
 /** Derives a key if the client sent none (contract §4). At least one list is not empty; `json` and `form` exclude each other. */
 export interface DerivePolicy {
   /** JSON pointers. */
@@ -212,4 +218,6 @@ export interface RoutePolicy extends Retention {
   /** How unknown records are resolved; null: by a person. */
   readonly reconcile: ReconcilePolicy | null
   readonly limits: RouteLimits
+  /** What records keep beside the protocol. */
+  readonly record: { readonly label: LabelSource | null }
 }

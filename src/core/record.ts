@@ -63,6 +63,8 @@ export interface Operation {
   readonly recipe: string
   /** What the request was besides its body (`partsOf`), to say what differs in another one. Absent: the usual. */
   readonly parts?: string | undefined
+  /** What an operator searches the upstream for (`record.label`); absent: the request has none. */
+  readonly label?: string | undefined
   /** The client's key, if the route's `reconcile` asks by it (contract §1); else null. */
   readonly key: string | null
   /** The key as the upstream received it, if spelled differently (in quotes): it may know the request by that alone. */

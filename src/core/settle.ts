@@ -282,6 +282,7 @@ export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution)
     rawDigest,
     recipe,
     parts,
+    label,
     key,
     keySent,
     told,
@@ -291,6 +292,7 @@ export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution)
   const { fence, attempts, createdAt } = record
   const base = {
     ...(parts === undefined ? {} : { parts }),
+    ...(label === undefined ? {} : { label }),
     ...(keySent === undefined ? {} : { keySent }),
     ...(told === undefined ? {} : { told }),
     ...(toldTo === undefined ? {} : { toldTo }),

@@ -191,11 +191,12 @@ export function shadowObserver(
 
 /** The members of a log line, in the order in which people read them. States and outcomes need no escaping. */
 function members(summary: RequestSummary, decision: string, figures: string): string {
-  const { method, route, id, before, after, cause, traceId } = summary
+  const { method, route, id, label, before, after, cause, traceId } = summary
   const record = id === null ? 'null' : `"${shortId(id)}"`
+  const named = label === undefined ? '' : `,"label":${JSON.stringify(label)}`
   const why = cause === null ? '' : `,"cause":${JSON.stringify(cause)}`
   const trace = traceId === null ? '' : `,"traceId":${JSON.stringify(traceId)}`
-  return `${asked(route)(method)}${record}${decision}${states(before)(after)}${figures}${why}${trace}`
+  return `${asked(route)(method)}${record}${named}${decision}${states(before)(after)}${figures}${why}${trace}`
 }
 
 /* The repeated parts of log lines: there are few routes, methods (those that Node's parser knows), outcomes and states. */

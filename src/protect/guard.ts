@@ -195,13 +195,14 @@ export function summarize(
   facts: Partial<Facts>,
   status: number | null,
 ): RequestSummary {
-  const { startedAt, id, storeMs, upstreamMs } = progress
+  const { startedAt, id, label, storeMs, upstreamMs } = progress
   const { outcome = null, before = null, after = null, fence = null, cause = null, replayOf = null } = facts
   const { name } = route
   // No spread: it would cost more than the rest of the log line.
   return {
     startedAt,
     id,
+    label,
     storeMs,
     upstreamMs,
     outcome,

@@ -14,13 +14,14 @@ import {
   readKeyBody,
   sourceName,
 } from '../core/key.ts'
+import { readLabel } from '../core/label.ts'
 import type { DerivePolicy, JwtPolicy } from '../core/policy.ts'
 import { asksByKey } from '../core/reconcile/answer.ts'
 import { identifiersSent } from '../core/reconcile/identifiers.ts'
 import type { Millis, Operation, RecordId } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
 import { completionTerms } from '../core/settle.ts'
-import { atOnce } from '../core/steps.ts'
+import { atOnce, type Steps } from '../core/steps.ts'
 import { readableBody } from '../runtime/coding.ts'
 import { inSteps } from '../runtime/scheduling.ts'
 import { nullIfUnavailable } from '../store/records.ts'
@@ -168,11 +169,23 @@ function identifyRead(
   head: RequestHead,
   upload: Upload,
 ): Identification | Promise<Identification> {
-  const { key } = request.route
-  if (!keyNeedsBody(key)) return identifyBy(ports, request, head, upload, NOTHING_READ)
-  const reading = readKeyBody(upload.headers, upload.body, key, head.key.kind === 'missing')
+  const { key, record } = request.route
+  if (record.label === null && !keyNeedsBody(key))
+    return identifyBy(ports, request, head, upload, NOTHING_READ)
+  const reading = readUpload(request, head, upload)
   if (upload.body.length <= SHORT_BODY) return identifyBy(ports, request, head, upload, atOnce(reading))
   return inSteps(reading).then((read) => identifyBy(ports, request, head, upload, read))
+}
+
+/** Reads the parts of the body that the key needs, and the label. */
+function* readUpload(request: ProtectedRequest, head: RequestHead, upload: Upload): Steps<KeyBody> {
+  const {
+    route: { key, record },
+    progress,
+  } = request
+  if (record.label !== null) progress.label = yield* readLabel(record.label, request, upload)
+  if (!keyNeedsBody(key)) return NOTHING_READ
+  return yield* readKeyBody(upload.headers, upload.body, key, head.key.kind === 'missing')
 }
 
 const NOTHING_READ: KeyBody = { json: null, fields: new Map(), values: new Map() }
@@ -258,7 +271,19 @@ function identified(
   const asked = new Digests(request, upload.sent, route.fingerprint, ports.namespace.secret, upload)
   const operation = (): Operation => {
     const { fingerprint, rawDigest, recipe, parts } = asked
-    const usual = { route: route.name, method, path, fingerprint, rawDigest, recipe, parts, key: null, span }
+    const { label } = progress
+    const usual = {
+      route: route.name,
+      method,
+      path,
+      fingerprint,
+      rawDigest,
+      recipe,
+      parts,
+      label,
+      key: null,
+      span,
+    }
     const sent = identifiersOf(ports, request, id, key, qualifier, read)
     const draft = sent === null ? usual : { ...usual, ...sent, lease: route.lease }
     return route.key.forwardFence ? { ...draft, completion: completionTerms(route) } : draft

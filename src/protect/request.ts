@@ -99,6 +99,8 @@ export interface Progress {
   readonly startedAt: Millis
   /** Null: not identified yet. */
   id: RecordId | null
+  /** `record.label` of the request; absent: it has none. */
+  label?: string | undefined
   /** Null: none has begun. */
   execution: Execution | null
   /** Whether the upstream's socket may hold the body. */

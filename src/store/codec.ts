@@ -142,6 +142,7 @@ export function storedSpans(draft: RecordDraft, spans: Spans): Spans {
 function extensionsOf(draft: RecordDraft): [name: string, value: string][] {
   const named: [string, string][] = []
   if (draft.parts !== undefined) named.push(['parts', draft.parts])
+  if (draft.label !== undefined) named.push(['label', draft.label])
   if (draft.key !== null) named.push(['key', draft.key])
   if (draft.keySent !== undefined) named.push(['key-sent', draft.keySent])
   if (draft.told !== undefined) named.push(['told', draft.told.join(' ')])
@@ -183,8 +184,12 @@ function numberIn(named: ReadonlyMap<string, string>, name: string): number | un
 
 function operationOf(
   named: ReadonlyMap<string, string>,
-): Pick<Operation, 'parts' | 'key' | 'keySent' | 'told' | 'toldTo' | 'lease' | 'span' | 'completion'> {
+): Pick<
+  Operation,
+  'parts' | 'label' | 'key' | 'keySent' | 'told' | 'toldTo' | 'lease' | 'span' | 'completion'
+> {
   const parts = named.get('parts')
+  const label = named.get('label')
   const keySent = named.get('key-sent')
   const told = IDENTIFIERS.filter((name) => named.get('told')?.split(' ').includes(name))
   const toldTo = named.get('told-to')
@@ -194,6 +199,7 @@ function operationOf(
   return {
     key: named.get('key') ?? null,
     ...(parts === undefined ? {} : { parts }),
+    ...(label === undefined ? {} : { label }),
     ...(keySent === undefined ? {} : { keySent }),
     ...(told.length === 0 ? {} : { told }),
     ...(toldTo === undefined ? {} : { toldTo }),

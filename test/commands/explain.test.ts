@@ -16,6 +16,7 @@ const RECORD: Unexplained = {
   attempts: 1,
   method: 'POST',
   path: '/pay',
+  label: null,
   fingerprint: 'B'.repeat(43),
   response: { status: 201, headers: [], size: 2, notKept: null, bodyUntil: null },
   lastError: null,

@@ -54,6 +54,7 @@ void t.test('a minimal file has every default of the property table (contract §
     reconcile: null,
     statusHeader: false,
     limits: { request: 1 * MiB, response: 5 * MiB, newKeys: null },
+    record: { label: null },
   }
   t.strictSame(config, {
     listen: { host: '127.0.0.1', port: 8080 },

@@ -88,6 +88,7 @@ export const ROUTE: RoutePolicy = {
   authorizeReplay: null,
   reconcile: null,
   limits: { request: 1_048_576, response: 5_242_880, newKeys: null },
+  record: { label: null },
 }
 
 export function routeOf(path: string, more: Partial<RoutePolicy> & { exact?: boolean } = {}): RoutePolicy {

@@ -91,6 +91,7 @@ export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
     misuseStatus: defaults.misuse.status,
     respondWithin: null,
     outcomes: [],
+    record: { label: null },
     onLeaseExpired: defaults.onLeaseExpired,
     onStoreUnavailable: defaults.onStoreUnavailable,
     keep: 'response',

@@ -100,7 +100,7 @@ const told = fc.constantFrom(
   { told: ['key'] as const, toldTo: 'abcdefgh' },
 )
 const sent = fc
-  .tuple(fc.oneof(fc.constant({}), record({ keySent: text })), told)
+  .tuple(fc.oneof(fc.constant({}), record({ keySent: text }), record({ label: text, parts: text })), told)
   .map(([a, b]) => ({ ...a, ...b }))
 const traced = fc.oneof(record({}), record({ span: text }))
 const drafts: fc.Arbitrary<RecordDraft> = fc
@@ -200,6 +200,7 @@ void t.test('heads and payloads have the layout of docs/record-format.md', async
   const operation = { recipe: 'v1', route: 'r', method: 'M', path: '/ü' }
   const texts = [hexOf('v1'), hexOf('r'), hexOf('M'), '000000032fc3bc', '00000000'].join('')
   const everything = {
+    label: 'o',
     key: 'k',
     keySent: '"k"',
     told: ['key', 'record'],
@@ -208,7 +209,18 @@ void t.test('heads and payloads have the layout of docs/record-format.md', async
     span: '00-1',
     completion: '1 2',
   } as const
-  const named = `07${['key', 'k', 'key-sent', '"k"', 'told', 'key record', 'told-to', 'abcdefgh']
+  const named = `08${[
+    'label',
+    'o',
+    'key',
+    'k',
+    'key-sent',
+    '"k"',
+    'told',
+    'key record',
+    'told-to',
+    'abcdefgh',
+  ]
     .concat(['lease', '30000', 'span', '00-1', 'completion', '1 2'])
     .map(hexOf)
     .join('')}`

@@ -159,7 +159,7 @@ function newRow(name, { id, method, path }) {
 function fill(row, record) {
   const texts = [
     ago(record.createdAt),
-    `${record.method} ${record.path}`,
+    `${record.method} ${record.path}${record.label === null ? '' : ` · ${record.label}`}`,
     record.route,
     record.lastError ??
       (record.leaseUntil === null || tab === 'running' ? '–' : 'the owner fell silent: its lease expired'),

@@ -113,6 +113,7 @@ function facts(record) {
   const rows = [
     ['Request', `${record.method} ${record.path}`],
     ['Route', record.route],
+    ['Label', record.label],
     ['First claimed', `${moment(record.createdAt)} (${ago(record.createdAt)} ago)`],
     ['Last written', moment(record.updatedAt)],
     ['Unknown since', reconciliation && moment(reconciliation.since)],
