@@ -11,6 +11,7 @@ import { policiesOf } from '../core/route.ts'
 import { askOnce, reconcileOf } from '../reconcile/ask.ts'
 import { Budget } from '../runtime/limits.ts'
 import { forwarder } from '../upstream/forward.ts'
+import { Habits } from '../upstream/habits.ts'
 import { openUpstream, type Upstream } from '../upstream/pool.ts'
 import { type CheckResult, finding, fine, note } from './check-result.ts'
 import { shownUrl } from './record-source.ts'
@@ -23,7 +24,11 @@ export async function upstreamChecks(config: Config): Promise<CheckResult[]> {
   const findings = new Findings('')
   const material = readUpstreamTls(findings, config.upstream.tls)
   if (material === null) return [finding('upstream', findings.sorted().map(formatConfigError).join('; '))]
-  const upstream = await openUpstream(config.upstream, material)
+  const upstream = await openUpstream(config.upstream, {
+    material,
+    habits: new Habits(config.upstream.keepAlive),
+    mostHead: () => config.limits.responseHead,
+  })
   try {
     const { checked, isUp } = await optionsChecks(config, upstream)
     return isUp ? [...checked, ...(await queryChecks(config, upstream))] : checked
