@@ -37,8 +37,8 @@ import type { TlsMaterial } from './runtime/pem.ts'
 import { RecordMap } from './runtime/record-map.ts'
 import { KeyedMutex } from './runtime/scheduling.ts'
 import { Shadow } from './shadow/shadow.ts'
-import { inPhase } from './store/around.ts'
-import { asOne, hasGrace, openStores, storeName } from './store/open.ts'
+import { type BreakerState, inPhase } from './store/around.ts'
+import { asOne, graceOf, hasGrace, openStores, storeName } from './store/open.ts'
 import { type LeftOutcome, Outbox } from './store/outbox.ts'
 import { Lookout, Presence } from './store/phases.ts'
 import { RecentWrites, Records, tokens } from './store/records.ts'
@@ -79,11 +79,13 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   const storeHealth = new StoreHealth(storeName(config.store.url), metrics, log)
   if (config.store.wait !== null) storeHealth.startWaits()
   let reclaimer: Reclaimer | null = null
-  // Before it exists there is nothing to rewrite.
+  let settling: Settler | null = null
+  // Before they exist there is nothing to rewrite, and nothing held.
   const onNewEpoch = (epoch: NewEpoch): void => void reclaimer?.begin(epoch)
+  const onBack = (): void => settling?.storeIsBack()
   const recent = hasGrace(config.store) ? new RecentWrites(clock) : null
-  const onEpoch = { onNewEpoch, recent }
-  const { presence, store: opened } = await openInPhase(config, storeHealth, onEpoch, metrics, log)
+  const onStore = { onNewEpoch, onBack, recent }
+  const { presence, store: opened } = await openInPhase(config, storeHealth, onStore, metrics, log)
   const store = tracing?.store(opened) ?? opened
   closing.defer(() => store.close())
   closing.defer(() => presence?.stop())
@@ -143,6 +145,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   const counting = observer(metrics, log, history, control)
   const observing = tracing?.observer(counting) ?? counting
   const settler = new Settler(records, observing, outbox)
+  settling = settler
   closing.defer(() => outbox?.close())
   closing.defer(() => settler.close())
   settler.restore(spooled, (bytes) => budget.hold(bytes) ?? (() => {}))
@@ -197,6 +200,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     namespace: namespaceOf(config),
     storeFitness: () => (config.store.acceptRisk ? 'fit' : storeHealth.fitness()),
     pause: wait,
+    holdAtMost: 2 * graceOf(config.store),
     newToken: tokens(),
   }
   const shadow = new Shadow(ports, shadowObserver(metrics, log, history))
@@ -311,15 +315,24 @@ async function openInPhase(
   health: StoreHealth,
   {
     onNewEpoch,
+    onBack,
     recent,
-  }: { readonly onNewEpoch: (epoch: NewEpoch) => void; readonly recent: RecentWrites | null },
+  }: {
+    readonly onNewEpoch: (epoch: NewEpoch) => void
+    /** A store answers again. */
+    readonly onBack: () => void
+    readonly recent: RecentWrites | null
+  },
   metrics: Metrics,
   log: Logger,
 ): Promise<{ readonly store: Store; readonly presence: Presence | Lookout | null }> {
   const { migrate } = config.store
   const hooks = ({ onEvent, onBreaker, onOperation, onPruned, onHeld, onWaited }: StoreHealth) => ({
     onEvent,
-    onBreaker,
+    onBreaker: (state: BreakerState) => {
+      onBreaker(state)
+      if (state === 'closed') onBack()
+    },
     onOperation,
     onPruned,
     onHeld,

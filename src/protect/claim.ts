@@ -118,7 +118,7 @@ function ask(
   const token = ports.newToken()
   if (!settled) return answered(ports, request, identified, began, notAsked(token))
   const looksFirst = route.limits.newKeys !== null || !identified.mayClaim || identified.asked.isLong
-  const claiming = (looksFirst ? lookAndClaim : claimRecord)(ports, request, identified, token)
+  const claiming = (looksFirst ? lookAndClaim : claimRecord)(ports, request, identified, token, began)
   return after(claiming, (result) => answered(ports, request, identified, began, result))
 }
 
@@ -179,7 +179,7 @@ function answered(
       if (own !== null) return answeredHere(ports, id, own)
       if (held && request.clientGone()) return nobody()
       const why = held
-        ? 'the store may just have lost claims, and too many requests are waiting to make new ones'
+        ? 'the store may just have lost claims, and hands out no new ones yet'
         : unreplicated
           ? 'the claim did not reach the replicas that store.wait requires'
           : 'the store does not answer'
@@ -256,6 +256,7 @@ function lookAndClaim(
   request: Claiming,
   identified: Identified,
   token: Buffer,
+  began: Began,
 ): Promise<ClaimDecision> {
   const { store, namespace } = ports
   const { route } = request
@@ -272,7 +273,7 @@ function lookAndClaim(
   }
   const claimIt = async (): Promise<ClaimDecision> => {
     if (asked.isLong) await inSteps(asked.finish())
-    return claimRecord(ports, request, identified, token)
+    return claimRecord(ports, request, identified, token, began)
   }
   // Duplicates of one new key spend one unit, not one each: each looks after the previous one has claimed.
   return ports.locks.run(id, async () => {
@@ -340,6 +341,7 @@ function claimRecord(
   request: Claiming,
   identified: Identified,
   token: Buffer,
+  began: Began,
 ): Soon<ClaimDecision> {
   const { id, asked } = identified
   const { route } = request
@@ -353,7 +355,7 @@ function claimRecord(
     const decision = reply.kind === 'exists' ? decide(reply.record, asked, route, reply.now) : null
     return decision !== null && isExisting(decision)
       ? { kind: 'existing', existing: decision }
-      : contest(ports, request, identified, fresh, askedAt, reply)
+      : contest(ports, request, identified, fresh, began, askedAt, reply)
   })
 }
 
@@ -380,15 +382,18 @@ function granted(
  * attempt goes on (contract §3.4).
  */
 async function contest(
-  { records, pause, waiters }: WalkPorts,
+  { records, pause, waiters, holdAtMost }: WalkPorts,
   request: Claiming,
   { id, asked, key, bornAt }: Identified,
   fresh: ClaimContents,
+  began: Began,
   firstAskedAt: Millis,
   first: ClaimReply,
 ): Promise<ClaimDecision> {
-  const { route } = request
+  const { route, progress } = request
   const spans = claimSpans(route)
+  // From when the request asked, not this try: others of its key may have waited before it, one after the other.
+  const heldUntil = began.askedAt + holdAtMost - progress.heldMs
   let askedAt = firstAskedAt
   let entry: 'claim' | 'fresh' = 'claim'
   let latest = fresh
@@ -421,7 +426,7 @@ async function contest(
     error = reply.error
     if (error instanceof InGrace) {
       if (entry === 'claim' && isBornSince(error, key, bornAt)) entry = 'fresh'
-      else if (!(await outlast(waiters, request, error.left))) break
+      else if (!(await outlast(waiters, request, Math.min(error.left, heldUntil - performance.now())))) break
       // The lease starts with this request to the store, unless it repeats an earlier one.
       if (!losses.any) askedAt = performance.now()
       continue
@@ -435,11 +440,14 @@ async function contest(
   return { kind: 'unavailable', error, attempt: latest.attempt, lost: losses.any, over }
 }
 
-/** False: it may not wait, or the client has left. */
+/** False: it may not wait, has waited long enough, or the client has left. */
 async function outlast(waiters: WalkPorts['waiters'], request: Claiming, time: Millis): Promise<boolean> {
-  const { onGone } = request
-  if (onGone === null || request.clientGone()) return false
-  return waiters.outlast(time, (left) => onGone.call(request, left))
+  const { onGone, progress } = request
+  if (time <= 0 || onGone === null || request.clientGone()) return false
+  const since = performance.now()
+  const lasted = await waiters.outlast(time, (left) => onGone.call(request, left))
+  progress.heldMs += performance.now() - since
+  return lasted
 }
 
 /** A claim succeeded while this replica was executing the record: gives the record back to that execution. */

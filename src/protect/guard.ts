@@ -187,6 +187,7 @@ export function newProgress(): Progress {
     state: null,
     storeMs: 0,
     upstreamMs: 0,
+    heldMs: 0,
   }
 }
 

@@ -37,6 +37,8 @@ export interface WalkPorts extends AnswerPorts {
   /** Whether this proxy's issuer made the key. `now` is the store's time. */
   readonly checkIssued: (key: string, now: Millis) => Promise<'valid' | 'expired' | 'forged'>
   readonly pause: (time: Millis) => Promise<unknown>
+  /** How long a request waits in all for claims that a grace holds back: twice its length, to which rewritten claims can extend it. */
+  readonly holdAtMost: Millis
   /** 16 random bytes. */
   readonly newToken: () => Buffer
   /** Requests in the walk now, including those that wait. */

@@ -109,12 +109,14 @@ export interface Progress {
   state: State | null
   storeMs: Millis
   upstreamMs: Millis
+  /** Waited for claims that a grace held back; part of `storeMs`. */
+  heldMs: Millis
 }
 
 /** The facts for the log line and the metrics of a protected request. */
 export interface RequestSummary
   extends Required<Facts>,
-    Readonly<Omit<Progress, 'execution' | 'state' | 'isBodyOut'>> {
+    Readonly<Omit<Progress, 'execution' | 'state' | 'isBodyOut' | 'heldMs'>> {
   readonly route: string
   readonly method: string
   readonly traceId: string | null

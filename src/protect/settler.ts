@@ -31,7 +31,10 @@ import type { WaitingRoom } from './waiting-room.ts'
 
 /** Pauses between retries of a write that the store did not accept. */
 const RETRY_FIRST: Millis = 100
-const RETRY_MOST: Millis = 5_000
+/** If it refuses them, such as a full one, which is asked for each. */
+const RETRY_REFUSED: Millis = 5_000
+/** If it is not reached: one write in each round. It may be back before the breaker has opened, which would tell. */
+const RETRY_UNREACHED: Millis = 500
 /** About 1 KiB each without bodies, which are counted in `limits.buffered`. */
 const MAX_HELD = 10_000
 const BYTES_WITHOUT_BODY = 1024
@@ -94,6 +97,7 @@ export class Settler {
   #size = 0
   #timer: NodeJS.Timeout | null = null
   #pause: Millis = RETRY_FIRST
+  #isReached = true
   #flushing: Promise<void> | null = null
 
   constructor(records: Records, observer: Observer, outbox: Outbox | null) {
@@ -186,6 +190,12 @@ export class Settler {
     })
     await this.#flushing
     return this.#size === 0
+  }
+
+  /** The store answers again: what is held is written now, not when the next retry is due. */
+  storeIsBack(): void {
+    this.#pause = RETRY_FIRST
+    void this.#retry()
   }
 
   /** Releases all held outcomes. The spool keeps its entries for the next process. */
@@ -376,16 +386,20 @@ export class Settler {
 
   #schedule(): void {
     if (this.#timer !== null || this.#size === 0) return
-    this.#timer = setTimeout(() => {
-      this.#timer = null
-      void this.flush().then((done) => {
-        this.#pause = done ? RETRY_FIRST : Math.min(this.#pause * 2, RETRY_MOST)
-        this.#schedule()
-      })
-    }, this.#pause).unref()
+    this.#timer = setTimeout(() => void this.#retry(), this.#pause).unref()
+  }
+
+  async #retry(): Promise<void> {
+    if (this.#timer !== null) clearTimeout(this.#timer)
+    this.#timer = null
+    const done = await this.flush()
+    const most = this.#isReached ? RETRY_REFUSED : RETRY_UNREACHED
+    this.#pause = done ? RETRY_FIRST : Math.min(this.#pause * 2, most)
+    this.#schedule()
   }
 
   async #flushAll(): Promise<void> {
+    this.#isReached = true
     for (const id of this.#held.keys()) {
       const trouble = await this.#flushRecord(id)
       if (trouble === null || trouble.full || trouble.error instanceof Declined) continue
@@ -393,6 +407,7 @@ export class Settler {
       const left = this.#held.get(id)
       this.#held.delete(id)
       if (left !== undefined) this.#held.set(id, left)
+      this.#isReached = false
       return
     }
   }

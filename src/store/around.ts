@@ -75,8 +75,11 @@ export interface BreakerOptions {
 /** Called when an operation has ended, refused ones included. `error`: null if it succeeded. */
 export type OnOperation = (operation: StoreOperation, time: Millis, error: unknown) => void
 
-/** Five: one lost connection with few commands in flight does not open it; a hanging store costs five timeouts. */
-export const BREAKER_DEFAULTS = { threshold: 5, probeAfter: 250, probeAtMost: 5000 } as const
+/**
+ * Five: one lost connection with few commands in flight does not open it; a hanging store costs five timeouts. Half a second: what an
+ * outage has deferred is written within a second of its end.
+ */
+export const BREAKER_DEFAULTS = { threshold: 5, probeAfter: 250, probeAtMost: 500 } as const
 
 /** Refusals of a healthy store. */
 const ANSWERS = [StoreFull, Declined, PartlyUnavailable, Unreplicated] as const

@@ -66,9 +66,13 @@ const openDynamoDb: Opener = async (config, hooks) => {
   return openDynamoDbStore({ ...serverOf(config), ...hooks })
 }
 
-function serverOf({ service, store: { url, timeout, grace } }: StoreOf) {
-  // A proxy that must rewrite its claims may first be refused: twice.
-  return { url, service, timeoutMs: timeout, grace: grace === 0 ? 0 : Math.max(grace, 2 * timeout) }
+function serverOf({ service, store }: StoreOf) {
+  return { url: store.url, service, timeoutMs: store.timeout, grace: graceOf(store) }
+}
+
+/** How long a grace lasts; 0: there is none. A proxy that must rewrite its claims may first be refused: twice. */
+export function graceOf({ grace, timeout }: Pick<StoreConfig, 'grace' | 'timeout'>): Millis {
+  return grace === 0 ? 0 : Math.max(grace, 2 * timeout)
 }
 
 const REDIS: StoreRow = { name: 'redis', open: openRedis, prunes: false, hasGrace: true }
@@ -167,10 +171,14 @@ async function openPlain(config: StoreOf, hooks: StoreHooks): Promise<Store> {
     )
   if (row.prunes) hooks.onPruned?.(0)
   const { onBreaker: onState, onOperation } = hooks
-  // Rewriting claims in a grace period must not wait for the breaker's own probe.
+  // Rewriting claims in a grace period, and writing what an outage has deferred, must not wait for the breaker's own probe.
   let breaker: { heard(): void } | undefined
   const opened = await row.open(config, {
     ...hooks,
+    onEvent: (kind, detail) => {
+      if (kind === 'connected') breaker?.heard()
+      hooks.onEvent(kind, detail)
+    },
     onHeld: (left) => {
       if (left > 0) breaker?.heard()
       hooks.onHeld?.(left)

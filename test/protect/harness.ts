@@ -350,6 +350,7 @@ export interface Options {
   readonly secret?: Buffer | null
   readonly fitness?: StoreFitness
   readonly maxWaiters?: number
+  readonly holdAtMost?: number
   readonly verified?: VerifiedToken
   readonly issued?: 'valid' | 'expired' | 'forged'
 }
@@ -421,6 +422,7 @@ export class Replica {
       namespace: { service: 'default', secret: options.secret ?? null },
       storeFitness: () => options.fitness ?? 'fit',
       pause: async () => {},
+      holdAtMost: options.holdAtMost ?? MINUTE,
       newToken: () => {
         const token = randomBytes(16)
         this.onToken(token)

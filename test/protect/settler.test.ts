@@ -67,22 +67,54 @@ async function deferred(a: Replica, over: Sent = {}): Promise<RecordId> {
   return id
 }
 
-void t.test('R05 pauses between retries grow to 5 s, and begin anew once all is stored', async (t) => {
-  const a = replica(t)
-  const pauses = hurried(t)
-  a.store.fault = () => (pauses.length < 10 ? 'down' : null)
-  for (const round of ['first', 'second']) {
-    pauses.length = 0
-    restore(a, [pending('unknown')])
-    while (a.ports.settler.size > 0) await new Promise((next) => setImmediate(next))
-    const [first = 0] = pauses
-    t.ok(first <= 200, `${round}: the first retry comes soon`)
-    t.ok(
-      pauses.every((pause, n) => n === 0 || pause === Math.min(2 * (pauses[n - 1] ?? 0), 5 * SECOND)),
-      `${round}: ${pauses.join(' ')}`,
-    )
-    t.equal(pauses.at(-1), 5 * SECOND)
+void t.test('R05 pauses between retries grow, and begin anew once all is stored', async (t) => {
+  for (const [fault, most] of [
+    ['full', 5 * SECOND],
+    ['down', SECOND / 2],
+  ] as const) {
+    const a = replica(t)
+    const pauses = hurried(t)
+    a.store.fault = () => (pauses.length < 10 ? fault : null)
+    for (const round of ['first', 'second']) {
+      pauses.length = 0
+      restore(a, [pending('unknown')])
+      while (a.ports.settler.size > 0) await new Promise((next) => setImmediate(next))
+      const [first = 0] = pauses
+      t.ok(first <= 200, `${fault}, ${round}: the first retry comes soon`)
+      t.ok(
+        pauses.every((pause, n) => n === 0 || pause === Math.min(2 * (pauses[n - 1] ?? 0), most)),
+        `${fault}, ${round}: ${pauses.join(' ')}`,
+      )
+      t.equal(pauses.at(-1), most)
+    }
   }
+})
+
+void t.test('Y21 what is held is written as soon as the store is back, and pauses begin anew', async (t) => {
+  const a = replica(t)
+  const { settler } = a.ports
+  settler.storeIsBack()
+  t.equal(a.store.calls, 0, 'nothing is held')
+  const { setTimeout: real } = globalThis
+  const pauses: number[] = []
+  // A retry that is due later never comes.
+  t.intercept(globalThis, 'setTimeout', {
+    value: (call: () => void, time: number) => {
+      pauses.push(time)
+      return real(() => pauses.length < 5 && call(), 0)
+    },
+  })
+  a.store.fault = () => 'full'
+  restore(a, [pending('completed')])
+  while (pauses.length < 5) await new Promise((next) => setImmediate(next))
+  t.ok((pauses.at(-1) ?? 0) > SECOND)
+  settler.storeIsBack()
+  while (pauses.length < 6) await new Promise((next) => setImmediate(next))
+  t.equal(pauses.at(-1), 200, 'it was not back yet')
+  a.store.fault = () => null
+  settler.storeIsBack()
+  while (settler.size > 0) await new Promise((next) => setImmediate(next))
+  t.equal(pauses.length, 6)
 })
 
 void t.test('§2 of several held outcomes of a record, an answer comes first, then unknown', async (t) => {

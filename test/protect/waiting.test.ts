@@ -608,7 +608,57 @@ void t.test('W01 the lease begins with the claim that succeeds, not before the g
   await end()
 })
 
-void t.test('W01 a request that the grace never lets through is refused in the end', async (t) => {
+/** What each `put` of a replica with such a wait finds is another grace. Returns how often it asked, and for how long. */
+async function heldThroughout(t: Test, over: Sent, holdAtMost = 60) {
+  const store = new Held()
+  const a: Replica = replica(t, { store, holdAtMost })
+  const since = performance.now()
+  const answers = await Promise.all([a.get(over), a.get(over)])
+  const took = performance.now() - since
+  for (const answer of answers) t.match(answer, { status: 503, code: 'idempotency_store_unavailable' })
+  t.equal(a.n, 0)
+  t.equal(a.ports.waiters.size, 0)
+  t.ok(took >= holdAtMost, 'the request is held, not refused')
+  return store.calls
+}
+
+void t.test(
+  'Y21 graces that begin again and again hold a request for twice store.grace, then 503',
+  async (t) => {
+    // At 0, 20, 40 and 60 ms; a late timer leaves one out. Each of the two requests.
+    t.ok((await heldThroughout(t, {})) <= 2 * 5)
+  },
+)
+
+void t.test('Y21 requests that claim one after the other do not wait one after the other', async (t) => {
+  const { limits } = route()
+  const counted = route({ limits: { ...limits, newKeys: { count: 10, per: MINUTE } } })
+  // The second asks once, after the first: a look, a unit of the rate, a claim, and the unit is given back.
+  t.ok((await heldThroughout(t, { route: counted })) <= 5 + 3 + 4)
+})
+
+void t.test(
+  'Y21 a request that was held, waited for another and is held again has one such wait',
+  async (t) => {
+    const store = new Held()
+    const [a, b] = [replica(t, { store, holdAtMost: MINUTE }), replica(t, { store })]
+    // Held while the key is claimed elsewhere; then it waits for that, which comes to nothing.
+    const held = a.get(waiting)
+    await until(() => a.ports.waiters.size === 1)
+    const instant = performance.now()
+    t.intercept(performance, 'now', { value: () => instant + MINUTE })
+    store.isHeld = false
+    const run = await b.working({}, () => NOT_SENT)
+    await until(() => a.ports.waiters.awaited.has(a.id))
+    store.fault = ({ op, by }) =>
+      by === a && op === 'swap' ? new InGrace(store.now, store.now, MINUTE) : null
+    await run.end()
+    t.match(await held, { status: 503, code: 'idempotency_store_unavailable' })
+    t.equal(a.n, 0)
+  },
+)
+
+void t.test('W01 a request whose grace is over each time it asks is refused in the end', async (t) => {
   const store = new Held()
   store.left = 1
   const a: Replica = replica(t, { store })

@@ -198,6 +198,7 @@ export class Replica implements Owner {
       namespace: { service: SERVICE, secret: null },
       storeFitness: () => 'fit',
       pause,
+      holdAtMost: 2 * GRACE,
       newToken: () => scheduler.random.bytes(16),
     }
     this.#shadow = new Shadow(this.#ports, nothing)
