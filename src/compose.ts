@@ -7,6 +7,8 @@ import { type Config, namespaceOf } from './config/config.ts'
 import type { Findings } from './config/errors.ts'
 import { readTokens, readUpstreamTls } from './config/files.ts'
 import { type OnRotation, Rotating } from './config/rotating.ts'
+import { isSharedStore } from './config/urls.ts'
+import { identificationOf } from './core/identification.ts'
 import { upstreamTag } from './core/reconcile/identifiers.ts'
 import type { Millis } from './core/record.ts'
 import { policyNamed } from './core/route.ts'
@@ -37,10 +39,11 @@ import type { TlsMaterial } from './runtime/pem.ts'
 import { RecordMap } from './runtime/record-map.ts'
 import { KeyedMutex } from './runtime/scheduling.ts'
 import { Shadow } from './shadow/shadow.ts'
-import { type BreakerState, inPhase } from './store/around.ts'
+import { Agreement } from './store/agreement.ts'
+import { all, type BreakerState, inPhase } from './store/around.ts'
 import { asOne, graceOf, hasGrace, openStores, storeName } from './store/open.ts'
 import { type LeftOutcome, Outbox } from './store/outbox.ts'
-import { Lookout, Presence } from './store/phases.ts'
+import { DECIDING, Lookout, Presence } from './store/phases.ts'
 import { RecentWrites, Records, tokens } from './store/records.ts'
 import { type NewEpoch, SEAL_ERRORS, type SealError, type Store } from './store/register.ts'
 import { sealerOf } from './store/sealing.ts'
@@ -51,6 +54,11 @@ import { VERSION } from './version.ts'
 
 const clock = performance.now.bind(performance)
 
+export interface StartOptions {
+  /** Claims beside replicas that identify records differently (`--accept-rescope`). */
+  readonly acceptsRescope: boolean
+}
+
 /** The parts of one proxy, made but not yet listening. */
 export type ProxyParts = Awaited<ReturnType<typeof compose>>
 
@@ -59,7 +67,12 @@ export type ProxyParts = Awaited<ReturnType<typeof compose>>
  *
  * @throws if the spool or the embedded store cannot be opened, or a file cannot be read.
  */
-export async function compose(config: Config, log: Logger, output: LogOutput | null) {
+export async function compose(
+  config: Config,
+  log: Logger,
+  output: LogOutput | null,
+  { acceptsRescope }: StartOptions,
+) {
   const startedAt = Date.now()
   /** State that changes while the proxy runs. */
   const state = { config, started: false, draining: false, stopping: false }
@@ -80,15 +93,24 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   if (config.store.wait !== null) storeHealth.startWaits()
   let reclaimer: Reclaimer | null = null
   let settling: Settler | null = null
+  let agreeing: Agreement | null = null
   // Before they exist there is nothing to rewrite, and nothing held.
-  const onNewEpoch = (epoch: NewEpoch): void => void reclaimer?.begin(epoch)
+  const onNewEpoch = (epoch: NewEpoch): void => {
+    void agreeing?.rewrite().catch(onBug)
+    void reclaimer?.begin(epoch)
+  }
   const onBack = (): void => settling?.storeIsBack()
   const recent = hasGrace(config.store) ? new RecentWrites(clock) : null
   const onStore = { onNewEpoch, onBack, recent }
-  const { presence, store: opened } = await openInPhase(config, storeHealth, onStore, metrics, log)
+  const {
+    presence,
+    agreement,
+    store: opened,
+  } = await openInPhase(config, { storeHealth, ...onStore, acceptsRescope }, metrics, log)
+  agreeing = agreement
   const store = tracing?.store(opened) ?? opened
   closing.defer(() => store.close())
-  closing.defer(() => presence?.stop())
+  closing.defer(async () => void (await Promise.all([presence?.stop(), agreement?.stop()])))
   closing.defer(() => tracing?.flush())
   for (const reason of SEAL_ERRORS) metrics.count('idempotency_seal_errors_total', { reason }, 0)
   const onSealError = (reason: SealError): void => metrics.count('idempotency_seal_errors_total', { reason })
@@ -152,6 +174,8 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   const leases = new Leases(
     (items) => store.renew(items),
     (error) => log.warn({ error: String(error) }, 'leases could not be renewed; trying again'),
+    // Paused between its claim and this, it may have lost the right to execute it.
+    () => agreement === null || clock() < agreement.sureUntil,
   )
   closing.defer(() => leases.close())
   const waiters = new WaitingRoom(records, store, config.limits.waiters)
@@ -274,6 +298,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     draining: () => state.draining,
     started: () => state.started,
     readinessNeedsStore: config.readiness.store,
+    conflict: () => agreement?.conflict ?? null,
     metrics,
     store: () => healthOf(store),
   }
@@ -287,6 +312,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
     metrics,
     store,
     presence,
+    agreement,
     spooled: spooled.length,
     budgets: [budget, shadowBudget],
     upstreams,
@@ -309,15 +335,20 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   }
 }
 
-/** It claims only while sure of its phase in a migration between stores, or that no migration has gone past it. */
+/**
+ * It claims only while sure of its phase in a migration between stores, or that no migration has gone past it; and that no replica identifies
+ * records differently.
+ */
 async function openInPhase(
   config: Config,
-  health: StoreHealth,
   {
+    storeHealth: health,
     onNewEpoch,
     onBack,
     recent,
-  }: {
+    acceptsRescope,
+  }: StartOptions & {
+    readonly storeHealth: StoreHealth
     readonly onNewEpoch: (epoch: NewEpoch) => void
     /** A store answers again. */
     readonly onBack: () => void
@@ -325,8 +356,12 @@ async function openInPhase(
   },
   metrics: Metrics,
   log: Logger,
-): Promise<{ readonly store: Store; readonly presence: Presence | Lookout | null }> {
-  const { migrate } = config.store
+): Promise<{
+  readonly store: Store
+  readonly presence: Presence | Lookout | null
+  readonly agreement: Agreement | null
+}> {
+  const { migrate, url } = config.store
   const hooks = ({ onEvent, onBreaker, onOperation, onPruned, onHeld, onWaited }: StoreHealth) => ({
     onEvent,
     onBreaker: (state: BreakerState) => {
@@ -343,25 +378,48 @@ async function openInPhase(
   const ofOld = migrate && hooks(new StoreHealth(`from_${storeName(migrate.from)}`, metrics, log))
   const { to, from } = await openStores(config, hooks(health), ofOld ?? undefined)
   const store = asOne({ to, from }, config)
-  if (migrate === null || from === null) {
-    // Nobody else sees its records.
-    if (config.store.url === 'memory:') return { store, presence: null }
-    const lookout = new Lookout(store, {
+  // Nobody else sees its records.
+  if (url === 'memory:') return { store, presence: null, agreement: null }
+  const presence = phaseOf(config, store, from && { from, to }, log)
+  if (![url, migrate?.from ?? url].some(isSharedStore))
+    return { store: inPhase(store, presence), presence, agreement: null }
+  const sides =
+    from === null || migrate === null ? [to] : DECIDING[migrate.phase].map((side) => ({ from, to })[side])
+  const agreement = new Agreement(sides, {
+    own: identificationOf(config),
+    accepts: acceptsRescope,
+    say: (why) =>
+      why === null
+        ? log.info('replicas: all that are alive identify records alike; this one claims')
+        : log.warn(
+            { why },
+            acceptsRescope ? 'replicas: this one claims beside others' : 'replicas: nothing is claimed',
+          ),
+  })
+  return { store: inPhase(store, all([presence, agreement])), presence, agreement }
+}
+
+/** `sides`: of a migration; null: there is none. */
+function phaseOf(
+  { store: { migrate } }: Config,
+  store: Store,
+  sides: { readonly from: Store; readonly to: Store } | null,
+  log: Logger,
+): Presence | Lookout {
+  if (migrate === null || sides === null)
+    return new Lookout(store, {
       say: (why) =>
         why === null
           ? log.info('migration: this replica may claim again')
           : log.error({ why }, 'migration: nothing is claimed'),
     })
-    return { store: inPhase(store, lookout), presence: lookout }
-  }
   const { phase } = migrate
   const replica = `${hostname()}:${process.pid}`
   const say = (why: string | null): void =>
     why === null
       ? log.info({ phase }, 'migration: in phase')
       : log.error({ phase, why }, 'migration: nothing is claimed')
-  const presence = new Presence({ from, to }, { phase, replica, say })
-  return { store: inPhase(store, presence), presence }
+  return new Presence(sides, { phase, replica, say })
 }
 
 /** Null: the API is off. */

@@ -1,5 +1,5 @@
 import { resolve } from 'node:path'
-import { compose, type ProxyParts } from './compose.ts'
+import { compose, type ProxyParts, type StartOptions } from './compose.ts'
 import type { Config } from './config/config.ts'
 import type { Loaded } from './config/load.ts'
 import type { Millis } from './core/record.ts'
@@ -29,14 +29,19 @@ export interface Proxy extends Urls {
 }
 
 /**
- * Starts a proxy: open the store → enter the migration phase → write what an earlier process left → listen → log it.
+ * Starts a proxy: open the store → enter the migration phase, agree with other replicas → write what an earlier process left → listen → log it.
  *
  * @throws if the spool or the embedded store cannot be opened, a replica two phases away is alive, a TLS file cannot be read, or an address
  * cannot be used.
  */
-export async function start(config: Config, log: Logger, output: LogOutput | null = null): Promise<Proxy> {
+export async function start(
+  config: Config,
+  log: Logger,
+  output: LogOutput | null = null,
+  options: StartOptions = { acceptsRescope: false },
+): Promise<Proxy> {
   for (const warning of config.warnings) log.warn(warning)
-  const parts = await compose(config, log, output)
+  const parts = await compose(config, log, output, options)
   await enterPhase(parts)
   await writeSpooled(parts)
   const urls = await listenAll(parts)
@@ -50,9 +55,10 @@ export async function start(config: Config, log: Logger, output: LogOutput | nul
 }
 
 /** Runs before anything is claimed or written for an earlier process. */
-async function enterPhase({ presence, closing }: ProxyParts): Promise<void> {
+async function enterPhase({ presence, agreement, closing }: ProxyParts): Promise<void> {
   try {
     await presence?.enter()
+    await agreement?.enter()
   } catch (error) {
     await closing.disposeAsync()
     throw error

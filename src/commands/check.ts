@@ -2,6 +2,8 @@ import type { Config } from '../config/config.ts'
 import { changeLine, changesBetween, orphanedBy } from '../config/diff.ts'
 import { FILE } from '../config/properties.ts'
 import { jsonSchema, type ReloadRule } from '../config/rows.ts'
+import { isSharedStore } from '../config/urls.ts'
+import { differencesBetween, identificationOf, keysUnder } from '../core/identification.ts'
 import { policyDocument } from '../describe/published.ts'
 import {
   type Args,
@@ -87,6 +89,13 @@ function compare(io: Io, file: string, before: Config, after: Config): number {
       .map((change) => `${changeLine(change)}: ${ADVICE[rule]}\n`),
   )
   for (const line of refused) io.out(line)
+  const [own, others] = [identificationOf(after), identificationOf(before)]
+  if (!own.digest.equals(others.digest) && isSharedStore(after.store.url)) {
+    const differences = differencesBetween(own.parts, others.parts)
+    io.out(
+      `${differences.join(', ')}: replicas with this file wait until all with the old one have ended: replace them all at once (Recreate), or start with --accept-rescope, and ${keysUnder(differences)} may execute twice\n`,
+    )
+  }
   if (refused.length > 0) return FINDING
   io.out(`${file}: fine; a reload applies all of it\n`)
   for (const change of changes) io.out(`  ${changeLine(change)}\n`)

@@ -16,7 +16,6 @@ import {
   PAGE,
 } from '../store/copying.ts'
 import { openStore, STORE_SCHEMES, type StoreHooks } from '../store/open.ts'
-import { isMark } from '../store/phases.ts'
 import { type Page, type Store, StoreFull, StoreUnavailable } from '../store/register.ts'
 import { type Args, type Command, Exit, FINDING, FINE, finding, type Io, usage } from './command.ts'
 import { validConfig } from './configuration.ts'
@@ -261,7 +260,6 @@ async function copyAll(plan: Plan, stores: CopyStores, io: Io, stop: AbortSignal
     /** Changes in the source since the copy began. */
     let written = 0
     const one = async (id: RecordId): Promise<void> => {
-      if (isMark(id)) return
       const { became, updatedAt } = await copyRecord(source, target, id, mode)
       tally[became]++
       if (updatedAt > beganAt) written++

@@ -19,10 +19,17 @@ import { configOf, invalidConfig, servingFlags } from './configuration.ts'
 
 export const serve: Command = {
   name: 'serve',
-  usage: [`[serve] ${SERVE_USAGE}`],
+  usage: [`[serve] ${SERVE_USAGE} [--accept-rescope]`],
   about: ['serves; flags override the file; with only --upstream it runs on the embedded store'],
   takes: null,
-  options: { ...SERVE_OPTIONS, version: { value: null, help: 'prints the version' } },
+  options: {
+    ...SERVE_OPTIONS,
+    'accept-rescope': {
+      value: null,
+      help: 'claims beside replicas that identify records differently: their keys may execute twice (docs/reload.md)',
+    },
+    version: { value: null, help: 'prints the version' },
+  },
   run: runServe,
 }
 
@@ -78,7 +85,7 @@ async function runServe(args: Args, io: Io): Promise<number> {
   process.on('SIGHUP', () => reload())
   let proxy: Awaited<ReturnType<typeof start>>
   try {
-    proxy = await start(loaded.config, log, output)
+    proxy = await start(loaded.config, log, output, { acceptsRescope: args.has('accept-rescope') })
   } catch (error) {
     log.fatal(`cannot start: ${(error as Error).message}`)
     return FINDING

@@ -40,8 +40,8 @@ interface CompiledRoute {
 /** The name of the policy of requests that match no route. */
 const DEFAULT_NAME = 'default'
 
-type Folding = Pick<RouteMatch, 'case' | 'parameters'>
-const LOOSE: Folding = { case: 'insensitive', parameters: 'strip' }
+export type Folding = Pick<RouteMatch, 'case' | 'parameters'>
+export const LOOSE: Folding = { case: 'insensitive', parameters: 'strip' }
 /** What {@link LOOSE} or a file extension can change. */
 const UNUSUAL = /[A-Z;.]/
 
@@ -57,7 +57,7 @@ export function comparedPath(match: RouteMatch, target: RequestTarget): string {
   return match.exact ? target.rawPath : foldedPath(match, target.path)
 }
 
-function patternOf(match: RouteMatch): PathPattern {
+export function patternOf(match: RouteMatch): PathPattern {
   const { segments, rest } = pathPattern(match.path, match.exact)
   if (match.exact) return { segments, rest }
   const folded = segments.map((segment) =>

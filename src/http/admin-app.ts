@@ -48,9 +48,11 @@ function serveHealth(app: AdminApp, health: Health): void {
   app.get('/readyz', OPEN, async (_request, reply) => {
     const store = await health.store()
     const draining = health.draining()
-    const isReady = health.started() && !draining && (store.up || !health.readinessNeedsStore)
+    const conflict = health.conflict()
+    const isReady =
+      health.started() && !draining && conflict === null && (store.up || !health.readinessNeedsStore)
     const status = isReady ? 'ok' : draining ? 'draining' : 'not ready'
-    return reply.code(isReady ? 200 : 503).send({ status, draining, store })
+    return reply.code(isReady ? 200 : 503).send({ status, draining, conflict, store })
   })
   app.get('/metrics', OPEN, async (_request, reply) => {
     const { contentType, text } = await health.metrics.exposition()

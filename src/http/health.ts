@@ -7,6 +7,8 @@ export interface Health {
   /** Asks the store, bounded by its timeout. */
   readonly store: () => Promise<{ up: boolean; detail: string | null }>
   readonly readinessNeedsStore: boolean
+  /** Why nothing is claimed beside other replicas; null: nothing stands against it. */
+  readonly conflict: () => string | null
   readonly metrics: Metrics
 }
 

@@ -182,7 +182,9 @@ function answered(
         ? 'the store may just have lost claims, and hands out no new ones yet'
         : unreplicated
           ? 'the claim did not reach the replicas that store.wait requires'
-          : 'the store does not answer'
+          : error instanceof OutOfPhase
+            ? 'this replica does not execute new keys beside replicas of another configuration'
+            : 'the store does not answer'
       const detail = `${why}; nothing was executed for this request`
       // The retry may arrive at once, at another replica.
       return after(withdrawn, () => storeUnavailable(ports, request, id, detail, result.error.message))

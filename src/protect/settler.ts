@@ -488,16 +488,20 @@ export class Leases {
   readonly #held = new RecordMap<HeldLease>()
   readonly #renew: (items: readonly Renewal[]) => Promise<readonly boolean[]>
   readonly #onError: (error: unknown) => void
+  readonly #mayBegin: () => boolean
   #timer: NodeJS.Timeout | null = null
   #renewing = false
   #failing = false
 
+  /** `mayBegin`: whether this replica is sure that it may execute what it has claimed. */
   constructor(
     renew: (items: readonly Renewal[]) => Promise<readonly boolean[]>,
     onError: (error: unknown) => void,
+    mayBegin = (): boolean => true,
   ) {
     this.#renew = renew
     this.#onError = onError
+    this.#mayBegin = mayBegin
   }
 
   /**
@@ -510,7 +514,7 @@ export class Leases {
     const held: HeldLease = { token, lease, dropIn, renewAt, sureUntil: since + lease * SURE }
     this.#held.set(id, held)
     this.#timer ??= setInterval(() => void this.#tick(), TICK).unref()
-    return () => performance.now() < held.sureUntil
+    return () => performance.now() < held.sureUntil && this.#mayBegin()
   }
 
   release(id: RecordId, token: Buffer): void {

@@ -180,13 +180,31 @@ class Breaker {
   }
 }
 
-/** Decides whether this replica may claim: a migration between stores may be past it (docs/adr/0101). */
+/**
+ * Decides whether this replica may claim: a migration between stores may be past it (docs/adr/0101), or others may identify records
+ * differently (docs/adr/0117).
+ */
 export interface PhaseGuard {
   /** By `clock`. Until then it may. */
   readonly sureUntil: Millis
   readonly clock: () => Millis
   /** Checks again. @throws {StoreUnavailable} if it still may not. */
   ensure(): Promise<void>
+}
+
+/** Sure while all are, by the clock of the first. */
+export function all(guards: readonly [PhaseGuard, ...PhaseGuard[]]): PhaseGuard {
+  return {
+    get sureUntil() {
+      let least = Number.POSITIVE_INFINITY
+      for (const { sureUntil } of guards) least = Math.min(least, sureUntil)
+      return least
+    },
+    clock: guards[0].clock,
+    async ensure() {
+      for (const guard of guards) if (guard.clock() >= guard.sureUntil) await guard.ensure()
+    },
+  }
 }
 
 /** Wraps `store`: nothing is claimed and no lease renewed unless `guard` is sure that it may. */

@@ -14,7 +14,7 @@ import {
   isSame,
   renewedBy,
 } from './migrating-records.ts'
-import { isMark } from './phases.ts'
+import { withoutMarks } from './phases.ts'
 import { versionOf } from './prefix.ts'
 import {
   type Condition,
@@ -434,10 +434,6 @@ class Pair {
     if (isRead !== canBeRead) return
     if (!(await this.#other.remove(id, versionOf(bytes)))) throw busy(id)
   }
-}
-
-function withoutMarks({ ids, next }: Page): Page {
-  return { ids: ids.filter((id) => !isMark(id)), next }
 }
 
 function ofBoth(old: readonly string[], young: readonly string[]): string[] {

@@ -4,6 +4,7 @@ import { BREAKER_DEFAULTS, type BreakerState, type OnOperation, withBreaker } fr
 import { MEMORY_BYTES, memoryStore } from './memory.ts'
 import { migrating } from './migrating.ts'
 import { packed } from './packed.ts'
+import { withoutMarks } from './phases.ts'
 import { type NewEpoch, type Store, StoreUnavailable } from './register.ts'
 import { sealerOf } from './sealing.ts'
 import { openSqliteStore } from './sqlite.ts'
@@ -159,7 +160,8 @@ async function openOne(config: StoreOf, hooks: StoreHooks): Promise<Store> {
           secret: secret ?? NO_SECRET,
         })
   const sealer = sealerOf(config.store)
-  return sealer === null && compression === 'off' ? store : packed(store, sealer, compression)
+  const own = sealer === null && compression === 'off' ? store : packed(store, sealer, compression)
+  return { ...own, list: async (which, cursor, limit) => withoutMarks(await own.list(which, cursor, limit)) }
 }
 
 async function openPlain(config: StoreOf, hooks: StoreHooks): Promise<Store> {

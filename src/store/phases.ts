@@ -9,6 +9,7 @@ import {
   CorruptRecord,
   type KeptNote,
   OutOfPhase,
+  type Page,
   RecordLocked,
   type Store,
   StoreUnavailable,
@@ -20,14 +21,21 @@ import {
  */
 
 /** How long a mark outlives its last renewal, and counts after it was seen: a failover may lose it, but not the replicas that renew it. */
-const MARKED_FOR: Millis = 15_000
+export const MARKED_FOR: Millis = 15_000
 /** How long a replica relies on its own mark: a claim sent by then arrives while the mark exists. */
-const SURE_FOR: Millis = 10_000
-const RENEW_EVERY: Millis = 3_000
-const RETRY_EVERY: Millis = 500
+export const SURE_FOR: Millis = 10_000
+export const RENEW_EVERY: Millis = 3_000
+export const RETRY_EVERY: Millis = 500
 
 /** The store of a migration that records come from, or go to. */
 type Side = 'from' | 'to'
+
+/** The stores that decide who claims in a phase: neighbouring ones share one. */
+export const DECIDING: Readonly<Record<Phase, readonly Side[]>> = {
+  mirror: ['from'],
+  both: ['from', 'to'],
+  new: ['to'],
+}
 
 /** Different stores would decide, and each would execute what the other has claimed. */
 const APART: Readonly<Record<Phase, Phase | null>> = { mirror: 'new', both: null, new: 'mirror' }
@@ -39,35 +47,58 @@ export class PhaseConflict extends Error {
 
 /** One mark for all replicas of a phase, so that one command renews it, however many there are. */
 export function markOf(phase: Phase): RecordId {
-  return hash('sha256', `idempotency-proxy/migration/1\0${phase}`, 'base64url') as RecordId
+  return markId(`migration/1\0${phase}`)
 }
 
-const MARKS: ReadonlySet<RecordId> = new Set(PHASES.map(markOf))
+function markId(name: string): RecordId {
+  return hash('sha256', `idempotency-proxy/${name}`, 'base64url') as RecordId
+}
 
-/** No record of a request. */
-export function isMark(id: RecordId): boolean {
-  return MARKS.has(id)
+/** The mark of what identifies records in a service ({@link file://./agreement.ts}). */
+export const IDENTIFICATION_MARK = markId('identification/1')
+
+const MARKS: ReadonlySet<RecordId> = new Set([...PHASES.map(markOf), IDENTIFICATION_MARK])
+
+/** Marks are no records of requests. */
+export function withoutMarks({ ids, next }: Page): Page {
+  return { ids: ids.filter((id) => !MARKS.has(id)), next }
 }
 
 const TOKEN = Buffer.alloc(16, 'mark')
 const STATE = 'failed_retryable'
 
-function markDraft(phase: Phase, side: Side): RecordDraft {
+export interface Mark {
+  readonly id: RecordId
+  /** 16 bytes: who has the same renews it. */
+  readonly token: Buffer
+  readonly route: string
+  /** What it says. */
+  readonly path: string
+  /** For people. */
+  readonly about: string
+}
+
+function phaseMark(phase: Phase, side: Side): Mark {
+  const about = `the migration between two stores, replicas in phase ${phase} are alive`
+  return { id: markOf(phase), token: TOKEN, route: 'migration', path: `/${phase}/${side}`, about }
+}
+
+function markDraft({ token, route, path, about }: Mark): RecordDraft {
   const none = Buffer.alloc(32)
   return {
     state: STATE,
     fence: 0,
-    token: TOKEN,
+    token,
     attempts: 1,
     createdAt: 0,
-    route: 'migration',
+    route,
     method: 'MARK',
-    path: `/${phase}/${side}`,
+    path,
     fingerprint: none as Fingerprint,
     rawDigest: none,
     recipe: '',
     key: null,
-    lastError: `no request: a mark of the migration between two stores, replicas in phase ${phase} are alive`,
+    lastError: `no request: a mark of ${about}`,
   }
 }
 
@@ -86,17 +117,29 @@ async function markedAs(store: Pick<Store, 'get'>, phase: Phase): Promise<Side |
   return bytes === null ? null : decodeRecord(bytes).path.endsWith('/from') ? 'from' : 'to'
 }
 
-/** True: there was none. */
-async function renewMark(store: Store, phase: Phase, side: Side): Promise<boolean> {
-  const id = markOf(phase)
+/** `entered`: there was none. Bytes: of the mark that is there, under another token. In a grace `entry` decides, as for any put. */
+export async function renewMark(
+  store: Pick<Store, 'swap' | 'put'>,
+  mark: Mark,
+  entry: 'claim' | 'again',
+): Promise<'renewed' | 'entered' | Buffer> {
+  const { id, token } = mark
   const spans = { dueIn: MARKED_FOR, dropIn: MARKED_FOR }
   for (let round = 0; round < 3; round++) {
-    const bytes = (): Buffer => encodeDraft(markDraft(phase, side))
-    const renewed = await store.swap(id, { token: TOKEN, states: [STATE] }, bytes(), spans, false)
-    if (renewed.done) return false
-    if ((await store.put(id, bytes(), spans, 'again')).done) return true
+    const bytes = (): Buffer => encodeDraft(markDraft(mark))
+    const renewed = await store.swap(id, { token, states: [STATE] }, bytes(), spans, false)
+    if (renewed.done) return 'renewed'
+    if (renewed.bytes !== null) return renewed.bytes
+    if ((await store.put(id, bytes(), spans, entry)).done) return 'entered'
   }
-  throw new RecordLocked(`the mark of phase ${phase} keeps changing`)
+  throw new RecordLocked(`the mark of ${mark.about} keeps changing`)
+}
+
+/** True: there was none. */
+async function markPhase(store: Store, phase: Phase, side: Side): Promise<boolean> {
+  const renewed = await renewMark(store, phaseMark(phase, side), 'again')
+  if (Buffer.isBuffer(renewed)) throw new RecordLocked(`the mark of phase ${phase} was changed`)
+  return renewed === 'entered'
 }
 
 interface Sides {
@@ -183,8 +226,8 @@ export class Presence implements PhaseGuard {
     const isNew = this.clock() >= this.sureUntil
     // A replica that was unsure for a while must not stop those that were not.
     if (isNew && (await this.#findConflict())) return
-    const isFirst = await renewMark(from, phase, 'from')
-    const theirs = renewMark(to, phase, 'to')
+    const isFirst = await markPhase(from, phase, 'from')
+    const theirs = markPhase(to, phase, 'to')
     // In phase `mirror`, the new store may be missing.
     await (phase === 'mirror' ? theirs.catch(() => {}) : theirs)
     if (await this.#findConflict()) return
@@ -324,7 +367,7 @@ export class Lookout implements PhaseGuard {
 }
 
 /** Repeats the work, with a pause each time. The pauses do not keep the process alive. */
-async function untilAborted(
+export async function untilAborted(
   signal: AbortSignal,
   pause: () => Millis,
   work: () => Promise<void>,

@@ -244,7 +244,7 @@ export class InGrace extends Declined {
   }
 }
 
-/** This replica may not claim now, since it does not know which phase of a migration the others are in. It executes nothing. */
+/** This replica may not claim now, beside others that decide in another store or identify records differently. It executes nothing. */
 export class OutOfPhase extends StoreUnavailable {
   override readonly name = 'OutOfPhase'
 }

@@ -88,6 +88,16 @@ void t.test('check --against names what a reload refuses, and then exits 1', asy
       '',
     ].join('\n'),
   })
+  const shared = ['--store', 'redis://127.0.0.1:1', '--service', 'pay']
+  t.match(
+    await command(['check', other, '--against', old, ...shared]),
+    {
+      code: 1,
+      out: /\nroutes\[pay\]\.match: replicas with this file wait .* all at once \(Recreate\), or start with --accept-rescope, and keys of pay may execute twice\n$/,
+    },
+    'Y20 on a shared store',
+  )
+  t.match(await command(['check', live, '--against', old, ...shared]), { code: 0 })
   const broken = file('broken.yaml', 'nonsense: 1')
   for (const words of [
     [old, '--against', broken],

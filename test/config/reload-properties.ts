@@ -4,10 +4,11 @@ import { type Config, namespaceOf } from '../../src/config/config.ts'
 import { changesBetween, routeDiff } from '../../src/config/diff.ts'
 import { loadConfig } from '../../src/config/load.ts'
 import { recipeOf } from '../../src/core/fingerprint.ts'
+import { differencesBetween, type Identification, identificationOf } from '../../src/core/identification.ts'
 import { readCaller, recordId } from '../../src/core/identity.ts'
 import { readKey } from '../../src/core/key.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import { parseTarget, Router } from '../../src/core/route.ts'
+import { comparedPath, parseTarget, Router } from '../../src/core/route.ts'
 import { route } from '../protect/harness.ts'
 
 /** What a route or `defaults` may say, each as YAML. */
@@ -32,7 +33,7 @@ const VALUES = {
   ],
   fingerprint: ['{ query: ignore }', '{ ignore: [/at] }'],
 }
-type Settings = Partial<Record<keyof typeof VALUES, string>>
+type Settings = Partial<Record<keyof typeof VALUES | 'case' | 'parameters', string>>
 const setting = fc.oneof(
   ...Object.entries(VALUES).map(([name, values]) =>
     fc.constantFrom(...values).map((value): Settings => ({ [name]: value })),
@@ -46,6 +47,7 @@ interface Written {
     path: string
     exact: boolean
     methods: string
+    folding: Settings
     settings: Settings
   }[]
   readonly defaults: Settings
@@ -58,6 +60,7 @@ const written: fc.Arbitrary<Written> = fc.record({
       path: fc.constantFrom('/a', '/b', '/a/b', '/:x', '/a/*', '/*'),
       exact: fc.boolean(),
       methods: fc.constantFrom('[POST]', '[POST, PATCH]', '[PUT]'),
+      folding: fc.constantFrom<Settings>({}, {}, { case: 'insensitive' }, { parameters: 'strip' }),
       settings,
     }),
     { selector: ({ name }) => name, maxLength: 3 },
@@ -95,8 +98,8 @@ function yamlOf({ routes, defaults, unmatched }: Written): string {
     `{ ${Object.entries(entries)
       .map(([name, value]) => `${name}: ${String(value)}`)
       .join(', ')} }`
-  const list = routes.map(({ name, path, exact, methods, settings: own }) =>
-    flow({ name, match: flow({ path: `"${path}"`, exact, methods }), ...own }),
+  const list = routes.map(({ name, path, exact, methods, folding, settings: own }) =>
+    flow({ name, match: flow({ path: `"${path}"`, exact, methods, ...folding }), ...own }),
   )
   return `upstream: { url: "http://127.0.0.1:1" }
 unmatched: ${unmatched}
@@ -126,12 +129,27 @@ function finds(
   if (key.kind === 'missing') return null
   const caller = readCaller(headers, route.scope, null)
   if (key.kind === 'invalid' || caller.kind === 'missing') return 'refused'
-  const path = route.match.exact ? parsed.rawPath : parsed.path
+  const path = comparedPath(route.match, parsed)
   const id = recordId(namespaceOf(config), route, caller.parts, method, path, key.key, key.qualifier, null)
   return `${id} ${recipeOf(route.fingerprint)}`
 }
 
-const TARGETS = ['/', '/a', '/b', '/c', '/a/', '/%61', '//a', '/a/b', '/a/c', '/a/../b', '/a/b/c']
+const TARGETS = [
+  '/',
+  '/a',
+  '/A',
+  '/a;v=1',
+  '/b',
+  '/c',
+  '/a/',
+  '/%61',
+  '//a',
+  '/a/b',
+  '/a/B',
+  '/a/c',
+  '/a/../b',
+  '/a/b/c',
+]
 const HEADERS = [
   ['Idempotency-Key', 'abc', 'Authorization', 'Bearer a'],
   ['Idempotency-Key', '"abcdefgh"', 'Authorization', 'Bearer a', 'X-Caller', 'b'],
@@ -167,6 +185,41 @@ export function requestsFindTheirRecords(t: Test, numRuns: number): void {
     { numRuns },
   )
   t.ok(seen.taken > numRuns / 10 && seen.refused > numRuns / 10, JSON.stringify(seen))
+}
+
+/** Where the digests are equal, no request finds one record under the one configuration and another, or none, under the other (Y20). */
+export function equalDigestsFindTheSame(t: Test, numRuns: number): void {
+  const seen = { equal: 0, different: 0 }
+  fc.assert(
+    fc.property(pair, (both) => {
+      const [one, other] = both.map(yamlOf) as [string, string]
+      const [before, after] = [loaded(one), loaded(other)]
+      fc.pre(before !== null && after !== null)
+      const [own, theirs] = [before, after].map(identificationOf) as [Identification, Identification]
+      const isLive = changesBetween(before, after).every(({ effect }) => effect === 'live')
+      if (!own.digest.equals(theirs.digest)) {
+        seen.different++
+        if (isLive) throw new Error(`a reload takes it:\n${one}\n${other}`)
+        if (differencesBetween(own.parts, theirs.parts).length === 0) throw new Error('unexplained')
+        return
+      }
+      seen.equal++
+      const [old, next] = [before, after].map((config) => new Router(config.routes)) as [Router, Router]
+      for (const method of ['POST', 'PATCH', 'PUT'])
+        for (const target of TARGETS)
+          for (const headers of HEADERS) {
+            const ids = [
+              finds(before, old, method, target, headers),
+              finds(after, next, method, target, headers),
+            ]
+            const [was, now] = ids.map((found) => found?.split(' ')[0])
+            if (was !== now && was !== 'refused' && now !== 'refused')
+              throw new Error(`${method} ${target} ${headers.join(' ')}: ${was} → ${now}\n${one}\n${other}`)
+          }
+    }),
+    { numRuns },
+  )
+  t.ok(seen.equal > numRuns / 10 && seen.different > numRuns / 10, JSON.stringify(seen))
 }
 
 interface Routed {

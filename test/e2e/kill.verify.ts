@@ -57,10 +57,15 @@ async function end(proxy: ChildProxy, asked: Promise<unknown>, t: Test): Promise
 }
 
 /** Resolves when a piece with these bytes passes; `onPiece` is called first, in the same turn. */
-function passing(wire: Relay, way: 'onCommand' | 'onReply', bytes: string, onPiece = (): void => {}) {
+function passing(
+  wire: Relay,
+  way: 'onCommand' | 'onReply',
+  isIt: (bytes: Buffer) => boolean,
+  onPiece = (): void => {},
+) {
   const { opened, open } = gate()
   wire[way] = (piece) => {
-    if (!piece.includes(bytes, 0, 'latin1')) return
+    if (!isIt(piece)) return
     onPiece()
     open()
   }

@@ -23,10 +23,12 @@ class Fake implements Health {
   isDraining = false
   isStarted = true
   isUp = true
+  why: string | null = null
   readinessNeedsStore = false
   readonly metrics = new Metrics()
   readonly draining = () => this.isDraining
   readonly started = () => this.isStarted
+  readonly conflict = () => this.why
   readonly store = () => Promise.resolve({ up: this.isUp, detail: this.isUp ? null : 'refused' })
 }
 
@@ -67,6 +69,10 @@ void t.test('O10 livez, startupz and readyz differ as §12 says', async (t) => {
   t.same(await states(), [200, 200, 503])
   health.isUp = true
   t.same(await states(), [200, 200, 200])
+  health.why = 'others identify records differently'
+  t.same(await states(), [200, 200, 503], 'a replica that waits for others takes no traffic')
+  t.match(await (await fetch(`${admin.url}/readyz`)).json(), { status: 'not ready', conflict: health.why })
+  health.why = null
   health.isDraining = true
   t.same(await states(), [200, 200, 503])
   t.match(await (await fetch(`${admin.url}/readyz`)).json(), { draining: true })

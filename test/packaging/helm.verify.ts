@@ -569,6 +569,21 @@ const GATEWAY = [
   '--set',
   'idempotencyProxy.store.url=redis://r:6379',
 ]
+void t.test(
+  'Y20 strategy=Recreate ends all pods before it starts any; the default replaces one at a time',
+  async (t) => {
+    for (const [strategy, type] of [
+      ['auto', 'RollingUpdate'],
+      ['Recreate', 'Recreate'],
+    ] as const) {
+      const { deployment } = proxyIn(
+        charts.render('idempotency-proxy', ...GATEWAY, '--set', `strategy=${strategy}`),
+      )
+      t.equal(deployment['spec'].strategy.type, type)
+    }
+  },
+)
+
 /** Chart, what is said, and the values that it is said about. */
 const REFUSED = `
 idempotency-proxy | Set idempotencyProxy.upstream.url | idempotencyProxy.upstream.url=
@@ -580,6 +595,7 @@ idempotency-proxy | are both 9000 | idempotencyProxy.port=9000 idempotencyProxy.
 idempotency-proxy | use idempotencyProxy.service | idempotencyProxy.config.service=x
 idempotency-proxy | service | idempotencyProxy.service=a/b
 idempotency-proxy | topologySpreadConstraints | topologySpreadConstraints=always
+idempotency-proxy | strategy | strategy=Sometimes
 idempotency-proxy | Set idempotencyProxy.store.url | idempotencyProxy.store.url=
 idempotency-proxy | not both | idempotencyProxy.store.existingSecret.name=x
 idempotency-proxy | has credentials | idempotencyProxy.store.url=redis://u:p@r:6379

@@ -24,7 +24,11 @@ const TOKEN = Buffer.alloc(16, 1)
 const [A, B] = ['a', 'b'] as [RecordId, RecordId]
 
 /** Leases on a clock and a timer of the test; `reply`: of the store to each renewal, `true` for all unless it says otherwise. */
-function renewing(t: Test, reply: () => boolean[] | null | Promise<boolean[]> = () => null) {
+function renewing(
+  t: Test,
+  reply: () => boolean[] | null | Promise<boolean[]> = () => null,
+  mayBegin?: () => boolean,
+) {
   let now = HOUR
   t.intercept(performance, 'now', { value: () => now })
   const tick = repeating(t)
@@ -36,6 +40,7 @@ function renewing(t: Test, reply: () => boolean[] | null | Promise<boolean[]> = 
       return (await reply()) ?? items.map(() => true)
     },
     (error) => void errors.push((error as Error).message),
+    mayBegin,
   )
   t.teardown(() => leases.close())
   return {
@@ -51,6 +56,18 @@ function renewing(t: Test, reply: () => boolean[] | null | Promise<boolean[]> = 
     holds: (id: RecordId, ago = 0, lease = LEASE) => leases.hold(id, TOKEN, lease, HOUR, now - ago),
   }
 }
+
+void t.test(
+  'Y20 an attempt does not begin once its replica may not execute what it has claimed',
+  async (t) => {
+    let may = true
+    const { holds } = renewing(t, undefined, () => may)
+    const isSure = holds(A)
+    t.ok(isSure())
+    may = false
+    t.notOk(isSure())
+  },
+)
 
 void t.test('each lease is renewed in one call with others once a third of it has passed', async (t) => {
   const { leases, asked, holds, passes } = renewing(t)

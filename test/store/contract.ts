@@ -1,6 +1,7 @@
-import { randomBytes } from 'node:crypto'
+import { hash, randomBytes } from 'node:crypto'
 import fc from 'fast-check'
 import type { Test } from 'tap'
+import type { Identification } from '../../src/core/identification.ts'
 import {
   type CompletedResponse,
   newReconciliation,
@@ -8,8 +9,10 @@ import {
   type Spans,
   type State,
 } from '../../src/core/record.ts'
+import { Agreement } from '../../src/store/agreement.ts'
 import { decodeRecord, encodeDraft, PREFIX, readStamps } from '../../src/store/codec.ts'
 import { packed } from '../../src/store/packed.ts'
+import { MARKED_FOR } from '../../src/store/phases.ts'
 import { versionOf } from '../../src/store/prefix.ts'
 import type { Condition, DueKind, Listing, Store, SwapReply } from '../../src/store/register.ts'
 import { Sealer } from '../../src/store/sealing.ts'
@@ -940,6 +943,39 @@ function registerEach(
       { numRuns: 30 },
     )
   })
+
+  testBytes(
+    'Y20 of replicas that identify records differently, those of one kind hold the mark',
+    async (t, { register, peer, advance }) => {
+      const kinds = ['one', 'other'].map((name) => ({
+        digest: hash('sha256', name, 'buffer'),
+        parts: { [`routes[${name}]`]: ['a', 'b', 'c'] },
+      }))
+      // Their own clocks stand still.
+      const agreement = (store: Store, own: Identification) =>
+        new Agreement([store], { own, accepts: false, say: () => {}, clock: () => 0 })
+      const all = [register, peer].flatMap((store) => kinds.map((own) => agreement(store, own)))
+      const holding = async () => {
+        await Promise.all(all.map((one) => one.renew()))
+        return all.map(({ conflict }) => conflict === null)
+      }
+      const [a, b, c, d] = await holding()
+      t.ok(a !== b && a === c && b === d)
+      advance(MARKED_FOR / 2)
+      t.same(await holding(), [a, b, c, d], 'as long as they renew it')
+      t.match(
+        all.map(({ conflict }) => conflict).join(),
+        /routes\[one\], routes\[other\]|routes\[other\], routes\[one\]/,
+      )
+      advance(MARKED_FOR + MINUTE)
+      const [late] = all.filter((_, n) => n === (a ? 1 : 0))
+      await late?.renew()
+      t.equal(late?.conflict, null, 'nobody has renewed it')
+      const [early] = all.filter((_, n) => n === (a ? 0 : 1))
+      await early?.renew()
+      t.match(early?.conflict, /is alive/)
+    },
+  )
 
   test("ping returns the store's time", async (t, { register, advance }) => {
     const first = await register.ping()

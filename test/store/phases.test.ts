@@ -399,6 +399,12 @@ void t.test('a presence works with its default clock', async (t) => {
   t.equal(presence.refusal, null)
 })
 
+void t.test('a mark that somebody has changed is an error', async (t) => {
+  const { sides, presence } = world()
+  await sides.from.put(markOf('both'), bytesOf('completed', newToken()), SPANS)
+  await t.rejects(presence('both').renew(), { name: 'RecordLocked', message: /phase both was changed/ })
+})
+
 void t.test('a mark that keeps changing is an error', async (t) => {
   const { sides, presence } = world()
   const from: Store = {

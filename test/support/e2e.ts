@@ -6,6 +6,7 @@ import { DatabaseSync } from 'node:sqlite'
 import { setTimeout as wait } from 'node:timers/promises'
 import { Redis } from 'ioredis'
 import type { Test } from 'tap'
+import { IDENTIFICATION_MARK } from '../../src/store/phases.ts'
 import { Journal } from '../../src/store/sqlite-journal.ts'
 import type { RedisServer } from './redis.ts'
 import { headed } from './service.ts'
@@ -92,13 +93,13 @@ export function gate(): Gate {
   return { opened: promise, open: resolve }
 }
 
-/** Everything in the database except histories, which arrive late: the bytes and expiry of every record, and every index. */
+/** Everything in the database except histories, which arrive late, and the mark of live replicas: the bytes and expiry of every record, and every index. */
 export async function redisSnapshot(server: RedisServer): Promise<Map<string, string>> {
   const client = new Redis(server.port, '127.0.0.1')
   try {
     const found = new Map<string, string>()
     for (const key of (await client.keys('*')).sort()) {
-      if (key.includes(':h:')) continue
+      if (key.includes(':h:') || key.endsWith(IDENTIFICATION_MARK)) continue
       const value = key.includes(':r:')
         ? `${(await client.getBuffer(key))?.toString('latin1')} ${await client.pexpiretime(key)}`
         : (await client.zrange(key, 0, '-1', 'WITHSCORES')).join(' ')
@@ -116,7 +117,8 @@ export async function onlyRecord(
 ): Promise<{ readonly key: string; readonly bytes: Buffer }> {
   const client = new Redis(server.port, '127.0.0.1')
   try {
-    const keys = await client.keys('idempotency:*:r:*')
+    const all = await client.keys('idempotency:*:r:*')
+    const keys = all.filter((key) => !key.endsWith(IDENTIFICATION_MARK))
     if (keys.length !== 1) throw new Error(`${keys.length} records where one was expected`)
     const key = keys[0] as string
     return { key, bytes: (await client.getBuffer(key)) as Buffer }

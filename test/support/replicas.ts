@@ -1,5 +1,6 @@
 import { Redis } from 'ioredis'
 import root, { type Test } from 'tap'
+import { IDENTIFICATION_MARK } from '../../src/store/phases.ts'
 import { configFile, type Gate, gate, type Reply, sqliteSnapshot, tempDir, until } from './e2e.ts'
 import { type ChildProxy, proxyInProcess, proxyProcess, type TestProxy } from './proxy.ts'
 import { SHARED, type SharedKind, type SharedServer, sharedServer } from './shared.ts'
@@ -44,7 +45,8 @@ export async function recordsIn(url: string): Promise<string[] | null> {
   if (url.startsWith('sqlite:')) return sqliteSnapshot(url.slice('sqlite:'.length))
   const client = new Redis(url)
   try {
-    const names = (await client.keys('*:r:*')).sort()
+    const all = await client.keys('*:r:*')
+    const names = all.filter((name) => !name.endsWith(IDENTIFICATION_MARK)).sort()
     return await Promise.all(
       names.map(
         async (name) =>

@@ -1,5 +1,6 @@
 import type { Test } from 'tap'
 import { PREFIX } from '../../src/store/codec.ts'
+import { IDENTIFICATION_MARK } from '../../src/store/phases.ts'
 import { onlyRecord, redisSnapshot } from './e2e.ts'
 import { NO_POSTGRES, PostgresServer } from './postgres.ts'
 import { RedisServer } from './redis.ts'
@@ -22,8 +23,8 @@ export interface SharedServer {
   readonly kind: SharedKind
   readonly port: number
   readonly url: string
-  /** Text in what is sent to it, for a claim and for an outcome. */
-  readonly wire: { readonly claim: string; readonly outcome: string }
+  /** Whether what is sent to it has a claim, or an outcome. */
+  readonly wire: Readonly<Record<'claim' | 'outcome', (bytes: Buffer) => boolean>>
   /** The URL of the same store through another port, such as a relay's. */
   through(port: number): string
   start(): Promise<void>
@@ -77,9 +78,14 @@ export async function sharedServer(t: Test, kind: SharedKind): Promise<SharedSer
   return { ...common, ...(server instanceof RedisServer ? ofRedis(server) : ofPostgres(server)) }
 }
 
+/** The mark of live replicas is written in the same way. */
+function having(text: string): (bytes: Buffer) => boolean {
+  return (bytes) => bytes.includes(text, 0, 'latin1') && !bytes.includes(IDENTIFICATION_MARK)
+}
+
 function ofRedis(server: RedisServer) {
   return {
-    wire: { claim: 'IP\x01\x01', outcome: 'IP\x01\x02' },
+    wire: { claim: having('IP\x01\x01'), outcome: having('IP\x01\x02') },
     through: (port: number) => `redis://127.0.0.1:${port}`,
     clear: async () => void (await server.command('FLUSHALL')),
     count: async () => (await redisSnapshot(server)).size,
@@ -100,21 +106,27 @@ function ofRedis(server: RedisServer) {
   }
 }
 
+/** Live replicas renew it. */
+const NO_MARK = `id <> '${IDENTIFICATION_MARK}'`
+
 function ofPostgres(server: PostgresServer) {
   return {
-    wire: { claim: 'idempotency.put(', outcome: 'idempotency.swap(' },
+    wire: { claim: having('idempotency.put('), outcome: having('idempotency.swap(') },
     through: (port: number) => `postgres://owner@127.0.0.1:${port}/records`,
     clear: () => clearPostgres(server),
     count: async () =>
-      (await server.sql('SELECT FROM idempotency.stored WHERE drop_at > idempotency.now(0)')).length,
+      (await server.sql(`SELECT FROM idempotency.stored WHERE drop_at > idempotency.now(0) AND ${NO_MARK}`))
+        .length,
     only: async () => {
-      const rows = await server.sql('SELECT state, fence, created_at, due FROM idempotency.stored')
+      const rows = await server.sql(
+        `SELECT state, fence, created_at, due FROM idempotency.stored WHERE ${NO_MARK}`,
+      )
       if (rows.length !== 1) throw new Error(`${rows.length} records where one was expected`)
       const [state, fence, createdAt, due] = (rows[0] ?? []).map(Number)
       return { state, fence, createdAt, due } as unknown as Found
     },
     snapshot: async () => [
-      await server.sql('SELECT records::text FROM idempotency.records ORDER BY id'),
+      await server.sql(`SELECT records::text FROM idempotency.records WHERE ${NO_MARK} ORDER BY id`),
       await server.sql('SELECT unresolved::text FROM idempotency.unresolved ORDER BY id'),
     ],
     time: async () => {

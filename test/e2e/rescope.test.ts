@@ -1,0 +1,121 @@
+import t, { type Test } from 'tap'
+import { IDENTIFICATION_MARK } from '../../src/store/phases.ts'
+import { configFile, newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
+import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
+import { RedisServer } from '../support/redis.ts'
+import { heldUpstream } from '../support/replicas.ts'
+
+t.setTimeout(120_000)
+t.jobs = 4
+
+const FAST = { path: '/fast' }
+const REFUSED = { status: 503, code: 'idempotency_store_unavailable' }
+
+/** More of a configuration, by which another record is found. */
+const SCOPE = '\ndefaults: { scope: { caller: "header:x-session" } }'
+
+async function world(t: Test) {
+  const redis = await RedisServer.start()
+  t.teardown(() => redis.stop())
+  const upstream = await heldUpstream(t)
+  const yaml = (more: string): string =>
+    `upstream: { url: "${upstream.url}" }\nstore: { url: "${redis.url}", grace: 1s }${more}\n`
+  const start = async (more = ''): Promise<TestProxy> => {
+    const proxy = await proxyInProcess(yaml(more))
+    t.teardown(() => proxy[Symbol.asyncDispose]())
+    return proxy
+  }
+  /** As if the time had passed after which nobody who has ended counts as alive. */
+  const nobodyIsLeft = async (): Promise<void> => {
+    const [mark] = (await redis.command('KEYS', `*:r:${IDENTIFICATION_MARK}`)) as string[]
+    await redis.command('PEXPIRE', mark as string, '1')
+  }
+  return { redis, upstream, yaml, start, nobodyIsLeft }
+}
+
+async function readiness({ adminUrl }: TestProxy): Promise<{ status: number; conflict: string | null }> {
+  const response = await fetch(`${adminUrl}/readyz`)
+  const { conflict } = (await response.json()) as { conflict: string | null }
+  return { status: response.status, conflict }
+}
+
+void t.test('Y20 a replica that identifies records differently waits for the others to end', async (t) => {
+  const { upstream, start, nobodyIsLeft } = await world(t)
+  const old = await start()
+  const key = newKey()
+  t.match(await send(old, key, FAST), { status: 201 })
+  const young = await start(SCOPE)
+  t.match(await readiness(young), { status: 503, conflict: /\(defaults\.scope\) is alive.*keys of default/ })
+  t.match(await readiness(old), { status: 200, conflict: null })
+  t.match(await young.logged(({ msg }) => msg === 'replicas: nothing is claimed'), { why: /defaults\.scope/ })
+  t.match(await send(young, key, FAST), REFUSED, 'the retry at the other replica executes nothing')
+  t.match(await send(young, newKey(), FAST), REFUSED)
+  t.match(await send(old, newKey(), FAST), { status: 201 }, 'the first goes on')
+  t.equal(upstream.seen.length, 2)
+  const same = await start()
+  t.match(await readiness(same), { status: 200 }, 'and so does one that agrees with it')
+  t.match(await send(same, key, FAST), { status: 201, replayed: true })
+  await Promise.all([old.drain(), same.drain()])
+  t.match(await send(young, newKey(), FAST), REFUSED, 'they may have been killed')
+  await nobodyIsLeft()
+  await until(async () => (await readiness(young)).status === 200)
+  t.match(await send(young, newKey(), FAST), { status: 201 })
+  await young.logged(
+    ({ msg }) => msg === 'replicas: all that are alive identify records alike; this one claims',
+  )
+})
+
+void t.test('Y20 of replicas that start at once, only those that agree claim', async (t) => {
+  const { start } = await world(t)
+  const all = await Promise.all([start(), start(SCOPE), start(), start(SCOPE)])
+  const answers = await Promise.all(all.map((proxy) => send(proxy, newKey(), FAST)))
+  const [a, b, c, d] = answers.map(({ status }) => status)
+  t.strictSame([a, b], [c, d])
+  t.strictSame(new Set([a, b]), new Set([201, 503]))
+})
+
+void t.test('Y20 a flushed store does not let one in beside those that are alive', async (t) => {
+  const { redis, start } = await world(t)
+  const old = await start()
+  t.match(await send(old, newKey(), FAST), { status: 201 })
+  const young = await start(SCOPE)
+  await redis.command('FLUSHALL')
+  const held: Reply[] = await Promise.all([old, young].map((proxy) => send(proxy, newKey(), FAST)))
+  t.match(held, [{ status: 201 }, REFUSED])
+  t.match(await send(young, newKey(), FAST), REFUSED)
+})
+
+void t.test(
+  'Y20 with --accept-rescope it claims at once, and says which keys may execute twice',
+  async (t) => {
+    const { upstream, yaml, start, nobodyIsLeft } = await world(t)
+    const old = await start()
+    const key = newKey()
+    t.match(await send(old, key, FAST), { status: 201 })
+    const file = configFile(tempDir(t), yaml(SCOPE))
+    const young = await proxyProcess(file, ['--accept-rescope'])
+    t.teardown(() => young[Symbol.asyncDispose]())
+    t.match(await readiness(young), { status: 200, conflict: null })
+    const { why } = await young.logged(({ msg }) => msg === 'replicas: this one claims beside others')
+    t.match(why, /defaults\.scope.*keys of default may execute twice/)
+    t.match(await send(young, key, FAST), { status: 201, replayed: false })
+    t.match(await send(old, newKey(), FAST), { status: 201 })
+    t.equal(upstream.seen.length, 3)
+    await old.drain()
+    await nobodyIsLeft()
+    await young.logged(({ msg }) => String(msg).startsWith('replicas: all that are alive'))
+    const third = await start()
+    t.match(await send(third, newKey(), FAST), REFUSED, 'now it decides')
+  },
+)
+
+void t.test('Y20 replicas that differ in what identifies nothing run side by side', async (t) => {
+  const { start } = await world(t)
+  const old = await start()
+  const young = await start(
+    '\nroutes:\n  - { name: pay, match: { path: "/pay/:id" }, key: required, ttl: 48h, fingerprint: { query: ignore } }',
+  )
+  const answers: Reply[] = []
+  for (const proxy of [old, young]) answers.push(await send(proxy, newKey(), FAST))
+  t.match(answers, [{ status: 201 }, { status: 201 }])
+})
