@@ -85,7 +85,7 @@ void t.test(
     const key = newKey()
     const ask = { path: '/twice' }
     t.equal((await send(a, key, ask)).status, 429)
-    const [name] = (await redis.command('KEYS', '*:r:*')) as [string]
+    const { key: name } = await onlyRecord(redis)
     const snapshot = await dumped(redis, name)
     const second = send(a, key, ask)
     await until(() => executed.length === 2)

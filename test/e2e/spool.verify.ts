@@ -2,7 +2,18 @@ import { readdirSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { command } from '../support/commands.ts'
-import { configFile, gate, newKey, onlyRecord, STATE, send, stateOf, tempDir, until } from '../support/e2e.ts'
+import {
+  configFile,
+  gate,
+  newKey,
+  onlyRecord,
+  redisSnapshot,
+  STATE,
+  send,
+  stateOf,
+  tempDir,
+  until,
+} from '../support/e2e.ts'
 import { type ChildProxy, proxyProcess } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 import { upstreamStub } from '../support/upstream.ts'
@@ -149,7 +160,9 @@ void t.test('V01 a renamed service leaves the outcomes of its old name in the sp
   t.match(out, /1 outcome of service orders in .* that payments will not write: start a proxy of orders/)
   await second.drain()
   await second.exited
-  const keys = (await w.redis.command('KEYS', 'idempotency:payments:*:r:*')) as string[]
+  const keys = [...(await redisSnapshot(w.redis)).keys()].filter((key) =>
+    /^idempotency:payments:.*:r:/.test(key),
+  )
   t.equal(keys.length, 1, 'only its own record')
 
   const third = await w.start('service: orders')
