@@ -25,12 +25,16 @@ export async function drain(parts: ProxyParts): Promise<void> {
   const left = (): Millis => Math.max(0, deadline - performance.now())
   waiters.drain()
   data.endConnections()
+  await data.acceptLast()
   const closed = closeServer(data)
   const busy = (): boolean =>
-    data.unanswered > 0 || inFlight.count + shadow.size > 0 || running.size > 0 || settler.size > 0
+    data.unanswered + data.awaiting > 0 ||
+    inFlight.count + shadow.size > 0 ||
+    running.size > 0 ||
+    settler.size > 0
   while (busy() && left() > 0) {
     if (settler.size > 0 && running.size === 0) await settler.flush()
-    data.closeIdleConnections()
+    await data.closeIdle()
     await wait(Math.min(CHECK_EVERY, left()))
   }
 

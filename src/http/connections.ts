@@ -1,6 +1,7 @@
 import { once } from 'node:events'
 import type { Server as HttpServer, ServerOptions } from 'node:http'
 import type { AddressInfo, Socket } from 'node:net'
+import { setImmediate as immediately } from 'node:timers/promises'
 import type { Address } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
 import { Batch } from '../runtime/scheduling.ts'
@@ -16,6 +17,11 @@ const HOLD: Millis = 1000
 const FAR_AHEAD = 2_500
 /** The same across all connections, since one read may hold 2,400 requests. Beyond it, the connection furthest ahead is cut. */
 const MOST_READ_AHEAD = 10_000
+
+/** A listener that is never quiet closes all the same. */
+const BUSY_TURNS = 1000
+/** How long connections that were accepted last may take to bring their request. */
+const LAST: Millis = 1000
 
 /** How often idle plain connections are checked. */
 const SWEEP: Millis = 5000
@@ -40,6 +46,8 @@ interface ConnectionState {
   /** Set while reading is paused because the client is too far ahead. */
   held: NodeJS.Timeout | null
   isTunnel: boolean
+  /** Bytes that had arrived when the last request was answered. */
+  readBefore: number
 }
 
 /** The open answers on a connection of a {@link TrafficServer}, in the order of their requests. */
@@ -55,6 +63,10 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   readonly #connections = new Set<TrackedSocket>()
   #unanswered = 0
   #waiting = 0
+  /** Connections accepted, and requests answered, so far. */
+  #moves = 0
+  /** Until then, connections may bring a last request. */
+  #lastUntil = Number.POSITIVE_INFINITY
   readonly #sweepEvery: Millis
   readonly #onBug: (error: unknown) => void
   readonly #listener: (request: TrafficRequest, response: TrafficResponse) => void
@@ -131,12 +143,41 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
       for (const response of stateOf(connection).answers) response.shouldKeepAlive = false
   }
 
-  /** Node's own, which `close` calls too, destroys connections whose answer has not left yet. */
+  /** Connections whose request is on its way: they are new, or part of it is here. */
+  get awaiting(): number {
+    let count = 0
+    for (const connection of this.#connections) if (this.#isAwaited(connection)) count++
+    return count
+  }
+
+  /**
+   * Resolves in a turn of the event loop in which nobody came, nor was answered and may come again. To be called before `close`, which
+   * resets the connections that the kernel has accepted for this process.
+   */
+  async acceptLast(): Promise<void> {
+    for (let turn = 0, before = -1; turn < BUSY_TURNS && this.#moves !== before; turn++) {
+      before = this.#moves
+      await immediately()
+    }
+  }
+
+  override close(done?: (error?: Error) => void): this {
+    this.#lastUntil = performance.now() + LAST
+    return super.close(done)
+  }
+
+  /** Node's own, which `close` calls too, destroys connections whose answer has not left yet, or whose request is just arriving. */
   override closeIdleConnections(): void {
     for (const connection of this.#connections) {
       const { answers, isTunnel } = stateOf(connection)
-      if (answers.length === 0 && !isTunnel) connection.destroy()
+      if (answers.length === 0 && !isTunnel && !this.#isAwaited(connection)) connection.destroy()
     }
+  }
+
+  /** The same, once what has arrived was read. */
+  async closeIdle(): Promise<void> {
+    await immediately()
+    this.closeIdleConnections()
   }
 
   /** Including tunnels, which Node forgets. */
@@ -144,7 +185,15 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     for (const connection of this.#connections) connection.destroy()
   }
 
+  #isAwaited(connection: TrackedSocket): boolean {
+    const { answers, isTunnel, readBefore } = stateOf(connection)
+    const { bytesRead } = connection
+    const isIdle = bytesRead > 0 && bytesRead === readBefore
+    return answers.length === 0 && !isTunnel && !isIdle && performance.now() < this.#lastUntil
+  }
+
   #accept(connection: TrackedSocket): boolean {
+    this.#moves++
     this.#watch(connection)
     if (this.#plain === null) return this.#giveToNode(connection)
     const plain = new PlainConnection(connection, this)
@@ -196,7 +245,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   }
 
   #watch(connection: TrackedSocket): void {
-    const state: ConnectionState = { answers: [], waiting: [], held: null, isTunnel: false }
+    const state: ConnectionState = { answers: [], waiting: [], held: null, isTunnel: false, readBefore: 0 }
     connection[kState] = state
     this.#connections.add(connection)
     connection.once('close', () => {
@@ -209,6 +258,8 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   #answered(connection: TrackedSocket, state: ConnectionState, response: TrafficResponse): void {
     const { answers, waiting } = state
     this.#unanswered--
+    this.#moves++
+    state.readBefore = connection.bytesRead
     if (answers[0] === response) answers.shift()
     else answers.splice(answers.indexOf(response), 1)
     if (waiting.length === 0) return

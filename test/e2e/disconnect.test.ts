@@ -1,3 +1,4 @@
+import { once } from 'node:events'
 import { connect, type Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import { WebSocket, WebSocketServer } from 'ws'
@@ -14,7 +15,7 @@ import {
   until,
 } from '../support/e2e.ts'
 import { proxyProcess, type TestProxy } from '../support/proxy.ts'
-import { post, readAnswer } from '../support/raw.ts'
+import { post, rawRequest, readAnswer } from '../support/raw.ts'
 import { emptyRedis } from '../support/redis.ts'
 import { relay } from '../support/relay.ts'
 import { replicas } from '../support/replicas.ts'
@@ -247,6 +248,34 @@ void t.test('X04 a response that a client is still reading is not cut off', asyn
   t.equal(bytes.length - bytes.indexOf('\r\n\r\n') - 4, BIG)
   await drained
 })
+
+void t.test(
+  'Y19 a drain serves the connections that were accepted last, also those that only the kernel has',
+  async (t) => {
+    const { start } = await world(t)
+    const proxy = await start('', 'memory:')
+    const dialled = (): Socket => {
+      const socket = connect(proxy.port, '127.0.0.1')
+      t.teardown(() => socket.destroy())
+      return socket
+    }
+    const bytes = (): string => post('/pay', newKey(), '{"amount":1}', ALICE)
+    const [silent, half] = [dialled(), dialled()]
+    await Promise.all([silent, half].map((socket) => once(socket, 'connect')))
+    const begun = bytes()
+    half.write(begun.slice(0, 40))
+    t.equal((await rawRequest(proxy.port, bytes())).status, 201, 'by now its beginning was read')
+    const drained = proxy.drain()
+    const last = Array.from({ length: 40 }, dialled)
+    for (const socket of last) socket.write(bytes())
+    const answers = Promise.all([...last, silent, half].map(readAnswer))
+    await refused(proxy)
+    half.write(begun.slice(40))
+    silent.write(bytes())
+    for (const { status } of await answers) t.equal(status, 201)
+    await drained
+  },
+)
 
 void t.test('X04 idle and silent connections are closed; a WebSocket does not hold the drain', async (t) => {
   const { upstream, start } = await world(t)

@@ -1,12 +1,13 @@
 import t, { type Test } from 'tap'
 import { type ChargesApi, startChargesApi } from '../../examples/charges-api/server.ts'
 import { type Cut, cutter } from '../clients/cutter.ts'
-import { newKey, type Reply, send } from '../support/e2e.ts'
+import { configFile, newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
 import { haproxy, NO_HAPROXY } from '../support/haproxy.ts'
 import { example, NO_NGINX, nginx } from '../support/nginx.ts'
-import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
-import { RedisServer } from '../support/redis.ts'
+import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
+import { freePort, RedisServer } from '../support/redis.ts'
 import { refusalOf } from '../support/replicas.ts'
+import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(120_000)
 
@@ -48,11 +49,11 @@ function cutsOf(up: number, down: number): Cut[] {
   return places.flatMap((place) => (['reset', 'end'] as const).map((how) => ({ ...place, how })))
 }
 
-/** Replaces the two servers of an example; with `max_fails=0` nginx keeps trying the one that is cut. */
+/** Replaces the two servers of an example. */
 function servers(first: number, second: number, ports: readonly [number, number]) {
   return {
-    [`127.0.0.1:${ports[0]};`]: `127.0.0.1:${first} max_fails=0;`,
-    [`127.0.0.1:${ports[1]};`]: `127.0.0.1:${second} max_fails=0;`,
+    [`127.0.0.1:${ports[0]} `]: `127.0.0.1:${first} `,
+    [`127.0.0.1:${ports[1]} `]: `127.0.0.1:${second} `,
     '127.0.0.1:8000': 'LISTEN',
   }
 }
@@ -106,6 +107,95 @@ for (const { name, skip, start } of FRONTS)
       t.ok(saved > 2 * cuts.length, `it sent ${saved - 2 * cuts.length} duplicates`)
     },
   )
+
+/** Clients that charge with a new key each time, by turns where nginx resends a POST and where it does not. They end with the test. */
+class Clients implements AsyncDisposable {
+  /** What each key got. */
+  readonly got: (readonly [key: string, status: number])[] = []
+  readonly #running: Promise<void>[]
+  #on = true
+
+  constructor(place: { readonly url: string }, count: number) {
+    this.#running = Array.from({ length: count }, (_, n) => this.#run(place, n))
+  }
+
+  async #run(place: { readonly url: string }, n: number): Promise<void> {
+    let turn = n
+    while (this.#on) {
+      const key = newKey()
+      const answer = charge(place, key, turn++ % 2 === 0 ? '/v1/charges' : '/v1/refunds')
+      this.got.push([key, await answer.then(({ status }) => status).catch(() => 0)])
+    }
+  }
+
+  /** Resolves after this many more answers. */
+  async go(count: number): Promise<void> {
+    const before = this.got.length
+    await until(() => this.got.length >= before + count)
+  }
+
+  async stop(): Promise<void> {
+    this.#on = false
+    await Promise.all(this.#running)
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.stop()
+  }
+}
+
+void t.test(
+  'Y19 two replicas behind nginx are restarted one after the other: no client sees an error, each key is charged once',
+  options,
+  async (t) => {
+    await using redis = await RedisServer.start()
+    const charged = new Map<string, number>()
+    await using api = await upstreamStub(({ headers }, response) => {
+      const key = headers[headers.findIndex((name) => name.toLowerCase() === 'idempotency-key') + 1] as string
+      charged.set(key, (charged.get(key) ?? 0) + 1)
+      response.writeHead(200).end(key)
+    })
+    const file = configFile(
+      tempDir(t),
+      `upstream: { url: "${api.url}" }
+store: { url: "${redis.url}" }
+drain: { delay: 2s }
+routes:
+  - { name: money, match: { methods: [POST], path: "/v1/*" }, key: required, inFlight: { mode: wait } }
+`,
+    )
+    const ports = [await freePort(), await freePort()] as const
+    const start = async (port: number) => {
+      const proxy = await proxyProcess(file, ['--listen', `127.0.0.1:${port}`])
+      t.teardown(() => proxy[Symbol.asyncDispose]())
+      return proxy
+    }
+    let replicas = await Promise.all(ports.map(start))
+    const front = await nginx(t, example('in-front.conf', servers(...ports, [8080, 8081])))
+    await using clients = new Clients(front, 8)
+    await clients.go(100)
+    for (let round = 0; round < 2; round++) {
+      const next = []
+      for (const [n, replica] of replicas.entries()) {
+        replica.kill('SIGTERM')
+        t.equal(await replica.exited, 0)
+        next.push(await start(ports[n] as number))
+      }
+      replicas = next
+    }
+    await clients.go(100)
+    await clients.stop()
+    t.ok(clients.got.length > 500, `${clients.got.length} charges`)
+    t.same(
+      clients.got.filter(([, status]) => status !== 200),
+      [],
+    )
+    t.same(
+      clients.got.filter(([key]) => charged.get(key) !== 1),
+      [],
+    )
+  },
+)
 
 void t.test('without the proxy the same nginx charges twice', options, async (t) => {
   const api = await apiOf(t)

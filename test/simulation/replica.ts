@@ -422,7 +422,9 @@ export class Replica implements Owner {
         },
         listening: false,
         endConnections() {},
-        closeIdleConnections() {},
+        awaiting: 0,
+        async acceptLast() {},
+        async closeIdle() {},
         closeAllConnections() {
           cutOff = unanswered()
         },
