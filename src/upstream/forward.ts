@@ -66,7 +66,7 @@ export class Exchange implements Exchanging {
   readonly #limits: Pick<ForwardLimits, 'timeout' | 'budget'>
   readonly #transport: Transport | null
   #resolve: ((result: Forwarded) => void) | null
-  #timer: NodeJS.Timeout | null
+  #timer: NodeJS.Timeout | null = null
   #timedOut = false
   #carrier: Carrier | null = null
   #status: number | null = null
@@ -90,7 +90,9 @@ export class Exchange implements Exchanging {
     this.#limits = limits
     this.#resolve = resolve
     const timeout = limits.timeout()
-    this.#timer = Number.isFinite(timeout) ? setTimeout(() => this.#timeout(timeout), timeout) : null
+    if (Number.isFinite(timeout))
+      // A process that stood still first reads what came meanwhile.
+      this.#timer = setTimeout(() => setImmediate(() => this.#timeout(timeout)), timeout)
   }
 
   onBegin(carrier: Carrier): boolean {
@@ -183,6 +185,7 @@ export class Exchange implements Exchanging {
   }
 
   #timeout(timeout: Millis): void {
+    if (this.#resolve === null) return
     this.#timedOut = true
     if (this.#carrier === null) {
       this.#transport?.cancel(this)

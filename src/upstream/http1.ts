@@ -132,7 +132,8 @@ export class Http1Client implements Transport, Sharer {
     if (time >= this.#timerAt) return
     if (this.#timer !== null) clearTimeout(this.#timer)
     this.#timerAt = time
-    this.#timer = setTimeout(this.#look, time - now).unref()
+    // A process that stood still first reads what came meanwhile.
+    this.#timer = setTimeout(() => setImmediate(this.#look), time - now).unref()
   }
 
   readonly #look = (): void => {
