@@ -2,56 +2,23 @@ import { execFile } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { promisify } from 'node:util'
-import t, { type Test } from 'tap'
+import t from 'tap'
 import { linesOf } from '../../src/core/headers.ts'
 import { newKey, until } from '../support/e2e.ts'
+import { FORM_KEYS } from '../support/forms.ts'
 import { browser, CHROMIUM } from '../support/operators.ts'
-import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
-import { emptyRedis } from '../support/redis.ts'
-import { type UpstreamStub, upstreamStub } from '../support/upstream.ts'
+import { proxyInProcess } from '../support/proxy.ts'
+import { countingUpstream } from '../support/replicas.ts'
+import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(600_000)
 
-const redis = await emptyRedis(t)
-
-const ROUTES = `routes:
-  - name: checkout
-    match: { path: /checkout }
-    statusHeader: true
-    key: { from: ["header:idempotency-key", "form:idempotency_key", "query:idempotency_key"], presence: required }
-  - name: optional
-    match: { path: /optional }
-    statusHeader: true
-    key: { from: ["query:k", "form:k"] }
-  - name: forms
-    match: { path: /forms }
-    key: { from: ["form:idempotency_key"], presence: required }
-    fingerprint: { body: form }
-  - name: orders
-    match: { path: /orders }
-    key: { presence: required, derive: { form: [order] } }
-`
-
-async function setUp(t: Test): Promise<{ proxy: TestProxy; upstream: UpstreamStub }> {
-  let n = 0
-  const upstream = await upstreamStub((_seen, response) => {
-    response.writeHead(201).end(`execution ${++n}`)
-  })
-  t.teardown(() => upstream[Symbol.asyncDispose]())
-  const yaml = `service: forms
-upstream: { url: "${upstream.url}", timeout: 5s }
-store: { url: "${redis.url}" }
-log: { level: trace, format: json }
-status: { path: /status }
-wellKnown: true
-${ROUTES}`
-  const proxy = await proxyInProcess(yaml)
-  t.teardown(() => proxy[Symbol.asyncDispose]())
-  return { proxy, upstream }
-}
-
 void t.test('§4 a form that curl sends twice is executed once and replayed', async (t) => {
-  const { proxy, upstream } = await setUp(t)
+  const upstream = await countingUpstream(t)
+  const proxy = await proxyInProcess(
+    `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\nroutes:\n${FORM_KEYS}`,
+  )
+  t.teardown(() => proxy[Symbol.asyncDispose]())
   const curl = async (path: string, ...args: string[]): Promise<string> =>
     (
       await promisify(execFile)('curl', ['-sS', '-i', `${proxy.url}${path}`, ...args], {

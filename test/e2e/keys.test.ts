@@ -3,31 +3,22 @@ import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { Redis } from 'ioredis'
 import t, { type Test } from 'tap'
-import { newKey, type Reply, send, tempDir } from '../support/e2e.ts'
+import { type Ask, newKey, type Reply, send, tempDir } from '../support/e2e.ts'
+import { FORM_KEYS, URLENCODED } from '../support/forms.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
 import {
+  countingUpstream,
   emptyStore,
-  essenceOf,
   heldUpstream,
   KINDS,
   recordsIn,
   refusalOf,
   replicas,
 } from '../support/replicas.ts'
-import { type UpstreamStub, upstreamStub } from '../support/upstream.ts'
+import type { UpstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(200_000)
-
-/** An upstream whose every response is different. */
-async function countingUpstream(t: Test): Promise<UpstreamStub> {
-  let n = 0
-  const stub = await upstreamStub((_seen, response) => {
-    response.writeHead(201, { 'X-Execution': String(++n) }).end(`execution ${n}`)
-  })
-  t.teardown(() => stub[Symbol.asyncDispose]())
-  return stub
-}
 
 async function proxyWith(t: Test, upstream: UpstreamStub, store: string, more: string): Promise<TestProxy> {
   const yaml = `upstream: { url: "${upstream.url}", timeout: 5s }\nstore: { url: "${store}" }\ndrain: { timeout: 3s }\n${more}`
@@ -38,95 +29,217 @@ function linesNamed({ headers }: { readonly headers: readonly string[] }, name: 
   return headers.filter((_, i) => i % 2 === 1 && headers[i - 1]?.toLowerCase() === name)
 }
 
-const HOOKS =
-  '{ name: hooks, match: { path: /hooks }, statusHeader: true, key: { from: ["json:/id"], presence: required } }'
+const ROUTES = `routes:
+  - { name: hooks, match: { path: /hooks }, key: { from: ["json:/id"], presence: required } }
+  - { name: both, match: { path: /both }, key: { from: ["header:idempotency-key", "json:/id"] } }
+  - { name: events, match: { path: /events }, key: { from: ["header:ce-id", "json:/id"], presence: required } }
+  - { name: derived, match: { path: /derived }, key: { derive: { json: [/to, /amount], headers: [x-request] } } }
+${FORM_KEYS}`
+
+type Sent = Ask & { readonly key?: string }
+
+/** A place of a key, and requests that differ from the first one. */
+interface Place {
+  readonly first: Sent
+  /** Another spelling of it: a replay. */
+  readonly same?: readonly Sent[]
+  /** The same key for something else. */
+  readonly reused?: readonly Sent[]
+  /** Another key. */
+  readonly others?: readonly Sent[]
+  readonly invalid?: readonly Sent[]
+  readonly missing?: readonly Sent[]
+  /** Without a key where none is required. */
+  readonly passed?: readonly Sent[]
+  readonly isDerived?: true
+}
+
+const hook = (id: string, more = ''): Sent => ({
+  path: '/hooks',
+  body: `{ "type":"paid" , "id" : ${id}${more} }`,
+})
+const both = (id: string, key?: string): Sent => ({
+  path: '/both',
+  body: `{"id":"${id}"}`,
+  ...(key && { key }),
+})
+const event = (headers: Readonly<Record<string, string>>, body: string): Sent => ({
+  path: '/events',
+  headers,
+  body,
+})
+const binary = (source: string, id: string) => event({ 'ce-id': id, 'ce-source': source }, '{}')
+const STRUCTURED = { 'content-type': 'application/cloudevents+json; charset=utf-8' }
+const structured = (source: string, id: string) =>
+  event(STRUCTURED, JSON.stringify({ specversion: '1.0', id, source }))
+const derived = (body: string, headers: Readonly<Record<string, string>> = {}): Sent => ({
+  path: '/derived',
+  body,
+  headers: { 'x-request': 'r-1', ...headers },
+})
+const form = (path: string, body: string): Sent => ({ path, body, headers: URLENCODED })
+
+/** As clients send it, each time with a boundary of its own. */
+async function upload(key: string | Blob, amount = '5'): Promise<Sent> {
+  const form = new FormData()
+  form.set('amount', amount)
+  form.set('idempotency_key', key)
+  form.set('receipt', new Blob(['%PDF-1.7\0\r\n'], { type: 'application/pdf' }), 'receipt.pdf')
+  const request = new Request('http://localhost/', { method: 'POST', body: form })
+  const headers = { 'content-type': request.headers.get('content-type') as string }
+  return { path: '/checkout', body: await request.text(), headers }
+}
+
+const PLACES: Readonly<Record<string, Place>> = {
+  'the id in the body of a webhook': {
+    first: hook('"evt_1"'),
+    reused: [hook('"evt_1"', ',"more":1')],
+    others: ['"EVT_1"', '"evt{1}:*/\\u0041"', '9007199254740992', '9007199254740993'].map((id) => hook(id)),
+    invalid: [hook('null'), hook('"a","id":"b"'), hook(`"${'x'.repeat(256)}"`)],
+    missing: ['{}', 'id=a', '', null].map((body) => ({ path: '/hooks', body })),
+  },
+  'a header and the body, which agree (K12)': {
+    first: both('k-1', '"k-1"'),
+    same: [both('k-1', 'k-1'), both('k-1')],
+    reused: [{ path: '/both', key: 'k-1', body: '{}' }],
+    invalid: [both('k-1', 'k-2')],
+  },
+  'the id of a CloudEvent in headers, within its source': {
+    first: binary('/a', '1'),
+    // The last two concatenate to the same string.
+    others: [binary('/b', '1'), binary('/a', '2'), binary('s', 'ource1'), binary('so', 'urce1')],
+  },
+  'the id of a structured CloudEvent, within its source': {
+    first: structured('/c', '1'),
+    others: [
+      structured('/d', '1'),
+      structured('/c', '2'),
+      structured('t', 'ource1'),
+      structured('to', 'urce1'),
+    ],
+    invalid: [event({ ...STRUCTURED, 'ce-id': '9', 'ce-source': '/x' }, '{"id":"9","source":"/y"}')],
+  },
+  'a key derived from the body and a header': {
+    isDerived: true,
+    first: derived('{"to":"bob","amount":10}'),
+    same: [derived('{ "amount": 10, "to": "bob" }')],
+    reused: [derived('{"to":"bob","amount":10,"note":"x"}')],
+    others: [
+      derived('{"to":"bob","amount":11}'),
+      derived('{"to":"bo","amount":10}'),
+      derived('{"to":"bob","amount":10}', { 'x-request': 'r-2' }),
+      derived('{"to":"bob","amount":10}', { authorization: 'Bearer mallory' }),
+      { ...derived('{"to":"bob","amount":10}'), key: 'of-the-client' },
+    ],
+    passed: ['{"to":"bob"}', 'to=bob', '{"to":null,"amount":10}'].map((body) => derived(body)),
+  },
+  'a key derived from a field of a form': {
+    isDerived: true,
+    first: form('/orders', 'order=1&note=a'),
+    reused: [form('/orders', 'order=1&note=b')],
+    others: [form('/orders', 'order=2&note=a')],
+    missing: [form('/orders', 'note=a')],
+  },
+  'a field of a form, however it is encoded (F15)': {
+    first: form('/checkout', 'to=b%C3%B6b&note=x+y&idempotency_key=f-1'),
+    same: [
+      form('/checkout', '%74o=b%c3%b6b&note=x%20%79&idempotency_key=f-1'),
+      {
+        ...form('/checkout', 'to=b%C3%B6b&note=x+y&idempotency_key=f-1'),
+        headers: { 'content-type': 'Application/X-WWW-Form-Urlencoded; charset=utf-8' },
+      },
+    ],
+    reused: [
+      form('/checkout', 'note=x+y&to=b%C3%B6b&idempotency_key=f-1'),
+      form('/checkout', 'to=b%C3%B6b&note=x%2By&idempotency_key=f-1'),
+    ],
+    others: [form('/checkout', 'to=b%C3%B6b&note=x+y&idempotency_key=f-2')],
+    invalid: [form('/checkout', 'idempotency_key=f-1&idempotency_key=f-1')],
+    missing: [form('/checkout', 'amount=5')],
+  },
+  'a field of an upload, whatever its boundary (F14)': {
+    first: await upload('u-1'),
+    same: [await upload('u-1')],
+    reused: [await upload('u-1', '6')],
+    others: [await upload('u-2')],
+    invalid: [await upload(new Blob(['u-3']))],
+  },
+  'a parameter of the query': {
+    first: { path: '/checkout?idempotency_key=q-1&x=1' },
+    same: [{ path: '/checkout?idempotency_key=q-1&x=1', key: 'q-1' }],
+    invalid: [
+      { path: '/checkout?idempotency_key=q-1&x=1&idempotency_key=q-1' },
+      { path: '/checkout?idempotency_key=q-1&x=1', key: 'q-2' },
+      { path: '/checkout?idempotency_key=' },
+    ],
+  },
+  'an optional field or parameter': {
+    first: form('/optional?k=o-1', 'a=1'),
+    invalid: [form('/optional?k=o-1', 'k=o-2')],
+    passed: [form('/optional?x=1', 'a=1')],
+  },
+}
 
 for (const kind of KINDS)
-  void t.test(`§4 the id in a webhook's body is its key: ${kind}`, async (t) => {
+  void t.test(`§4 wherever a key is, it finds its record: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
-    const proxy = await proxyWith(t, upstream, await emptyStore(t, kind), `routes: [${HOOKS}]`)
-    const hook = (body: string) => send(proxy, null, { path: '/hooks', body })
-    const ids = [
-      '"evt_1"',
-      '"EVT_1"',
-      '"evt{1}:*/\\u0041"',
-      '9007199254740992',
-      '9007199254740993',
-      '-9223372036854775808',
-      '18446744073709551615',
-    ]
-    for (const [i, id] of ids.entries()) {
-      const body = `{ "type":"paid" , "id" : ${id} }`
-      const first = await hook(body)
-      t.match(first, { status: 201, body: `execution ${i + 1}`, replayed: false }, id)
-      const retry = await hook(body)
-      t.ok(retry.replayed)
-      t.same(retry.body, first.body)
-      t.equal(upstream.seen[i]?.body.toString(), body, 'the upstream gets the bytes as sent')
-      t.equal((await hook(`{"id":${id},"type":"refunded"}`)).code, 'idempotency_key_reused')
-    }
-    t.equal(upstream.seen.length, ids.length)
+    const store = await emptyStore(t, kind)
+    const proxy = await proxyWith(t, upstream, store, ROUTES)
+    for (const [place, way] of Object.entries(PLACES))
+      await t.test(place, async (t) => {
+        const ask = async (sent: Sent, isKeyed = true): Promise<Reply> => {
+          const reply = await send(proxy, sent.key ?? null, sent)
+          const isDerived = isKeyed && way.isDerived === true && sent.key === undefined
+          t.equal(reply.headers.get('idempotency-key-derived'), isDerived ? 'true' : null, sent.body ?? '')
+          return reply
+        }
+        const executes = async (sent: Sent, isKeyed = true): Promise<void> => {
+          const body = `execution ${upstream.seen.length + 1}`
+          t.match(await ask(sent, isKeyed), { status: 201, body, replayed: false }, sent.body ?? '')
+          t.match(upstream.seen.at(-1), { target: sent.path, body: Buffer.from(sent.body ?? '{"amount":1}') })
+          if (isKeyed) t.match(await ask(sent), { status: 201, body, replayed: true }, sent.body ?? '')
+        }
+        await executes(way.first)
+        const { body } = await ask(way.first)
+        for (const same of way.same ?? []) t.match(await ask(same), { body, replayed: true }, same.body ?? '')
+        const before = await recordsIn(store)
+        const executed = upstream.seen.length
+        for (const [status, code, all] of [
+          [422, 'idempotency_key_reused', way.reused],
+          [400, 'idempotency_key_invalid', way.invalid],
+          [400, 'idempotency_key_missing', way.missing],
+        ] as const)
+          for (const sent of all ?? [])
+            t.strictSame(refusalOf(await ask(sent, status === 422)), [status, code], sent.body ?? '')
+        t.equal(upstream.seen.length, executed)
+        for (const sent of way.passed ?? []) for (const _ of [1, 2]) await executes(sent, false)
+        t.strictSame(await recordsIn(store), before, 'nothing is recorded')
+        for (const other of way.others ?? []) await executes(other)
+      })
+    t.ok(
+      upstream.seen.some((seen) => linesNamed(seen, 'ce-id').join() === 'ource1'),
+      'it is forwarded',
+    )
   })
-
-void t.test('§4 K02 K03 an absent JSON value gives key_missing, an unusable one key_invalid', async (t) => {
-  const upstream = await countingUpstream(t)
-  const store = await emptyStore(t, 'sqlite')
-  const proxy = await proxyWith(t, upstream, store, `routes: [${HOOKS}]`)
-  const hook = (body: string | null, headers = {}) => send(proxy, null, { path: '/hooks', body, headers })
-  for (const body of ['{}', '{"ID":"a"}', '[{"id":"a"}]', '"id"', '{"id":"a"', 'id=a', '', null]) {
-    const refused = await hook(body)
-    t.strictSame(refusalOf(refused), [400, 'idempotency_key_missing'], String(body))
-  }
-  for (const id of [
-    'null',
-    'true',
-    '1.0',
-    '1.5',
-    '1e3',
-    '{}',
-    '["a"]',
-    '""',
-    '"  "',
-    '"caf\\u00e9"',
-    '"a\\nb"',
-    `"${'x'.repeat(256)}"`,
-  ])
-    t.strictSame(refusalOf(await hook(`{"id":${id}}`)), [400, 'idempotency_key_invalid'], id.slice(0, 20))
-  t.equal((await hook('{"id":"a","id":"b"}')).code, 'idempotency_key_invalid', 'a duplicate member')
-  t.equal(upstream.seen.length, 0)
-  t.strictSame(await recordsIn(store), [], 'nothing is recorded')
-  t.equal((await hook(`{"id":"${'x'.repeat(255)}"}`)).status, 201)
-})
 
 for (const kind of KINDS)
   void t.test(`§4 K01 a request without its optional key passes with its body intact: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
     const store = await emptyStore(t, kind)
-    const proxy = await proxyWith(
-      t,
-      upstream,
-      store,
-      `limits: { request: 64KiB }
-routes: [{ name: r, match: { path: /r }, statusHeader: true, key: { from: ["header:idempotency-key", "json:/id"] } }]`,
-    )
+    const route =
+      '{ name: r, match: { path: /r }, statusHeader: true, key: { from: ["header:idempotency-key", "json:/id"] } }'
+    const proxy = await proxyWith(t, upstream, store, `limits: { request: 64KiB }\nroutes: [${route}]`)
     const before = await recordsIn(store)
-    const binary = randomBytes(60_000)
-    for (const n of [1, 2]) {
-      const response = await fetch(`${proxy.url}/r?q=1`, {
-        method: 'POST',
-        headers: { authorization: 'a', 'content-type': 'application/octet-stream', 'x-own': 'yes' },
-        body: binary,
-      })
-      t.equal(await response.text(), `execution ${n}`, 'executed each time')
-      t.equal(response.headers.get('idempotency-status'), 'ignored')
-      t.equal(response.headers.get('idempotent-replayed'), null)
-      const seen = upstream.seen[n - 1]
-      t.ok(seen?.body.equals(binary))
-      t.equal(seen?.target, '/r?q=1')
-      t.strictSame(linesNamed(seen ?? { headers: [] }, 'x-own'), ['yes'])
-      t.strictSame(linesNamed(seen ?? { headers: [] }, 'idempotency-record'), [])
-    }
-    t.strictSame(await recordsIn(store), before)
+    const body = randomBytes(60_000)
+    const headers = { 'content-type': 'application/octet-stream', 'x-own': 'yes' }
+    const response = await fetch(`${proxy.url}/r?q=1`, { method: 'POST', headers, body })
+    t.equal(await response.text(), 'execution 1')
+    t.equal(response.headers.get('idempotency-status'), 'ignored')
+    const [seen = { headers: [], target: '', body: null }] = upstream.seen
+    t.ok(seen.body?.equals(body))
+    t.equal(seen.target, '/r?q=1')
+    t.strictSame(linesNamed(seen, 'x-own'), ['yes'])
+    t.strictSame(linesNamed(seen, 'idempotency-record'), [])
 
     // F17: such a route has to read the body.
     for (const id of ['"big"', 'null'])
@@ -134,130 +247,8 @@ routes: [{ name: r, match: { path: /r }, statusHeader: true, key: { from: ["head
         const body = `{"id":${id},"x":"${'x'.repeat(64 * 1024)}"}`
         t.strictSame(refusalOf(await send(proxy, key, { path: '/r', body })), [413, 'request_too_large'])
       }
-    t.equal(upstream.seen.length, 2)
-    t.strictSame(await recordsIn(store), before)
-  })
-
-for (const kind of KINDS)
-  void t.test(`K12 keys in header and body must agree: ${kind}`, async (t) => {
-    const upstream = await countingUpstream(t)
-    const store = await emptyStore(t, kind)
-    const proxy = await proxyWith(
-      t,
-      upstream,
-      store,
-      'routes: [{ name: r, match: { path: /r }, key: { from: ["header:idempotency-key", "json:/id"] } }]',
-    )
-    const body = '{"id":"k-1"}'
-    const before = await recordsIn(store)
-    const refused = await send(proxy, 'k-2', { path: '/r', body })
-    t.strictSame(refusalOf(refused), [400, 'idempotency_key_invalid'])
-    t.notOk(refused.body.includes('k-1') || refused.body.includes('k-2'), 'names no key')
-    t.equal(upstream.seen.length, 0)
-    t.strictSame(await recordsIn(store), before)
-    t.match(await send(proxy, '"k-1"', { path: '/r', body }), { status: 201, replayed: false })
-    for (const key of [null, 'k-1']) t.ok((await send(proxy, key, { path: '/r', body })).replayed)
-    t.equal((await send(proxy, 'k-1', { path: '/r', body: '{}' })).code, 'idempotency_key_reused')
     t.equal(upstream.seen.length, 1)
-  })
-
-for (const kind of KINDS)
-  void t.test(`§4 CloudEvents: an id is unique within its source: ${kind}`, async (t) => {
-    const upstream = await countingUpstream(t)
-    const proxy = await proxyWith(
-      t,
-      upstream,
-      await emptyStore(t, kind),
-      'routes: [{ name: e, match: { path: /events }, key: { from: ["header:ce-id", "json:/id"], presence: required } }]',
-    )
-    const binary = (source: string, id: string) =>
-      send(proxy, null, { path: '/events', body: '{}', headers: { 'ce-id': id, 'ce-source': source } })
-    const structured = (source: string, id: string) =>
-      send(proxy, null, {
-        path: '/events',
-        body: JSON.stringify({ specversion: '1.0', id, source }),
-        headers: { 'content-type': 'application/cloudevents+json; charset=utf-8' },
-      })
-    let n = 0
-    for (const ask of [binary, structured]) {
-      // The last two concatenate to the same string.
-      for (const [source, id] of [
-        ['/a', '1'],
-        ['/b', '1'],
-        ['/a', '2'],
-        ['s', 'ource1'],
-        ['so', 'urce1'],
-      ] as const) {
-        const named = `${ask.name}-${source}`
-        const first = await ask(named, id)
-        t.match(first, { status: 201, body: `execution ${++n}`, replayed: false }, `${named} ${id}`)
-        t.match(await ask(named, id), { replayed: true, body: `execution ${n}` })
-      }
-    }
-    t.equal(upstream.seen.length, n)
-    const differ = await send(proxy, null, {
-      path: '/events',
-      body: '{"id":"9","source":"/y"}',
-      headers: { 'content-type': 'application/cloudevents+json', 'ce-id': '9', 'ce-source': '/x' },
-    })
-    t.strictSame(refusalOf(differ), [400, 'idempotency_key_invalid'])
-    const [seen] = upstream.seen
-    t.strictSame(linesNamed(seen ?? { headers: [] }, 'ce-id'), ['1'], 'forwarded')
-  })
-
-const DERIVE =
-  '{ name: d, match: { path: "/d/*" }, key: { derive: { json: [/to, /amount], headers: [x-request] } } }'
-
-for (const kind of KINDS)
-  void t.test(`§4 derive makes a key where there is none, and responses say so: ${kind}`, async (t) => {
-    const upstream = await heldUpstream(t)
-    const store = await emptyStore(t, kind)
-    const proxy = await proxyWith(t, upstream, store, `routes: [${DERIVE}]`)
-    const body = '{"to":"bob","amount":10}'
-    const ask = (more: Parameters<typeof send>[2] = {}, key: string | null = null) =>
-      send(proxy, key, { path: '/d/fast', body, ...more, headers: { 'x-request': 'r-1', ...more.headers } })
-    const derived = ({ headers }: Reply) => headers.get('idempotency-key-derived')
-
-    const slow = ask({ path: '/d/slow' })
-    await upstream.arrived(1)
-    const running = await ask({ path: '/d/slow' })
-    t.strictSame([...refusalOf(running), derived(running)], [409, 'idempotency_key_in_progress', 'true'])
-    upstream.finish(1)
-    const first = await slow
-    t.strictSame([first.status, first.replayed, derived(first)], [201, false, 'true'])
-    const retry = await ask({ path: '/d/slow', body: '{ "amount": 10, "to": "bob" }' })
-    t.strictSame([retry.replayed, derived(retry)], [true, 'true'])
-    t.same(essenceOf(retry), essenceOf(first))
-    const misuse = await ask({ path: '/d/slow', body: '{"to":"bob","amount":10,"note":"x"}' })
-    t.strictSame([...refusalOf(misuse), derived(misuse)], [422, 'idempotency_key_reused', 'true'])
-    t.equal(upstream.seen.length, 1)
-
-    // Any other part that differs makes another key.
-    let n = 1
-    for (const other of [
-      { body: '{"to":"bob","amount":11}' },
-      { body: '{"to":"bo","amount":10}' },
-      { headers: { 'x-request': 'r-2' } },
-      { headers: { authorization: 'Bearer mallory' } },
-    ]) {
-      upstream.finish(++n)
-      const executed = await ask({ path: '/d/slow', ...other })
-      t.strictSame([executed.body, derived(executed)], [`execution ${n}`, 'true'], JSON.stringify(other))
-      t.ok((await ask({ path: '/d/slow', ...other })).replayed)
-    }
-    // The client's own key is used as it is.
-    upstream.finish(++n)
-    const own = await ask({ path: '/d/slow' }, newKey())
-    t.strictSame([own.body, derived(own)], [`execution ${n}`, null])
-    // If a part is missing there is no key, and this route requires none.
-    const before = await recordsIn(store)
-    for (const body of ['{"to":"bob"}', 'to=bob', '{"to":null,"amount":10}']) {
-      upstream.finish(++n)
-      const passed = await ask({ path: '/d/slow', body })
-      t.strictSame([passed.body, derived(passed)], [`execution ${n}`, null])
-    }
     t.strictSame(await recordsIn(store), before)
-    t.equal(upstream.seen.length, n)
   })
 
 interface Issued {
@@ -312,17 +303,10 @@ for (const kind of KINDS)
     t.match(await send(b, key), { status: 201, replayed: kind !== 'memory' })
     const n = upstream.seen.length
     const before = await recordsIn(store)
-    const last = key.at(-1) as string
-    for (const forged of [
-      newKey(),
-      `${key.slice(0, -1)}${last === 'A' ? 'B' : 'A'}`,
-      key.slice(0, -1),
-      `${key}x`,
-      `${key.split('.')[0]}.${key.split('.')[1]}.`,
-      key.replace(/^[^.]+/, Buffer.from('{"alg":"none"}').toString('base64url')),
-      (await issue(stranger)).idempotencyKey,
-    ])
-      t.strictSame(refusalOf(await send(a, forged)), [400, 'idempotency_key_invalid'], forged.slice(-12))
+    // What else is forged: test/credentials/issuer.test.ts.
+    const forged = [newKey(), key.slice(0, -1), `${key}x`, (await issue(stranger)).idempotencyKey]
+    for (const one of forged)
+      t.strictSame(refusalOf(await send(a, one)), [400, 'idempotency_key_invalid'], one.slice(-12))
     t.strictSame(refusalOf(await send(stranger, key)), [400, 'idempotency_key_invalid'])
     t.strictSame(refusalOf(await send(a, null)), [400, 'idempotency_key_missing'])
     t.equal(upstream.seen.length, n)
@@ -334,132 +318,28 @@ for (const kind of KINDS)
 
 const redis = await emptyRedis(t)
 
-const ROUTES = `routes:
-  - name: checkout
-    match: { path: /checkout }
-    statusHeader: true
-    key: { from: ["header:idempotency-key", "form:idempotency_key", "query:idempotency_key"], presence: required }
-  - name: optional
-    match: { path: /optional }
-    statusHeader: true
-    key: { from: ["query:k", "form:k"] }
-  - name: forms
-    match: { path: /forms }
-    key: { from: ["form:idempotency_key"], presence: required }
-    fingerprint: { body: form }
-  - name: orders
-    match: { path: /orders }
-    key: { presence: required, derive: { form: [order] } }
-`
-
 async function setUp(t: Test): Promise<{ proxy: TestProxy; upstream: UpstreamStub }> {
-  let n = 0
-  const upstream = await upstreamStub((_seen, response) => {
-    response.writeHead(201).end(`execution ${++n}`)
-  })
-  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const upstream = await countingUpstream(t)
   const yaml = `service: forms
 upstream: { url: "${upstream.url}", timeout: 5s }
 store: { url: "${redis.url}" }
 log: { level: trace, format: json }
 status: { path: /status }
 wellKnown: true
-${ROUTES}`
+routes:
+${FORM_KEYS}`
   const proxy = await proxyInProcess(yaml)
   t.teardown(() => proxy[Symbol.asyncDispose]())
   return { proxy, upstream }
 }
 
-const URLENCODED = { 'content-type': 'application/x-www-form-urlencoded' }
-
-void t.test('§4 a form field can be the key, urlencoded or multipart', async (t) => {
-  const { proxy, upstream } = await setUp(t)
-  const post = (body: string, path = '/checkout') => send(proxy, null, { path, body, headers: URLENCODED })
-  const key = newKey()
-  const body = `amount=5&idempotency_key=${key}`
-  t.match(await post(body), { status: 201, body: 'execution 1', replayed: false })
-  t.match(await post(body), { status: 201, body: 'execution 1', replayed: true })
-  t.equal(upstream.seen[0]?.body.toString(), body, 'the upstream gets the form as it was sent')
-  t.strictSame(refusalOf(await post(`amount=6&idempotency_key=${key}`)), [422, 'idempotency_key_reused'])
-  t.match(await post(`amount=5&idempotency_key=${newKey()}`), { body: 'execution 2', replayed: false })
-  t.strictSame(refusalOf(await post('amount=5')), [400, 'idempotency_key_missing'])
-  t.strictSame(refusalOf(await post(`${body}&idempotency_key=${key}`)), [400, 'idempotency_key_invalid'])
-
-  // A double click: two equal submissions at once.
-  const twice = `amount=7&idempotency_key=${newKey()}`
-  const both = await Promise.all([post(twice), post(twice)])
-  t.ok(both.every(({ status, code }) => status === 201 || code === 'idempotency_key_in_progress'))
-  t.equal(upstream.seen.length, 3, 'one execution')
-
-  // Each upload has its own boundary.
-  const upload = (key: string | Blob) => {
-    const form = new FormData()
-    form.set('amount', '5')
-    form.set('idempotency_key', key)
-    form.set('receipt', new Blob(['\0\xff']), 'receipt.png')
-    return fetch(`${proxy.url}/checkout`, { method: 'POST', body: form, headers: { authorization: 'a' } })
-  }
-  const uploadKey = newKey()
-  const first = await upload(uploadKey)
-  t.equal(first.status, 201)
-  const again = await upload(uploadKey)
-  t.equal(again.headers.get('idempotent-replayed'), 'true')
-  t.equal(await again.text(), await first.text())
-  t.equal((await upload(new Blob([newKey()]))).status, 400, 'a file is not a key')
-  t.equal(upstream.seen.length, 4)
-})
-
-void t.test('§4 a query parameter can be the key', async (t) => {
-  const { proxy, upstream } = await setUp(t)
-  const key = newKey()
-  const path = `/checkout?idempotency_key=${key}&x=1`
+void t.test('§4 §6 instead of a retry, the state of a key in the query can be asked for', async (t) => {
+  const { proxy } = await setUp(t)
+  const path = `/checkout?idempotency_key=${newKey()}&x=1`
   t.match(await send(proxy, null, { path }), { status: 201, replayed: false })
-  t.match(await send(proxy, null, { path }), { status: 201, replayed: true })
-  t.equal(upstream.seen[0]?.target, path)
-  t.strictSame(refusalOf(await send(proxy, null, { path: `${path}&idempotency_key=${key}` })), [
-    400,
-    'idempotency_key_invalid',
-  ])
-  t.strictSame(refusalOf(await send(proxy, newKey(), { path })), [400, 'idempotency_key_invalid'], 'K12')
-  t.match(await send(proxy, key, { path }), { replayed: true })
-  t.strictSame(refusalOf(await send(proxy, null, { path: '/checkout?idempotency_key=' })), [
-    400,
-    'idempotency_key_invalid',
-  ])
-  t.equal(upstream.seen.length, 1)
-
-  // A status query instead of a retry: the key is in the path that it asks about.
   const asked = new URLSearchParams({ method: 'POST', path })
   const status = await send(proxy, null, { method: 'GET', path: `/status?${asked.toString()}`, body: null })
   t.match(JSON.parse(status.body), { state: 'completed' })
-})
-
-void t.test('§4 an optional query or form key protects the requests that carry it', async (t) => {
-  const { proxy, upstream } = await setUp(t)
-  const post = (path: string, body: string) => send(proxy, null, { path, body, headers: URLENCODED })
-  for (const n of [1, 2]) {
-    const passed = await post('/optional?x=1', 'a=1')
-    t.match(passed, { status: 201, body: `execution ${n}`, replayed: false })
-    t.equal(passed.headers.get('idempotency-status'), 'ignored')
-  }
-  const key = newKey()
-  t.match(await post(`/optional?k=${key}`, 'a=1'), { body: 'execution 3', replayed: false })
-  t.match(await post(`/optional?k=${key}`, 'a=1'), { body: 'execution 3', replayed: true })
-  t.strictSame(refusalOf(await post(`/optional?k=${key}`, `k=${newKey()}`)), [400, 'idempotency_key_invalid'])
-  t.equal(upstream.seen.length, 3)
-})
-
-void t.test('§4 a key can be derived from a form field', async (t) => {
-  const { proxy, upstream } = await setUp(t)
-  const post = (body: string) => send(proxy, null, { path: '/orders', body, headers: URLENCODED })
-  const first = await post('order=1&note=a')
-  t.match(first, { status: 201, replayed: false })
-  t.equal(first.headers.get('idempotency-key-derived'), 'true')
-  t.match(await post('order=1&note=a'), { replayed: true })
-  t.strictSame(refusalOf(await post('order=1&note=b')), [422, 'idempotency_key_reused'])
-  t.match(await post('order=2&note=a'), { replayed: false })
-  t.strictSame(refusalOf(await post('note=a')), [400, 'idempotency_key_missing'])
-  t.equal(upstream.seen.length, 2)
 })
 
 void t.test('K22 a key in a form or a query is in no log line, metric, Redis key or value', async (t) => {
@@ -544,113 +424,9 @@ drain: { timeout: 3s }
 defaults: { fingerprint: ${fingerprint} }`
 }
 
-interface Part {
-  readonly name: string
-  readonly filename?: string
-  readonly type?: string
-  readonly content: string
-}
-
-const PARTS: readonly Part[] = [
-  { name: 'amount', content: '10' },
-  { name: 'note', content: 'line one\r\n--not-the-boundary\r\nline two' },
-  { name: 'receipt', filename: 'r.pdf', type: 'application/pdf', content: '%PDF-1.7\x01\x02' },
-]
-
-function multipart(boundary: string, parts: readonly Part[]) {
-  const lines = parts.map(({ name, filename, type, content }) => {
-    const file = filename === undefined ? '' : `; filename="${filename}"`
-    const media = type === undefined ? '' : `\r\nContent-Type: ${type}`
-    return `--${boundary}\r\nContent-Disposition: form-data; name="${name}"${file}${media}\r\n\r\n${content}\r\n`
-  })
-  return {
-    path: '/fast',
-    body: `${lines.join('')}--${boundary}--\r\n`,
-    headers: { 'content-type': `multipart/form-data; boundary=${boundary}` },
-  }
-}
-
 function reused(t: Test, reply: Reply, what: string): void {
   t.strictSame(refusalOf(reply), [422, 'idempotency_key_reused'], what)
 }
-
-for (const kind of KINDS)
-  void t.test(`F14 multipart: the boundary does not count, the parts do: ${kind}`, async (t) => {
-    const upstream = await heldUpstream(t)
-    await using proxy = await proxyInProcess(yamlOf(upstream, await emptyStore(t, kind)))
-    const key = newKey()
-    const first = await send(proxy, key, multipart('boundary-1', PARTS))
-    t.equal(first.status, 201)
-    for (const boundary of ['boundary-2', 'XYZ', '----WebKitFormBoundaryAbC123'])
-      t.match(await send(proxy, key, multipart(boundary, PARTS)), { body: first.body, replayed: true })
-    const [amount, note, receipt] = PARTS as [Part, Part, Part]
-    for (const [what, parts] of Object.entries({
-      content: [{ ...amount, content: '11' }, note, receipt],
-      'a name': [{ ...amount, name: 'sum' }, note, receipt],
-      'a filename': [amount, note, { ...receipt, filename: 'other.pdf' }],
-      'a type': [amount, note, { ...receipt, type: 'text/plain' }],
-      order: [note, amount, receipt],
-      'one more': [...PARTS, amount],
-      'one less': [amount, note],
-      // The same text if the parts were concatenated.
-      'where a part ends': [{ ...amount, content: '1' }, { ...note, content: `0${note.content}` }, receipt],
-    }))
-      reused(t, await send(proxy, key, multipart('boundary-3', parts)), what)
-    t.equal(upstream.seen.length, 1)
-
-    // A client that makes a new boundary each time.
-    const another = newKey()
-    const boundaries = new Set<string | null>()
-    const post = async (amount: string): Promise<Response> => {
-      const form = new FormData()
-      form.set('amount', amount)
-      form.set('receipt', new Blob(['%PDF-1.7'], { type: 'application/pdf' }), 'r.pdf')
-      const request = new Request(`${proxy.url}/fast`, { method: 'POST', body: form })
-      boundaries.add(request.headers.get('content-type'))
-      request.headers.set('authorization', 'Bearer alice')
-      request.headers.set('idempotency-key', another)
-      const response = await fetch(request)
-      await response.text()
-      return response
-    }
-    t.equal((await post('10')).status, 201)
-    t.equal((await post('10')).headers.get('idempotent-replayed'), 'true')
-    t.equal((await post('11')).status, 422)
-    t.equal(boundaries.size, 3)
-    t.equal(upstream.seen.length, 2)
-  })
-
-for (const kind of KINDS)
-  void t.test(`F15 forms: the encoding does not count, pairs and their order do: ${kind}`, async (t) => {
-    const upstream = await heldUpstream(t)
-    await using proxy = await proxyInProcess(yamlOf(upstream, await emptyStore(t, kind)))
-    const key = newKey()
-    const ask = (body: string, type = 'application/x-www-form-urlencoded') =>
-      send(proxy, key, { path: '/fast', body, headers: { 'content-type': type } })
-    const first = await ask('to=b%C3%B6b&note=x+y&n=1%262&n=2')
-    t.equal(first.status, 201)
-    for (const same of [
-      'to=b%C3%B6b&note=x%20y&n=1%262&n=2',
-      '%74o=b%c3%b6b&note=%78+%79&n=%31%262&n=2',
-      'to=b%C3%B6b&note=x+y&n=1%262&n=2',
-    ])
-      t.match(await ask(same), { body: first.body, replayed: true }, same)
-    t.ok(
-      (await ask('to=b%C3%B6b&note=x+y&n=1%262&n=2', 'Application/X-WWW-Form-Urlencoded; charset=utf-8'))
-        .replayed,
-    )
-    for (const other of [
-      'note=x+y&to=b%C3%B6b&n=1%262&n=2',
-      'to=b%C3%B6b&note=x+y&n=2&n=1%262',
-      'to=b%C3%B6b&note=x%2By&n=1%262&n=2',
-      'to=b%C3%B6b&note=x+y&n=1&2&n=2',
-      'to=b%C3%B6b&note=x+y&n=1%262',
-      'to=bob&note=x+y&n=1%262&n=2',
-      'to=b%C3%B6b&note=X+y&n=1%262&n=2',
-    ])
-      reused(t, await ask(other), other)
-    t.equal(upstream.seen.length, 1)
-  })
 
 const BODY = '{"amount":10, "sentAt":"12:00"}'
 const CHANGES: readonly (readonly [what: string, before: string, after: string])[] = [

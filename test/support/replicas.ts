@@ -109,6 +109,16 @@ export async function heldUpstream(
   return { ...stub, finish: (n) => gateOf(n).open() }
 }
 
+/** An upstream whose every response is different. */
+export async function countingUpstream(t: Test): Promise<UpstreamStub> {
+  let n = 0
+  const stub = await upstreamStub((_seen, response) => {
+    response.writeHead(201, { 'X-Execution': String(++n) }).end(`execution ${n}`)
+  })
+  t.teardown(() => stub[Symbol.asyncDispose]())
+  return stub
+}
+
 /** Resolves when these replicas together hold that many duplicates. */
 export async function waitersAre(proxies: readonly TestProxy[], count: number): Promise<void> {
   await until(async () => {
