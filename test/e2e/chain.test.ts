@@ -2,6 +2,7 @@ import { once } from 'node:events'
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import { linesOf } from '../../src/core/headers.ts'
+import { type Link, proxyOn } from '../support/chain.ts'
 import { newKey, type Reply, send, until } from '../support/e2e.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { everything } from '../support/raw.ts'
@@ -17,24 +18,7 @@ t.beforeEach(async () => void (await redis.command('FLUSHALL')))
 
 const FAST = { path: '/fast' }
 
-async function proxyOf(
-  t: Test,
-  service: string,
-  url: string,
-  more = '',
-  caller = 'header:authorization',
-): Promise<TestProxy> {
-  const proxy = await proxyInProcess(
-    `service: ${service}
-upstream: { url: "${url}", timeout: 5s }
-store: { url: "${redis.url}" }
-drain: { timeout: 1s }
-routes:
-  - { name: pay, match: { path: "/*" }, scope: { caller: "${caller}" }${more} }`,
-  )
-  t.teardown(() => proxy[Symbol.asyncDispose]())
-  return proxy
-}
+const proxyOf = (t: Test, ...link: Link) => proxyOn(t, redis, ...link)
 
 /** A gateway in front of a sidecar, on one store. */
 async function chainOf(t: Test, url: string): Promise<{ gateway: TestProxy; sidecar: TestProxy }> {

@@ -1,8 +1,9 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
 import { linesOf } from '../../src/core/headers.ts'
+import { type Link, proxyOn } from '../support/chain.ts'
 import { newKey, send } from '../support/e2e.ts'
-import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
+import { type TestProxy } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
@@ -12,24 +13,7 @@ const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())
 t.beforeEach(async () => void (await redis.command('FLUSHALL')))
 
-async function proxyOf(
-  t: Test,
-  service: string,
-  url: string,
-  more = '',
-  caller = 'header:authorization',
-): Promise<TestProxy> {
-  const proxy = await proxyInProcess(
-    `service: ${service}
-upstream: { url: "${url}", timeout: 5s }
-store: { url: "${redis.url}" }
-drain: { timeout: 1s }
-routes:
-  - { name: pay, match: { path: "/*" }, scope: { caller: "${caller}" }${more} }`,
-  )
-  t.teardown(() => proxy[Symbol.asyncDispose]())
-  return proxy
-}
+const proxyOf = (t: Test, ...link: Link) => proxyOn(t, redis, ...link)
 
 void t.test(
   'V04 clients that retry through either proxy while everything breaks execute a key at most once',

@@ -87,6 +87,18 @@ async function killBeforeReply(world: World, command: 'claim' | 'outcome'): Prom
   await end(proxy, asked, t)
 }
 
+/** The command never reaches the store. */
+async function killBeforeStore(world: World, command: 'claim' | 'outcome'): Promise<void> {
+  const { wire, sends, t } = world
+  const proxy = await world.start()
+  const sent = passing(wire, 'onCommand', sends[command], () => {
+    wire.passCommands = false
+  })
+  const asked = ask(world, proxy)
+  await sent
+  await end(proxy, asked, t)
+}
+
 const STAGES: readonly Stage[] = [
   {
     title: 'before the claim: half the body is uploaded',
@@ -111,16 +123,7 @@ const STAGES: readonly Stage[] = [
     kinds: REMOTE,
     left: 'nothing',
     executed: 0,
-    async kill(world) {
-      const { wire, sends, t } = world
-      const proxy = await world.start()
-      const sent = passing(wire, 'onCommand', sends.claim, () => {
-        wire.passCommands = false
-      })
-      const asked = ask(world, proxy)
-      await sent
-      await end(proxy, asked, t)
-    },
+    kill: (world) => killBeforeStore(world, 'claim'),
   },
   {
     title: 'after the claim, before its reply',
@@ -190,16 +193,7 @@ const STAGES: readonly Stage[] = [
     kinds: REMOTE,
     left: 'claim',
     executed: 1,
-    async kill(world) {
-      const { wire, sends, t } = world
-      const proxy = await world.start()
-      const sent = passing(wire, 'onCommand', sends.outcome, () => {
-        wire.passCommands = false
-      })
-      const asked = ask(world, proxy)
-      await sent
-      await end(proxy, asked, t)
-    },
+    kill: (world) => killBeforeStore(world, 'outcome'),
   },
   {
     title: 'after the client was answered, while the store refuses the outcome',

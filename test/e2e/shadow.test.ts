@@ -9,45 +9,10 @@ import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { post, rawRequest } from '../support/raw.ts'
 import { freePort } from '../support/redis.ts'
 import { emptyStore, KINDS } from '../support/replicas.ts'
-import { type Respond, type Seen, tcpStub, type UpstreamStub, upstreamStub } from '../support/upstream.ts'
+import { counting, proxyOf, verdict } from '../support/shadow.ts'
+import { type Seen, tcpStub, type UpstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(200_000)
-
-/** An upstream whose responses differ, except under `/same`. */
-async function counting(t: Test, more: Respond = () => {}): Promise<UpstreamStub> {
-  let n = 0
-  const upstream = await upstreamStub(async (seen, response, request) => {
-    const id = seen.target.startsWith('/same') ? 0 : ++n
-    await more(seen, response, request)
-    if (!response.writableEnded)
-      response.writeHead(201, ['Content-Type', 'text/plain', 'X-Id', String(id)]).end(`execution ${id}`)
-  })
-  t.teardown(() => upstream[Symbol.asyncDispose]())
-  return upstream
-}
-
-async function proxyOf(
-  t: Test,
-  upstream: { readonly url: string },
-  store: string,
-  route: string,
-  more = '',
-): Promise<TestProxy> {
-  const proxy = await proxyInProcess(
-    [
-      `upstream: { url: "${upstream.url}" }`,
-      `store: { url: "${store}" }`,
-      'drain: { timeout: 2s }',
-      `routes: [{ name: pay, match: { methods: [POST, PUT], path: "/*" }, ${route} }]`,
-      more,
-    ].join('\n'),
-  )
-  t.teardown(() => proxy[Symbol.asyncDispose]())
-  return proxy
-}
-
-const verdict = (proxy: TestProxy, name: string, count = 1): Promise<void> =>
-  metricIs(proxy, `idempotency_shadow_total{route="pay",verdict="${name}"}`, count)
 
 const MIB = 1024 * 1024
 

@@ -1,47 +1,11 @@
-import t, { type Test } from 'tap'
+import t from 'tap'
 import { newKey, type Reply, send, until } from '../support/e2e.ts'
-import { metricIs } from '../support/exchange.ts'
-import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
+import { type TestProxy } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
-import { type Respond, type UpstreamStub, upstreamStub, valueOf } from '../support/upstream.ts'
+import { counting, proxyOf, verdict } from '../support/shadow.ts'
+import { valueOf } from '../support/upstream.ts'
 
 t.setTimeout(200_000)
-
-/** An upstream whose responses differ, except under `/same`. */
-async function counting(t: Test, more: Respond = () => {}): Promise<UpstreamStub> {
-  let n = 0
-  const upstream = await upstreamStub(async (seen, response, request) => {
-    const id = seen.target.startsWith('/same') ? 0 : ++n
-    await more(seen, response, request)
-    if (!response.writableEnded)
-      response.writeHead(201, ['Content-Type', 'text/plain', 'X-Id', String(id)]).end(`execution ${id}`)
-  })
-  t.teardown(() => upstream[Symbol.asyncDispose]())
-  return upstream
-}
-
-async function proxyOf(
-  t: Test,
-  upstream: { readonly url: string },
-  store: string,
-  route: string,
-  more = '',
-): Promise<TestProxy> {
-  const proxy = await proxyInProcess(
-    [
-      `upstream: { url: "${upstream.url}" }`,
-      `store: { url: "${store}" }`,
-      'drain: { timeout: 60s }',
-      `routes: [{ name: pay, match: { methods: [POST, PUT], path: "/*" }, ${route} }]`,
-      more,
-    ].join('\n'),
-  )
-  t.teardown(() => proxy[Symbol.asyncDispose]())
-  return proxy
-}
-
-const verdict = (proxy: TestProxy, name: string, count = 1): Promise<void> =>
-  metricIs(proxy, `idempotency_shadow_total{route="pay",verdict="${name}"}`, count)
 
 void t.test(
   'O06 while Redis hangs, shadow mode forwards every request; afterwards enforce replays the responses',

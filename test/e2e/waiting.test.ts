@@ -2,7 +2,7 @@ import { once } from 'node:events'
 import { createServer } from 'node:https'
 import type { AddressInfo } from 'node:net'
 import { connect } from 'node:net'
-import t, { type Test } from 'tap'
+import t from 'tap'
 import { certificate } from '../support/certificates.ts'
 import { newKey, type Reply, send, until } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
@@ -11,7 +11,6 @@ import { post } from '../support/raw.ts'
 import { relay } from '../support/relay.ts'
 import {
   emptyStore,
-  essenceOf,
   heldUpstream,
   KINDS,
   recordsIn,
@@ -19,29 +18,9 @@ import {
   replicas,
   waitersAre,
 } from '../support/replicas.ts'
+import { many, oneAnswer, WAIT, yamlOf } from '../support/waiting.ts'
 
 t.setTimeout(240_000)
-
-const WAIT = 'defaults: { lease: 20s, inFlight: { mode: wait, wait: 30s } }\ndrain: { timeout: 3s }'
-
-function yamlOf(upstream: { readonly url: string }, store: string, more = WAIT): string {
-  return `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }\n${more}`
-}
-
-function many(count: number, ask: (i: number) => Promise<Reply>): Promise<Reply>[] {
-  return Array.from({ length: count }, (_, i) => ask(i))
-}
-
-/** All got the bytes of one execution, exactly one of them as the live response. */
-function oneAnswer(t: Test, replies: readonly Reply[], live = 1): void {
-  t.equal(
-    replies.filter(({ replayed }) => !replayed).length,
-    live,
-    'live responses; all others are marked as replays',
-  )
-  for (const reply of replies) t.same(essenceOf(reply), essenceOf(replies[0] as Reply))
-  t.equal(replies[0]?.status, 201)
-}
 
 for (const kind of KINDS)
   void t.test(`L01 of 50 simultaneous identical POSTs one executes: ${kind}`, async (t) => {

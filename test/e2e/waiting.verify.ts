@@ -1,33 +1,13 @@
-import t, { type Test } from 'tap'
-import { newKey, type Reply, send } from '../support/e2e.ts'
+import t from 'tap'
+import { newKey, send } from '../support/e2e.ts'
 import { type TestProxy } from '../support/proxy.ts'
 import { emptyRedis, RedisServer } from '../support/redis.ts'
-import { essenceOf, heldUpstream, processes, refusalOf, replicas, waitersAre } from '../support/replicas.ts'
+import { heldUpstream, processes, refusalOf, replicas, waitersAre } from '../support/replicas.ts'
+import { many, oneAnswer, yamlOf } from '../support/waiting.ts'
 
 t.setTimeout(240_000)
 
 const redis = await emptyRedis(t)
-const WAIT = 'defaults: { lease: 20s, inFlight: { mode: wait, wait: 30s } }\ndrain: { timeout: 3s }'
-
-function yamlOf(upstream: { readonly url: string }, store: string, more = WAIT): string {
-  return `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }\n${more}`
-}
-
-function many(count: number, ask: (i: number) => Promise<Reply>): Promise<Reply>[] {
-  return Array.from({ length: count }, (_, i) => ask(i))
-}
-
-/** All got the bytes of one execution, exactly one of them as the live response. */
-function oneAnswer(t: Test, replies: readonly Reply[], live = 1): void {
-  t.equal(
-    replies.filter(({ replayed }) => !replayed).length,
-    live,
-    'live responses; all others are marked as replays',
-  )
-  for (const reply of replies) t.same(essenceOf(reply), essenceOf(replies[0] as Reply))
-  t.equal(replies[0]?.status, 201)
-}
-
 void t.test(
   'I04 a completion reaches duplicates on other replicas, also where a Redis user without channels makes one poll',
   async (t) => {

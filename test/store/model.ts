@@ -1,8 +1,11 @@
+import { join } from 'node:path'
 import fc from 'fast-check'
+import type { Test } from 'tap'
 import { type RecordId, readAt, type State } from '../../src/core/record.ts'
 import { orThrow, Records } from '../../src/store/records.ts'
 import type { Harness } from './contract.ts'
-import { draft, HOUR, MINUTE, newId, newToken } from './fixtures.ts'
+import { draft, HOUR, MINUTE, memoryHarness, newId, newToken, tempDir } from './fixtures.ts'
+import { open } from './sqlite-fixtures.ts'
 
 export const EVENTS = [
   'claim',
@@ -230,4 +233,24 @@ export async function followSome(harness: Harness, numRuns: number): Promise<voi
 export function harnessOf(register: Harness['register'], advance: (ms: number) => void): Harness {
   const close = () => register.close()
   return { register, peer: register, other: null, tellsPeers: true, advance, [Symbol.asyncDispose]: close }
+}
+
+/** On memory each sequence of `depth` events, on SQLite some generated ones. */
+export function followModel(t: Test, depth: number, runs: number): void {
+  for (const start of [[], ['claim']] as const)
+    void t.test(
+      `memory: every ${depth} events after ${start[0] ?? 'nothing'} end as the contract says`,
+      async (t) => {
+        await using harness = memoryHarness()
+        t.equal(await followAll(harness, start, depth), EVENTS.length ** depth)
+      },
+    )
+  void t.test('sqlite: generated sequences end as the contract says', async (t) => {
+    using dir = tempDir()
+    const register = await open(join(dir.path, 'r.db'))
+    let skew = 0
+    await using harness = harnessOf(register, (ms) => void (register.skew = skew += ms))
+    await followSome(harness, runs)
+    t.pass()
+  })
 }
