@@ -7,7 +7,7 @@ import type { CompletedResponse, Fingerprint, RecordDraft, RecordId, Spans } fro
 import { encodeDraft } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { migrating } from '../../src/store/migrating.ts'
-import type { Store } from '../../src/store/register.ts'
+import type { PutKind, Store } from '../../src/store/register.ts'
 import type { Harness } from './contract.ts'
 
 export const MINUTE = 60_000
@@ -74,6 +74,10 @@ export function draft(state: State, token: Buffer, over: Partial<RecordDraft> = 
 
 export function bytesOf(state: State, token: Buffer, over: Partial<RecordDraft> = {}): Buffer {
   return encodeDraft(draft(state, token, over))
+}
+
+export async function claim(store: Store, id: RecordId = newId(), entry: PutKind = 'claim') {
+  return store.put(id, bytesOf('in_progress', newToken()), SPANS, entry)
 }
 
 /** The configuration of a store, but for its URL: nothing but the store. */

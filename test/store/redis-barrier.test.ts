@@ -18,8 +18,8 @@ import {
 } from '../support/fake-redis.ts'
 import { frozenClock } from '../support/frozen-clock.ts'
 import { relay } from '../support/relay.ts'
-import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
-import { claim, claiming, idIn, KEYS, NOT_APPLIED, open } from './redis-fixtures.ts'
+import { bytesOf, claim, newId, newToken, SPANS, until } from './fixtures.ts'
+import { claiming, idIn, KEYS, NOT_APPLIED, open } from './redis-fixtures.ts'
 
 /* `store.wait`: what a master may answer, from one that says what the test wants. Real replicas: redis-barrier.verify.ts. */
 

@@ -17,8 +17,8 @@ import {
   words,
 } from '../support/fake-redis.ts'
 import { frozenClock } from '../support/frozen-clock.ts'
-import { newId, until } from './fixtures.ts'
-import { answers, claim, idIn, KEYS, NOT_APPLIED, NOTE, open } from './redis-fixtures.ts'
+import { claim, newId, until } from './fixtures.ts'
+import { answers, idIn, KEYS, NOT_APPLIED, NOTE, open } from './redis-fixtures.ts'
 
 /* What the nodes of a cluster may answer, from some that say what the test wants. Real ones: redis-cluster.verify.ts. */
 

@@ -20,8 +20,8 @@ import {
 } from '../support/fake-redis.ts'
 import { frozenClock } from '../support/frozen-clock.ts'
 import { freePort } from '../support/redis.ts'
-import { newId, SPANS, until } from './fixtures.ts'
-import { APPLIED, answers, claim, claiming, NOT_APPLIED, open } from './redis-fixtures.ts'
+import { claim, newId, SPANS, until } from './fixtures.ts'
+import { APPLIED, answers, claiming, NOT_APPLIED, open } from './redis-fixtures.ts'
 
 /* What a caller of the store sees of its connection, with servers that say what the test wants. Real ones: redis-faults.verify.ts. */
 

@@ -5,8 +5,8 @@ import type { Millis } from '../../src/core/record.ts'
 import { BREAKER_DEFAULTS, type BreakerState, withBreaker } from '../../src/store/around.ts'
 import { certificate } from '../support/certificates.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
-import { newId, until } from './fixtures.ts'
-import { APPLIED, answers, claim, end, NOT_APPLIED, open, takesClaims, watch } from './redis-fixtures.ts'
+import { claim, newId, until } from './fixtures.ts'
+import { APPLIED, answers, end, NOT_APPLIED, open, takesClaims, watch } from './redis-fixtures.ts'
 
 /* A real server that is down, hangs, restarts or is a replica. What it may answer: redis-connection.test.ts. */
 

@@ -1,10 +1,10 @@
 import type { Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
 import { openRedisStore, RedisKeys, type RedisOptions } from '../../src/store/redis.ts'
-import { InGrace, type NewEpoch, type PutKind, type Store } from '../../src/store/register.ts'
+import { type NewEpoch, type Store } from '../../src/store/register.ts'
 import type { RedisServer } from '../support/redis.ts'
 import { registerContract } from './contract.ts'
-import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
+import { bytesOf, claim, newId, newToken, SPANS } from './fixtures.ts'
 
 /** Longer than anything that is waited for. */
 export const PATIENT: Millis = 30_000
@@ -38,10 +38,6 @@ export async function open(t: Test, url: string, options: Partial<RedisOptions> 
 }
 
 export const claiming = (token = newToken()): Buffer => bytesOf('in_progress', token)
-
-export async function claim(store: Store, id: RecordId = newId(), entry: PutKind = 'claim') {
-  return store.put(id, claiming(), SPANS, entry)
-}
 
 /** For `until`. */
 export const answers = (store: Store) => () =>
@@ -82,9 +78,6 @@ export async function watch(store: Store, id: RecordId = newId()) {
   return watcher
 }
 
-/** Longer than any test: time passes where a test says so. */
-export const GRACE: Millis = 10 * HOUR
-
 /** From now on the server has replaced another one: its data says so. */
 export async function replacedBy(server: RedisServer): Promise<void> {
   const old = `${'0'.repeat(40)} 1 2`
@@ -94,16 +87,6 @@ export async function replacedBy(server: RedisServer): Promise<void> {
 /** Another id of the same shard: without looks each shard has a grace of its own. */
 export function sibling(id: RecordId): RecordId {
   return idIn(KEYS.shardOf(id))
-}
-
-/** How a claim is held. */
-export async function heldBy(store: Store, id?: RecordId): Promise<InGrace> {
-  const error = await claim(store, id).then(
-    () => null,
-    (error: unknown) => error,
-  )
-  if (!(error instanceof InGrace)) throw new Error(`not held but ${String(error)}`)
-  return error
 }
 
 /** The contract of stores, on servers that `flush` empties. */

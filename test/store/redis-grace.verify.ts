@@ -5,17 +5,9 @@ import { RedisServer } from '../support/redis.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
 import { SentinelGroup } from '../support/redis-sentinel.ts'
 import { relay } from '../support/relay.ts'
-import { newId, until } from './fixtures.ts'
-import {
-  answers,
-  claim,
-  GRACE,
-  heldBy as held,
-  KEYS,
-  open as openStore,
-  replacedBy as promoted,
-  sibling,
-} from './redis-fixtures.ts'
+import { claim, newId, until } from './fixtures.ts'
+import { GRACE, heldBy as held } from './grace.ts'
+import { answers, KEYS, open as openStore, replacedBy as promoted, sibling } from './redis-fixtures.ts'
 
 /* The grace after real failovers. Its rules: redis-grace.test.ts. */
 

@@ -12,8 +12,8 @@ import {
   words,
 } from '../support/fake-redis.ts'
 import { frozenClock } from '../support/frozen-clock.ts'
-import { until } from './fixtures.ts'
-import { claim, NOT_APPLIED, open } from './redis-fixtures.ts'
+import { claim, until } from './fixtures.ts'
+import { NOT_APPLIED, open } from './redis-fixtures.ts'
 
 /* What Sentinels may answer, from servers that say what the test wants. Real ones: redis-sentinel.verify.ts. */
 

@@ -3,8 +3,8 @@ import type { Millis } from '../../src/core/record.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { MASTER, SentinelGroup } from '../support/redis-sentinel.ts'
 import { relay } from '../support/relay.ts'
-import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
-import { claim, NOT_APPLIED, open, redisContract, takesClaims as writes } from './redis-fixtures.ts'
+import { bytesOf, claim, newId, newToken, SPANS, until } from './fixtures.ts'
+import { NOT_APPLIED, open, redisContract, takesClaims as writes } from './redis-fixtures.ts'
 
 /* Real Sentinels. What they may answer: redis-sentinel.test.ts. */
 

@@ -6,8 +6,8 @@ import { type Certificate, certificate } from '../support/certificates.ts'
 import { RedisServer } from '../support/redis.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
 import { SentinelGroup } from '../support/redis-sentinel.ts'
-import { bytesOf, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
-import { claim, open, takesClaims } from './redis-fixtures.ts'
+import { bytesOf, claim, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
+import { open, takesClaims } from './redis-fixtures.ts'
 
 t.setTimeout(120_000)
 

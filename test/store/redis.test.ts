@@ -3,16 +3,8 @@ import type { CompletedResponse } from '../../src/core/record.ts'
 import { PREFIX, readStamps } from '../../src/store/codec.ts'
 import { versionOf } from '../../src/store/prefix.ts'
 import { RedisServer } from '../support/redis.ts'
-import { bytesOf, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
-import {
-  claim,
-  claiming,
-  KEYS,
-  NOT_APPLIED,
-  NOTE,
-  open as openStore,
-  redisContract,
-} from './redis-fixtures.ts'
+import { bytesOf, claim, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
+import { claiming, KEYS, NOT_APPLIED, NOTE, open as openStore, redisContract } from './redis-fixtures.ts'
 
 const server = await RedisServer.start()
 t.teardown(() => server[Symbol.asyncDispose]())
