@@ -1,6 +1,5 @@
-import { createHmac } from 'node:crypto'
 import t, { type Test } from 'tap'
-import { jwksServer, type Pair, pair, part, token } from '../credentials/support.ts'
+import { jwksServer, type Pair, pair, token } from '../credentials/support.ts'
 import { gate, newKey, type Reply, send } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
 import { type TestProxy } from '../support/proxy.ts'
@@ -76,37 +75,19 @@ for (const kind of KINDS)
       t.equal(upstream.seen.length, n + 1)
 
       const before = await recordsIn(store)
-      const [head, claims, signature] = alice.split('.') as [string, string, string]
-      const none = part({ alg: 'none', typ: 'JWT' })
-      const symmetric = `${part({ alg: 'HS256', kid: own.kid })}.${claims}`
-      const hmac = createHmac('sha256', JSON.stringify(own.jwk)).update(symmetric).digest('base64url')
-      const long = Math.floor(Date.now() / 1000) - 3600
+      // Each of the others: test/credentials/jwt.test.ts.
       for (const [what, wrong] of Object.entries({
         'signed by somebody else': await tokenOf(mallory, 'alice'),
-        'other claims under a real signature': `${head}.${part({ ...CLAIMS, sub: 'alice', exp: 9e9, x: 1 })}.${signature}`,
-        'alg none': `${none}.${claims}.`,
-        'alg none with a signature': `${none}.${claims}.${signature}`,
-        'the public key as a secret': `${symmetric}.${hmac}`,
-        'an unknown key id': await tokenOf(mallory, 'alice', {}, { kid: 'unknown' }),
-        expired: await tokenOf(own, 'alice', { exp: long }),
-        'without an expiry': await tokenOf(own, 'alice', { exp: undefined }),
-        'not valid yet': await tokenOf(own, 'alice', { nbf: long + 7200 }),
+        expired: await tokenOf(own, 'alice', { exp: Math.floor(Date.now() / 1000) - 3600 }),
         'of another issuer': await tokenOf(own, 'alice', { iss: 'https://issuer.evil' }),
         'for another audience': await tokenOf(own, 'alice', { aud: 'other' }),
-        'without the claim': await tokenOf(own, 'alice', { sub: undefined }),
         'with a blank claim': await tokenOf(own, ' '),
-        'not a JWT': 'alice',
       })) {
         const refused = await send(proxy, key, asCaller(wrong))
         t.strictSame(refusalOf(refused), [401, 'idempotency_caller_missing'], what)
         tellsNothing(t, refused, what)
         t.equal((await send(proxy, newKey(), asCaller(wrong))).status, 401, 'nor does it execute')
       }
-      const twice = await rawRequest(
-        proxy.port,
-        `POST /pay HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer ${alice}\r\nAuthorization: Bearer ${rotated}\r\nIdempotency-Key: ${key}\r\nContent-Length: 0\r\n\r\n`,
-      )
-      t.equal(twice.status, 401, 'two tokens')
       t.equal(upstream.seen.length, n + 1)
       t.strictSame(await recordsIn(store), before, 'refused requests write nothing')
 
@@ -191,10 +172,7 @@ for (const kind of KINDS)
     for (const [said, status, code] of [
       [401, 401, 'replay_forbidden'],
       [403, 403, 'replay_forbidden'],
-      [404, 403, 'replay_forbidden'],
-      [429, 403, 'replay_forbidden'],
       [302, 403, 'replay_forbidden'],
-      [500, 503, 'replay_unauthorized_yet'],
       [503, 503, 'replay_unauthorized_yet'],
       [0, 503, 'replay_unauthorized_yet'],
     ] as const) {
@@ -212,7 +190,7 @@ for (const kind of KINDS)
     }
     t.strictSame(await recordsIn(store), before)
     t.equal(executed(), 1)
-    t.equal(await proxy.metric('idempotency_requests_total{route="pay",outcome="replay_forbidden"}'), 16)
+    t.equal(await proxy.metric('idempotency_requests_total{route="pay",outcome="replay_forbidden"}'), 10)
     state.status = 200
     t.match(await send(proxy, key, { headers }), { body: first.body, replayed: true })
     t.equal(executed(), 1)
@@ -235,34 +213,6 @@ function limited(t: Test, reply: Reply, what: string): void {
   t.match(JSON.parse(reply.body), { retry: 'same-key', status: 429 })
 }
 
-/** With `newKeys: 3/h`. */
-async function threeKeys(t: Test, all: readonly TestProxy[], store: string, seen: readonly unknown[]) {
-  const on = (i: number) => all[i % all.length] as TestProxy
-  const keys = [newKey(), newKey(), newKey()]
-  for (const [i, key] of keys.entries()) t.equal((await send(on(i), key, FAST)).status, 201)
-  const before = await recordsIn(store)
-  const late = newKey()
-  for (const proxy of all) {
-    limited(t, await send(proxy, late, FAST), 'a fourth key')
-    limited(t, await send(proxy, newKey(), FAST), 'a fifth key')
-  }
-  t.strictSame(await recordsIn(store), before, 'nothing is claimed')
-  t.equal(seen.length, 3, 'the upstream is not asked')
-
-  for (let i = 0; i < 10; i++) {
-    const replay = await send(on(i), keys[i % 3] as string, FAST)
-    t.ok(replay.replayed, 'a replay is never limited')
-    const misuse = await send(on(i), keys[0] as string, { ...FAST, body: '{}' })
-    t.equal(misuse.status, 422)
-  }
-  t.equal((await send(on(0), null, FAST)).status, 201, 'nor is a request without a key')
-  const other = { ...FAST, headers: { authorization: 'Bearer bob' } }
-  t.match(await send(on(1), late, other), { status: 201, replayed: false }, 'nor another caller')
-  t.ok((await send(on(0), late, other)).replayed)
-  limited(t, await send(on(0), late, FAST), 'still limited')
-  t.equal(seen.length, 5)
-}
-
 for (const kind of KINDS)
   void t.test(`§10 limits.newKeys bounds a caller across replicas: ${kind}`, async (t) => {
     const upstream = await heldUpstream(t)
@@ -270,17 +220,24 @@ for (const kind of KINDS)
     const count = kind === 'memory' ? 1 : 2
     const all = await replicas(t, count, yamlOf(upstream, store, 'limits: { newKeys: 3/h }'))
     const on = (i: number) => all[i % count] as TestProxy
-    await threeKeys(t, all, store, upstream.seen)
+    const keys = [newKey(), newKey(), newKey()]
+    for (const [i, key] of keys.entries()) t.equal((await send(on(i), key, FAST)).status, 201)
+    const before = await recordsIn(store)
+    const late = newKey()
+    for (const proxy of all) limited(t, await send(proxy, late, FAST), 'a fourth key')
+    t.strictSame(await recordsIn(store), before, 'nothing is claimed')
+    t.equal(upstream.seen.length, 3, 'the upstream is not asked')
     const refused = '{route="default",outcome="rate_limited"}'
-    const counts = await Promise.all(all.map((one) => one.metric(`idempotency_requests_total${refused}`)))
-    t.strictSame(counts, count === 1 ? [3] : [3, 2])
+    for (const one of all) t.equal(await one.metric(`idempotency_requests_total${refused}`), 1)
 
-    const before = upstream.seen.length
-    const bursting = { ...FAST, headers: { authorization: 'Bearer carol' } }
-    const burst = await Promise.all(Array.from({ length: 30 }, (_, i) => send(on(i), newKey(), bursting)))
-    t.equal(burst.filter(({ status }) => status === 201).length, 3, 'three of a burst')
-    for (const reply of burst) if (reply.status !== 201) limited(t, reply, 'the rest')
-    t.equal(upstream.seen.length, before + 3)
+    for (const [i, key] of keys.entries())
+      t.ok((await send(on(i + 1), key, FAST)).replayed, 'a replay is never limited')
+    t.equal((await send(on(0), keys[0] as string, { ...FAST, body: '{}' })).status, 422)
+    t.equal((await send(on(0), null, FAST)).status, 201, 'nor is a request without a key')
+    const other = { ...FAST, headers: { authorization: 'Bearer bob' } }
+    t.match(await send(on(1), late, other), { status: 201, replayed: false }, 'nor another caller')
+    limited(t, await send(on(0), late, FAST), 'still limited')
+    t.equal(upstream.seen.length, 5)
   })
 
 const STATUS = '/.idempotency/status'
@@ -334,7 +291,7 @@ function said(t: Test, reply: Reply, state: string): Said {
 
 for (const kind of KINDS)
   void t.test(`§6 status.path reports the state and changes nothing: ${kind}`, async (t) => {
-    const upstream = await heldUpstream(t, (_, { target }) => (target === '/refused' ? { status: 401 } : {}))
+    const upstream = await heldUpstream(t)
     const store = await emptyStore(t, kind)
     const proxy = await proxyWithStatus(t, upstream, store)
     const key = newKey()
@@ -387,17 +344,7 @@ for (const kind of KINDS)
     t.strictSame(await recordsIn(store), kept, 'no record or expiry has changed')
     t.equal(upstream.seen.length, 1, 'the upstream is not asked')
     t.match(await send(proxy, key), { status: 201, replayed: true })
-
-    const refused = newKey()
-    upstream.finish(2)
-    t.equal((await send(proxy, refused, { path: '/refused' })).status, 401)
-    said(t, await ask(proxy, refused, { query: 'method=POST&path=/refused' }), 'failed_retryable')
-    const slow = newKey()
-    t.equal((await send(proxy, slow, { path: '/slow' })).status, 504)
-    const unknown = said(t, await ask(proxy, slow, { query: 'method=POST&path=/slow' }), 'unknown')
-    t.ok(Number.isInteger(unknown.retryAfter) && Number(unknown.retryAfter) >= 1)
-    t.equal((await send(proxy, slow, { path: '/slow' })).code, 'idempotency_outcome_unknown')
-    t.equal(upstream.seen.length, 3)
+    t.equal(upstream.seen.length, 1)
   })
 
 const ACCEPTED = `defaults: { inFlight: { status: 202 } }
