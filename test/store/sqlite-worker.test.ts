@@ -1,7 +1,10 @@
 import t, { type Test } from 'tap'
 import type { RecordId, Spans, State } from '../../src/core/record.ts'
+import type { Soon } from '../../src/runtime/scheduling.ts'
 import { decodeRecord, readStamps } from '../../src/store/codec.ts'
+import type { Store } from '../../src/store/register.ts'
 import type { SqliteStore } from '../../src/store/sqlite.ts'
+import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
 import { fileInProcess, inProcess, NOW } from './sqlite-in-process.ts'
 
@@ -23,10 +26,42 @@ function wherever(title: string, body: Body, places: readonly string[] = ['journ
 }
 type Body = (t: Test, place: Place) => Promise<void>
 
-/** What the contract's suite shows of records that are in the journal. */
-function inTable(title: string, body: Body): void {
-  wherever(title, body, ['table'])
+/** After each write the store moves it to the table, so that all is read and written there. */
+function inTable({ register, move }: Awaited<ReturnType<typeof inProcess>>): Store {
+  let moving: Promise<unknown> = Promise.resolve()
+  const moved = async <Reply>(write: Soon<Reply>): Promise<Reply> => {
+    const reply = await write
+    await (moving = moving.then(move))
+    return reply
+  }
+  return {
+    ...register,
+    put: (...args) => moved(register.put(...args)),
+    swap: (...args) => moved(register.swap(...args)),
+    renew: (...args) => moved(register.renew(...args)),
+    remove: (...args) => moved(register.remove(...args)),
+  }
 }
+
+void t.test('what every store promises, of records that are in the table', async (t) => {
+  registerContract(t, 'sqlite', async () => {
+    const file = fileInProcess(t)
+    const [own, theirs] = [await file.open(), await file.open({ service: 'pay.eu' })]
+    const register = inTable({ ...file, ...own })
+    let skew = 0
+    return {
+      register,
+      peer: register,
+      other: inTable({ ...file, ...theirs }),
+      tellsPeers: true,
+      advance: (ms) => void (own.register.skew = theirs.register.skew = skew += ms),
+      [Symbol.asyncDispose]: async () =>
+        void (await Promise.all([own.register.close(), theirs.register.close()])),
+    }
+  })
+})
+
+t.setTimeout(200_000)
 
 const NOTE = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
 const id = (text: string): RecordId => text as RecordId
@@ -85,59 +120,6 @@ wherever('a record exists until the millisecond of its expiry', async (t, { regi
   })
 })
 
-inTable('a swap replaces only the record that its condition names', async (t, { register, settle }) => {
-  const record = newId()
-  const token = await put(register, record, 'in_progress')
-  await settle()
-  const before = (await register.get(record)).bytes
-  const outcome = () => bytesOf('completed', newToken())
-  for (const condition of [
-    { version: NOW + 1 },
-    { token: newToken(), states: ['in_progress'] },
-    { token, states: ['unknown', 'completed'] },
-  ] as const)
-    t.same(await register.swap(record, condition, outcome(), SPANS, false), {
-      done: false,
-      now: NOW,
-      bytes: before,
-    })
-  register.skew = 1
-  t.same(await register.swap(record, { version: NOW }, bytesOf('unknown', token), SPANS, true), {
-    done: true,
-    now: NOW + 1,
-    stamp: { version: NOW + 1, fence: NOW + 1, createdAt: NOW },
-  })
-  await settle()
-  const own = { token, states: ['in_progress', 'unknown'] } as const
-  t.same(await register.swap(record, own, outcome(), { dueIn: 7, dropIn: 9 }, false), {
-    done: true,
-    now: NOW + 1,
-    stamp: { version: NOW + 2, fence: NOW + 1, createdAt: NOW },
-  })
-  const { due, dropAt, updatedAt } = readStamps((await register.get(record)).bytes as Buffer)
-  t.same([due, dropAt, updatedAt], [NOW + 8, NOW + 10, NOW + 1])
-})
-
-inTable('a renewal is of the owner’s record in progress', async (t, { register, settle }) => {
-  const [mine, theirs] = [newId(), newId()]
-  const token = await put(register, mine, 'in_progress', { dueIn: MINUTE, dropIn: 2 * HOUR })
-  await put(register, theirs, 'in_progress', { dueIn: 5 * HOUR, dropIn: 9 * HOUR })
-  await settle()
-  const [own, other] = [(await register.get(mine)).bytes as Buffer, (await register.get(theirs)).bytes]
-  register.skew = MINUTE
-  const items = [theirs, newId(), mine].map((each) => ({ id: each, token, dueIn: HOUR, dropIn: 5 }))
-  t.same(await register.renew(items), [false, false, true])
-  t.same((await register.get(theirs)).bytes, other)
-  t.equal(readStamps(own).due, NOW + MINUTE, 'what was read before stays as it was')
-  const stamps = readStamps((await register.get(mine)).bytes as Buffer)
-  t.same([stamps.version, stamps.due, stamps.dropAt], [NOW + 1, NOW + MINUTE + HOUR, NOW + 2 * HOUR])
-  await settle()
-  register.skew = MINUTE + HOUR - 1
-  t.same(await register.due(10), [])
-  register.skew = MINUTE + HOUR
-  t.same(await register.due(10), [mine])
-})
-
 wherever('a removed record leaves nothing in the file', async (t, { register, settle, rows }) => {
   const [record, other] = [newId(), newId()]
   for (const each of [record, other]) {
@@ -157,62 +139,32 @@ wherever('a removed record leaves nothing in the file', async (t, { register, se
   )
 })
 
-inTable('unresolved records are due in order, from their millisecond on', async (t, { register, settle }) => {
+wherever('what is due is listed from its millisecond on, wherever it is', async (t, { register, settle }) => {
   const at = async (text: string, dueIn: number, state: State = 'in_progress') =>
     void (await put(register, id(text), state, { dueIn, dropIn: HOUR }))
-  await at('c', 10)
-  await at('later', 31)
-  await at('b', 20, 'unknown')
-  await settle()
-  await at('a', 20)
-  await at('resolved', 5, 'completed')
-  await at('d', 30)
-  register.skew = 30
-  t.same(await register.due(10), ['c', 'a', 'b', 'd'])
-  t.same(await register.due(10, 'bodies'), [])
-  for (const limit of [1, 2, 3]) t.same(await register.due(limit), ['c', 'a', 'b'].slice(0, limit))
-  t.same(await register.list('unresolved', null, 2), { ids: ['c', 'a'], next: `${NOW + 20} a` })
-  t.same(await register.list('unresolved', `${NOW + 20} a`, 2), { ids: ['b', 'd'], next: `${NOW + 30} d` })
-  t.same(await register.list('unresolved', `${NOW + 30} d`, 2), { ids: ['later'], next: null })
-})
-
-inTable('responses that end before their records are due by themselves', async (t, { register, settle }) => {
-  const lasting = async (text: string, dueIn: number): Promise<void> => {
+  const ends = async (text: string, dueIn: number): Promise<void> => {
     const kept = response(Buffer.from('body'))
     const result = { ...kept, afterBody: HOUR } as typeof kept
     await register.put(id(text), bytesOf('completed', newToken(), { result }), { dueIn, dropIn: 2 * HOUR })
   }
-  await lasting('b', 10)
-  await lasting('later', 21)
-  await put(register, id('unresolved'), 'in_progress', { dueIn: 10, dropIn: HOUR })
+  await at('c', 10)
+  await at('later', 31)
+  await at('b', 20, 'unknown')
+  await ends('y', 10)
+  await ends('z', 31)
   await settle()
-  await lasting('a', 20)
-  await put(register, id('whole'), 'completed', { dueIn: 10, dropIn: HOUR })
-  register.skew = 20
-  t.same(await register.due(10, 'bodies'), ['b', 'a'])
-  t.same(await register.due(1, 'bodies'), ['b'])
-  t.same(await register.due(10), ['unresolved'])
-  t.same((await register.list('unresolved', null, 10)).ids, ['unresolved'])
-})
-
-inTable('ids are listed in order, by their beginning', async (t, { register, settle }) => {
-  const first = ['a', 'abcde', 'abcdefg', 'abz', 'b-', 'bbbbbb']
-  const rest = ['ab', 'abcdef', 'abcdeg', 'abd', 'b', 'c']
-  for (const each of first) await put(register, id(each), 'completed')
-  await settle()
-  for (const each of rest) await put(register, id(each), 'in_progress')
-  const all = [...first, ...rest].sort()
-  const listed = async (beginning: string, after: string | null, limit = 20) =>
-    (await register.list(beginning === '' ? 'all' : { beginning }, after, limit)).ids
-  for (const beginning of ['', 'a', 'ab', 'abc', 'abcdef', 'abz', 'b', 'x']) {
-    const wanted = all.filter((each) => each.startsWith(beginning))
-    t.same(await listed(beginning, null), wanted, beginning)
-    for (const after of ['a', 'ab', 'abcde', 'abcdef', 'abz', 'b', 'c'])
-      for (const limit of [1, 3, 20]) {
-        const page = wanted.filter((each) => each > after).slice(0, limit)
-        t.same(await listed(beginning, after, limit), page, `${limit} of ${beginning} after ${after}`)
-      }
-  }
+  await at('a', 20)
+  await at('d', 30)
+  await ends('x', 30)
+  await at('resolved', 5, 'completed')
+  register.skew = 29
+  t.same(await register.due(10), ['c', 'a', 'b'])
+  t.same(await register.due(10, 'bodies'), ['y'])
+  register.skew = 30
+  t.same(await register.due(10), ['c', 'a', 'b', 'd'])
+  t.same(await register.due(10, 'bodies'), ['y', 'x'])
+  t.same(await register.list('unresolved', null, 2), { ids: ['c', 'a'], next: `${NOW + 20} a` })
+  t.same(await register.list('unresolved', `${NOW + 20} a`, 2), { ids: ['b', 'd'], next: `${NOW + 30} d` })
 })
 
 void t.test('the newest version of a record is the one that counts', async (t) => {
@@ -289,24 +241,6 @@ void t.test('every process can read a record that outgrows the journal and shrin
   t.equal(await register.remove(id, version), true)
   for (const each of [peer, register]) t.equal((await each.get(id)).bytes, null)
   t.ok((await peer.put(id, small, SPANS)).done)
-})
-
-inTable('each record has its own history', async (t, { register, settle }) => {
-  const record = newId()
-  await put(register, record, 'unknown')
-  await settle()
-  t.same(await register.history.read(record), [])
-  t.equal(await register.history.append(record, [NOTE, { ...NOTE, tag: 'b' }]), true)
-  t.equal(await register.history.append(record, [{ ...NOTE, tag: 'c' }]), true)
-  t.same(
-    (await register.history.read(record)).map(({ tag }) => tag),
-    ['a', 'b', 'c'],
-  )
-  register.skew = SPANS.dropIn
-  await put(register, record, 'unknown')
-  t.same(await register.history.read(record), [], 'that of an earlier record is gone')
-  t.equal(await register.history.append(record, [NOTE]), true)
-  t.equal((await register.history.read(record)).length, 1)
 })
 
 void t.test('bytes that are no record are kept, and have no history', async (t) => {
