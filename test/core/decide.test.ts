@@ -7,7 +7,6 @@ import {
   NOT_KEPT,
   type RecordId,
   readAt,
-  STATES,
   UNRESOLVED,
 } from '../../src/core/record.ts'
 import {
@@ -42,16 +41,8 @@ const changed: RequestDigests = { ...same, rawDigest: bytes(8), rawDigestUnder: 
 /** Requests that share more or less with the record. `same`: whether contract §5 calls it the same operation. */
 const ASKED: readonly { readonly what: string; readonly asked: RequestDigests; readonly same: boolean }[] = [
   { what: 'the same request', asked: same, same: true },
-  {
-    what: 'another spelling: same fingerprint',
-    asked: changed,
-    same: true,
-  },
-  {
-    what: 'another request',
-    asked: { ...changed, fingerprint: OTHER },
-    same: false,
-  },
+  { what: 'another spelling: same fingerprint', asked: changed, same: true },
+  { what: 'another request', asked: { ...changed, fingerprint: OTHER }, same: false },
   {
     what: 'another recipe, unchanged request',
     asked: { ...same, fingerprint: OTHER, recipe: 'other' },
@@ -172,10 +163,15 @@ const TABLE: readonly Row[] = [
       [DROPPED, gone],
     ],
   },
+  {
+    what: 'in_progress, with a lease beyond its end',
+    record: inProgress({ leaseUntil: 20_000 }),
+    cases: [[DROPPED, gone]],
+  },
 ]
 
 for (const { what, record, cases } of TABLE) {
-  t.test(`time and fingerprint decide what a request gets from a record that is ${what}`, async (t) => {
+  t.test(`F02 F20 T01 T03 time and fingerprint decide what a record that is ${what} gives`, async (t) => {
     for (const [now, expected, retry = expected] of cases) {
       for (const { what: who, asked, same } of ASKED) {
         // Misuse beats in-progress, unknown and the tombstone (§6); a record that is gone is compared with nothing.
@@ -202,28 +198,6 @@ for (const { what, record, cases } of TABLE) {
   })
 }
 
-t.test('F02 another payload is misuse while the first is still running', async (t) => {
-  const asked = { ...changed, fingerprint: OTHER }
-  t.same(decide(running, asked, { onLeaseExpired: 'unknown' }, NOW), {
-    kind: 'reused',
-    read: 'in_progress',
-    differing: ['body'],
-    byBytes: false,
-  })
-  t.same(
-    decide(failed, asked, { onLeaseExpired: 'unknown' }, NOW),
-    { kind: 'reused', read: 'failed_retryable', differing: ['body'], byBytes: false },
-    'and after it failed',
-  )
-})
-
-t.test('F20 after a change of recipe an unchanged request replays and a changed one is misuse', async (t) => {
-  const unchanged = { ...same, fingerprint: OTHER, recipe: 'new' }
-  t.match(decide(completed(), unchanged, { onLeaseExpired: 'unknown' }, NOW), { kind: 'replay' })
-  const other = { ...unchanged, rawDigestUnder: () => bytes(9) }
-  t.match(decide(completed(), other, { onLeaseExpired: 'unknown' }, NOW), { kind: 'reused' })
-})
-
 t.test('no fingerprint is computed for the same bytes', async (t) => {
   const asked: RequestDigests = {
     ...same,
@@ -245,18 +219,6 @@ t.test('the whole fingerprint is compared', async (t) => {
       `byte ${at}`,
     )
   }
-})
-
-t.test('T01 a record replays until its ttl; from then on it is a tombstone or gone', async (t) => {
-  const policy = { onLeaseExpired: 'unknown' } as const
-  t.match(decide(completed(), same, policy, BEFORE), { kind: 'replay' })
-  t.same(decide(completed(), same, policy, AT), { kind: 'expired' })
-  t.same(decide(completed({ dropAt: AT }), same, policy, AT), { kind: 'gone' })
-})
-
-t.test('T03 a replay gives the expiry of its record, however late it comes', async (t) => {
-  for (const now of [1000, NOW, BEFORE])
-    t.match(decide(completed(), same, { onLeaseExpired: 'unknown' }, now), { expiresAt: AT })
 })
 
 t.test('Retry-After is whole seconds, rounded down, at least 1', async (t) => {
@@ -339,12 +301,6 @@ t.test('T01 a completed record reads as expired once its retention ends', async 
   t.notOk(Object.hasOwn(readAt(record, 5000) as object, 'result'), 'nothing of the response is left')
 })
 
-t.test('T01 a completed record without a tombstone is gone once its retention ends', async (t) => {
-  const record = completed({ dropAt: 5000 })
-  t.equal(readAt(record, 4999), record)
-  t.equal(readAt(record, 5000), null)
-})
-
 t.test('T01 a response ends at its ttl.body, before its record', async (t) => {
   const headers = ['Location', '/v1/payments/1', 'location', '/second']
   const response = { status: 201, reason: 'Created', headers, body: Buffer.from('ok'), trailers: [] }
@@ -358,26 +314,6 @@ t.test('T01 a response ends at its ttl.body, before its record', async (t) => {
   t.match(readAt(record, 5000), { state: 'expired' })
   t.equal(readAt(record, 9000), null)
   t.equal(readAt(record, 3999), record, 'a clock that goes back finds it again')
-})
-
-t.test('records in the other states read unchanged until they are dropped', async (t) => {
-  for (const record of [
-    failedRetryable(),
-    unknown(),
-    unknown({ leaseExpired: true, status: 500 }),
-    expired(),
-  ]) {
-    for (const now of [0, 4999, 5000, 8999]) t.equal(readAt(record, now), record, `${record.state} at ${now}`)
-  }
-})
-
-t.test('every record is gone from its dropAt on', async (t) => {
-  const records = [inProgress(), completed(), failedRetryable(), unknown(), expired()]
-  t.same(new Set(records.map(({ state }) => state)), new Set(STATES))
-  for (const record of records) {
-    for (const now of [9000, 9001]) t.equal(readAt(record, now), null, `${record.state} at ${now}`)
-  }
-  t.equal(readAt(inProgress({ leaseUntil: 20_000 }), 9000), null, 'even within a lease')
 })
 
 t.test('logs show the first 12 characters of an id', async (t) => {
