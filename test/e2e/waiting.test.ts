@@ -141,29 +141,6 @@ for (const kind of KINDS)
     await metricIs(proxy, 'idempotency_in_flight', 0)
   })
 
-void t.test('I05 beyond limits.waiters a duplicate is answered at once', async (t) => {
-  const upstream = await heldUpstream(t)
-  await using proxy = await proxyInProcess(yamlOf(upstream, 'memory:', `${WAIT}\nlimits: { waiters: 2 }`))
-  const key = newKey()
-  const first = send(proxy, key)
-  await upstream.arrived(1)
-  const held = many(2, () => send(proxy, key))
-  await waitersAre([proxy], 2)
-  for (const excess of await Promise.all(many(3, () => send(proxy, key)))) {
-    t.strictSame(refusalOf(excess), [409, 'idempotency_key_in_progress'])
-    t.match(excess.headers.get('retry-after'), /^[1-9]\d*$/)
-  }
-  const another = newKey()
-  const other = send(proxy, another)
-  await upstream.arrived(2)
-  t.equal((await send(proxy, another)).status, 409, 'the limit covers all keys together')
-  upstream.finish(1)
-  upstream.finish(2)
-  oneAnswer(t, [await first, ...(await Promise.all(held))])
-  t.equal((await other).body, 'execution 2')
-  t.equal(upstream.seen.length, 2)
-})
-
 void t.test('I05 bodies of waiting duplicates count in limits.buffered', async (t) => {
   const upstream = await heldUpstream(t)
   const store = await emptyStore(t, 'sqlite')
@@ -266,32 +243,6 @@ ${WAIT}`,
   oneAnswer(t, replies)
   t.equal(n, 1, 'one of two attempts was sent')
 })
-
-for (const kind of KINDS)
-  void t.test(`I02 once per original: after a second failure the others get 409: ${kind}`, async (t) => {
-    const upstream = await heldUpstream(t, (n) => (n <= 2 ? { status: 429, body: `refused ${n}` } : {}))
-    await using proxy = await proxyInProcess(yamlOf(upstream, await emptyStore(t, kind)))
-    const key = newKey()
-    const first = send(proxy, key)
-    await upstream.arrived(1)
-    const held = many(10, () => send(proxy, key))
-    await waitersAre([proxy], 10)
-    upstream.finish(1)
-    t.match(await first, { status: 429, body: 'refused 1' })
-    await upstream.arrived(2)
-    await waitersAre([proxy], 9)
-    upstream.finish(2)
-    const replies = await Promise.all(held)
-    t.equal(replies.filter(({ body }) => body === 'refused 2').length, 1, 'the one that took over')
-    const others = replies.filter(({ body }) => body !== 'refused 2')
-    for (const reply of others) {
-      t.strictSame(refusalOf(reply), [409, 'idempotency_key_in_progress'])
-      t.match(reply.headers.get('retry-after'), /^[1-9]\d*$/)
-    }
-    t.equal(upstream.seen.length, 2)
-    upstream.finish(3)
-    t.match(await send(proxy, key), { status: 201, body: 'execution 3', replayed: false })
-  })
 
 void t.test('X04 in a drain waiting duplicates get the response before it ends', async (t) => {
   const upstream = await heldUpstream(t)
