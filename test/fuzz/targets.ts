@@ -1,10 +1,8 @@
 import { readFileSync } from 'node:fs'
 import { fingerprint, form, json, mediaType, multipart } from './body-targets.ts'
-import { dynamodbItem } from './dynamodb-target.ts'
 import type { Target } from './engine.ts'
 import { config, jwt, openapi, record, resp, spool } from './file-targets.ts'
 import { httpHead, key, keyPattern, pattern, target } from './http-targets.ts'
-import { sqlReply } from './sql-target.ts'
 import { upstreamResponse } from './upstream-targets.ts'
 
 export const TARGETS: readonly Target[] = [
@@ -24,8 +22,6 @@ export const TARGETS: readonly Target[] = [
   record,
   spool,
   resp,
-  sqlReply,
-  dynamodbItem,
   upstreamResponse,
 ]
 
