@@ -48,9 +48,8 @@ const rendered = new Map(
   cases.map(({ chart, scenario, name }) => [name, charts.render(chart, '-f', scenarioFile(chart, scenario))]),
 )
 
-function of(name: string, kind: string): Manifest[] {
-  return (rendered.get(name) as Manifest[]).filter((one) => one.kind === kind)
-}
+const objectsOf = (name: string) => rendered.get(name) as Manifest[]
+const of = (name: string, kind: string) => objectsOf(name).filter((one) => one.kind === kind)
 
 for (const { name: helm, charts: own } of helms)
   void t.test(`${helm}: lint --strict passes for every ci file, and all render the same`, async (t) => {
@@ -87,8 +86,8 @@ function proxyIn(objects: readonly Manifest[]) {
   const [deployment] = objects.filter(({ kind }) => kind === 'Deployment')
   const pod = deployment?.['spec'].template.spec
   const own = (one: { name: string }): boolean => one.name === 'idempotency-proxy'
-  const native = pod.initContainers?.find(own)
-  return { deployment: deployment as Manifest, pod, native, container: native ?? pod.containers.find(own) }
+  const native = pod?.initContainers?.find(own)
+  return { deployment: deployment as Manifest, pod, native, container: native ?? pod?.containers.find(own) }
 }
 
 /** The configuration file of a rendered chart, as the proxy loads it; null where the chart does not make it. */
@@ -140,7 +139,7 @@ const WITH_PROXY = cases.filter(
 
 for (const { name } of WITH_PROXY)
   void t.test(`${name}: the proxy's pod is locked down, probed, sized and wired`, async (t) => {
-    const objects = rendered.get(name) as Manifest[]
+    const objects = objectsOf(name)
     const { pod, container, native, deployment } = proxyIn(objects)
     t.match(container.securityContext, {
       runAsNonRoot: true,
@@ -214,8 +213,7 @@ for (const { name } of WITH_PROXY)
 void t.test(
   'native sidecars get a preStop hook; a proxy that ends no later than the app, none',
   async (t) => {
-    const hook = (name: string) =>
-      proxyIn(rendered.get(name) as Manifest[]).container.lifecycle?.preStop.exec.command
+    const hook = (name: string) => proxyIn(objectsOf(name)).container.lifecycle?.preStop.exec.command
     t.same(hook('examples/payments: native'), ['node', '-e', "process.kill(1, 'SIGTERM')"])
     t.equal(
       hook('examples/payments: drain-hook').join(' '),
@@ -227,7 +225,7 @@ void t.test(
       'idempotency-proxy: least',
     ])
       t.equal(hook(name), undefined, name)
-    const delay = (name: string) => configurationIn(t, rendered.get(name) as Manifest[])?.drain.delay
+    const delay = (name: string) => configurationIn(t, objectsOf(name))?.drain.delay
     t.same(
       ['native', 'plain', 'drain-hook', 'no-rollout'].map((name) => delay(`examples/payments: ${name}`)),
       [3000, 8000, 0, 0],
@@ -236,23 +234,33 @@ void t.test(
   },
 )
 
-/** `store` of the configuration that the chart has made. */
-function storeIn(name: string): unknown {
-  const [text = ''] = Object.values(of(name, 'ConfigMap')[0]?.['data'] as Record<string, string>)
-  return parse(text).store
+/** What a scenario has rendered. */
+function renderingOf(t: Test, name: string) {
+  const objects = objectsOf(name)
+  return {
+    objects,
+    ...proxyIn(objects),
+    of: (kind: string) => of(name, kind),
+    /** The configuration as the proxy loads it. */
+    config: () => configurationIn(t, objects),
+    /** `store` of the configuration that the chart has made. */
+    store() {
+      const [text = ''] = Object.values(of(name, 'ConfigMap')[0]?.['data'] as Record<string, string>)
+      return parse(text).store
+    },
+  }
 }
 
 void t.test('each scenario renders what its values ask for', async (t) => {
-  const seen: Record<string, (t: Test) => void> = {
-    'idempotency-proxy: least'(t) {
-      t.same((rendered.get('idempotency-proxy: least') as Manifest[]).map(({ kind }) => kind).sort(), [
+  const looks: Record<string, (t: Test, rendering: ReturnType<typeof renderingOf>) => void> = {
+    'idempotency-proxy: least'(t, { deployment, container, pod, objects }) {
+      t.same(objects.map(({ kind }) => kind).sort(), [
         'ConfigMap',
         'Deployment',
         'PodDisruptionBudget',
         'Service',
         'ServiceAccount',
       ])
-      const { deployment, container, pod } = proxyIn(rendered.get('idempotency-proxy: least') as Manifest[])
       t.equal(deployment['spec'].replicas, 2)
       t.equal(container.image, 'registry.example.com/idempotency-proxy:0.1.0')
       t.same(
@@ -266,18 +274,16 @@ void t.test('each scenario renders what its values ask for', async (t) => {
         ]),
       )
     },
-    'idempotency-proxy: production'(t) {
-      const name = 'idempotency-proxy: production'
-      const { deployment, container, pod } = proxyIn(rendered.get(name) as Manifest[])
+    'idempotency-proxy: production'(t, { deployment, container, pod, config, of }) {
       t.match(container.image, /^registry\.example\.com\/platform\/idempotency-proxy@sha256:[0-9a-f]{64}$/)
       t.notOk('replicas' in deployment['spec'], 'the autoscaler decides how many')
-      t.match(of(name, 'HorizontalPodAutoscaler')[0]?.['spec'], {
+      t.match(of('HorizontalPodAutoscaler')[0]?.['spec'], {
         minReplicas: 3,
         maxReplicas: 9,
         scaleTargetRef: { name: deployment.metadata.name },
       })
-      t.equal(of(name, 'PodDisruptionBudget')[0]?.['spec'].maxUnavailable, '34%')
-      const [network] = of(name, 'NetworkPolicy')
+      t.equal(of('PodDisruptionBudget')[0]?.['spec'].maxUnavailable, '34%')
+      const [network] = of('NetworkPolicy')
       t.same(network?.['spec'].policyTypes, ['Ingress', 'Egress'])
       t.same(
         network?.['spec'].ingress.map((rule: Manifest) => rule['ports'][0].port),
@@ -289,14 +295,14 @@ void t.test('each scenario renders what its values ask for', async (t) => {
         [53, 53],
       )
       t.equal(network?.['spec'].egress.length, 3)
-      t.same(of(name, 'ServiceAccount')[0]?.['automountServiceAccountToken'], false)
-      t.equal(pod.serviceAccountName, of(name, 'ServiceAccount')[0]?.metadata.name)
+      t.same(of('ServiceAccount')[0]?.['automountServiceAccountToken'], false)
+      t.equal(pod.serviceAccountName, of('ServiceAccount')[0]?.metadata.name)
       t.match(container.env, [
         { name: 'STORE_URL', valueFrom: { secretKeyRef: { name: 'payments-redis', key: 'url' } } },
         { name: 'NODE_EXTRA_CA_CERTS', value: '/etc/idempotency-proxy-ca/ca.crt' },
         { name: 'PROBLEMS_URL' },
       ])
-      t.notMatch(JSON.stringify(of(name, 'ConfigMap')), /redis:\/\//)
+      t.notMatch(JSON.stringify(of('ConfigMap')), /redis:\/\//)
       t.match(
         pod.volumes.find(({ name }: { name: string }) => name === 'idempotency-proxy-encryption'),
         {
@@ -310,7 +316,7 @@ void t.test('each scenario renders what its values ask for', async (t) => {
         },
       )
       t.same(
-        configurationIn(t, rendered.get(name) as Manifest[])?.store.encryption.keys.map(({ id }) => id),
+        config()?.store.encryption.keys.map(({ id }) => id),
         ['k2026', 'k2025'],
       )
       t.match(deployment['spec'].template.metadata.annotations, {
@@ -318,14 +324,13 @@ void t.test('each scenario renders what its values ask for', async (t) => {
         'checksum/idempotency-proxy': /^[0-9a-f]{64}$/,
       })
       t.equal(deployment['spec'].template.metadata.labels.team, 'payments')
-      t.match(of(name, 'Service')[0], {
+      t.match(of('Service')[0], {
         spec: { type: 'LoadBalancer' },
         metadata: { annotations: { 'example.com/internal': 'true' } },
       })
       t.equal(pod.securityContext.fsGroup, 65532)
     },
-    'idempotency-proxy: redis-tls'(t) {
-      const { container, pod } = proxyIn(rendered.get('idempotency-proxy: redis-tls') as Manifest[])
+    'idempotency-proxy: redis-tls'(t, { container, pod }) {
       t.match(container.env, [
         { value: /^rediss:/ },
         { name: 'NODE_EXTRA_CA_CERTS', value: '/etc/idempotency-proxy-ca/tls-ca.pem' },
@@ -335,104 +340,82 @@ void t.test('each scenario renders what its values ask for', async (t) => {
         items: [{ key: 'tls-ca.pem', path: 'tls-ca.pem' }],
       })
     },
-    'idempotency-proxy: redis-sentinel'(t) {
-      const name = 'idempotency-proxy: redis-sentinel'
-      const { container } = proxyIn(rendered.get(name) as Manifest[])
+    'idempotency-proxy: redis-sentinel'(t, { container, store, of }) {
       t.match(container.env, [
         { name: 'STORE_URL', valueFrom: { secretKeyRef: { name: 'payments-redis', key: 'url' } } },
       ])
-      t.same(storeIn(name), {
+      t.same(store(), {
         url: '${STORE_URL}',
         grace: '2s',
         wait: { replicas: 1, timeout: '100ms' },
       })
       t.same(
-        of(name, 'NetworkPolicy')[0]
+        of('NetworkPolicy')[0]
           ?.['spec'].egress.slice(1)
           .map((rule: Manifest) => rule['ports'][0].port),
         [8080, 26_379, 6379],
       )
     },
-    'idempotency-proxy: redis-cluster'(t) {
-      const name = 'idempotency-proxy: redis-cluster'
-      const { container } = proxyIn(rendered.get(name) as Manifest[])
+    'idempotency-proxy: redis-cluster'(t, { container, store }) {
       t.match(container.env, [
         { value: /^rediss\+cluster:\/\/redis-0\..*,redis-1\./ },
         { name: 'NODE_EXTRA_CA_CERTS', value: '/etc/idempotency-proxy-ca/ca.crt' },
       ])
-      t.match(storeIn(name), { grace: '2s', wait: { replicas: 'all' } })
+      t.match(store(), { grace: '2s', wait: { replicas: 'all' } })
     },
-    'idempotency-proxy: postgres'(t) {
-      const name = 'idempotency-proxy: postgres'
-      const { container } = proxyIn(rendered.get(name) as Manifest[])
+    'idempotency-proxy: postgres'(t, { container, store }) {
       t.match(container.env, [
         { name: 'STORE_URL', valueFrom: { secretKeyRef: { name: 'payments-database', key: 'url' } } },
         { name: 'NODE_EXTRA_CA_CERTS' },
       ])
-      t.match(storeIn(name), { grace: '2s', timeout: '1s' })
+      t.match(store(), { grace: '2s', timeout: '1s' })
     },
-    'idempotency-proxy: embedded'(t) {
-      const { deployment, container, pod } = proxyIn(
-        rendered.get('idempotency-proxy: embedded') as Manifest[],
-      )
+    'idempotency-proxy: embedded'(t, { deployment, container, pod }) {
       t.same(deployment['spec'].strategy, { type: 'Recreate' })
       t.equal(deployment['spec'].replicas, 1)
       t.match(container.volumeMounts[1], { mountPath: '/data' })
       t.match(pod.volumes[1].persistentVolumeClaim, { claimName: 'idempotency' })
     },
-    'idempotency-proxy: spool'(t) {
-      const { container, pod } = proxyIn(rendered.get('idempotency-proxy: spool') as Manifest[])
+    'idempotency-proxy: spool'(t, { container, pod, config }) {
       t.match(container.volumeMounts[1], { mountPath: '/var/spool/idempotency-proxy' })
       t.same(pod.volumes[1].emptyDir, { sizeLimit: '512Mi' })
-      t.match(
-        configurationIn(t, rendered.get('idempotency-proxy: spool') as Manifest[])?.store.spool,
-        /spool$/,
-      )
+      t.match(config()?.store.spool, /spool$/)
     },
-    'idempotency-proxy: existing-configmap'(t) {
-      const name = 'idempotency-proxy: existing-configmap'
-      const { deployment, container, pod } = proxyIn(rendered.get(name) as Manifest[])
+    'idempotency-proxy: existing-configmap'(t, { deployment, container, pod, of }) {
       t.same(container.args, ['--config', '/etc/idempotency-proxy/payments.yaml'])
-      t.same(of(name, 'ConfigMap'), [])
+      t.same(of('ConfigMap'), [])
       t.equal(deployment['spec'].template.metadata.annotations, undefined)
       t.equal(pod.serviceAccountName, 'payments')
-      t.same(of(name, 'ServiceAccount'), [])
+      t.same(of('ServiceAccount'), [])
       t.equal(pod.terminationGracePeriodSeconds, 140)
       t.ok(container.volumeMounts.some((one: Manifest) => one['mountPath'] === '/etc/issuer'))
     },
-    'examples/payments: native'(t) {
-      const { pod, native, deployment } = proxyIn(rendered.get('examples/payments: native') as Manifest[])
+    'examples/payments: native'(t, { pod, native, deployment }) {
       t.ok(native)
       t.equal(pod.containers.length, 1)
       t.equal(pod.terminationGracePeriodSeconds, 53)
       t.ok(deployment['spec'].template.metadata.annotations['example.com/team'], 'its own annotations')
     },
-    'examples/payments: plain'(t) {
-      const { pod, native } = proxyIn(rendered.get('examples/payments: plain') as Manifest[])
+    'examples/payments: plain'(t, { pod, native }) {
       t.notOk(native)
       t.equal(pod.containers.length, 2)
     },
-    'examples/payments: off'(t) {
-      const objects = rendered.get('examples/payments: off') as Manifest[]
+    'examples/payments: off'(t, { objects, of }) {
       t.notMatch(stringify(objects), /idempotency/)
-      t.equal(of('examples/payments: off', 'Service')[0]?.['spec'].ports[0].targetPort, 'app')
+      t.equal(of('Service')[0]?.['spec'].ports[0].targetPort, 'app')
     },
-    'examples/payments: drain-hook'(t) {
-      const { pod } = proxyIn(rendered.get('examples/payments: drain-hook') as Manifest[])
+    'examples/payments: drain-hook'(t, { pod }) {
       t.equal(pod.terminationGracePeriodSeconds, 120)
     },
-    'examples/payments: no-rollout'(t) {
-      const { deployment } = proxyIn(rendered.get('examples/payments: no-rollout') as Manifest[])
+    'examples/payments: no-rollout'(t, { deployment }) {
       t.same(deployment['spec'].template.metadata.annotations, { 'example.com/team': 'payments' })
     },
-    'examples/payments: spool'(t) {
-      const { container, pod } = proxyIn(rendered.get('examples/payments: spool') as Manifest[])
+    'examples/payments: spool'(t, { container, pod }) {
       t.match(container.volumeMounts[1], { name: 'state', mountPath: '/var/spool/idempotency-proxy' })
       t.equal(pod.volumes.length, 2)
     },
-    'idempotency-proxy-observability: stack'(t) {
-      const name = 'idempotency-proxy-observability: stack'
-      const [monitor] = of(name, 'PodMonitor')
+    'idempotency-proxy-observability: stack'(t, { of }) {
+      const [monitor] = of('PodMonitor')
       t.equal(monitor?.metadata.labels?.['release'], 'kube-prometheus-stack')
       t.match(monitor?.['spec'], {
         selector: {},
@@ -440,27 +423,27 @@ void t.test('each scenario renders what its values ask for', async (t) => {
         podMetricsEndpoints: [{ port: 'idempotency-ops', path: '/metrics' }],
       })
       t.equal(monitor?.['spec'].jobLabel, 'app.kubernetes.io/instance')
-      for (const rule of of(name, 'PrometheusRule'))
+      for (const rule of of('PrometheusRule'))
         t.equal(rule.metadata.labels?.['release'], 'kube-prometheus-stack')
     },
-    'idempotency-proxy-observability: bare'(t) {
-      const [monitor] = of('idempotency-proxy-observability: bare', 'PodMonitor')
+    'idempotency-proxy-observability: bare'(t, { of }) {
+      const [monitor] = of('PodMonitor')
       t.match(monitor?.['spec'], {
         selector: { matchLabels: { team: 'payments' } },
         namespaceSelector: { matchNames: ['shop', 'billing'] },
       })
-      t.same(of('idempotency-proxy-observability: bare', 'ConfigMap'), [])
+      t.same(of('ConfigMap'), [])
     },
-    'idempotency-proxy-observability: dashboards'(t) {
-      const objects = rendered.get('idempotency-proxy-observability: dashboards') as Manifest[]
+    'idempotency-proxy-observability: dashboards'(t, { objects }) {
       for (const { kind, metadata } of objects) {
         t.equal(kind, 'ConfigMap')
         t.equal(metadata.labels?.['dashboards.example.com/grafana'], 'yes')
       }
     },
   }
-  t.same(Object.keys(seen).sort(), cases.map(({ name }) => name).sort(), 'every scenario has a test')
-  for (const [name, look] of Object.entries(seen)) await t.test(name, async (t) => look(t))
+  t.same(Object.keys(looks).sort(), cases.map(({ name }) => name).sort(), 'every scenario has a test')
+  for (const [name, look] of Object.entries(looks))
+    await t.test(name, async (t) => look(t, renderingOf(t, name)))
 })
 
 void t.test('dashboards and rules are shipped unchanged, braces and all', async (t) => {
@@ -522,7 +505,7 @@ void t.test('values change single alerts, and nothing else', async (t) => {
     'unchanged, without a dead link',
   )
 
-  const changed = rulesOf(rendered.get('idempotency-proxy-observability: stack') as Manifest[])
+  const changed = rulesOf(objectsOf('idempotency-proxy-observability: stack'))
   t.notOk(changed.has('IdempotencyAbsent'))
   t.equal(changed.size, plain.size - 1)
   for (const [name, one] of changed)
