@@ -147,160 +147,69 @@ void t.test('the key is kept only if the status query uses it', async (t) => {
   )
 })
 
-const DATED = ['Set-Cookie', 'a=1', 'Date', 'Sat, 21 Nov 2026 12:00:00 GMT', 'Content-Type', 'text/json']
 const PAYMENT = { id: 'p1', idempotency_key: 'k1', amount: 12 }
+const FOUND = { data: [PAYMENT] }
 
-t.test('O02 a completed answer keeps what `json` points at, with its status', async (t) => {
-  const given = answer(200, { data: [PAYMENT, { secret: 1 }], more: 'secret' }, DATED)
-  t.same(read(given), {
-    kind: 'completed',
-    result: {
-      kept: true,
-      response: {
-        status: 200,
-        reason: 'Fine',
-        headers: ['Content-Type', 'application/json', 'Date', 'Sat, 21 Nov 2026 12:00:00 GMT'],
-        body: Buffer.from(JSON.stringify(PAYMENT)),
-        trailers: [],
-      },
-    },
-  })
-})
-
-void t.test('the kept value is the text as it was written', async (t) => {
-  const text = '{"data":[ {"idempotency_key": "k1", "amount":12345678901234567890.10 , "é":"\\u00e9"} ]}'
-  const verdict = read(answer(200, text))
-  t.equal(
-    verdict.kind === 'completed' && verdict.result.kept && verdict.result.response.body.toString(),
-    '{"idempotency_key": "k1", "amount":12345678901234567890.10 , "é":"\\u00e9"}',
-  )
-})
-
-t.test('`completed.response` sets status and headers; without `json` all is kept', async (t) => {
-  const text = ` ${JSON.stringify({ data: [PAYMENT] })}\n`
-  const verdict = read(answer(200, text, DATED), {
-    completed: form({
-      json: '',
-      response: {
-        status: 201,
-        headers: ['content-type', 'application/vnd.x+json', 'Location', '/p1', 'date', 'now'],
-      },
+void t.test('O02 a completed answer is kept as `completed` says', async (t) => {
+  const type = words`Content-Type application/json`
+  const date = ['Date', 'Sat, 21 Nov 2026 12:00:00 GMT']
+  const dated = ['Set-Cookie', 'a=1', ...date, 'Content-Type', 'text/json']
+  const odd = '{"idempotency_key": "k1", "amount":12345678901234567890.10 , "é":"\\u00e9"}'
+  const whole = ` ${JSON.stringify(FOUND)}\n`
+  const own = words`content-type application/vnd.x+json Location /p1 date now`
+  const plain = { status: 200, reason: 'Fine', headers: type, body: JSON.stringify(PAYMENT) }
+  for (const [what, given, more, response] of [
+    [
+      'what `json` points at, with its status',
+      answer(200, { data: [PAYMENT, { secret: 1 }], more: 'secret' }, dated),
+      {},
+      { ...plain, headers: [...type, ...date] },
+    ],
+    ['the text as it was written', answer(200, `{"data":[ ${odd} ]}`), {}, { ...plain, body: odd }],
+    [
+      '`response` sets status and headers; without `json` all is kept',
+      answer(200, whole, dated),
+      { json: '', response: { status: 201, headers: own } },
+      { status: 201, reason: '', headers: own, body: whole },
+    ],
+    [
+      'the first of several `Date` lines',
+      answer(200, FOUND, words`Date then Date now`),
+      {},
+      { ...plain, headers: [...type, 'Date', 'then'] },
+    ],
+    ...[204, 205, 304].map((status) => {
+      const empty = { status, reason: '', headers: [], body: '' }
+      return [
+        `nothing with ${status}`,
+        answer(200, FOUND),
+        { response: { status, headers: [] } },
+        empty,
+      ] as const
     }),
-  })
-  t.same(verdict, {
-    kind: 'completed',
-    result: {
-      kept: true,
-      response: {
-        status: 201,
-        reason: '',
-        headers: ['content-type', 'application/vnd.x+json', 'Location', '/p1', 'date', 'now'],
-        body: Buffer.from(text),
-        trailers: [],
-      },
-    },
-  })
-})
-
-void t.test('a completed answer keeps the first of several `Date` lines', async (t) => {
-  const verdict = read(answer(200, { data: [PAYMENT] }, ['Date', 'then', 'Date', 'now']))
-  t.same(
-    verdict.kind === 'completed' && verdict.result.kept && verdict.result.response.headers,
-    words`
-    Content-Type application/json Date then`,
-  )
-})
-
-void t.test('a status that has no body is kept without body and content type', async (t) => {
-  for (const status of [204, 205, 304]) {
-    const verdict = read(answer(200, { data: [PAYMENT] }), {
-      completed: form({ response: { status, headers: [] } }),
-    })
-    const response = { status, reason: '', headers: [], body: Buffer.alloc(0), trailers: [] }
-    t.same(verdict, { kind: 'completed', result: { kept: true, response } })
+  ] as const) {
+    const kept = { ...response, body: Buffer.from(response.body), trailers: [] }
+    const found = read(given, { completed: form(more) })
+    t.same(found, { kind: 'completed', result: { kept: true, response: kept } }, what)
   }
-})
-
-void t.test('`keep: outcome` keeps nothing of the body', async (t) => {
   const completed = form({ response: { status: 201, headers: ['Location', '/p1'] } })
   t.same(
-    readAnswer(
-      policy({ completed }),
-      { ...ROUTE, keep: 'outcome' },
-      ID,
-      'k1',
-      answer(200, { data: [PAYMENT] }),
-    ),
-    {
-      kind: 'completed',
-      result: { kept: false, why: 'outcome_only', status: 201, location: '/p1' },
-    },
+    readAnswer(policy({ completed }), { ...ROUTE, keep: 'outcome' }, ID, 'k1', answer(200, FOUND)),
+    { kind: 'completed', result: { kept: false, why: 'outcome_only', status: 201, location: '/p1' } },
+    '`keep: outcome` keeps nothing of the body',
   )
 })
 
-void t.test('an answer counts only if every identity pointer is present and equal', async (t) => {
-  const of = (payment: unknown) => read(answer(200, { data: [payment] })).kind
-  t.equal(of({ idempotency_key: 'k1' }), 'completed')
-  for (const other of ['k2', 'K1', 'k1 ', '', 1, true, ['k1'], { k1: 1 }])
-    t.equal(of({ idempotency_key: other }), 'mismatch', JSON.stringify(other))
-  for (const [key, other] of [
-    ['[]', []],
-    ['{}', {}],
-  ] as const)
-    t.equal(read(answer(200, { data: [{ idempotency_key: other }] }), {}, key).kind, 'mismatch')
-  for (const missing of [{}, { idempotency_key: null }, null, 'k1', []])
-    t.equal(of(missing), 'pending', JSON.stringify(missing))
-  t.equal(
-    read(answer(200, '{"data":[{"idempotency_key":"k2","idempotency_key":"k1"}]}')).kind,
-    'pending',
-    'a duplicate member says nothing',
-  )
-  t.equal(read(answer(200, { data: [{ idempotency_key: 'null' }] }), {}, 'null').kind, 'completed')
-  t.equal(read(answer(200, { data: [{ idempotency_key: null }] }), {}, 'null').kind, 'pending')
-  t.equal(read(answer(200, { data: [{ idempotency_key: 123 }] }), {}, '123').kind, 'completed')
-  const both = { identity: [...POLICY.identity, { pointer: '/record', value: '{record}' }] }
-  t.equal(read(answer(200, { data: [PAYMENT], record: ID }), both).kind, 'completed')
-  const mismatch = read(answer(200, { data: [PAYMENT], record: 'secret' }), both)
-  t.same(mismatch, { kind: 'mismatch', why: 'status 200, and /record is not that of this record' })
-  t.same(read(answer(200, { data: [PAYMENT] }), both), {
-    kind: 'pending',
-    why: 'status 200, and nothing at /record',
-  })
-})
+const when = (status: number, pointer: string, value: string) => ({ status, when: [{ pointer, value }] })
+const any = (status: number) => ({ status, when: [] })
+/** A payment with this key. */
+const keyed = (key: unknown, more = {}) => answer(200, { data: [{ idempotency_key: key }], ...more })
 
-void t.test('identity none believes any answer', async (t) => {
-  t.equal(read(answer(200, { data: [{}] }), { identity: [] }).kind, 'completed')
-  t.same(
-    read(answer(200, { data: [] }), { identity: [] }),
-    { kind: 'pending', why: 'status 200, and nothing at /data/0' },
-    'a missing pointer is pending',
-  )
-})
-
-t.test('O03 an answer that matches `notFound` is not found; any other is pending', async (t) => {
-  t.same(read(answer(404, 'nothing here')), { kind: 'not_found' })
-  t.equal(read(answer(404, {}), { notFound: null }).kind, 'pending')
-  for (const status of [201, 202, 301, 401, 403, 409, 410, 429, 499])
-    t.same(read(answer(status, {})), { kind: 'pending', why: `status ${status}, which matches no pattern` })
-})
-
-void t.test('a 5xx, or a body that is not JSON in UTF-8, is unusable', async (t) => {
-  for (const status of [500, 502, 503, 504]) t.equal(read(answer(status, {})).kind, 'unusable')
-  t.equal(read(answer(418, 'teapot')).kind, 'unusable')
-  for (const body of ['', '<p>', '{"data":[', Buffer.from([0x22, 0xff, 0x22])])
-    t.equal(read(answer(200, body)).kind, 'unusable', String(body))
-  t.equal(read(answer(200, { data: [PAYMENT] }, ['Content-Encoding', 'gzip'])).kind, 'unusable')
-  const pending = { status: 200, when: [{ pointer: '/state', value: 'processing' }] }
-  t.equal(read(answer(200, '<p>'), { pending }).kind, 'unusable', 'no `when` can match it')
-  t.equal(
-    read(answer(503, 'down'), { notFound: { status: 503, when: [] } }).kind,
-    'not_found',
-    'unless `notFound` names the status',
-  )
-})
-
-t.test('`when` distinguishes answers of one status; a refusal found is completed', async (t) => {
-  const completed = [
+const BOTH = { identity: [...POLICY.identity, { pointer: '/record', value: '{record}' }] }
+const BY_DATA = { notFound: when(200, '/data', '[]') }
+const BY_TOTAL = { notFound: when(200, '/total', '0') }
+const BY_STATE = {
+  completed: [
     ...form({ when: [{ pointer: '/state', value: 'declined' }], response: { status: 402, headers: [] } }),
     ...form({
       when: [
@@ -308,85 +217,102 @@ t.test('`when` distinguishes answers of one status; a refusal found is completed
         { pointer: '/final', value: 'true' },
       ],
     }),
-  ]
-  const pending = { status: 200, when: [{ pointer: '/state', value: 'processing' }] }
-  const of = (more: object) => read(answer(200, { data: [PAYMENT], ...more }), { completed, pending })
-  t.match(of({ state: 'declined' }), { kind: 'completed', result: { response: { status: 402 } } })
-  t.match(of({ state: 'paid', final: true }), { kind: 'completed', result: { response: { status: 200 } } })
-  t.same(of({ state: 'paid', final: false }), {
-    kind: 'pending',
-    why: 'status 200, which matches no pattern',
+  ],
+  pending: when(200, '/state', 'processing'),
+}
+const found = (more = {}) => answer(200, { ...FOUND, ...more })
+const LIST = { states: ['a b'] }
+
+type Meant = readonly [said: string, given: StoredResponse, more?: Partial<ReconcilePolicy>, key?: string]
+const NO_PATTERN = 'pending: status 200, which matches no pattern'
+
+/** What an answer means: its kind, with the reason or the status kept where they matter. */
+const MEANT: Readonly<Record<string, readonly Meant[]>> = {
+  'an answer counts only if every identity pointer is present and equal': [
+    ['completed', keyed('k1')],
+    ...['k2', 'K1', 'k1 ', '', 1, true, ['k1'], { k1: 1 }].map((key): Meant => ['mismatch', keyed(key)]),
+    ['mismatch', keyed([]), {}, '[]'],
+    ['mismatch', keyed({}), {}, '{}'],
+    ...[{}, { idempotency_key: null }, null, 'k1', []].map(
+      (payment): Meant => ['pending', answer(200, { data: [payment] })],
+    ),
+    // A duplicate member says nothing.
+    ['pending', answer(200, '{"data":[{"idempotency_key":"k2","idempotency_key":"k1"}]}')],
+    ['completed', keyed('null'), {}, 'null'],
+    ['pending', keyed(null), {}, 'null'],
+    ['completed', keyed(123), {}, '123'],
+    ['completed', found({ record: ID }), BOTH],
+    ['mismatch: status 200, and /record is not that of this record', found({ record: 'secret' }), BOTH],
+    ['pending: status 200, and nothing at /record', found(), BOTH],
+  ],
+  'identity none believes any answer': [
+    ['completed', answer(200, { data: [{}] }), { identity: [] }],
+    ['pending: status 200, and nothing at /data/0', answer(200, { data: [] }), { identity: [] }],
+  ],
+  'O03 an answer that matches `notFound` is not found; any other is pending': [
+    ['not_found', answer(404, 'nothing here')],
+    ['pending', answer(404, {}), { notFound: null }],
+    ...[201, 202, 301, 401, 403, 409, 410, 429, 499].map(
+      (status): Meant => [`pending: status ${status}, which matches no pattern`, answer(status, {})],
+    ),
+  ],
+  'a 5xx, or a body that is not JSON in UTF-8, is unusable': [
+    ...[500, 502, 503, 504].map((status): Meant => ['unusable', answer(status, {})]),
+    ['unusable', answer(418, 'teapot')],
+    ...['', '<p>', '{"data":[', Buffer.from([0x22, 0xff, 0x22])].map(
+      (body): Meant => ['unusable', answer(200, body)],
+    ),
+    ['unusable', answer(200, FOUND, ['Content-Encoding', 'gzip'])],
+    // No `when` can match it.
+    ['unusable', answer(200, '<p>'), { pending: when(200, '/state', 'processing') }],
+    ['not_found', answer(503, 'down'), { notFound: any(503) }],
+  ],
+  '`when` distinguishes answers of one status; a refusal found is completed': [
+    ['completed: 402', found({ state: 'declined' }), BY_STATE],
+    ['completed: 200', found({ state: 'paid', final: true }), BY_STATE],
+    [NO_PATTERN, found({ state: 'paid', final: false }), BY_STATE],
+    ['pending: status 200, still pending', found({ state: 'processing', final: true }), BY_STATE],
+    ['pending', found(), BY_STATE],
+  ],
+  '`when` compares a list as text, including the spaces in its strings': [
+    ['pending: status 202, still pending', answer(202, LIST), { pending: when(202, '/states', '["a b"]') }],
+    [
+      'pending: status 202, which matches no pattern',
+      answer(202, LIST),
+      { pending: when(202, '/states', '["ab"]') },
+    ],
+  ],
+  '`when` recognises a search that finds nothing with 200': [
+    ['not_found', answer(200, { data: [] }), BY_DATA],
+    ['not_found', answer(200, '{ "data": [ \n ] }'), BY_DATA],
+    ['not_found', answer(200, { data: [], total: 0 }), BY_TOTAL],
+    ['not_found', answer(200, { total: 0 }), { ...BY_TOTAL, identity: [] }],
+    ['completed', found({ total: 1 }), BY_DATA],
+    ['completed', found({ total: 1 }), BY_TOTAL],
+    // A request that is shown is completed; an answer that contradicts itself frees no key.
+    ['completed', found({ total: 0 }), BY_TOTAL],
+    ['mismatch', keyed('k2', { total: 0 }), BY_TOTAL],
+    // Empty, but not by the total.
+    ...[1, null].map((total): Meant => ['pending', answer(200, { data: [], total }), BY_TOTAL]),
+    // A status shared with completed answers is not enough.
+    ['pending', answer(200, { data: [] }), { notFound: any(200) }],
+  ],
+  'a refusal by a proxy in between is not an answer of the upstream': [200, 404].map((status): Meant => {
+    const headers = words`Content-Type application/problem+json Idempotency-Retry no`
+    const why = 'with Idempotency-Retry, which comes from a proxy and not from the upstream'
+    return [`unusable: status ${status} ${why}`, answer(status, FOUND, headers)]
+  }),
+}
+
+for (const [title, rows] of Object.entries(MEANT))
+  void t.test(title, async (t) => {
+    for (const [said, given, more, key] of rows) {
+      const meaning = read(given, more, key)
+      const kept = meaning.kind === 'completed' && meaning.result.kept ? meaning.result.response.status : ''
+      const full = `${meaning.kind}: ${'why' in meaning ? meaning.why : kept}`
+      t.equal(said.includes(':') ? full : meaning.kind, said, String(given.body))
+    }
   })
-  t.same(of({ state: 'processing', final: true }), { kind: 'pending', why: 'status 200, still pending' })
-  t.equal(of({}).kind, 'pending')
-})
-
-void t.test('`when` compares a list as text, including the spaces in its strings', async (t) => {
-  const of = (value: string) =>
-    read(answer(202, { states: ['a b'] }), {
-      pending: { status: 202, when: [{ pointer: '/states', value }] },
-    })
-  t.match(of('["a b"]'), { why: 'status 202, still pending' })
-  t.match(of('["ab"]'), { why: 'status 202, which matches no pattern' })
-})
-
-void t.test('`when` recognises a search that finds nothing with 200', async (t) => {
-  for (const [value, empty] of [
-    ['[]', { data: [] }],
-    ['0', { data: [], total: 0 }],
-  ] as const) {
-    const notFound = { status: 200, when: [{ pointer: value === '0' ? '/total' : '/data', value }] }
-    t.equal(read(answer(200, empty), { notFound }).kind, 'not_found')
-    t.equal(read(answer(200, { data: [PAYMENT], total: 1 }), { notFound }).kind, 'completed')
-  }
-  const spaced = { notFound: { status: 200, when: [{ pointer: '/data', value: '[]' }] } }
-  t.equal(read(answer(200, '{ "data": [ \n ] }'), spaced).kind, 'not_found')
-  const notFound = { status: 200, when: [{ pointer: '/total', value: '0' }] }
-  t.equal(
-    read(answer(200, { data: [PAYMENT], total: 0 }), { notFound }).kind,
-    'completed',
-    'a request that is shown is completed',
-  )
-  t.equal(
-    read(answer(200, { data: [{ idempotency_key: 'k2' }], total: 0 }), { notFound }).kind,
-    'mismatch',
-    'an answer that contradicts itself frees no key',
-  )
-  t.equal(read(answer(200, { total: 0 }), { notFound, identity: [] }).kind, 'not_found')
-  for (const total of [1, null])
-    t.equal(
-      read(answer(200, { data: [], total }), { notFound }).kind,
-      'pending',
-      'empty, but not by the total',
-    )
-  t.equal(
-    read(answer(200, { data: [] }), { notFound: { status: 200, when: [] } }).kind,
-    'pending',
-    'a status shared with completed answers is not enough',
-  )
-})
-
-void t.test('a refusal by a proxy in between is not an answer of the upstream', async (t) => {
-  const body = JSON.stringify({ data: [{ idempotency_key: 'k1' }] })
-  for (const status of [200, 404])
-    t.match(
-      readAnswer(
-        POLICY,
-        ROUTE,
-        ID,
-        'k1',
-        {
-          status,
-          reason: '',
-          headers: ['Content-Type', 'application/problem+json', 'Idempotency-Retry', 'no'],
-          body: Buffer.from(body),
-          trailers: [],
-        },
-        new Map(),
-      ),
-      { kind: 'unusable', why: /Idempotency-Retry/ },
-    )
-})
 
 void t.test('path parameters of the route fill the status query and its identity', async (t) => {
   const of = (path: string, actual: string, exact = false) => [...pathParameters({ path, exact }, actual)]
@@ -453,66 +379,54 @@ const TO = upstreamTag('http://127.0.0.1:3000')
 const told = (lines: readonly string[], more: Partial<typeof KEYS> = {}, inBody = false, keepsKey = true) =>
   identifiersSent(lines, { ...KEYS, ...more }, ID, 'k1', inBody, keepsKey, TO)
 
-void t.test('V07 the lines sent show which identifiers the upstream was told', async (t) => {
-  t.same(told(['Idempotency-Key', 'k1']), { key: 'k1', told: ['key'], toldTo: TO })
-  t.same(
-    told(['IDEMPOTENCY-KEY', ' k1\t']),
-    { key: 'k1', told: ['key'], toldTo: TO },
-    'white space around a value does not count',
-  )
-  t.same(told(['Idempotency-Key', '"k1";a=1']), { key: 'k1', keySent: '"k1";a=1', told: ['key'], toldTo: TO })
-  t.same(told(['Idempotency-Record', ID]), { key: 'k1', told: ['record'], toldTo: TO })
-  t.same(told(['Idempotency-Record', ID], {}, false, false), { key: null, told: ['record'], toldTo: TO })
-  t.same(told(['Idempotency-Key', 'k1', 'Idempotency-Record', ID]), {
-    key: 'k1',
-    told: ['key', 'record'],
-    toldTo: TO,
+const BY_KEY = { key: 'k1', told: ['key'], toldTo: TO }
+const BY_RECORD = { key: 'k1', told: ['record'], toldTo: TO }
+const NOTHING = { key: 'k1' }
+const RENAMED = { forward: { header: 'X-Request-Id' } }
+const TWO_NAMES = {
+  from: ['idempotency-key', 'x-key'].map((name) => ({ kind: 'header', name }) as const),
+}
+
+/** What the upstream was told by the lines sent. */
+const TOLD: Readonly<Record<string, readonly (readonly [expected: object, ...Parameters<typeof told>])[]>> = {
+  'V07 the lines sent show which identifiers the upstream was told': [
+    [BY_KEY, ['Idempotency-Key', 'k1']],
+    // White space around a value does not count.
+    [BY_KEY, ['IDEMPOTENCY-KEY', ' k1\t']],
+    [{ ...BY_KEY, keySent: '"k1";a=1' }, ['Idempotency-Key', '"k1";a=1']],
+    [BY_RECORD, ['Idempotency-Record', ID]],
+    [{ ...BY_RECORD, key: null }, ['Idempotency-Record', ID], {}, false, false],
+    [{ ...BY_KEY, told: ['key', 'record'] }, ['Idempotency-Key', 'k1', 'Idempotency-Record', ID]],
+    // A key that no status query asks by is not kept.
+    [{ key: null }, ['Idempotency-Key', '"k1"'], {}, false, false],
+  ],
+  'V07 a missing line, or one with another value, tells the upstream nothing': [
+    [NOTHING, []],
+    [NOTHING, ['X-Key', 'k1']],
+    [NOTHING, ['Idempotency-Key', 'k2']],
+    [NOTHING, ['Idempotency-Key', '"k1']],
+    [NOTHING, ['Idempotency-Record', 'b'.repeat(43)]],
+  ],
+  'V07 a key sent under another name or in the body counts as told': [
+    [BY_KEY, ['X-Request-ID', 'k1'], RENAMED],
+    // Sent without quotes, even where clients must quote it.
+    [BY_KEY, ['X-Request-ID', 'k1'], { ...RENAMED, syntax: 'strict' }],
+    [NOTHING, ['Host', 'api.test'], { forward: { header: 'Host' } }],
+    [BY_KEY, [], { forward: 'none' }, true],
+    [NOTHING, [], { from: [{ kind: 'json', pointer: '/id' }] }],
+    // A header named like a field of the body is not the key.
+    [NOTHING, ['Order', 'k1'], { from: [{ kind: 'form', name: 'order' }] }],
+  ],
+  'V07 a key sent in two spellings besides its bare one cannot be asked by': [
+    [NOTHING, ['Idempotency-Key', '"k1"', 'X-Key', '"k1";a=1'], TWO_NAMES],
+    [{ ...BY_KEY, keySent: '"k1"' }, ['Idempotency-Key', '"k1"', 'X-Key', '"k1"'], TWO_NAMES],
+  ],
+}
+
+for (const [title, rows] of Object.entries(TOLD))
+  void t.test(title, async (t) => {
+    for (const [expected, ...sent] of rows) t.same(told(...sent), expected, JSON.stringify(sent))
   })
-  t.same(
-    told(['Idempotency-Key', '"k1"'], {}, false, false),
-    { key: null },
-    'a key that no status query asks by is not kept',
-  )
-})
-
-void t.test('V07 a missing line, or one with another value, tells the upstream nothing', async (t) => {
-  for (const lines of [
-    [],
-    ['X-Key', 'k1'],
-    ['Idempotency-Key', 'k2'],
-    ['Idempotency-Key', '"k1'],
-    ['Idempotency-Record', 'b'.repeat(43)],
-  ])
-    t.same(told(lines), { key: 'k1' }, lines.join(': '))
-})
-
-void t.test('V07 a key sent under another name or in the body counts as told', async (t) => {
-  const forward = { header: 'X-Request-Id' }
-  t.same(told(['X-Request-ID', 'k1'], { forward }), { key: 'k1', told: ['key'], toldTo: TO })
-  t.same(
-    told(['X-Request-ID', 'k1'], { forward, syntax: 'strict' }),
-    { key: 'k1', told: ['key'], toldTo: TO },
-    'sent without quotes, even where clients must quote it',
-  )
-  t.same(told(['Host', 'api.test'], { forward: { header: 'Host' } }), { key: 'k1' })
-  t.same(told([], { forward: 'none' }, true), { key: 'k1', told: ['key'], toldTo: TO })
-  t.same(told([], { from: [{ kind: 'json', pointer: '/id' }] }), { key: 'k1' })
-  t.same(
-    told(['Order', 'k1'], { from: [{ kind: 'form', name: 'order' }] }),
-    { key: 'k1' },
-    'a header named like a field of the body is not the key',
-  )
-})
-
-void t.test('V07 a key sent in two spellings besides its bare one cannot be asked by', async (t) => {
-  const from = [
-    { kind: 'header', name: 'idempotency-key' },
-    { kind: 'header', name: 'x-key' },
-  ] as const
-  const lines = ['Idempotency-Key', '"k1"', 'X-Key', '"k1";a=1']
-  t.same(told(lines, { from }), { key: 'k1' })
-  t.same(told(lines.with(3, '"k1"'), { from }), { key: 'k1', keySent: '"k1"', told: ['key'], toldTo: TO })
-})
 
 t.test('V07 of two attempts that may have executed, what both told counts', async (t) => {
   const both = (earlier: Partial<Operation>, later: Partial<Operation>) => {
