@@ -1,13 +1,11 @@
-import { execFileSync } from 'node:child_process'
-import { chownSync, readFileSync } from 'node:fs'
-import { join } from 'node:path'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import { Records } from '../../src/store/records.ts'
+import { type Certificate, certificate } from '../support/certificates.ts'
 import { type Database, NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { relay } from '../support/relay.ts'
-import { bytesOf, draft, HOUR, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
+import { bytesOf, draft, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
 import {
   APPLIED,
   answers,
@@ -496,33 +494,23 @@ function tests(server: PostgresServer): void {
   })
 
   void t.test('TLS: the certificate is verified as sslmode requires', async (t) => {
-    using dir = tempDir()
-    const request = 'req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2'
-    const certificate = (name: string, subject: string) => {
-      const files = ['-keyout', join(dir.path, `${name}.key`), '-out', join(dir.path, `${name}.pem`)]
-      const more = ['-subj', `/CN=${subject}`, '-addext', `subjectAltName=${subject}`]
-      execFileSync('openssl', [...request.split(' '), ...more, ...files], { stdio: 'ignore' })
-    }
-    certificate('right', 'IP:127.0.0.1')
-    certificate('other', 'DNS:elsewhere')
-    const { uid, gid } = server.user
-    const serve = async (name: string) => {
-      for (const file of [`${name}.key`, `${name}.pem`])
-        if (uid !== undefined && gid !== undefined) chownSync(join(dir.path, file), uid, gid)
-      server.useTls(readFileSync(join(dir.path, `${name}.key`)), readFileSync(join(dir.path, `${name}.pem`)))
+    using right = certificate('IP:127.0.0.1')
+    using other = certificate('DNS:elsewhere')
+    const serve = async ({ key, cert }: Certificate) => {
+      server.useTls(key, cert)
       await server.restart()
     }
     const via = async (options: string) => opened(t, `${server.url}?${options}`)
-    const ca = (name: string) => `sslrootcert=${encodeURIComponent(join(dir.path, `${name}.pem`))}`
+    const ca = ({ certFile }: Certificate) => `sslrootcert=${encodeURIComponent(certFile)}`
     const plain = await via('sslmode=require')
     await t.rejects(plain.register.ping(), { ...NOT_APPLIED, message: /does not support SSL/ })
     await plain.register.close()
-    await serve('right')
+    await serve(right)
     for (const works of [
       'sslmode=disable',
       'sslmode=require',
-      `sslmode=verify-full&${ca('right')}`,
-      `sslmode=verify-ca&${ca('right')}`,
+      `sslmode=verify-full&${ca(right)}`,
+      `sslmode=verify-ca&${ca(right)}`,
     ]) {
       const { register } = await via(works)
       t.ok((await register.put(newId(), claim(), SPANS)).done, works)
@@ -530,18 +518,18 @@ function tests(server: PostgresServer): void {
       t.equal(encrypted, works === 'sslmode=disable' ? 'f' : 't')
       await register.close()
     }
-    for (const fails of ['sslmode=verify-full', `sslmode=verify-full&${ca('other')}`])
+    for (const fails of ['sslmode=verify-full', `sslmode=verify-full&${ca(other)}`])
       await t.rejects(
         (await via(fails)).register.ping(),
         { ...NOT_APPLIED, message: /self-signed certificate/ },
         fails,
       )
-    await serve('other')
-    await t.rejects((await via(`sslmode=verify-full&${ca('other')}`)).register.ping(), {
+    await serve(other)
+    await t.rejects((await via(`sslmode=verify-full&${ca(other)}`)).register.ping(), {
       ...NOT_APPLIED,
       message: /altnames/,
     })
-    t.ok(await (await via(`sslmode=verify-ca&${ca('other')}`)).register.ping())
+    t.ok(await (await via(`sslmode=verify-ca&${ca(other)}`)).register.ping())
     await t.rejects(via('sslmode=verify-ca&sslrootcert=/nowhere.pem'), {
       message: /store\.url: sslrootcert cannot be read: ENOENT/,
     })
