@@ -6,6 +6,7 @@ import { jwksServer, pair, token } from '../credentials/support.ts'
 import { newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
+import { rawRequest } from '../support/raw.ts'
 import { emptyServer, emptyStore, heldUpstream, KINDS, replicas, waitersAre } from '../support/replicas.ts'
 
 t.setTimeout(200_000)
@@ -87,11 +88,17 @@ routes:
       t.ok(text.includes(`# TYPE ${name} ${type}\n`), `${name} is a ${type}`)
   })
 
+const KEY = 'raw-key-4f1b9d0c-do-not-tell'
+const CREDENTIAL = 'credential-8c2e-do-not-tell'
+const COOKIE = 'cookie-91aa-do-not-tell'
+const BODY = 'request-body-77d3-do-not-tell'
+const ANSWER = 'answer-body-0e5f'
 const HOOK = 'hook-id-6c2f-do-not-tell'
 const EVENT = 'event-id-55b0-do-not-tell'
 const PART = 'derived-part-9d31-do-not-tell'
 const SUBJECT = 'subject-7a10-do-not-tell'
 const CLAIM = 'claim-3f8e-do-not-tell'
+const SENT = [KEY, CREDENTIAL, COOKIE, BODY, HOOK, EVENT, PART, SUBJECT, CLAIM]
 
 async function startAll(t: Test, upstream: string, store: string, jwks: string): Promise<TestProxy> {
   const dir = tempDir(t)
@@ -106,6 +113,8 @@ defaults:
   scope: { caller: "jwt:sub", jwt: { jwks: "${jwks}" } }
   limits: { newKeys: 100/h }
 routes:
+  - { name: plain, match: { path: /fast/plain/* }, scope: { caller: ["header:authorization", "cookie:session"] } }
+  - { name: outcome, match: { path: /fast/outcome }, keep: outcome }
   - { name: hooks, match: { path: /fast/hooks }, key: { from: ["json:/id"], presence: required } }
   - { name: events, match: { path: /fast/events }, key: { from: ["header:ce-id", "json:/id"] } }
   - { name: derived, match: { path: /fast/derived }, key: { derive: { json: [/part], headers: [x-part] } } }
@@ -137,11 +146,29 @@ function quiet(t: Test, text: string, secrets: readonly string[], where: string)
     )
 }
 
+/** What a Redis key holds. */
+async function valueOf(client: Redis, name: string): Promise<string> {
+  switch (await client.type(name)) {
+    case 'string':
+      return ((await client.getBuffer(name)) as Buffer).toString('latin1')
+    case 'list':
+      return (await client.lrange(name, 0, -1)).join('\n')
+    default:
+      return (await client.zrange(name, 0, '-1')).join('\n')
+  }
+}
+
+const TITLE = 'K22 S08 no key, credential, body or claim is in a refusal, log, metric or record'
 for (const kind of KINDS.filter((one) => one !== 'memory'))
-  void t.test(`K22 no key, token or claim is in a refusal, log, metric or record: ${kind}`, async (t) => {
+  void t.test(`${TITLE}: ${kind}`, async (t) => {
     const [own, mallory] = [await pair('ES256'), await pair('ES256')]
     await using jwks = await jwksServer(own)
-    const upstream = await heldUpstream(t, (_, { method }) => (method === 'GET' ? { status: 401 } : {}))
+    const upstream = await heldUpstream(t, (_, { method, target }) => {
+      if (method === 'GET') return { status: 401 }
+      if (target.endsWith('/later')) return { status: 429 }
+      if (target.endsWith('/cut')) return { cut: true }
+      return /pay|outcome/.test(target) ? { body: ANSWER } : {}
+    })
     const server = kind === 'redis' ? await emptyServer('redis') : null
     const store = server?.url ?? (await emptyStore(t, kind))
     const proxy = await startAll(t, upstream.url, store, jwks.url)
@@ -155,7 +182,7 @@ for (const kind of KINDS.filter((one) => one !== 'memory'))
     const later = JSON.parse((await send(proxy, null, { path: '/keys', body: null })).body) as {
       idempotencyKey: string
     }
-    const secrets = [HOOK, EVENT, PART, SUBJECT, CLAIM, good, forged, stale, issued, later.idempotencyKey]
+    const secrets = [...SENT, good, forged, stale, issued, later.idempotencyKey]
     const answers: number[] = []
     const ask = async (key: string | null, more: Parameters<typeof send>[2]): Promise<Reply> => {
       const reply = await send(proxy, key, {
@@ -166,7 +193,25 @@ for (const kind of KINDS.filter((one) => one !== 'memory'))
       if (reply.code !== null) quiet(t, JSON.stringify([reply.body, ...reply.headers]), secrets, reply.code)
       return reply
     }
+    const ofPlain = {
+      headers: { authorization: `Bearer ${CREDENTIAL}`, cookie: `session=${COOKIE}` },
+      body: `"${BODY}"`,
+    }
+    const malformed = [
+      'POST /fast/plain/pay HTTP/1.1',
+      'Host: a',
+      `Authorization: ${CREDENTIAL}`,
+      `Idempotency-Key: ${KEY}\x01`,
+      'Content-Length: 0',
+    ]
+    /** Every way for a request to end. */
     const everything = async (): Promise<void> => {
+      for (const path of ['/fast/plain/pay', '/fast/plain/cut', '/fast/plain/later', '/fast/outcome'])
+        for (const body of [ofPlain.body, ofPlain.body, `"other ${BODY}"`])
+          await ask(KEY, { ...(path === '/fast/outcome' ? {} : ofPlain), path, body })
+      await ask(`"${KEY}`, { ...ofPlain, path: '/fast/plain/pay' })
+      await ask(KEY, { ...ofPlain, path: '/fast/plain/large', body: BODY.repeat(50_000) })
+      await rawRequest(proxy.port, `${malformed.join('\r\n')}\r\n\r\n`)
       for (const body of [
         `{"id":"${HOOK}"}`,
         `{"id":"${HOOK}","x":1}`,
@@ -199,33 +244,42 @@ for (const kind of KINDS.filter((one) => one !== 'memory'))
     await until(() => Date.now() > Date.parse(expiresAt) + 50)
     await ask(later.idempotencyKey, { path: '/fast/issued', body: '{"x":1}' })
     await everything()
-    // With the store or the key server down, errors of libraries are logged.
+    const client = kind === 'redis' ? new Redis(store) : null
+    t.teardown(() => client?.disconnect())
+    // With the store full, or it or the key server down, errors of libraries are logged, which carry commands.
     await jwks.stop()
+    if (client !== null) {
+      await client.config('SET', 'maxmemory', '1')
+      await everything()
+      await client.config('SET', 'maxmemory', '0')
+    }
     server?.pause()
     await everything()
     server?.resume()
-    for (const status of [201, 400, 401, 409, 422, 429])
+    for (const status of [201, 400, 401, 409, 413, 422, 429, 502])
       t.ok(answers.includes(status), `there was a ${status}`)
 
-    const log = JSON.stringify(proxy.log)
     t.ok(proxy.log.filter(({ msg }) => msg === 'request').length > 50)
-    quiet(t, log, secrets, 'a log line')
-    quiet(t, await (await fetch(`${proxy.adminUrl}/metrics`)).text(), secrets, 'a metric')
-    if (kind === 'sqlite') {
-      const file = store.slice('sqlite:'.length)
-      for (const one of [file, `${file}-wal`]) quiet(t, readFileSync(one, 'latin1'), secrets, one)
+    quiet(t, JSON.stringify(proxy.log), [...secrets, ANSWER], 'a log line')
+    quiet(t, await (await fetch(`${proxy.adminUrl}/metrics`)).text(), [...secrets, ANSWER], 'a metric')
+    if (client !== null) {
+      const names = await client.keys('*')
+      t.ok(names.some((name) => name.includes(':r:')) && names.some((name) => name.endsWith(':u')))
+      quiet(t, names.join('\n'), secrets, 'a Redis key')
+      const values = await Promise.all(names.map((name) => valueOf(client, name)))
+      quiet(t, values.join('\n'), secrets, 'a value')
+      const kept = values.filter((value) => value.includes(ANSWER))
+      t.equal(kept.length, 1, 'a replay needs the response, except for that of keep: outcome')
       return
     }
-    const client = new Redis(store)
-    t.teardown(() => client.disconnect())
-    const names = await client.keys('*')
-    t.ok(names.length > 5)
-    quiet(t, names.join('\n'), secrets, 'a Redis key')
-    for (const name of names) {
-      const dump = await client.dumpBuffer(name)
-      const value = (await client.type(name)) === 'string' ? ((await client.getBuffer(name)) as Buffer) : dump
-      quiet(t, value.toString('latin1'), secrets, 'a value')
-    }
+    const file = store.slice('sqlite:'.length)
+    const listening = proxy.log.find(({ msg }) => msg === 'listening')
+    t.match(listening, { store: 'sqlite', file, service: 'default' }, 'the log names the file')
+    for (const one of [file, `${file}-wal`]) quiet(t, readFileSync(one, 'latin1'), secrets, one)
+    await proxy.drain()
+    const bytes = readFileSync(file, 'latin1')
+    quiet(t, bytes, secrets, file)
+    t.ok(bytes.includes(ANSWER))
   })
 
 void t.test(

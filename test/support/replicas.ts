@@ -78,6 +78,8 @@ export interface Execution {
   readonly status?: number
   readonly headers?: Readonly<Record<string, string>>
   readonly body?: string
+  /** The connection breaks instead. */
+  readonly cut?: boolean
 }
 
 export interface HeldUpstream extends UpstreamStub {
@@ -100,10 +102,12 @@ export async function heldUpstream(
   const stub = await upstreamStub(async (seen, response) => {
     const n = ++executions
     if (!seen.target.includes('/fast')) await gateOf(n).opened
-    const { status = 201, headers = {}, body = `execution ${n}` } = answer(n, seen)
-    response
-      .writeHead(status, { 'Content-Type': 'text/plain', 'X-Execution': String(n), ...headers })
-      .end(body)
+    const { status = 201, headers = {}, body = `execution ${n}`, cut = false } = answer(n, seen)
+    if (cut) response.destroy()
+    else
+      response
+        .writeHead(status, { 'Content-Type': 'text/plain', 'X-Execution': String(n), ...headers })
+        .end(body)
   })
   t.teardown(() => stub[Symbol.asyncDispose]())
   return { ...stub, finish: (n) => gateOf(n).open() }
