@@ -2,10 +2,11 @@ import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import { command } from '../support/commands.ts'
-import { gate, newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
+import { gate, newKey, send, tempDir, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { proxyProcess } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
+import { essenceOf } from '../support/replicas.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(600_000)
@@ -48,10 +49,6 @@ routes: [{ name: all, match: { path: "/*" } }]
     const executed = () => upstream.seen.length
     const paid: { key: string; body: string; first: unknown }[] = []
     const [broken, busy, killed] = [newKey(), newKey(), newKey()]
-    const essence = ({ status, headers, body }: Reply): unknown => {
-      const own = ['connection', 'keep-alive', 'idempotent-replayed']
-      return { status, body, headers: [...headers].filter(([name]) => !own.includes(name)) }
-    }
 
     for (const [n, file] of files.entries()) {
       const proxy = await proxyProcess(file)
@@ -60,7 +57,7 @@ routes: [{ name: all, match: { path: "/*" } }]
       for (const { key, body, first } of paid) {
         const again = await send(proxy, key, { body })
         t.equal(again.replayed, true)
-        t.strictSame(essence(again), first, 'the first response')
+        t.strictSame(essenceOf(again), first, 'the first response')
         t.match(await send(proxy, key, { body: '{"amount":2}' }), {
           status: 422,
           code: 'idempotency_key_reused',
@@ -77,7 +74,7 @@ routes: [{ name: all, match: { path: "/*" } }]
       const [key, body] = [newKey(), JSON.stringify({ amount: 1, note: 'ü'.repeat(n * 2000) })]
       const first = await send(proxy, key, { body })
       t.match(first, { status: 201, replayed: false })
-      paid.push({ key, body, first: essence(first) })
+      paid.push({ key, body, first: essenceOf(first) })
       if (n === 0) {
         t.match(await send(proxy, broken, { path: '/break' }), { code: 'upstream_failed' })
         t.equal((await send(proxy, busy, { path: '/busy' })).status, 503)

@@ -102,26 +102,6 @@ for (const [kind, body] of [
     },
   )
 
-void t.test(
-  "O04 once resolved as retryable, a retry executes; the paused owner's outcome is stale",
-  async (t) => {
-    const { upstream, owner, other, key, first, id, stopped } = await owned(t)
-    await stopped()
-    t.equal((await resolved(other, id, RETRYABLE)).status, 200)
-    upstream.finish(2)
-    t.same(
-      [(await send(other, key)).body, upstream.seen.length],
-      ['execution 2', 2],
-      'an operator decided so',
-    )
-    upstream.finish(1)
-    owner.kill('SIGCONT')
-    t.equal((await first).body, 'execution 1')
-    t.equal(await owner.metric('idempotency_completions_total{route="default",result="stale"}'), 1)
-    t.equal((await send(other, key)).body, 'execution 2')
-  },
-)
-
 void t.test('an owner paused before its first byte left does not send it after a decision', async (t) => {
   // One connection, which is busy: the second request is claimed, and waits for its turn.
   const { upstream, owner, other, first, stopped } = await owned(t, '{ lease: 1s }', ', connections: 1')

@@ -1,16 +1,5 @@
-import { Redis } from 'ioredis'
 import t, { type Test } from 'tap'
-import {
-  configFile,
-  gate,
-  newKey,
-  onlyRecord,
-  redisSnapshot,
-  STATE,
-  send,
-  tempDir,
-  until,
-} from '../support/e2e.ts'
+import { configFile, gate, newKey, STATE, send, tempDir, until } from '../support/e2e.ts'
 import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { relay } from '../support/relay.ts'
@@ -189,36 +178,6 @@ for (const kind of SHARED)
     t.equal(upstream.seen.length, 2)
   })
 
-// On PostgreSQL it asks once more on another connection.
-for (const kind of ['redis'] as const)
-  void t.test(
-    `L05 an owner recognises its claim whose reply came too late, and executes once: ${kind}`,
-    async (t) => {
-      const { store, upstream, start } = await worldOn(t, kind)
-      await using wire = await relay(store.port)
-      const proxy = await start('', `{ url: "${store.through(wire.port)}" }`)
-      t.equal((await send(proxy, newKey())).status, 201, 'the scripts are loaded')
-      const key = newKey()
-      let claims = 0
-      wire.onCommand = (bytes) => {
-        if (!store.wire.claim(bytes)) return
-        if (++claims === 1) wire.holdReplies = true
-        // It has given up waiting, and asks once more.
-        else wire.release()
-      }
-      const reply = await send(proxy, key)
-      t.equal(claims, 2)
-      t.strictSame(
-        [reply.status, reply.body, reply.replayed],
-        [201, 'execution 2', false],
-        'no conflict with itself',
-      )
-      t.equal(await proxy.metric('idempotency_completions_total{route="default",result="released"}'), 0)
-      t.ok((await send(proxy, key)).replayed)
-      t.equal(upstream.seen.length, 2)
-    },
-  )
-
 void t.test(
   'R07 an eviction policy causes a warning, and strict routes refuse unless the risk is accepted',
   async (t) => {
@@ -242,87 +201,6 @@ void t.test(
     t.equal((await send(fit, newKey(), { path: '/hard' })).status, 201)
   },
 )
-
-void t.test(
-  'R08 a full Redis refuses new claims with 503; replays go on, and no executed outcome is lost',
-  async (t) => {
-    const { redis, upstream, work, start } = await world(t)
-    const proxy = await start()
-    const [done, running] = [newKey(), newKey()]
-    t.equal((await send(proxy, done)).status, 201)
-    const asked = send(proxy, running, { path: '/gated' })
-    await upstream.arrived(2)
-    await redis.command('CONFIG', 'SET', 'maxmemory', '1mb')
-    await unavailable(t, proxy, newKey())
-    t.ok((await send(proxy, done)).replayed)
-    work.open()
-    t.equal((await asked).body, 'execution 2')
-    const retry = await send(proxy, running, { path: '/gated' })
-    t.ok(retry.replayed, 'completed stays completed')
-    t.equal(upstream.seen.length, 2)
-    await redis.command('CONFIG', 'SET', 'maxmemory', '0')
-    t.equal((await send(proxy, newKey())).status, 201)
-  },
-)
-
-const MANGLED: Readonly<Record<string, (bytes: Buffer) => Buffer>> = {
-  'of a newer schema': (bytes) => patched(bytes, 2, 2),
-  'in an unknown state': (bytes) => patched(bytes, 3, 99),
-  'cut short': (bytes) => bytes.subarray(0, 70),
-  'cut within its stamps': (bytes) => bytes.subarray(0, 20),
-  'that is no record at all': () => Buffer.from('hello'),
-  'whose head claims too great a length': (bytes) => patched(bytes, 56, 0xff),
-}
-
-function patched(bytes: Buffer, at: number, value: number): Buffer {
-  const copy = Buffer.from(bytes)
-  copy[at] = value
-  return copy
-}
-
-for (const [what, mangle] of Object.entries(MANGLED))
-  void t.test(`a record ${what} gives 503, never executes and is never overwritten (§2)`, async (t) => {
-    const { redis, upstream, work, start } = await world(t)
-    const proxy = await start()
-    const [key, running] = [newKey(), newKey()]
-    t.equal((await send(proxy, key)).status, 201)
-    await overwrite(redis, (await onlyRecord(redis)).key, mangle)
-    const before = await redisSnapshot(redis)
-    const bypassing = await start('defaults: { onStoreUnavailable: bypass, onLeaseExpired: retry }')
-    for (const one of [proxy, bypassing])
-      for (const body of ['{"amount":1}', '{"amount":2}']) {
-        const { status, code } = await send(one, key, { body })
-        t.strictSame([status, code], [503, 'idempotency_store_unavailable'])
-      }
-    t.strictSame(await redisSnapshot(redis), before)
-    t.equal(upstream.seen.length, 1)
-
-    // With an intact prefix, token and state say that the attempt may replace the record.
-    if (prefixIsWhole(mangle)) return
-    await redis.command('FLUSHALL')
-    const asked = send(proxy, running, { path: '/gated' })
-    await upstream.arrived(2)
-    const { key: name } = await onlyRecord(redis)
-    await overwrite(redis, name, mangle)
-    const under = (await onlyRecord(redis)).bytes
-    work.open()
-    t.equal((await asked).status, 201, 'a running attempt answers its client')
-    t.strictSame((await onlyRecord(redis)).bytes, under, 'and overwrites nothing')
-    t.equal((await send(proxy, running, { path: '/gated' })).status === 201, false)
-    t.equal(upstream.seen.length, 2)
-  })
-
-function prefixIsWhole(mangle: (bytes: Buffer) => Buffer): boolean {
-  const prefix = Buffer.alloc(200, 1)
-  return mangle(prefix).subarray(0, 56).equals(prefix.subarray(0, 56))
-}
-
-async function overwrite(redis: RedisServer, key: string, mangle: (bytes: Buffer) => Buffer): Promise<void> {
-  const client = new Redis(redis.port, '127.0.0.1')
-  const bytes = mangle((await client.getBuffer(key)) as Buffer)
-  await client.set(key, bytes, 'KEEPTTL')
-  client.disconnect()
-}
 
 void t.test('R01 a process with no Redis at its address still exits 0 on SIGTERM', async (t) => {
   const { upstream } = await world(t)

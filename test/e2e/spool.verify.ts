@@ -65,29 +65,6 @@ async function killed(proxy: ChildProxy): Promise<void> {
   await proxy.exited
 }
 
-void t.test('R04 Redis stays down: the restarted proxy answers the retry from the spool', async (t) => {
-  const w = await world(t)
-  const key = newKey()
-  const proxy = await w.start()
-  const body = await answeredWithout(w, proxy, key)
-  await killed(proxy)
-
-  for (let restart = 0; restart < 2; restart++) {
-    const next = await w.start()
-    const retry = await send(next, key)
-    t.strictSame([retry.status, retry.body, retry.replayed], [201, body, true])
-    t.equal((await send(next, key, { body: '{"amount":2}' })).code, 'idempotency_key_reused')
-    t.equal((await send(next, newKey())).code, 'idempotency_store_unavailable')
-    t.equal(await next.metric('idempotency_spooled'), 1)
-    await killed(next)
-  }
-  await w.redis.start()
-  const last = await w.start()
-  await until(async () => (await last.metric('idempotency_spooled')) === 0)
-  t.strictSame((await send(last, key)).body, body)
-  t.equal(w.upstream.seen.length, 1)
-})
-
 void t.test('a clean shutdown with the store down keeps the outcome on disk, and says so', async (t) => {
   const w = await world(t)
   const key = newKey()

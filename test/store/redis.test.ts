@@ -28,10 +28,11 @@ void t.test('a foreign value is returned by a claim and never overwritten', asyn
     await server.command('ZADD', KEYS.index(id), 1, id)
     const bytes = bytesOf('in_progress', newToken())
     t.match(await register.put(id, bytes, SPANS), { done: false, bytes: Buffer.from(foreign) })
-    t.match(await register.swap(id, { version: 1 }, bytes, SPANS, false), {
-      done: false,
-      bytes: Buffer.from(foreign),
-    })
+    for (const own of [{ version: 1 }, { token: Buffer.alloc(16), states: ['in_progress' as const] }])
+      t.match(await register.swap(id, own, bytes, SPANS, false), {
+        done: false,
+        bytes: Buffer.from(foreign),
+      })
     t.same((await register.get(id)).bytes, Buffer.from(foreign))
     t.equal(await register.remove(id, 1), false)
     t.same(await register.renew([{ id, token: Buffer.alloc(16), ...SPANS }]), [false])
