@@ -1,5 +1,5 @@
 import t, { type Test } from 'tap'
-import { configFile, gate, newKey, STATE, send, tempDir, until } from '../support/e2e.ts'
+import { configFile, gate, newKey, redisSnapshot, STATE, send, tempDir, until } from '../support/e2e.ts'
 import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { relay } from '../support/relay.ts'

@@ -2,7 +2,7 @@ import t from 'tap'
 import { newKey, send } from '../support/e2e.ts'
 import { type TestProxy } from '../support/proxy.ts'
 import { emptyRedis, RedisServer } from '../support/redis.ts'
-import { heldUpstream, processes, refusalOf, replicas, waitersAre } from '../support/replicas.ts'
+import { heldUpstream, replicas, waitersAre } from '../support/replicas.ts'
 import { many, oneAnswer, yamlOf } from '../support/waiting.ts'
 
 t.setTimeout(240_000)
@@ -36,38 +36,6 @@ void t.test(
     t.equal(upstream.seen.length, 2)
   },
 )
-
-for (const policy of ['unknown', 'retry'] as const)
-  void t.test(
-    `I02 L08 when the owner is killed, duplicates waiting elsewhere follow onLeaseExpired: ${policy}`,
-    async (t) => {
-      const upstream = await heldUpstream(t)
-      const settings = `defaults: { lease: 1s, onLeaseExpired: ${policy}, inFlight: { mode: wait, wait: 30s } }`
-      const [owner] = await processes(t, 1, yamlOf(upstream, redis.url, settings))
-      const others = await replicas(t, 2, yamlOf(upstream, redis.url, `${settings}\ndrain: { timeout: 3s }`))
-      if (!owner) throw new Error('one is started')
-      const key = newKey()
-      const lost = send(owner, key).catch((error: unknown) => error)
-      await upstream.arrived(1)
-      const held = many(10, (i) => send(others[i % 2] as TestProxy, key))
-      await waitersAre(others, 10)
-      owner.kill('SIGKILL')
-      t.ok((await lost) instanceof Error)
-      if (policy === 'unknown') {
-        for (const reply of await Promise.all(held)) {
-          t.strictSame(refusalOf(reply), [409, 'idempotency_outcome_unknown'])
-          t.match(JSON.parse(reply.body), { retry: 'same-key' })
-          t.match(reply.headers.get('retry-after'), /^[1-9]\d*$/)
-        }
-        t.equal(upstream.seen.length, 1)
-        return
-      }
-      await upstream.arrived(2)
-      upstream.finish(2)
-      oneAnswer(t, await Promise.all(held))
-      t.equal(upstream.seen.length, 2)
-    },
-  )
 
 for (const when of ['before', 'after'] as const)
   void t.test(`R04 Redis is killed while duplicates wait, and is back ${when} the first ends`, async (t) => {
