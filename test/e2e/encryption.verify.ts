@@ -3,9 +3,6 @@ import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { Redis } from 'ioredis'
 import t, { type Test } from 'tap'
-import { PREFIX } from '../../src/store/codec.ts'
-import { openStore } from '../../src/store/open.ts'
-import { PLAIN_STORE } from '../store/fixtures.ts'
 import { type Bank, bank } from '../support/bank.ts'
 import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
@@ -224,57 +221,4 @@ for (const [kind, make] of Object.entries(PLACES)) {
       await Promise.all([before.drain(), after.drain()])
     }
   })
-
-  void t.test(
-    `W08 ${kind}: a record whose key is missing, or that was altered, swapped or put back, gives 503 and never executes`,
-    async (t) => {
-      const place = await make(t)
-      const upstream = await bank(t)
-      upstream.fault = (key, response) => void response.writeHead(201).end(key)
-      const { one, two } = keyFiles(t)
-      const own = await started(t, upstream, place.url, [one])
-      const key = newKey()
-      t.equal((await send(own, key, ASK)).status, 201)
-      for (const keys of [[two], []]) {
-        const other = await started(t, upstream, place.url, keys)
-        t.equal((await send(other, key, ASK)).code, 'idempotency_store_unavailable')
-        t.equal(await other.metric('idempotency_seal_errors_total{reason="unknown_key"}'), 1)
-        t.match(await records(other), { records: [] })
-        await other.drain()
-      }
-      t.ok((await send(own, key, ASK)).replayed, 'the record is untouched')
-      t.equal(await own.metric('idempotency_seal_errors_total{reason="altered"}'), 0)
-
-      const raw = await openStore(
-        { service: 'pay', store: { ...PLAIN_STORE, url: place.url } },
-        { onEvent: () => {}, onBreaker: () => {} },
-      )
-      t.teardown(() => raw.close())
-      const [id] = (await raw.list('all', null, 10)).ids
-      if (id === undefined) throw new Error('no record')
-      const genuine = (await raw.get(id)).bytes as Buffer
-      const another = newKey()
-      t.equal((await send(own, another, ASK)).status, 201)
-      const others = (await raw.list('all', null, 10)).ids.filter((one) => one !== id)
-      const swapped = (await raw.get(others[0] as typeof id)).bytes as Buffer
-      const flipped = Buffer.from(genuine)
-      flipped.writeUInt8(flipped.readUInt8(flipped.length - 20) ^ 1, flipped.length - 20)
-      const older = Buffer.from(genuine)
-      randomBytes(16).copy(older, PREFIX.token)
-      for (const [n, [what, bytes, isLater]] of (
-        [
-          ['a byte is flipped', flipped, false],
-          ['the record of another key is in its place', swapped, false],
-          ['its response is put back under a later attempt', older, true],
-        ] as const
-      ).entries()) {
-        const version = ((await raw.get(id)).bytes as Buffer).readUIntBE(4, 6)
-        const spans = { dueIn: 60_000, dropIn: 60_000 }
-        t.match(await raw.swap(id, { version }, Buffer.from(bytes), spans, isLater), { done: true }, what)
-        t.equal((await send(own, key, ASK)).code, 'idempotency_store_unavailable', what)
-        t.equal(await own.metric('idempotency_seal_errors_total{reason="altered"}'), n + 1, what)
-      }
-      t.strictSame(upstream.executed, [key, another])
-    },
-  )
 }

@@ -5,7 +5,7 @@ import { gate, newKey, type Reply, send, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import type { TestProxy } from '../support/proxy.ts'
 import { essenceOf, replicas } from '../support/replicas.ts'
-import { type Seen, upstreamStub, valueOf } from '../support/upstream.ts'
+import { upstreamStub, valueOf } from '../support/upstream.ts'
 
 t.setTimeout(600_000)
 
@@ -194,28 +194,6 @@ routes:
       }
       t.equal(executions(key), 1)
     })
-
-  void t.test('W07 a stale attempt raises, and its charge is rolled back', async (t) => {
-    const key = newKey()
-    // The attempt gives up, the client retries, and only then the attempt goes on.
-    next = async ({ client, response }) => {
-      await client.query('ROLLBACK')
-      response.writeHead(503, { 'Retry-After': '1' }).end()
-    }
-    t.match(await send(here, key), { status: 503 })
-    const first = upstream.seen.at(-1) as Seen
-    next = commit((response) => void response.writeHead(201).end())
-    const second = await send(here, key)
-    isRecorded(t, second, false)
-    const late = await server.client()
-    await late.query('BEGIN')
-    await late.query('INSERT INTO charges VALUES ($1)', [key])
-    const args = [valueOf(first, 'idempotency-record'), valueOf(first, 'idempotency-fence')]
-    await t.rejects(late.query('SELECT idempotency.complete($1, $2, 201)', args), { code: 'IP002' })
-    t.equal((await late.query('COMMIT')).command, 'ROLLBACK')
-    await late.end()
-    await stands(t, key, second)
-  })
 
   void t.test('keep: outcome passes the response on and stores none of it', async (t) => {
     const key = newKey()
