@@ -93,12 +93,13 @@ const CREDENTIAL = 'credential-8c2e-do-not-tell'
 const COOKIE = 'cookie-91aa-do-not-tell'
 const BODY = 'request-body-77d3-do-not-tell'
 const ANSWER = 'answer-body-0e5f'
+const FIELD = 'field-key-2c9e-do-not-tell'
 const HOOK = 'hook-id-6c2f-do-not-tell'
 const EVENT = 'event-id-55b0-do-not-tell'
 const PART = 'derived-part-9d31-do-not-tell'
 const SUBJECT = 'subject-7a10-do-not-tell'
 const CLAIM = 'claim-3f8e-do-not-tell'
-const SENT = [KEY, CREDENTIAL, COOKIE, BODY, HOOK, EVENT, PART, SUBJECT, CLAIM]
+const SENT = [KEY, CREDENTIAL, COOKIE, BODY, FIELD, HOOK, EVENT, PART, SUBJECT, CLAIM]
 
 async function startAll(t: Test, upstream: string, store: string, jwks: string): Promise<TestProxy> {
   const dir = tempDir(t)
@@ -115,6 +116,7 @@ defaults:
 routes:
   - { name: plain, match: { path: /fast/plain/* }, scope: { caller: ["header:authorization", "cookie:session"] } }
   - { name: outcome, match: { path: /fast/outcome }, keep: outcome }
+  - { name: fields, match: { path: /fast/fields }, key: { from: ["query:k", "form:k"] } }
   - { name: hooks, match: { path: /fast/hooks }, key: { from: ["json:/id"], presence: required } }
   - { name: events, match: { path: /fast/events }, key: { from: ["header:ce-id", "json:/id"] } }
   - { name: derived, match: { path: /fast/derived }, key: { derive: { json: [/part], headers: [x-part] } } }
@@ -197,6 +199,12 @@ for (const kind of KINDS.filter((one) => one !== 'memory'))
       headers: { authorization: `Bearer ${CREDENTIAL}`, cookie: `session=${COOKIE}` },
       body: `"${BODY}"`,
     }
+    const inQuery = { path: `/fast/fields?k=${FIELD}` }
+    const inForm = {
+      path: '/fast/fields',
+      headers: { 'content-type': 'application/x-www-form-urlencoded' },
+      body: `k=${FIELD}-2`,
+    }
     const malformed = [
       'POST /fast/plain/pay HTTP/1.1',
       'Host: a',
@@ -212,6 +220,10 @@ for (const kind of KINDS.filter((one) => one !== 'memory'))
       await ask(`"${KEY}`, { ...ofPlain, path: '/fast/plain/pay' })
       await ask(KEY, { ...ofPlain, path: '/fast/plain/large', body: BODY.repeat(50_000) })
       await rawRequest(proxy.port, `${malformed.join('\r\n')}\r\n\r\n`)
+      for (const field of [inQuery, inForm])
+        for (const more of [{}, {}, { body: `a=1&k=${FIELD}-2` }]) await ask(null, { ...field, ...more })
+      await ask(null, { path: `${inQuery.path}&k=${FIELD}` })
+      await ask(null, { method: 'GET', path: `/fast/elsewhere?k=${FIELD}`, body: null })
       for (const body of [
         `{"id":"${HOOK}"}`,
         `{"id":"${HOOK}","x":1}`,
@@ -236,6 +248,7 @@ for (const kind of KINDS.filter((one) => one !== 'memory'))
       await ask(`"${EVENT}`, { path: '/fast/other' })
     }
     await everything()
+    for (const field of [inQuery, inForm]) t.ok((await ask(null, field)).replayed, 'it has its key')
     const slow = ask(HOOK, { path: '/slow' })
     await upstream.arrived(upstream.seen.length + 1)
     t.equal((await ask(HOOK, { path: '/slow' })).status, 409)
