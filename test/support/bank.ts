@@ -74,11 +74,11 @@ export function bankRoute(
     ...more,
   }
   return `upstream: { url: "${upstream}", timeout: 5s }
-store: { url: "${store}" }
+store: { url: "${store}", timeout: 10s }
 routes:
   - name: pay
     match: { path: /pay }
-    lease: 1s
+    lease: 30s
     reconcile:
 ${Object.entries(lines)
   .map(([name, value]) => `      ${name}: ${value}`)
