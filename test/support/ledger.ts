@@ -102,11 +102,11 @@ export function ledgerRoute(
   { key = '', route = '', reconcile = '' }: Readonly<Record<string, string>>,
 ): string {
   return `upstream: { url: "${upstream}", timeout: 5s }
-store: { url: "${store}" }
+store: { url: "${store}", timeout: 2s }
 routes:
   - name: pay
     match: { methods: [POST], path: /pay }
-    lease: 1s
+    lease: 4s
     key: { ${key === '' ? 'presence: required' : key} }
 ${route === '' ? '' : `    ${route}\n`}${
   reconcile === ''
