@@ -127,6 +127,21 @@ export type Fault =
   | 'dead_applied'
   | Error
 
+/** A generated run picks one for each call; about half of the calls succeed. */
+export const WIRE_FAULTS: readonly (Fault | null)[] = [
+  null,
+  null,
+  null,
+  null,
+  null,
+  'lost',
+  'dropped',
+  'late',
+  'unreplicated',
+  'down',
+  'full',
+]
+
 export const never: Promise<never> = new Promise(() => {})
 
 export interface StoreCall {
