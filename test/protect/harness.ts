@@ -1,4 +1,3 @@
-import { AsyncLocalStorage } from 'node:async_hooks'
 import { randomBytes } from 'node:crypto'
 import type { Test } from 'tap'
 import { profileDefaults } from '../../src/config/load.ts'
@@ -126,21 +125,6 @@ export type Fault =
   | 'dead'
   | 'dead_applied'
   | Error
-
-/** A generated run picks one for each call; about half of the calls succeed. */
-export const WIRE_FAULTS: readonly (Fault | null)[] = [
-  null,
-  null,
-  null,
-  null,
-  null,
-  'lost',
-  'dropped',
-  'late',
-  'unreplicated',
-  'down',
-  'full',
-]
 
 export const never: Promise<never> = new Promise(() => {})
 
@@ -796,5 +780,3 @@ export function repeating(t: Test): () => Promise<void> {
     await idle()
   }
 }
-
-export const context = new AsyncLocalStorage<{ readonly tokens: string[] }>()

@@ -7,7 +7,6 @@ import { migrating } from '../../src/store/migrating.ts'
 import type { Records } from '../../src/store/records.ts'
 import { InGrace, type Store as StorePort } from '../../src/store/register.ts'
 import type { Forward, Forwarded } from '../../src/upstream/port.ts'
-import { exploreSweepers } from '../reconcile/playing.ts'
 import { mulberry32 } from '../support/random.ts'
 import { HOUR, LEASE, type Replica, replica, route, Store } from './harness.ts'
 import { explore, explored, runsOr } from './playing.ts'
@@ -17,7 +16,6 @@ t.setTimeout(600_000)
 const RUNS = runsOr(150)
 
 explore(t, RUNS, RUNS)
-exploreSweepers(t, RUNS)
 
 for (const places of [
   ['mirror', 'new'],

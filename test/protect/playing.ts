@@ -1,3 +1,4 @@
+import { AsyncLocalStorage } from 'node:async_hooks'
 import fc from 'fast-check'
 import type { Test } from 'tap'
 import { PHASES, type Phase } from '../../src/core/copies.ts'
@@ -6,7 +7,6 @@ import { migrating } from '../../src/store/migrating.ts'
 import type { Store as StorePort } from '../../src/store/register.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import {
-  context,
   type Fault,
   HOUR,
   idle,
@@ -17,8 +17,22 @@ import {
   type Seen,
   Store,
   type StoreCall,
-  WIRE_FAULTS,
 } from './harness.ts'
+
+/** A generated run picks one for each call; about half of the calls succeed. */
+const WIRE_FAULTS: readonly (Fault | null)[] = [
+  null,
+  null,
+  null,
+  null,
+  null,
+  'lost',
+  'dropped',
+  'late',
+  'unreplicated',
+  'down',
+  'full',
+]
 
 /** What the upstream does with one request. `did`: whether the work was done or may have been. */
 const REPLIES: readonly { readonly did: boolean; readonly reply: (r: Replica, n: number) => Forwarded }[] = [
@@ -106,6 +120,8 @@ interface Sending {
   readonly upstream: () => Forwarded
   answer: Seen | null
 }
+
+const context = new AsyncLocalStorage<Sending>()
 
 /** Plays the steps, lets everything end, then retries each payload a last time. */
 async function play(
