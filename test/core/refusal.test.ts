@@ -61,53 +61,45 @@ t.test('type is the base URL followed by the code', async (t) => {
   }
 })
 
-t.test('instance is the record id where there is one', async (t) => {
-  t.equal(body('idempotency_key_reused', '', { instance: ID })['instance'], ID)
-  t.notOk('instance' in body('idempotency_key_missing', ''))
-})
-
-t.test('a refusal may carry another status than its default', async (t) => {
-  for (const status of [400, 409, 422])
-    t.equal(body('idempotency_key_reused', '', { status })['status'], status)
-  for (const status of [409, 423, 425, 429, 202, 503])
-    t.equal(body('idempotency_key_in_progress', '', { status })['status'], status)
-  t.equal(body('idempotency_caller_missing', '', { status: 400 })['status'], 400)
-})
-
-t.test('a refusal has a Retry-After only if one is given, and never in its body', async (t) => {
-  t.equal(refusal('idempotency_key_in_progress', '', { retryAfter: 3 }).retryAfter, 3)
-  t.equal(refusal('idempotency_key_in_progress', '').retryAfter, null)
-  t.notOk('retryAfter' in body('idempotency_key_in_progress', '', { retryAfter: 3 }))
-})
-
-t.test('a response that was not kept is described by its status and location', async (t) => {
-  const told = (location: string | null): Record<string, unknown> =>
-    body('idempotency_response_unavailable', '', { original: { status: 201, location } })
-  t.match(told('/o/1'), { originalStatus: 201, location: '/o/1', status: 409 })
-  t.equal(told(null)['originalStatus'], 201)
-  t.notOk('location' in told(null))
-  t.notOk('originalStatus' in body('idempotency_response_unavailable', ''))
-})
-
-t.test('a refusal for Stripe clients has the `error` member that they expect', async (t) => {
-  const told = (code: RefusalCode) => body(code, 'why', { stripeError: true })['error']
-  t.same(told('idempotency_outcome_unknown'), {
+t.test('what a refusal adds to its body, and what it leaves out', async (t) => {
+  const REUSED = 'idempotency_key_reused'
+  const GONE = 'idempotency_response_unavailable'
+  const original = (location: string | null) => ({ original: { status: 201, location } })
+  const stripe = { stripeError: true }
+  const unknown = {
     type: 'idempotency_error',
     code: 'idempotency_outcome_unknown',
     message: 'why',
-  })
-  t.match(told('upstream_failed'), { type: 'api_error', code: 'upstream_failed' })
-  t.notOk('error' in body('upstream_failed', ''))
+  }
+  for (const [code, more, added, ...absent] of [
+    [REUSED, {}, {}, 'instance', 'scope', 'error', 'originalStatus', 'location', 'retryAfter'],
+    [REUSED, { instance: ID }, { instance: ID }],
+    [REUSED, { scope: 'service, caller' }, { scope: 'service, caller' }],
+    [GONE, original('/o/1'), { originalStatus: 201, location: '/o/1', status: 409 }],
+    [GONE, original(null), { originalStatus: 201 }, 'location'],
+    ['idempotency_key_in_progress', { retryAfter: 3 }, {}, 'retryAfter'],
+    ['idempotency_outcome_unknown', stripe, { error: unknown }],
+    ['upstream_failed', stripe, { error: { type: 'api_error', code: 'upstream_failed' } }],
+    ['idempotency_caller_missing', { status: 400 }, { status: 400 }],
+    ...[400, 409, 422].map((status) => [REUSED, { status }, { status }] as const),
+    ...[409, 423, 425, 429, 202, 503].map(
+      (status) => ['idempotency_key_in_progress', { status }, { status }] as const,
+    ),
+  ] as readonly [RefusalCode, Parameters<typeof refusal>[2], object, ...string[]][]) {
+    const told = body(code, 'why', more)
+    t.match(told, added, `${code} ${JSON.stringify(more)}`)
+    for (const name of absent) t.notOk(Object.hasOwn(told, name), `${code} ${JSON.stringify(more)}: ${name}`)
+  }
+})
+
+t.test('a refusal has a Retry-After only if one is given', async (t) => {
+  t.equal(refusal('idempotency_key_in_progress', '', { retryAfter: 3 }).retryAfter, 3)
+  t.equal(refusal('idempotency_key_in_progress', '').retryAfter, null)
 })
 
 t.test('the body is JSON whatever the detail holds', async (t) => {
   const detail = 'a "quoted"\n\\ line \u2028 \ud800'
   t.equal(body('upstream_failed', detail)['detail'], detail)
-})
-
-t.test('a problem names the scope in force only if it is known', async (t) => {
-  t.equal(body('idempotency_key_reused', 'why', { scope: 'service, caller' }).scope, 'service, caller')
-  t.notOk(Object.hasOwn(body('idempotency_key_reused', 'why'), 'scope'))
 })
 
 t.test('a refusal’s record is looked after and remembered, unless it says otherwise', async (t) => {
@@ -124,7 +116,8 @@ type Route = Pick<RoutePolicy, 'name' | 'match' | 'key' | 'scope'>
 const routeOf = (key: Partial<KeyPolicy> = {}, scope: Partial<RoutePolicy['scope']> = {}): Route => {
   return { ...ROUTE, key: { ...KEY, ...key }, scope: { ...SCOPE, ...scope } }
 }
-const reached = (yes: boolean): Route => routeOf(yes ? {} : { forward: 'none' })
+/** Whether the key reaches the inner proxy. */
+const [REACHED, NOT_REACHED] = [routeOf(), routeOf({ forward: 'none' })]
 const deferralOf = (answer: Parameters<typeof read>[0], route: Route) => read(answer, route, KEYED)
 const said = (
   status: number,
@@ -152,32 +145,33 @@ const page = (
 t.test('V04 same-key frees the key on every status that refuses before anything is sent', async (t) => {
   for (const status of [408, 409, 423, 425, 429, 503])
     for (const body of [null, '', '{', 'null', '"a"', {}, { code: 'x', instance: 'r' }])
-      t.equal(deferralOf(said(status, body), reached(true)), 'free', `${status} ${JSON.stringify(body)}`)
-  t.equal(deferralOf(said(409, null, ['IDEMPOTENCY-RETRY', ' same-key\t']), reached(true)), 'free')
+      t.equal(deferralOf(said(status, body), REACHED), 'free', `${status} ${JSON.stringify(body)}`)
+  t.equal(deferralOf(said(409, null, ['IDEMPOTENCY-RETRY', ' same-key\t']), REACHED), 'free')
 })
 
 t.test('V04 an answer that is not a refusal for the same key is the upstream’s own', async (t) => {
-  for (const status of [409, 502, 503]) {
-    t.equal(deferralOf(said(status, null, []), reached(true)), null)
+  for (const status of [409, 502, 503])
     for (const lines of [
+      [],
       ['Idempotency-Retry', 'no'],
       ['Idempotency-Retry', 'new-key'],
       ['Idempotency-Retry', ''],
       ['Idempotency-Retry', 'same-key, no'],
       ['Idempotency-Retry', 'same-key', 'Idempotency-Retry', 'same-key'],
     ])
-      t.equal(deferralOf(said(status, null, lines), reached(true)), null, `${status} ${lines.join()}`)
-  }
+      t.equal(deferralOf(said(status, null, lines), REACHED), null, `${status} ${lines.join()}`)
   for (const status of [200, 201, 204, 302, 400, 401, 404, 422, 500])
-    t.equal(deferralOf(said(status, { code: 'upstream_failed' }), reached(true)), null, `${status}`)
+    t.equal(deferralOf(said(status, { code: 'upstream_failed' }), REACHED), null, `${status}`)
 })
 
 t.test('V04 a 202 is a refusal only if it says that the first request is still running', async (t) => {
-  t.equal(deferralOf(said(202, { code: 'idempotency_key_in_progress' }), reached(true)), 'free')
-  t.equal(deferralOf(page(202, 'code=idempotency_key_in_progress, record="r"'), reached(true)), 'free')
-  t.equal(deferralOf(page(202, 'code=accepted'), reached(true)), null)
-  for (const body of [null, {}, { code: 'accepted' }])
-    t.equal(deferralOf(said(202, body), reached(true)), null)
+  for (const [answer, expected] of [
+    [said(202, { code: 'idempotency_key_in_progress' }), 'free'],
+    [page(202, 'code=idempotency_key_in_progress, record="r"'), 'free'],
+    [page(202, 'code=accepted'), null],
+    ...[null, {}, { code: 'accepted' }].map((body) => [said(202, body), null] as const),
+  ] as const)
+    t.equal(deferralOf(answer, REACHED), expected)
 })
 
 t.test('V04 a 502 or 504 whose problem cannot be read leaves the outcome uncertain', async (t) => {
@@ -197,25 +191,20 @@ t.test('V04 a 502 or 504 whose problem cannot be read leaves the outcome uncerta
       { code: 1, instance: 'r' },
       { code: 'x', instance: 1 },
     ])
-      t.equal(deferralOf(said(status, body), reached(true)), 'uncertain', `${status} ${JSON.stringify(body)}`)
+      t.equal(deferralOf(said(status, body), REACHED), 'uncertain', `${status} ${JSON.stringify(body)}`)
     const whole = said(status, known)
-    t.equal(deferralOf(whole, reached(true)), 'free')
-    t.equal(
-      deferralOf(
-        { ...whole, headers: ['Content-Type', 'text/html', 'Idempotency-Retry', 'same-key'] },
-        reached(true),
-      ),
-      'uncertain',
-    )
+    t.equal(deferralOf(whole, REACHED), 'free')
+    const html = ['Content-Type', 'text/html', 'Idempotency-Retry', 'same-key']
+    t.equal(deferralOf({ ...whole, headers: html }, REACHED), 'uncertain')
     for (const body of [whole.body, gzipSync(known)]) {
       const headers = [...whole.headers, 'Content-Encoding', 'gzip']
-      t.equal(deferralOf({ ...whole, headers, body }, reached(true)), 'uncertain', 'compressed on the way')
+      t.equal(deferralOf({ ...whole, headers, body }, REACHED), 'uncertain', 'compressed on the way')
     }
   }
 })
 
 t.test('V04 Idempotency-Problem decides, whatever became of the body', async (t) => {
-  const same = scopeOf(reached(true))
+  const same = scopeOf(REACHED)
   for (const status of [502, 504])
     for (const body of [null, Buffer.from('<p>'), Buffer.from('{"code":"upstream_unreachable"}')])
       for (const [line, expected] of [
@@ -233,15 +222,15 @@ t.test('V04 Idempotency-Problem decides, whatever became of the body', async (t)
         ['', 'uncertain'],
         ['"', 'uncertain'],
       ] as const)
-        t.equal(deferralOf(page(status, line, 'same-key', body), reached(true)), expected, line)
+        t.equal(deferralOf(page(status, line, 'same-key', body), REACHED), expected, line)
   const twice = page(502, 'code=upstream_unreachable')
   const headers = [...twice.headers, 'Idempotency-Problem', 'code=upstream_unreachable']
-  t.equal(deferralOf({ ...twice, headers }, reached(true)), 'uncertain')
+  t.equal(deferralOf({ ...twice, headers }, REACHED), 'uncertain')
 })
 
 t.test('V04 a proxy in front reads back what an inner proxy writes', async (t) => {
   const instance = 'Ab1-_'.padEnd(43, 'x') as RecordId
-  for (const scope of [null, 'none', scopeOf(reached(true))]) {
+  for (const scope of [null, 'none', scopeOf(REACHED)]) {
     const line = problemLine(refusal('upstream_failed', 'why', { instance, scope }))
     t.same(problemFacts(['Idempotency-Problem', line], null), {
       code: 'upstream_failed',
@@ -259,43 +248,34 @@ t.test('V04 a proxy in front reads back what an inner proxy writes', async (t) =
 })
 
 t.test('V04 502 and 504 free the key only where the inner proxy can recognise the retry', async (t) => {
-  for (const status of [502, 504]) {
-    const record = { code: 'upstream_failed', instance: 'r' }
-    t.equal(deferralOf(said(status, record), reached(true)), 'free')
-    t.equal(
-      deferralOf(said(status, record), reached(false)),
-      'uncertain',
-      'the inner proxy did not get the key',
-    )
-    t.equal(deferralOf(said(status), reached(false)), 'uncertain')
-    const derived = ['Idempotency-Retry', 'same-key', 'Idempotency-Key-Derived', 'true']
-    t.equal(
-      deferralOf(said(status, record, derived), reached(true)),
-      'uncertain',
-      'the inner proxy derives a key of its own',
-    )
-    t.equal(
-      deferralOf(said(status, { code: 'upstream_failed' }), reached(true)),
-      'uncertain',
-      'the inner proxy has no record',
-    )
-    t.equal(
-      deferralOf(said(status, { code: 'upstream_unreachable' }), reached(false)),
-      'free',
-      'nothing was sent',
-    )
-  }
+  const record = { code: 'upstream_failed', instance: 'r' }
+  const derived = ['Idempotency-Retry', 'same-key', 'Idempotency-Key-Derived', 'true']
+  for (const status of [502, 504])
+    for (const [answer, route, expected, why] of [
+      [said(status, record), REACHED, 'free', 'it has the record and gets the key'],
+      [said(status, record), NOT_REACHED, 'uncertain', 'it did not get the key'],
+      [said(status), NOT_REACHED, 'uncertain', 'it says nothing'],
+      [said(status, record, derived), REACHED, 'uncertain', 'it derives a key of its own'],
+      [said(status, { code: 'upstream_failed' }), REACHED, 'uncertain', 'it has no record'],
+      [said(status, { code: 'upstream_unreachable' }), NOT_REACHED, 'free', 'nothing was sent'],
+    ] as const)
+      t.equal(deferralOf(answer, route), expected, `${status}: ${why}`)
   for (const status of [408, 409, 429, 503])
-    t.equal(deferralOf(said(status), reached(false)), 'free', 'nothing was sent')
+    t.equal(deferralOf(said(status), NOT_REACHED), 'free', 'nothing was sent')
 })
 
 t.test('V05 a request that looped back frees its key, since nothing executed it', async (t) => {
   const no = ['Idempotency-Retry', 'no']
-  t.equal(deferralOf(said(508, { code: 'loop_detected' }, no), reached(false)), 'free')
-  t.equal(deferralOf(page(508, 'code=loop_detected', 'no'), reached(false)), 'free')
-  for (const other of [said(508, null, no), said(508, { code: 'x' }, no), page(508, 'code=x', 'no')])
-    t.equal(deferralOf(other, reached(false)), null, 'a 508 without loop_detected')
-  t.equal(deferralOf(said(508, null, []), reached(true)), null, 'the upstream’s own 508 (RFC 5842)')
+  for (const [answer, route, expected] of [
+    [said(508, { code: 'loop_detected' }, no), NOT_REACHED, 'free'],
+    [page(508, 'code=loop_detected', 'no'), NOT_REACHED, 'free'],
+    [said(508, null, no), NOT_REACHED, null],
+    [said(508, { code: 'x' }, no), NOT_REACHED, null],
+    [page(508, 'code=x', 'no'), NOT_REACHED, null],
+    // The upstream's own 508 (RFC 5842).
+    [said(508, null, []), REACHED, null],
+  ] as const)
+    t.equal(deferralOf(answer, route), expected, JSON.stringify(answer.headers))
 })
 
 t.test('V04 502 and 504 free the key only where the key reached the inner proxy', async (t) => {
@@ -322,28 +302,30 @@ t.test('V04 502 and 504 free the key only where the key reached the inner proxy'
 })
 
 t.test('V04 502 and 504 free the key only where the inner proxy has the same scope', async (t) => {
-  const by = (inner: Route, outer: Route): unknown =>
-    deferralOf(said(502, { code: 'upstream_failed', instance: 'r', scope: scopeOf(inner) }), outer)
-  const sub = { caller: [{ kind: 'jwt', name: 'sub' }] } as const
-  t.equal(by(routeOf(), routeOf()), 'free')
-  t.equal(by({ ...routeOf(), name: 'other' }, routeOf()), 'free', 'the names of the routes do not matter')
-  t.equal(by(routeOf({}, { anonymous: 'reject', callerIsDefault: false }), routeOf()), 'free')
-  t.equal(by(routeOf({}, sub), routeOf({}, sub)), 'free')
-  t.equal(
-    by(routeOf(), routeOf({}, sub)),
-    'uncertain',
-    'the inner proxy takes a renewed token for another caller',
-  )
-  t.equal(by(routeOf({ syntax: 'strict' }), routeOf()), 'uncertain')
-  t.equal(by(routeOf({ from: [{ kind: 'header', name: 'x-request-id' }] }), routeOf()), 'uncertain')
+  const sub = routeOf({}, { caller: [{ kind: 'jwt', name: 'sub' }] })
   const renamed = routeOf({ forward: { header: 'X-Key' } })
-  t.equal(by(routeOf({ from: [{ kind: 'header', name: 'x-key' }] }), renamed), 'free')
-  t.equal(by(routeOf(), renamed), 'uncertain')
-  t.equal(by({ ...routeOf(), match: { ...routeOf().match, exact: true } }, routeOf()), 'uncertain')
+  const from = (name: string): Route => routeOf({ from: [{ kind: 'header', name }] })
+  const exact = { ...routeOf(), match: { ...routeOf().match, exact: true } }
   const byRoute = routeOf({}, { path: 'route' })
-  t.equal(by(byRoute, byRoute), 'free')
-  t.equal(by({ ...byRoute, name: 'other' }, byRoute), 'uncertain')
-  t.equal(by(routeOf(), byRoute), 'uncertain')
+  const other = (route: Route): Route => ({ ...route, name: 'other' })
+  for (const [inner, outer, isSame, why] of [
+    [routeOf(), routeOf(), true, 'the same'],
+    [other(routeOf()), routeOf(), true, 'the names of the routes do not matter'],
+    [routeOf({}, { anonymous: 'reject', callerIsDefault: false }), routeOf(), true, 'who is refused'],
+    [sub, sub, true, 'a claim'],
+    [routeOf(), sub, false, 'the inner proxy takes a renewed token for another caller'],
+    [routeOf({ syntax: 'strict' }), routeOf(), false, 'another syntax'],
+    [from('x-request-id'), routeOf(), false, 'another header'],
+    [from('x-key'), renamed, true, 'the key is forwarded under that name'],
+    [routeOf(), renamed, false, 'and under no other'],
+    [exact, routeOf(), false, 'exact paths'],
+    [byRoute, byRoute, true, 'by the route'],
+    [other(byRoute), byRoute, false, 'whose name is part of it'],
+    [routeOf(), byRoute, false, 'by the path'],
+  ] as const) {
+    const problem = { code: 'upstream_failed', instance: 'r', scope: scopeOf(inner) }
+    t.equal(deferralOf(said(502, problem), outer), isSame ? 'free' : 'uncertain', why)
+  }
 })
 
 t.test('V04 the name of a scope never changes, since proxies of several versions compare it', async (t) => {

@@ -13,7 +13,6 @@ import {
   heldRecord,
   isFromBefore,
   isRecorded,
-  keepsBody,
   keptResult,
   NOBODY,
   outcomeDraft,
@@ -24,8 +23,6 @@ import {
   pointersInto,
   replayable,
   resolvedDraft,
-  runningRecord,
-  statusOf,
   stillUnknown,
   withBody,
   withoutResponse,
@@ -80,58 +77,48 @@ const DONE: Outcome = { kind: 'completed', result: RESULT }
 const NOT_EXECUTED: Outcome = { kind: 'not_executed', reason: 'refused' }
 const UNKNOWN: Outcome = { kind: 'unknown', reason: 'reset', status: 200 }
 
-t.test('a claim is an in_progress record of its operation and attempt', async (t) => {
-  t.same(claimDraft(OPERATION, ATTEMPT), {
-    ...OPERATION,
-    ...ATTEMPT,
-    state: 'in_progress',
-    lastError: null,
-    createdAt: 0,
-  })
+t.test('a claim and each outcome become records that keep operation, attempt and age', async (t) => {
+  const made = { ...OPERATION, ...ATTEMPT }
+  const claimed = { ...made, state: 'in_progress', lastError: null, createdAt: 0 }
+  t.same(claimDraft(OPERATION, ATTEMPT), claimed)
+  for (const [outcome, own] of [
+    [DONE, { state: 'completed', result: RESULT, lastError: null }],
+    [NOT_EXECUTED, { state: 'failed_retryable', lastError: 'refused' }],
+    [
+      UNKNOWN,
+      { state: 'unknown', leaseExpired: false, status: 200, reconciliation: null, lastError: 'reset' },
+    ],
+  ] as const) {
+    const draft = outcomeDraft(OPERATION, ATTEMPT, outcome, 1234)
+    t.same(draft, { ...made, ...own, createdAt: 1234 })
+    t.strictSame(outcomeDraftOf(heldRecord(draft)), draft, 'a record gives back its outcome')
+  }
+  for (const record of [inProgress(), expired()]) t.equal(outcomeDraftOf(record), null, record.state)
 })
 
-t.test('a claim is due when its lease ends, and kept for unresolvedTtl', async (t) => {
-  t.same(claimSpans(RETENTION), { dueIn: 30, dropIn: 9000 })
-})
-
-t.test('an outcome becomes a record that keeps operation, attempt and age', async (t) => {
-  const base = { ...OPERATION, ...ATTEMPT, createdAt: 1234 }
-  t.same(outcomeDraft(OPERATION, ATTEMPT, DONE, 1234), {
-    ...base,
-    state: 'completed',
-    result: RESULT,
-    lastError: null,
-  })
-  t.same(outcomeDraft(OPERATION, ATTEMPT, NOT_EXECUTED, 1234), {
-    ...base,
-    state: 'failed_retryable',
-    lastError: 'refused',
-  })
-  t.same(outcomeDraft(OPERATION, ATTEMPT, UNKNOWN, 1234), {
-    ...base,
-    state: 'unknown',
-    leaseExpired: false,
-    status: 200,
-    reconciliation: null,
-    lastError: 'reset',
-  })
-})
-
-t.test('T02 a stored answer is kept for ttl from completion, ttlFailed if not 2xx', async (t) => {
+t.test('T01 T02 how long a record is kept follows from its outcome', async (t) => {
+  const tombstone = { ...RETENTION, tombstone: 50 }
+  const reconciled = { ...RETENTION, reconcile: { every: 5 } }
+  const done = (status: number, result = answered): Outcome => ({ kind: 'completed', result: result(status) })
+  const rows: [outcome: Outcome, retention: Retention, spans: object][] = [
+    [DONE, tombstone, { dueIn: 1000, dropIn: 1050 }],
+    [done(400), tombstone, { dueIn: 200, dropIn: 250 }],
+    // Nothing was done, so no tombstone follows.
+    [NOT_EXECUTED, tombstone, { dropIn: 1000 }],
+    [NOT_EXECUTED, RETENTION, { dropIn: 1000 }],
+    // It outlives ttl, and without reconcile it is looked at a lease later.
+    [UNKNOWN, RETENTION, { dueIn: 30, dropIn: 9000 }],
+    [UNKNOWN, reconciled, { dueIn: 5 }],
+  ]
   for (const result of [answered, unkept]) {
     for (const status of [200, 201, 204, 299])
-      t.same(
-        outcomeSpans({ kind: 'completed', result: result(status) }, RETENTION),
-        { dueIn: 1000, dropIn: 1000 },
-        `${status}`,
-      )
+      rows.push([done(status, result), RETENTION, { dueIn: 1000, dropIn: 1000 }])
     for (const status of [199, 300, 304, 400, 402, 422, 500, 599])
-      t.same(
-        outcomeSpans({ kind: 'completed', result: result(status) }, RETENTION),
-        { dueIn: 200, dropIn: 200 },
-        `${status}`,
-      )
+      rows.push([done(status, result), RETENTION, { dueIn: 200, dropIn: 200 }])
   }
+  for (const [outcome, retention, spans] of rows)
+    t.match(outcomeSpans(outcome, retention), spans, JSON.stringify(outcome))
+  t.same(claimSpans(RETENTION), { dueIn: 30, dropIn: 9000 }, 'a claim is due when its lease ends')
 })
 
 t.test('T02 a response is kept for ttl.body if that is shorter than its record', async (t) => {
@@ -164,23 +151,6 @@ t.test('removing a response leaves the rest of the record and its due times', as
   )
 })
 
-t.test('T01 a tombstone follows the retention', async (t) => {
-  const retention = { ...RETENTION, tombstone: 50 }
-  t.same(outcomeSpans(DONE, retention), { dueIn: 1000, dropIn: 1050 })
-  t.same(outcomeSpans({ kind: 'completed', result: answered(400) }, retention), { dueIn: 200, dropIn: 250 })
-  t.equal(outcomeSpans(NOT_EXECUTED, retention).dropIn, 1000, 'nothing was done, so no tombstone follows')
-})
-
-t.test('a request that was not executed is remembered for ttl', async (t) => {
-  t.equal(outcomeSpans(NOT_EXECUTED, RETENTION).dropIn, 1000)
-})
-
-t.test('an unresolved record outlives ttl: it is kept for unresolvedTtl', async (t) => {
-  t.equal(outcomeSpans(UNKNOWN, RETENTION).dropIn, 9000)
-  t.equal(outcomeSpans(UNKNOWN, RETENTION).dueIn, 30, 'without reconcile it is looked at a lease later')
-  t.equal(outcomeSpans(UNKNOWN, { ...RETENTION, reconcile: { every: 5 } }).dueIn, 5)
-})
-
 t.test('an upstream that completes its attempt is told how long and how much to keep', async (t) => {
   const route = { ...RETENTION, tombstone: 50, limits: { response: 4096 } }
   t.equal(completionTerms({ ...route, keep: 'response' }), '1000 200 50 4096')
@@ -188,13 +158,24 @@ t.test('an upstream that completes its attempt is told how long and how much to 
   t.equal(completionTerms({ ...route, keep: 'response', ttlBody: 300 }), '1000 200 50 4096 300')
 })
 
-t.test('statusOf gives the status of an answer, kept or not', async (t) => {
-  t.equal(statusOf(answered(201)), 201)
-  t.equal(statusOf(unkept(303)), 303)
+t.test('an outcome that waits for the store is useful for as long as its claim is kept', async (t) => {
+  const route = { ...RETENTION, onLeaseExpired: 'unknown' } as const
+  const attempted = {
+    id: 'A'.repeat(43) as RecordId,
+    operation: OPERATION,
+    attempt: ATTEMPT,
+    createdAt: 1234,
+  }
+  t.match(pendingOutcome({ ...attempted, route }, DONE, {}), {
+    draft: outcomeDraft(OPERATION, ATTEMPT, DONE, 1234),
+    spans: outcomeSpans(DONE, RETENTION),
+    usefulFor: 9000,
+  })
 })
 
-t.test('an outcome is accepted over in_progress, unknown and failed_retryable', async (t) => {
+t.test('over which records an outcome is accepted', async (t) => {
   t.same(new Set(ACCEPTING), new Set(['in_progress', 'unknown', 'failed_retryable']))
+  t.same(new Set(ACCEPTING_UNKNOWN), new Set(['in_progress', 'failed_retryable']), 'an uncertain one')
 })
 
 t.test('an answer replaces any open record from before, another outcome only a free one', async (t) => {
@@ -240,10 +221,6 @@ void t.test('a resolution can do without its response, if it has one', async (t)
   t.equal(withoutResponse({ kind: 'not_executed', reason: 'said so' }), null)
 })
 
-t.test('an uncertain outcome is accepted only over in_progress and failed_retryable', async (t) => {
-  t.same(new Set(ACCEPTING_UNKNOWN), new Set(['in_progress', 'failed_retryable']))
-})
-
 t.test('an uncertain outcome of an unknown record keeps its queries and due times', async (t) => {
   const reconciliation = {
     since: 10,
@@ -286,52 +263,6 @@ t.test('a resolution keeps request and age; completed clears the token, not exec
   t.equal(NOBODY.length, ATTEMPT.token.length, 'as long as a token')
 })
 
-t.test('a record gives back the outcome that it was made from, or null if it has none', async (t) => {
-  for (const outcome of [DONE, NOT_EXECUTED, UNKNOWN]) {
-    const draft = outcomeDraft(OPERATION, ATTEMPT, outcome, 1234)
-    t.strictSame(outcomeDraftOf(heldRecord(draft)), draft)
-  }
-  t.equal(outcomeDraftOf(inProgress()), null)
-  t.equal(outcomeDraftOf(expired()), null)
-})
-
-t.test('a record held by this replica alone reads the same at any time', async (t) => {
-  const stamps = { version: 0, updatedAt: 0, dropAt: Number.POSITIVE_INFINITY }
-  const done = outcomeDraft(OPERATION, ATTEMPT, DONE, 1234)
-  t.strictSame(heldRecord(done), { ...done, ...stamps, expiresAt: Number.POSITIVE_INFINITY })
-  t.strictSame(heldRecord(done, 5000), { ...done, ...stamps, expiresAt: 5000 })
-  const silent = outcomeDraft(OPERATION, ATTEMPT, UNKNOWN, 1234)
-  t.strictSame(heldRecord(silent), { ...silent, ...stamps, nextLookAt: 0 })
-  t.strictSame(heldRecord(silent, 5000), { ...silent, ...stamps, nextLookAt: 0 }, 'it has no retention')
-  const released = outcomeDraft(OPERATION, ATTEMPT, NOT_EXECUTED, 1234)
-  t.strictSame(heldRecord(released), { ...released, ...stamps })
-
-  const attempted = {
-    id: 'A'.repeat(43) as RecordId,
-    operation: OPERATION,
-    attempt: ATTEMPT,
-    createdAt: 1234,
-  }
-  const route = { ...RETENTION, onLeaseExpired: 'unknown' } as const
-  t.strictSame(runningRecord({ ...attempted, route, ended: null }), {
-    ...claimDraft(OPERATION, ATTEMPT),
-    ...stamps,
-    leaseUntil: 30,
-  })
-  t.strictSame(runningRecord({ ...attempted, route, ended: DONE }), heldRecord(done))
-
-  t.strictSame(pendingOutcome({ ...attempted, route }, DONE, {}), {
-    id: attempted.id,
-    draft: done,
-    spans: outcomeSpans(DONE, RETENTION),
-    claimed: false,
-    withdrawn: false,
-    over: null,
-    onLeaseExpired: 'unknown',
-    usefulFor: 9000,
-  })
-})
-
 const KEYED = ['Idempotency-Key', 'k']
 const REFUSED = ['Idempotency-Retry', 'same-key']
 
@@ -344,7 +275,6 @@ interface Answered {
 const decided = (status: number, { headers = [], body, declared, route = ROUTE }: Answered = {}): Outcome =>
   outcomeOf(route, KEYED, { status, headers, ...(body && { body }) }, declared ?? null, RESULT)
 
-const COMPLETED: Outcome = { kind: 'completed', result: RESULT }
 const released = (reason: string): Outcome => ({ kind: 'not_executed', reason })
 const unsure = (status: number, reason = `the upstream answered ${status}`): Outcome => ({
   kind: 'unknown',
@@ -352,12 +282,34 @@ const unsure = (status: number, reason = `the upstream answered ${status}`): Out
   status,
 })
 
-void t.test('U08 without a declaration, the status and Retry-After decide', async (t) => {
-  t.strictSame(decided(201), COMPLETED)
-  t.strictSame(decided(429), released('the upstream answered 429'))
-  t.strictSame(decided(502), unsure(502))
-  t.strictSame(decided(503), unsure(503))
-  t.strictSame(decided(503, { headers: ['Retry-After', '1'] }), released('the upstream answered 503'))
+void t.test('U08 V04 declaration, refusal, status and Retry-After decide, in this order', async (t) => {
+  const answers = (status: number) => released(`the upstream answered ${status}`)
+  const refuses = (status: number) => `the proxy behind this one refused the request with ${status}`
+  const stripe = routeOf('/a', { profile: 'stripe' })
+  const lenient = routeOf('/a', { profile: 'lenient' })
+  const body = Buffer.from('{"code":"upstream_unreachable"}')
+  const problem = [...REFUSED, 'Content-Type', 'application/problem+json']
+  for (const [status, answered, expected, what] of [
+    [201, {}, DONE],
+    [429, {}, answers(429)],
+    [502, {}, unsure(502)],
+    [503, {}, unsure(503)],
+    [503, { headers: ['Retry-After', '1'] }, answers(503)],
+    [502, { declared: 'applied' }, DONE, 'the upstream’s own declaration comes before its status'],
+    [201, { declared: 'not-applied' }, answers(201)],
+    [201, { declared: 'perhaps' }, DONE, 'another word says nothing'],
+    [502, { declared: '' }, unsure(502)],
+    [409, { declared: 'applied', headers: REFUSED }, DONE, 'before a refusal, too'],
+    [409, {}, DONE, 'an answer of the upstream itself'],
+    [409, { headers: REFUSED }, released(refuses(409)), 'the refusal of a proxy behind this one'],
+    [502, { headers: REFUSED }, unsure(502), 'as its status says'],
+    [502, { route: stripe }, DONE],
+    [502, { headers: REFUSED, route: stripe }, unsure(502, refuses(502)), 'never stored'],
+    [502, { headers: REFUSED, route: lenient }, answers(502), 'released where the route says so'],
+    [502, { headers: problem, body }, released(refuses(502)), 'its problem is read'],
+    [502, { headers: problem }, unsure(502), 'unless it was not kept'],
+  ] as readonly [number, Answered, Outcome, string?][])
+    t.strictSame(decided(status, answered), expected, what ?? `${status} ${JSON.stringify(answered)}`)
 })
 
 void t.test('U08 the first digit of a status is its class, and above 599 it is a 5xx', async (t) => {
@@ -420,37 +372,9 @@ void t.test(
     const released = (declared: string | null): Outcome =>
       outcomeOf(route, KEYED, { status: 200, headers: [] }, declared, RESULT, json)
     t.match(released(null), { kind: 'not_executed', reason: 'the upstream answered 200' })
-    t.strictSame(released('applied'), COMPLETED, 'its own declaration comes first')
+    t.strictSame(released('applied'), DONE, 'its own declaration comes first')
   },
 )
-
-void t.test('the upstream’s own declaration comes before its status', async (t) => {
-  t.strictSame(decided(502, { declared: 'applied' }), COMPLETED)
-  t.strictSame(decided(201, { declared: 'not-applied' }), released('the upstream answered 201'))
-  t.strictSame(decided(201, { declared: 'perhaps' }), COMPLETED, 'another word says nothing')
-  t.strictSame(decided(502, { declared: '' }), unsure(502))
-  t.strictSame(decided(409, { declared: 'applied', headers: REFUSED }), COMPLETED, 'before a refusal, too')
-})
-
-void t.test('V04 the refusal of a proxy behind this one is not the answer to the request', async (t) => {
-  const reason = (status: number): string => `the proxy behind this one refused the request with ${status}`
-  t.strictSame(decided(409, { headers: REFUSED }), released(reason(409)))
-  t.strictSame(decided(409), COMPLETED, 'an answer of the upstream itself')
-  t.strictSame(decided(502, { headers: REFUSED }), unsure(502), 'as its status says')
-  const stripe = routeOf('/a', { profile: 'stripe' })
-  t.strictSame(decided(502, { route: stripe }), COMPLETED)
-  t.strictSame(decided(502, { headers: REFUSED, route: stripe }), unsure(502, reason(502)), 'never stored')
-  const lenient = routeOf('/a', { profile: 'lenient' })
-  t.strictSame(
-    decided(502, { headers: REFUSED, route: lenient }),
-    released('the upstream answered 502'),
-    'released where the route says so',
-  )
-  const body = Buffer.from('{"code":"upstream_unreachable"}')
-  const headers = [...REFUSED, 'Content-Type', 'application/problem+json']
-  t.strictSame(decided(502, { headers, body }), released(reason(502)), 'its problem is read')
-  t.strictSame(decided(502, { headers }), unsure(502), 'unless it was not kept')
-})
 
 const RESPONSE: StoredResponse = {
   status: 201,
@@ -477,11 +401,4 @@ void t.test('excluded headers are left out of what is stored and of what is repl
   t.strictSame(replayable(route, RESPONSE), without)
   t.strictSame(keptResult(route, RESPONSE), { kept: true, response: without })
   t.equal(replayable(ROUTE, RESPONSE), RESPONSE, 'without such headers, nothing is copied')
-})
-
-void t.test('keepsBody tells whether an decided has a whole response', async (t) => {
-  t.ok(keepsBody(COMPLETED))
-  t.notOk(keepsBody({ kind: 'completed', result: keptResult(routeOf('/a', { keep: 'outcome' }), RESPONSE) }))
-  t.notOk(keepsBody(released('why')))
-  t.notOk(keepsBody(unsure(502)))
 })
