@@ -169,44 +169,42 @@ t.test('W01 a process keeps its own record, or restores it where the store went 
       )
 })
 
-t.test('W02 an earlier attempt after a failover is replaced unless it is final', async (t) => {
-  for (const mine of ['in_progress', 'completed', 'unknown'] as const) {
-    for (const state of ['in_progress', 'failed_retryable', 'unknown'] as const)
-      t.equal(reclaimed(found(state, OTHER, FENCE - 1), own(mine)), 'replace')
-    for (const state of ['completed', 'expired'] as const)
-      t.equal(
-        reclaimed(found(state, OTHER, FENCE - 1), own(mine)),
-        'split',
-        'no attempt follows a final state',
-      )
-  }
-})
-
-void t.test('W04 another claim is a split, whatever its fence', async (t) => {
-  for (const mine of ['in_progress', 'completed', 'unknown'] as const)
-    for (const state of ['in_progress', 'completed', 'unknown', 'expired'] as const)
-      for (const fence of [FENCE - 1, FENCE, FENCE + 1])
-        t.equal(reclaimed(found(state, OTHER, fence, BORN + 1), own(mine)), 'split')
-  t.equal(reclaimed(found('in_progress', OTHER, FENCE), own('in_progress')), 'split')
-  t.equal(reclaimed(found('in_progress', OTHER, FENCE + 1), own('completed')), 'split')
-  t.equal(
-    reclaimed(found('in_progress', OTHER, FENCE), own('unknown')),
-    'split',
-    'claimed from the same state',
-  )
-})
-
-void t.test('W04 another claim that came to nothing is replaced', async (t) => {
-  t.equal(reclaimed(found('failed_retryable', OTHER, FENCE + 9, BORN + 9), own('in_progress')), 'replace')
-  t.equal(reclaimed(found('failed_retryable', OTHER, FENCE + 9, BORN + 9), own('completed')), 'replace')
-})
-
-void t.test('a record that others were free to claim is kept', async (t) => {
-  for (const state of STATES)
-    for (const mine of ['failed_retryable', 'expired'] as const)
-      t.equal(reclaimed(found(state, OTHER, FENCE + 1), own(mine)), 'keep', `${state} after ${mine}`)
-  t.equal(reclaimed(found('completed', NOBODY, FENCE), own('unknown')), 'keep', 'a decision by an operator')
-  t.equal(reclaimed(found('in_progress', OTHER, FENCE + 1), own('unknown')), 'keep', 'and a retry after it')
+t.test('W02 W04 what a process makes of a record that is not its own after a failover', async (t) => {
+  const ENDS = ['in_progress', 'completed', 'unknown'] as const
+  const open = ['in_progress', 'failed_retryable', 'unknown'] as const
+  const final = ['completed', 'expired'] as const
+  type Row = readonly [mine: State, state: State, verdict: string, fence?: number, born?: number, by?: Buffer]
+  const rows: readonly Row[] = [
+    // An earlier attempt is replaced, but no attempt follows a final state.
+    ...ENDS.flatMap((mine) => open.map((state): Row => [mine, state, 'replace', FENCE - 1])),
+    ...ENDS.flatMap((mine) => final.map((state): Row => [mine, state, 'split', FENCE - 1])),
+    // Another claim is a split, whatever its fence.
+    ...ENDS.flatMap((mine) =>
+      [...ENDS, 'expired' as const].flatMap((state) =>
+        [FENCE - 1, FENCE, FENCE + 1].map((fence): Row => [mine, state, 'split', fence, BORN + 1]),
+      ),
+    ),
+    // Claimed from the same state, or later.
+    ['in_progress', 'in_progress', 'split'],
+    ['completed', 'in_progress', 'split', FENCE + 1],
+    ['unknown', 'in_progress', 'split'],
+    // One that came to nothing is replaced.
+    ['in_progress', 'failed_retryable', 'replace', FENCE + 9, BORN + 9],
+    ['completed', 'failed_retryable', 'replace', FENCE + 9, BORN + 9],
+    // Others were free to claim it.
+    ...STATES.flatMap((state) =>
+      (['failed_retryable', 'expired'] as const).map((mine): Row => [mine, state, 'keep', FENCE + 1]),
+    ),
+    // A decision by an operator, and a retry after it.
+    ['unknown', 'completed', 'keep', FENCE, BORN, NOBODY],
+    ['unknown', 'in_progress', 'keep', FENCE + 1],
+  ]
+  for (const [mine, state, verdict, fence = FENCE, born = BORN, by = OTHER] of rows)
+    t.equal(
+      reclaimed(found(state, by, fence, born), own(mine)),
+      verdict,
+      `${mine} over ${state} ${fence - FENCE} ${born - BORN}`,
+    )
 })
 
 void t.test('W04 a split becomes an unknown record that nobody owns, under the higher fence', async (t) => {

@@ -48,6 +48,8 @@ t.test('lookUp accepts what JSON.parse accepts, whatever the text', async () => 
 
 t.test('lookUp refuses invalid UTF-8, encoded bodies and more than 1000 levels', async (t) => {
   t.equal(read(Buffer.from('"\xff"', 'latin1')), null)
+  t.equal(read('['.repeat(1_000_000)), null)
+  t.equal(read(`{"id":"${'['.repeat(200)}","y":"\\"${'{'.repeat(2000)}`), null, 'an unterminated string')
   t.equal(atOnce(lookUp(['Content-Encoding', 'gzip'], Buffer.from('1'), [])), null)
   for (const [open, inner, close] of [
     ['[', '', ']'],
@@ -68,6 +70,12 @@ t.test('a value is given exactly as written', async (t) => {
     ['{"\\u0061":"\\u00e9"}', '/a', '"\\u00e9"'],
     ['{"\u00e9":1}', '/\u00e9', '1'],
     ['{"a\\"b":1}', '/a"b', '1'],
+    ['{"a":{"":"e"}}', '/a/', '"e"'],
+    ['{"a/b":1,"m~n":2}', '/a~1b', '1'],
+    ['{"a/b":1,"m~n":2}', '/m~0n', '2'],
+    ['{"~1":1}', '/~01', '1'],
+    [`{"z":"${'['.repeat(2000)}\\"","id":"a"}`, '/id', '"a"'],
+    ['{"x":{"id":"b"},"y":["id"],"id":"a","z":"\\"id\\":1"}', '/id', '"a"'],
     // In an object, 0 is a member name.
     ['{"0":1}', '/0', '1'],
     ['[1,2]', '/1', '2'],
@@ -78,6 +86,14 @@ t.test('a value is given exactly as written', async (t) => {
     ['[1,2]', '/2'],
     ['[1,2]', '/01'],
     ['[1,2]', '/-'],
+    ['[1,2]', '/99999999999999999999'],
+    ['[1,2]', '/c'],
+    ['[1,2]', '/0/c'],
+    ['{"a/b":"s"}', '/a~1b/c'],
+    ['{"a":1}', '/A'],
+    ['{"a":1}', '/toString'],
+    ['{ }', '/0'],
+    ['[ ]', '/0'],
     ['[]', '/0'],
     ['{}', '/a'],
     ['1', '/a'],

@@ -316,11 +316,12 @@ void t.test('§2 a waiting duplicate gets 503 if the record can no longer be rea
 })
 
 void t.test('§11 waiting duplicates are answered as in progress when the proxy stops', async (t) => {
-  const a = replica(t)
+  const { a, b } = pair(t)
   const run = await a.working(waiting)
-  const { held } = await waits(a)
-  a.ports.waiters.close()
-  t.match(await held, { code: 'idempotency_key_in_progress' })
+  const all = [await waits(a), await waits(b)]
+  for (const { ports } of [a, b]) ports.waiters.close()
+  for (const { held } of all) t.match(await held, { code: 'idempotency_key_in_progress' })
+  t.match(await b.get(waiting), { code: 'idempotency_key_in_progress' }, 'no new duplicate gets a seat')
   await run.end()
 })
 
@@ -812,42 +813,4 @@ void t.test('limits.waiters counts seats of all records, and who waits for the s
   t.equal(waiters.enter(ID, true), null)
   t.equal(await waits, true)
   t.ok(waiters.enter(ID, true))
-})
-
-void t.test('a request outlasts the grace, unless its client leaves or the proxy stops', async (t) => {
-  const timers = timersOf(t)
-  for (const end of ['time', 'left', 'drained', 'draining'] as const) {
-    const { waiters } = roomOf(t)
-    if (end === 'draining') waiters.drain()
-    let leave = (): void => {}
-    let stopped = 0
-    const lasted = waiters.outlast(end === 'time' ? 5 : MINUTE, (left) => {
-      leave = left
-      return () => stopped++
-    })
-    t.equal(waiters.size, end === 'draining' ? 0 : 1)
-    if (end === 'left') leave()
-    if (end === 'drained') waiters.drain()
-    t.equal(await lasted, end === 'time', end)
-    t.equal(waiters.size, 0)
-    t.equal(stopped, end === 'draining' ? 0 : 1)
-    t.equal(timers(), 0, 'no timer is left')
-  }
-})
-
-void t.test('§11 a drain ends the waits for other replicas, and closing ends all', async (t) => {
-  const { waiters, enter } = roomOf(t)
-  const [own, foreign] = [enter(true), enter(false, 'other' as RecordId)]
-  waiters.drain()
-  t.equal(await foreign.next(MINUTE), null)
-  t.equal(waiters.enter('third' as RecordId, false), null)
-  t.ok(waiters.enter('third' as RecordId, true), 'runs of this replica are still waited for')
-  waiters.tell(ID, RECORD)
-  t.match(await own.next(MINUTE), { kind: 'record' })
-  const last = own.next(MINUTE)
-  waiters.close()
-  t.equal(await last, null)
-  const closed = roomOf(t)
-  closed.waiters.close()
-  t.equal(closed.waiters.enter(ID, false), null)
 })
