@@ -1,5 +1,3 @@
-import { readFileSync } from 'node:fs'
-
 /** One thing that may happen, by whichever attempt it concerns; null: none. */
 export interface Move<World> {
   readonly name: string
@@ -131,11 +129,4 @@ export function* sample<S>({ states, pathTo }: Exploration<S>, size: number): Ge
   const half = Math.floor(states / 2)
   const every = Math.ceil((states - half) / size)
   for (let n = half; n < states; n += every) yield pathTo(n)
-}
-
-/** Whether the function that a step names is in its file. */
-export function namesCode(where: readonly [file: string, what: string] | null): boolean {
-  if (where === null) return true
-  const [file, what] = where
-  return readFileSync(new URL(`../../${file}`, import.meta.url), 'utf8').includes(what)
 }

@@ -68,23 +68,20 @@ export const MISTAKES = [
 ] as const
 export type Mistake = (typeof MISTAKES)[number]
 
-/** Each step with the function that does it. */
-export const STEPS = {
-  'a client asks': null,
-  'it claims in the old store': ['src/store/migrating.ts', 'put'],
-  'it looks into both stores': ['src/store/migrating.ts', '#latest'],
-  'it claims in the new store': ['src/store/migrating.ts', 'put'],
-  'the new store has its claim, too': ['src/store/migrating.ts', '#claimTheirs'],
-  'the new store is told of its claim': ['src/store/migrating.ts', '#tell'],
-  'it takes its claim back': ['src/store/migrating.ts', 'undo'],
-  'the reply is lost': ['src/protect/settler.ts', 'withdraw'],
-  'it sends, and the upstream executes it': ['src/protect/guard.ts', 'execute'],
-  'it cannot send': ['src/protect/guard.ts', 'execute'],
-  'its outcome is written': ['src/store/migrating.ts', '#swapToken'],
-  'the other store is told of its outcome': ['src/store/migrating.ts', '#advance'],
-  'its process dies': null,
-} as const
-export type StepName = keyof typeof STEPS
+export type StepName =
+  | 'a client asks'
+  | 'it claims in the old store'
+  | 'it looks into both stores'
+  | 'it claims in the new store'
+  | 'the new store has its claim, too'
+  | 'the new store is told of its claim'
+  | 'it takes its claim back'
+  | 'the reply is lost'
+  | 'it sends, and the upstream executes it'
+  | 'it cannot send'
+  | 'its outcome is written'
+  | 'the other store is told of its outcome'
+  | 'its process dies'
 export interface Step extends Move<World> {
   readonly name: StepName
 }

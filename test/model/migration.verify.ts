@@ -10,8 +10,8 @@ import { tempDir } from '../store/fixtures.ts'
 import { DynamoDbServer } from '../support/dynamodb.ts'
 import { PostgresServer } from '../support/postgres.ts'
 import { RedisServer } from '../support/redis.ts'
-import { explore, namesCode, sample } from './explore.ts'
-import { MISTAKES, migration, STEPS } from './migration.ts'
+import { explore, sample } from './explore.ts'
+import { MISTAKES, migration } from './migration.ts'
 import { APART, memoryPair, replayMigration } from './replay-migration.ts'
 
 t.setTimeout(300_000)
@@ -90,8 +90,4 @@ void t.test('the model finds every mistake', async (t) => {
     t.not(broken, null, mistake)
     t.comment(`${mistake}: ${broken?.what}: ${broken?.trace.join(', ')}`)
   }
-})
-
-void t.test('every step names code that exists', async (t) => {
-  for (const [name, where] of Object.entries(STEPS)) t.ok(namesCode(where), name)
 })

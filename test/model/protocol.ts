@@ -1,7 +1,7 @@
 /**
  * The protocol of contract §2, §3 and §9 for one key, as a state machine: what a client, the replicas, the store and the upstream may do
  * next. `explore.ts` goes through every state that can be reached. Read {@link steps} from top to bottom: one line for each thing that can
- * happen, with the code that does it. Two stores at once, while a fleet moves from one to the other, are `migration.ts`.
+ * happen. Two stores at once, while a fleet moves from one to the other, are `migration.ts`.
  *
  * Time is whatever may have passed by now: a lease can run out as soon as its owner no longer relies on it. Messages arrive late, or
  * their replies never; processes die at any point. What is assumed: the store does each command whole or not at all and forgets nothing
@@ -128,43 +128,42 @@ export interface Step {
   readonly to: World
 }
 
-/** Each step with the function that does it, in the file that has it. */
-export const STEPS = {
-  'a client asks': ['src/protect/guard.ts', 'walk'],
-  'its claim arrives': ['src/protect/claim.ts', 'claimRecord'],
-  'its claim arrives, the reply is lost': ['src/protect/claim.ts', 'contest'],
-  'it hears that it has claimed': ['src/protect/claim.ts', 'granted'],
-  'it waits no longer for the reply': ['src/store/redis-link.ts', '#expire'],
-  'it asks for its claim again': ['src/store/records.ts', 'recognise'],
-  'it withdraws': ['src/protect/settler.ts', 'withdraw'],
-  'its lease grows old': ['src/protect/settler.ts', 'hold'],
-  'it renews': ['src/protect/settler.ts', '#tick'],
-  'the lease lapses': ['src/core/record.ts', 'readAt'],
-  'it sends': ['src/upstream/forward.ts', 'onBegin'],
-  'it cannot send': ['src/upstream/forward.ts', 'onError'],
-  'the upstream executes it': null,
-  'it never arrives': null,
-  'it is answered': ['src/core/settle.ts', 'outcomeOf'],
-  'the answer says that nothing was done': ['src/core/settle.ts', 'outcomeOf'],
-  'the answer says nothing': ['src/core/settle.ts', 'outcomeOf'],
-  'the exchange breaks off': ['src/protect/guard.ts', 'execute'],
-  'its outcome arrives': ['src/store/records.ts', 'settle'],
-  'its outcome arrives, the reply is lost': ['src/protect/settler.ts', '#try'],
-  'its process dies': null,
-  'the sweeper writes down that it fell silent': ['src/reconcile/sweeper.ts', 'sweep'],
-  'the upstream is asked, and has done it': ['src/reconcile/reconciler.ts', 'Reconciler'],
-  'the upstream is asked, and knows nothing': ['src/reconcile/reconciler.ts', 'Reconciler'],
-  'an operator says: completed': ['src/core/settle.ts', 'resolution'],
-  'an operator says: retryable': ['src/core/settle.ts', 'resolution'],
-  'its retention ends': ['src/store/lua/put.lua', 'live'],
-  'the store loses the record': null,
-  'a replica of the store hears of the record': null,
-  'the store fails over': ['src/store/lua/epoch.lua', 'held_for'],
-  'it writes its claim again': ['src/protect/reclaimer.ts', '#claim'],
-  'it writes its outcome again': ['src/store/records.ts', 'recent'],
-  'the grace ends': ['src/protect/waiting-room.ts', 'outlast'],
-} as const
-export type StepName = keyof typeof STEPS
+export const STEPS = [
+  'a client asks',
+  'its claim arrives',
+  'its claim arrives, the reply is lost',
+  'it hears that it has claimed',
+  'it waits no longer for the reply',
+  'it asks for its claim again',
+  'it withdraws',
+  'its lease grows old',
+  'it renews',
+  'the lease lapses',
+  'it sends',
+  'it cannot send',
+  'the upstream executes it',
+  'it never arrives',
+  'it is answered',
+  'the answer says that nothing was done',
+  'the answer says nothing',
+  'the exchange breaks off',
+  'its outcome arrives',
+  'its outcome arrives, the reply is lost',
+  'its process dies',
+  'the sweeper writes down that it fell silent',
+  'the upstream is asked, and has done it',
+  'the upstream is asked, and knows nothing',
+  'an operator says: completed',
+  'an operator says: retryable',
+  'its retention ends',
+  'the store loses the record',
+  'a replica of the store hears of the record',
+  'the store fails over',
+  'it writes its claim again',
+  'it writes its outcome again',
+  'the grace ends',
+] as const
+export type StepName = (typeof STEPS)[number]
 
 /** Everything that can happen next. */
 export function steps(world: World, rules: Rules): Step[] {

@@ -1,6 +1,6 @@
 import t from 'tap'
 import { after } from '../../src/runtime/scheduling.ts'
-import { explore, namesCode, sample } from './explore.ts'
+import { explore, sample } from './explore.ts'
 import type { Plant } from './process.ts'
 import { protocol } from './promises.ts'
 import { MISTAKES, type Rules, STEPS, type StepName } from './protocol.ts'
@@ -149,9 +149,8 @@ for (const [variant, rules] of Object.entries(VARIANTS(2)))
         })
   })
 
-void t.test('every step of the model is taken, and the code that it names is there', async (t) => {
-  t.same([...taken].sort(), Object.keys(STEPS).sort())
-  for (const [name, where] of Object.entries(STEPS)) t.ok(namesCode(where), name)
+void t.test('every step of the model is taken', async (t) => {
+  t.same([...taken].sort(), [...STEPS].sort())
 })
 
 /** Those that must find every mistake. */
