@@ -44,6 +44,7 @@ import {
   Unreplicated,
 } from '../../src/store/register.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from '../../src/upstream/port.ts'
+import { matching, ROUTE } from '../core/fixtures.ts'
 
 export const SECOND = 1000
 export const MINUTE = 60 * SECOND
@@ -57,55 +58,20 @@ const START = 1_795_000_000_000
 export const NOT_SENT = { proof: 'not_sent', reason: 'refused' } as const
 export const BROKEN = { proof: 'unknown', reason: 'reset', timedOut: false, status: null } as const
 
+/** The route of the core's tests, whose clients must send a key and whose upstream is told the fence. */
 export function route(over: Partial<RoutePolicy> = {}): RoutePolicy {
   const profile: Profile = over.profile ?? 'standard'
-  const defaults = profileDefaults(profile)
+  const { misuse, ...defaults } = profileDefaults(profile)
   return {
+    ...ROUTE,
     name: 'payments',
-    match: { methods: ['POST'], path: '/v1/payments', exact: false, case: 'sensitive', parameters: 'keep' },
-    mode: 'enforce',
+    match: matching(['POST'], '/v1/payments'),
     profile,
-    key: {
-      presence: 'required',
-      from: [{ kind: 'header', name: 'idempotency-key' }],
-      syntax: 'lenient',
-      minLength: 1,
-      maxLength: 255,
-      pattern: null,
-      forward: 'same',
-      forwardFence: true,
-      derive: null,
-      issuedOnly: false,
-    },
-    scope: {
-      caller: [{ kind: 'header', name: 'authorization' }],
-      callerIsDefault: true,
-      path: 'exact',
-      host: false,
-      anonymous: 'share',
-      jwt: null,
-    },
-    fingerprint: { body: 'auto', ignore: [], only: [], headers: [], query: 'include' },
-    inFlight: { mode: 'reject', wait: 10 * SECOND, status: 409 },
-    misuseStatus: defaults.misuse.status,
-    respondWithin: null,
-    outcomes: [],
-    record: { label: null },
+    key: { ...ROUTE.key, presence: 'required', forwardFence: true },
+    misuseStatus: misuse.status,
     onLeaseExpired: defaults.onLeaseExpired,
     onStoreUnavailable: defaults.onStoreUnavailable,
-    keep: 'response',
-    stream: 'auto',
-    excludeHeaders: new Set(),
-    statusHeader: false,
-    authorizeReplay: null,
-    reconcile: null,
-    limits: { request: 1024 * 1024, response: 5 * 1024 * 1024, newKeys: null },
-    lease: LEASE,
-    ttl: TTL,
-    ttlFailed: TTL,
-    ttlBody: null,
     tombstone: defaults.tombstone,
-    unresolvedTtl: 30 * TTL,
     ...over,
   }
 }
