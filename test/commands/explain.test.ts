@@ -1,7 +1,9 @@
 import t from 'tap'
 import { explainRecord, type RouteFacts, type Unexplained } from '../../src/admin/explain.ts'
+import type { Report } from '../../src/admin/report.ts'
 import { asCsv, asMarkdown, asText, reportText } from '../../src/commands/report.ts'
 import { json, plain, span, table } from '../../src/commands/terminal.ts'
+import { words } from '../core/fixtures.ts'
 
 const RECORD: Unexplained = {
   id: 'A'.repeat(43),
@@ -28,6 +30,7 @@ const RECORD: Unexplained = {
 const UNKEPT = { status: 201, headers: [], size: null, bodyUntil: null }
 
 type Entry = Unexplained['history'][number]
+type Period = Report['period'][number]
 
 function event(name: string, detail: Entry['detail'] = {}, count = 1): Entry {
   return { event: name, first: RECORD.createdAt, last: RECORD.updatedAt, count, detail }
@@ -201,23 +204,10 @@ void t.test('durations are shown in their largest unit', async (t) => {
 })
 
 void t.test('a report as text, Markdown or CSV is quoted as each format needs', async (t) => {
-  const zeros = {
-    records: 2,
-    executed: 1,
-    expired: 0,
-    notExecuted: 0,
-    running: 0,
-    unknown: 1,
-    attempts: 2,
-    replayed: 3,
-    prevented: 4,
-    misuse: 0,
-    lapsed: 0,
-    recovered: 0,
-    stale: 0,
-    reconciled: 0,
-    resolved: 0,
-  }
+  const names = words`records executed expired notExecuted running unknown attempts replayed prevented misuse lapsed
+    recovered stale reconciled resolved`
+  const figures = { records: 2, executed: 1, unknown: 1, attempts: 2, replayed: 3, prevented: 4 }
+  const row = { ...Object.fromEntries(names.map((name) => [name, 0])), ...figures } as Omit<Period, 'route'>
   const report = {
     since: '2026-01-01T00:00:00.000Z',
     now: '2026-01-02T00:00:00.000Z',
@@ -225,8 +215,8 @@ void t.test('a report as text, Markdown or CSV is quoted as each format needs', 
     complete: false,
     unreadable: 1,
     period: [
-      { route: '=a|"b",c', ...zeros },
-      { route: 'd', ...zeros },
+      { route: '=a|"b",c', ...row },
+      { route: 'd', ...row },
     ],
     unknown: [],
     counted: null,
@@ -251,5 +241,5 @@ void t.test('a report as text, Markdown or CSV is quoted as each format needs', 
   const csv = asCsv(reportText(report)).split('\r\n')
   t.equal(csv[0], 'table,route,figure,value')
   t.equal(csv[1], `period,"'=a|""b"",c",records,2`)
-  t.equal(csv.length, 1 + 2 * Object.keys(zeros).length + 1)
+  t.equal(csv.length, 1 + 2 * names.length + 1)
 })

@@ -60,42 +60,30 @@ type Step =
   | { readonly do: 'kill' }
   | { readonly do: 'flush'; readonly replica: 0 | 1 }
 
+const either = fc.constantFrom(0 as const, 1 as const)
+type Of<Do> = Extract<Step, { readonly do: Do }>
+const of = <Do extends Step['do']>(
+  weight: number,
+  step: Do,
+  shape: { [K in Exclude<keyof Of<Do>, 'do'>]: fc.Arbitrary<Of<Do>[K]> },
+) => ({
+  weight,
+  arbitrary: fc.record({ do: fc.constant(step), ...shape }) as fc.Arbitrary<Step>,
+})
+
 const steps = (deadly: boolean): fc.Arbitrary<Step> =>
   fc.oneof(
-    {
-      weight: 3,
-      arbitrary: fc.record({
-        do: fc.constant('send' as const),
-        replica: fc.constantFrom(0 as const, 1 as const),
-        body: fc.constantFrom('A' as const, 'A' as const, 'A' as const, 'B' as const),
-        reply: fc.nat(REPLIES.length - 1),
-        gone: fc.integer({ min: 0, max: 9 }).map((one) => one === 0),
-      }),
-    },
-    {
-      weight: 12,
-      arbitrary: fc.record({
-        do: fc.constant('go' as const),
-        which: fc.nat(9),
-        fault: fc.nat(WIRE_FAULTS.length - 1),
-      }),
-    },
-    {
-      weight: 1,
-      arbitrary: fc.record({
-        do: fc.constant('clock' as const),
-        by: fc.constantFrom(1000, LEASE, 3 * LEASE),
-      }),
-    },
-    { weight: 1, arbitrary: fc.constant({ do: 'arrive' as const }) },
-    ...(deadly ? [{ weight: 1, arbitrary: fc.constant({ do: 'kill' as const }) }] : []),
-    {
-      weight: 1,
-      arbitrary: fc.record({
-        do: fc.constant('flush' as const),
-        replica: fc.constantFrom(0 as const, 1 as const),
-      }),
-    },
+    of(3, 'send', {
+      replica: either,
+      body: fc.constantFrom('A', 'A', 'A', 'B'),
+      reply: fc.nat(REPLIES.length - 1),
+      gone: fc.integer({ min: 0, max: 9 }).map((one) => one === 0),
+    }),
+    of(12, 'go', { which: fc.nat(9), fault: fc.nat(WIRE_FAULTS.length - 1) }),
+    of(1, 'clock', { by: fc.constantFrom(1000, LEASE, 3 * LEASE) }),
+    of(1, 'arrive', {}),
+    ...(deadly ? [of(1, 'kill', {})] : []),
+    of(1, 'flush', { replica: either }),
   )
 
 /** Two replicas and the stores they run on. */
