@@ -8,6 +8,14 @@ import { tempDir } from '../support/e2e.ts'
 
 const ID = 'A'.repeat(43)
 
+/** Writes a file into the folder, and says where. */
+const filesIn =
+  (dir: string) =>
+  (name: string, content: string): string => {
+    writeFileSync(join(dir, name), content)
+    return join(dir, name)
+  }
+
 void t.test(
   'every command answers --help and -h with all its flags on standard output, exit 0',
   async (t) => {
@@ -116,10 +124,7 @@ void t.test('check --against names what a reload refuses, and then exits 1', asy
 
 void t.test('a usage error exits 2 and says what was found and what is allowed', async (t) => {
   const dir = tempDir(t)
-  const file = (name: string, content: string): string => {
-    writeFileSync(join(dir, name), content)
-    return join(dir, name)
-  }
+  const file = filesIn(dir)
   const token = file('token', 'right-token\n')
   const memory = file('memory.yaml', 'upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "memory:" }\n')
   const store = '--store sqlite:none.db'
@@ -246,10 +251,7 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
 
 void t.test('check and serve list all errors at once, with file, line and column, exit 1', async (t) => {
   const dir = tempDir(t)
-  const file = (name: string, content: string): string => {
-    writeFileSync(join(dir, name), content)
-    return join(dir, name)
-  }
+  const file = filesIn(dir)
   const good = file(
     'good.yaml',
     'upstream: { url: "http://127.0.0.1:3000" }\ndefaults: { onLeaseExpired: retry }\n',

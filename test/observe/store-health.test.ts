@@ -22,6 +22,13 @@ const traits = (evicts: boolean | null): StoreTraits => ({
   refusals: [],
 })
 
+/** A logger, and the messages that it was told. */
+function logged() {
+  const lines: string[] = []
+  const write = (line: string) => void lines.push((JSON.parse(line) as { msg: string }).msg)
+  return { lines, told: pino({}, { write }) }
+}
+
 /** A store that the test answers for, one call after the other. */
 function asked() {
   const waiting: PromiseWithResolvers<StoreTraits>[] = []
@@ -72,11 +79,7 @@ void t.test('V09 an answer from before a reconnect does not count for the new se
 })
 
 void t.test('V09 changes of the grade are logged; a store that grants a key twice is unfit', async (t) => {
-  const lines: string[] = []
-  const told = pino(
-    {},
-    { write: (line: string) => void lines.push((JSON.parse(line) as { msg: string }).msg) },
-  )
+  const { lines, told } = logged()
   const metrics = new Metrics()
   const gradeOf = async () =>
     /^idempotency_store_grade\{store="memory"\} (\d)$/m.exec((await metrics.exposition()).text)?.[1]
@@ -152,11 +155,7 @@ void t.test('store operations are timed, failures counted, and both set idempote
 })
 
 void t.test('claims that do not reach the replicas are counted, and logged once', async (t) => {
-  const lines: string[] = []
-  const told = pino(
-    {},
-    { write: (line: string) => void lines.push((JSON.parse(line) as { msg: string }).msg) },
-  )
+  const { lines, told } = logged()
   const metrics = new Metrics()
   const health = new StoreHealth('redis', metrics, told)
   health.startWaits()

@@ -17,6 +17,7 @@ import {
   kustomized,
   type Manifest,
   manifests,
+  named,
   scenarioFile,
   scenarios,
   typeErrors,
@@ -64,12 +65,12 @@ for (const { name: helm, charts: own } of helms)
   })
 
 void t.test('rendered objects have the types of Kubernetes and of the Prometheus operator', async (t) => {
-  const named = [...rendered].flatMap(([name, objects]) =>
+  const examples = [...rendered].flatMap(([name, objects]) =>
     objects.map((one) => [`${name}: ${one.kind}`, one] as const),
   )
-  t.ok(named.length > 40, `${named.length} objects`)
+  t.ok(examples.length > 40, `${examples.length} objects`)
   const others = [...kustomized(tools, join(HELM_FOLDER, 'examples/kustomize')), ...policy()]
-  const all = [...named, ...others.map((one) => [`${one.kind} ${one.metadata.name}`, one] as const)]
+  const all = [...examples, ...named(others)]
   t.equal(typeErrors(tools, all), '')
 
   const wrong = (ports: object): string => {
@@ -476,13 +477,7 @@ void t.test('dashboards and rules are shipped unchanged, braces and all', async 
   t.equal(map.metadata.labels?.['grafana_dashboard'], '1')
   const [rule] = objects.filter(({ kind }) => kind === 'PrometheusRule')
   t.same(rule?.['spec'], rules)
-  t.equal(
-    typeErrors(
-      tools,
-      objects.map((one) => [one.kind, one]),
-    ),
-    '',
-  )
+  t.equal(typeErrors(tools, named(objects)), '')
 })
 
 /** Rules of the chart by the name of their alert. */

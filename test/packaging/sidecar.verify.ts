@@ -5,7 +5,15 @@ import t, { type Test } from 'tap'
 import { parse } from 'yaml'
 import { type HelmTools, helmTools } from '../../scripts/helm-tools.ts'
 import { load } from '../config/support.ts'
-import { Charts, HELM_FOLDER, type Manifest, manifests, type Said, typeErrors } from '../support/charts.ts'
+import {
+  Charts,
+  HELM_FOLDER,
+  type Manifest,
+  manifests,
+  named,
+  type Said,
+  typeErrors,
+} from '../support/charts.ts'
 
 t.setTimeout(280_000)
 
@@ -111,13 +119,7 @@ for (const [name, helm] of Object.entries(tools.helm)) {
     using chart = new Created(helm).followSteps()
     const objects = chart.objects()
     const before = plain.objects()
-    t.equal(
-      typeErrors(
-        tools,
-        objects.map((object) => [`${object.kind} ${object.metadata.name}`, object]),
-      ),
-      '',
-    )
+    t.equal(typeErrors(tools, named(objects)), '')
     t.ok(chart.lint().ok, 'helm lint --strict')
     t.same(
       objects.map(({ kind, metadata }) => `${kind} ${metadata.name}`).toSorted(),
@@ -283,13 +285,7 @@ spec: { selector: { app: other }, ports: [{ port: 80 }] }
       'podSecurityContext={"runAsUser":1000660000,"fsGroup":2000}',
       'replicaCount=3',
     )
-    t.equal(
-      typeErrors(
-        tools,
-        objects.map((object) => [`${object.kind} ${object.metadata.name}`, object]),
-      ),
-      '',
-    )
+    t.equal(typeErrors(tools, named(objects)), '')
     const deployment = one(objects, 'Deployment')
     const pod = podOf(objects)
     t.same(pod['securityContext'], { runAsUser: 1_000_660_000, fsGroup: 2000 }, 'numbers stay numbers')

@@ -140,14 +140,8 @@ export class Worker {
     return this.told.filter(([one]) => one === name).map(([, first]) => first)
   }
 
-  says(status: number, body: unknown = { key: KEY, payment: { id: 'p1' } }): Forwarded {
-    const bytes = Buffer.from(JSON.stringify(body))
-    return {
-      proof: 'responded',
-      declaredOutcome: null,
-      response: { status, reason: 'Said', headers: ['Content-Type', 'text/json'], body: bytes, trailers: [] },
-      release: this.bytes.take(bytes.length),
-    }
+  says(status: number, body?: unknown): Forwarded {
+    return says(this.bytes, status, body)
   }
 
   async #answer(request: UpstreamRequest): Promise<Forwarded> {
@@ -155,6 +149,21 @@ export class Worker {
     const next = this.script.shift() ?? this.otherwise()
     if (next instanceof Error) throw next
     return typeof next === 'function' ? await next(request) : next
+  }
+}
+
+/** What a status query is answered, in those bytes of the budget. */
+export function says(
+  budget: Bytes,
+  status: number,
+  body: unknown = { key: KEY, payment: { id: 'p1' } },
+): Forwarded {
+  const bytes = Buffer.from(JSON.stringify(body))
+  return {
+    proof: 'responded',
+    declaredOutcome: null,
+    response: { status, reason: 'Said', headers: ['Content-Type', 'text/json'], body: bytes, trailers: [] },
+    release: budget.take(bytes.length),
   }
 }
 

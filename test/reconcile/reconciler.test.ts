@@ -9,7 +9,18 @@ import { Records } from '../../src/store/records.ts'
 import { type Forwarded, type UpstreamRequest } from '../../src/upstream/port.ts'
 import { BROKEN, Bytes, HOUR, LEASE, NOT_SENT, replica, route, Store, UPSTREAM } from '../protect/harness.ts'
 import { draft, newId, newToken, response, SPANS } from '../store/fixtures.ts'
-import { AFTER, asking, broken, KEY, RECONCILE, type Say, stored, unknownIn, worker } from './harness.ts'
+import {
+  AFTER,
+  asking,
+  broken,
+  KEY,
+  RECONCILE,
+  type Say,
+  says,
+  stored,
+  unknownIn,
+  worker,
+} from './harness.ts'
 
 const ROUTE = asking()
 const MISTYPED: ReconcilePolicy = {
@@ -53,19 +64,8 @@ function begun() {
     forward: async ({ target }): Promise<Forwarded> => {
       self.asked.push(target)
       const key = /^\/payments\?key=(.*)$/.exec(target)?.[1] ?? ''
-      const found = self.knows.has(key)
-      return {
-        proof: 'responded',
-        declaredOutcome: null,
-        response: {
-          status: found ? 200 : 404,
-          reason: '',
-          headers: ['Content-Type', 'application/json'],
-          body: Buffer.from(found ? `{"key":"${key}","payment":{}}` : '{}'),
-          trailers: [],
-        },
-        release: () => {},
-      }
+      const bytes = new Bytes()
+      return self.knows.has(key) ? says(bytes, 200, { key, payment: {} }) : says(bytes, 404, {})
     },
     clock: () => self.now,
     pause: async () => {},
@@ -168,19 +168,11 @@ async function world(t: Test, policy: RoutePolicy = asking(), now: RoutePolicy |
   })
   return {
     recheck,
-    script,
     asked,
-    says: (status: number, body: unknown = { key: KEY, payment: { id: 'p1' } }): Say => {
-      const text = Buffer.from(JSON.stringify(body))
-      const headers = ['Content-Type', 'application/json']
-      return {
-        proof: 'responded',
-        declaredOutcome: null,
-        response: { status, reason: '', headers, body: text, trailers: [] },
-        release: bytes.take(text.length),
-      }
-    },
-    ask: async () => {
+    says: (status: number, body?: unknown): Say => says(bytes, status, body),
+    /** What the recheck finds, when the upstream says that. */
+    ask: async (...said: readonly Say[]) => {
+      script.push(...said)
       const found = await recheck.ask(a.id, (await stored(a.store)) as Completed)
       t.same(await a.store.dump(), before, 'the record is unchanged')
       return found
@@ -189,38 +181,31 @@ async function world(t: Test, policy: RoutePolicy = asking(), now: RoutePolicy |
 }
 
 void t.test('O05 a recheck asks as the reconciler does: path, credentials, pinned to the key', async (t) => {
-  const { ask, script, says, asked } = await world(t)
-  script.push(says(200))
-  t.same(await ask(), { kind: 'agrees' })
+  const { ask, says, asked } = await world(t)
+  t.same(await ask(says(200)), { kind: 'agrees' })
   t.match(asked, [{ method: 'GET', target: `/payments?key=${KEY}` }])
   t.ok(asked[0]?.headers.join().includes('Authorization,Bearer own'))
-  script.push(says(200, { key: 'another', payment: { id: 'p1' } }))
-  t.match(await ask(), { kind: 'disagrees', why: /\/key/ })
-  script.push(says(200, { key: KEY, payment: { id: 'p2' } }))
-  t.match(await ask(), { kind: 'differs' })
-  script.push(says(402))
-  t.match(await ask(), { kind: 'disagrees', why: /402 where 201/ })
-  script.push(says(202))
-  t.match(await ask(), { kind: 'undecided' })
+  t.match(await ask(says(200, { key: 'another', payment: { id: 'p1' } })), {
+    kind: 'disagrees',
+    why: /\/key/,
+  })
+  t.match(await ask(says(200, { key: KEY, payment: { id: 'p2' } })), { kind: 'differs' })
+  t.match(await ask(says(402)), { kind: 'disagrees', why: /402 where 201/ })
+  t.match(await ask(says(202)), { kind: 'undecided' })
 })
 
 void t.test('O05 "not found" counts only twice in a row, as for an unknown record', async (t) => {
-  const { ask, script, says, asked } = await world(t)
-  script.push(says(404), says(404))
-  t.match(await ask(), { kind: 'disagrees', why: /does not know/ })
-  script.push(says(404), says(200))
-  t.match(await ask(), { kind: 'agrees' })
+  const { ask, says, asked } = await world(t)
+  t.match(await ask(says(404), says(404)), { kind: 'disagrees', why: /does not know/ })
+  t.match(await ask(says(404), says(200)), { kind: 'agrees' })
   t.equal(asked.length, 4)
 })
 
 void t.test('O05 a recheck without an answer says why', async (t) => {
-  const { ask, script } = await world(t)
-  script.push(NOT_SENT)
-  t.match(await ask(), { kind: 'not_asked', why: /could not be reached/ })
-  script.push(BROKEN)
-  t.match(await ask(), { kind: 'undecided', why: /broke/ })
-  script.push(new Error('a bug'))
-  t.match(await ask(), { kind: 'undecided', why: /a bug/ })
+  const { ask } = await world(t)
+  t.match(await ask(NOT_SENT), { kind: 'not_asked', why: /could not be reached/ })
+  t.match(await ask(BROKEN), { kind: 'undecided', why: /broke/ })
+  t.match(await ask(new Error('a bug')), { kind: 'undecided', why: /a bug/ })
   for (const now of [null, route(), asking({}, { mode: 'shadow' })]) {
     const other = await world(t, asking(), now)
     t.equal(other.recheck.from('payments'), null)

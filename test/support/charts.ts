@@ -120,18 +120,22 @@ export function valuesOf(chart: string): Record<string, unknown> {
   return parse(readFileSync(join(HELM_FOLDER, chart, 'values.yaml'), 'utf8')) as Record<string, unknown>
 }
 
+/** Each object by its kind and name, for `typeErrors`. */
+export const named = (objects: readonly Manifest[]): (readonly [string, Manifest])[] =>
+  objects.map((one) => [`${one.kind} ${one.metadata.name}`, one])
+
 /**
  * Compiler errors for objects that do not match the published types of Kubernetes and the Prometheus operator: unknown or missing fields,
  * wrong enum values.
  */
-export function typeErrors(tools: HelmTools, named: readonly (readonly [string, Manifest])[]): string {
+export function typeErrors(tools: HelmTools, objects: readonly (readonly [string, Manifest])[]): string {
   const folder = mkdtempSync(join(tools.models, 'objects-'))
   try {
-    const lines = named.map(([name, { apiVersion, kind }], n) => {
+    const lines = objects.map(([name, { apiVersion, kind }], n) => {
       const from = apiVersion.startsWith('monitoring.coreos.com/')
         ? `@kubernetes-models/prometheus-operator/${apiVersion}/${kind}`
         : `kubernetes-models/${apiVersion}/${kind}`
-      const text = JSON.stringify(named[n]?.[1], null, 1)
+      const text = JSON.stringify(objects[n]?.[1], null, 1)
       return `// ${name}\nimport type { I${kind} as T${n} } from '${from}'\nexport const o${n}: T${n} = ${text}\n`
     })
     writeFileSync(join(folder, 'objects.ts'), lines.join(''))
