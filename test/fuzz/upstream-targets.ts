@@ -1,3 +1,4 @@
+import { filterLines } from '../../src/core/headers.ts'
 import { type AnswerParts, ResponseParser } from '../../src/upstream/response-parser.ts'
 import { AnswerRefused } from '../../src/upstream/transport.ts'
 import { same, type Target } from './engine.ts'
@@ -14,6 +15,8 @@ interface Answer {
   isReusable: boolean
   isRefused: boolean
 }
+
+const FRAMING = /^(?:content-length|transfer-encoding)$/
 
 function unheard(): Answer {
   return { head: null, body: '', trailers: [], wholeAt: null, isReusable: false, isRefused: false }
@@ -104,7 +107,8 @@ function asNode(bytes: Buffer, method: string): Heard {
   }
   parser[HTTPParser.kOnMessageComplete] = () => {
     if (isInterim || answer.wholeAt !== null) return
-    answer.trailers = trimmed(lines)
+    // Ours leaves out those that would frame the body (RFC 9110 §6.5.1).
+    answer.trailers = trimmed(filterLines(lines, (name) => !FRAMING.test(name)))
     answer.wholeAt = at
   }
   for (at = 1; at <= bytes.length && answer.wholeAt === null && !answer.isRefused; at++)

@@ -60,9 +60,7 @@ void t.test(
     await until(() => held.at(-1) === 0)
     for (let n = 0; n < 5; n++) await t.rejects(store.get(newId()), { name: 'StoreUnavailable' })
     const before = held.length
-    await until(
-      () => states.filter((state) => state === 'half_open').length === 2 && held.length > before + 2,
-    )
+    await until(() => states.filter((state) => state === 'half_open').length >= 2 && held.length > before + 2)
     t.notOk(states.includes('closed'), 'probes fail, and to hold nothing shows nothing')
     says.left = 1
     await until(() => states.includes('closed'))
