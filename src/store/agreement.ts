@@ -1,30 +1,43 @@
+import { randomBytes } from 'node:crypto'
 import {
   differencesBetween,
   type Identification,
   type IdentificationParts,
   keysUnder,
 } from '../core/identification.ts'
-import type { Millis } from '../core/record.ts'
+import type { IdempotencyRecord, Millis } from '../core/record.ts'
 import type { PhaseGuard } from './around.ts'
-import { decodeRecord } from './codec.ts'
+import { decodeRecord, encodeDraft } from './codec.ts'
 import {
   IDENTIFICATION_MARK,
   MARKED_FOR,
-  type Mark,
+  markDraft,
   RENEW_EVERY,
   RETRY_EVERY,
-  renewMark,
   SURE_FOR,
   untilAborted,
 } from './phases.ts'
-import { CorruptRecord, OutOfPhase, type Store, StoreUnavailable } from './register.ts'
+import { CorruptRecord, OutOfPhase, RecordLocked, type Store, StoreUnavailable } from './register.ts'
 
 /*
  * Replicas of one service agree on what identifies a record (docs/adr/0117). A service has one mark, which all replicas with the same digest
- * renew, and nobody else can take while it lasts: a compare-and-set decides between replicas that start at once.
+ * renew, and nobody else can take while it lasts: a compare-and-set decides between replicas that start at once. It names those that are
+ * alive, so that the last one that ends in an orderly way takes it away.
  */
 
 const TOKEN_BYTES = 16
+const SPANS = { dueIn: MARKED_FOR, dropIn: MARKED_FOR }
+/** How often a mark that others change meanwhile is tried at once. */
+const ROUNDS = 10
+
+type Marking = Pick<Store, 'get' | 'swap' | 'put' | 'remove'>
+
+/** What a mark says. */
+interface MarkContent {
+  readonly parts: IdentificationParts
+  /** When each replica last renewed it, by the store's clock. */
+  readonly alive: Readonly<Record<string, Millis>>
+}
 
 interface AgreementOptions {
   readonly own: Identification
@@ -42,8 +55,9 @@ export class Agreement implements PhaseGuard {
   sureUntil = Number.NEGATIVE_INFINITY
   /** Why nothing is claimed, although the store answers; null: nothing stands against it. */
   conflict: string | null = null
-  readonly #stores: readonly Pick<Store, 'swap' | 'put'>[]
-  readonly #mark: Mark
+  readonly #stores: readonly Marking[]
+  readonly #token: Buffer
+  readonly #replica = randomBytes(6).toString('base64url')
   readonly #options: AgreementOptions
   readonly #stopping = new AbortController()
   #running: Promise<void> = Promise.resolve()
@@ -53,18 +67,12 @@ export class Agreement implements PhaseGuard {
   #said: string | null = null
 
   /** `stores`: those that decide who claims; of a migration's two perhaps both, the old one first. */
-  constructor(stores: readonly Pick<Store, 'swap' | 'put'>[], options: AgreementOptions) {
+  constructor(stores: readonly Marking[], options: AgreementOptions) {
     const { own, clock } = options
     this.#stores = stores
     this.#options = options
     this.clock = clock ?? performance.now.bind(performance)
-    this.#mark = {
-      id: IDENTIFICATION_MARK,
-      token: own.digest.subarray(0, TOKEN_BYTES),
-      route: 'identification',
-      path: JSON.stringify(own.parts),
-      about: 'what identifies records, replicas that agree on it are alive',
-    }
+    this.#token = own.digest.subarray(0, TOKEN_BYTES)
   }
 
   /** Takes the mark, or keeps trying: it never waits for others, since what has a record is answered. */
@@ -93,14 +101,34 @@ export class Agreement implements PhaseGuard {
   }
 
   async ensure(): Promise<void> {
+    if (this.#stopping.signal.aborted) throw new OutOfPhase('this replica has ended', false)
     await this.renew()
     if (this.conflict !== null) throw new OutOfPhase(this.conflict, false)
   }
 
-  /** The mark stays: replicas that agree may rely on it. */
+  /** Claims nothing any more. Without this replica the mark goes, unless others that agree are alive. */
   async stop(): Promise<void> {
     this.#stopping.abort()
+    this.sureUntil = Number.NEGATIVE_INFINITY
     await this.#running
+    await this.#renewing?.catch(unlessUnavailable)
+    // What cannot be taken away now expires.
+    await Promise.allSettled(this.#stores.map((store) => this.#leave(store)))
+  }
+
+  async #leave(store: Marking): Promise<void> {
+    for (let round = 0; round < ROUNDS; round++) {
+      const { now, bytes } = await store.get(IDENTIFICATION_MARK)
+      const mark = bytes === null ? null : decodeRecord(bytes)
+      if (mark?.token.equals(this.#token) !== true) return
+      const others = this.#othersIn(mark, now)
+      const { version } = mark
+      const isGone =
+        Object.keys(others).length === 0
+          ? await store.remove(IDENTIFICATION_MARK, version)
+          : (await store.swap(IDENTIFICATION_MARK, { version }, this.#draft(others), SPANS, false)).done
+      if (isGone) return
+    }
   }
 
   async #renew(): Promise<void> {
@@ -122,14 +150,52 @@ export class Agreement implements PhaseGuard {
     say(differs)
   }
 
+  /** Takes or renews the mark; returns that of others. In a grace `entry` decides, as for any put. */
+  async #otherMark(store: Marking, entry: 'claim' | 'again'): Promise<IdempotencyRecord | null> {
+    let { now, bytes } = await store.get(IDENTIFICATION_MARK)
+    for (let round = 0; round < ROUNDS; round++) {
+      const mark = bytes === null ? null : decodeRecord(bytes)
+      if (mark !== null && !mark.token.equals(this.#token)) return mark
+      const alive = { ...(mark === null ? {} : this.#othersIn(mark, now)), [this.#replica]: now }
+      const written =
+        mark === null
+          ? await store.put(IDENTIFICATION_MARK, this.#draft(alive), SPANS, entry)
+          : await store.swap(IDENTIFICATION_MARK, { version: mark.version }, this.#draft(alive), SPANS, false)
+      if (written.done) return null
+      ;({ now, bytes } = written)
+    }
+    throw new RecordLocked('the mark of what identifies records keeps changing')
+  }
+
+  #draft(alive: MarkContent['alive']): Buffer {
+    const content: MarkContent = { parts: this.#options.own.parts, alive }
+    return encodeDraft(
+      markDraft({
+        token: this.#token,
+        route: 'identification',
+        path: JSON.stringify(content),
+        about: 'what identifies records, replicas that agree on it are alive',
+      }),
+    )
+  }
+
+  /** Who else has renewed the mark while its holders may rely on that. */
+  #othersIn(mark: IdempotencyRecord, now: Millis): MarkContent['alive'] {
+    return Object.fromEntries(
+      Object.entries(contentOf(mark).alive).filter(
+        ([replica, at]) => replica !== this.#replica && now - at < MARKED_FOR,
+      ),
+    )
+  }
+
   /** Null: this store has the mark of those that agree. */
-  async #differing(store: Pick<Store, 'swap' | 'put'>, entry: 'claim' | 'again'): Promise<string | null> {
+  async #differing(store: Marking, entry: 'claim' | 'again'): Promise<string | null> {
     const { own, accepts } = this.#options
     let differences: readonly string[]
     try {
-      const found = await renewMark(store, this.#mark, entry)
-      if (!Buffer.isBuffer(found)) return null
-      differences = differencesBetween(own.parts, partsIn(found))
+      const other = await this.#otherMark(store, entry)
+      if (other === null) return null
+      differences = differencesBetween(own.parts, contentOf(other).parts)
     } catch (error) {
       if (!(error instanceof CorruptRecord)) throw error
       differences = [`what it is cannot be read: ${error.message}`]
@@ -143,10 +209,9 @@ export class Agreement implements PhaseGuard {
 }
 
 /** @throws {CorruptRecord} */
-function partsIn(bytes: Buffer): IdentificationParts {
-  const { path } = decodeRecord(bytes)
+function contentOf({ path }: IdempotencyRecord): MarkContent {
   try {
-    return JSON.parse(path) as IdentificationParts
+    return JSON.parse(path) as MarkContent
   } catch {
     throw new CorruptRecord('it was written by another version')
   }

@@ -83,7 +83,7 @@ function phaseMark(phase: Phase, side: Side): Mark {
   return { id: markOf(phase), token: TOKEN, route: 'migration', path: `/${phase}/${side}`, about }
 }
 
-function markDraft({ token, route, path, about }: Mark): RecordDraft {
+export function markDraft({ token, route, path, about }: Omit<Mark, 'id'>): RecordDraft {
   const none = Buffer.alloc(32)
   return {
     state: STATE,

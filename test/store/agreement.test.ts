@@ -186,12 +186,12 @@ void t.test('Y20 a mark is written again after the failover, though it is just b
   }
   const one = agreement(ONE, { stores: [slow] })
   const entering = one.enter()
-  await until(() => writes === 2)
+  await until(() => writes === 1)
   t.equal(one.renew(), one.renew(), 'once for all')
   const again = one.rewrite()
   gate.resolve()
   await Promise.all([entering, again])
-  t.equal(writes, 3)
+  t.equal(writes, 2)
   await one.stop()
 })
 
@@ -223,9 +223,74 @@ void t.test('Y20 a mark that cannot be read is that of another', async (t) => {
     one.conflict,
     /\(what it is cannot be read: it was written by another version\).*record of all keys/,
   )
-  const sealed = agreement(ONE, { stores: [answering(store, () => new CorruptRecord('sealed'))] })
+  const sealed = agreement(ONE, {
+    stores: [{ ...store, get: async () => Promise.reject(new CorruptRecord('sealed')) }],
+  })
   await sealed.renew()
   t.match(sealed.conflict, /cannot be read: sealed/)
+})
+
+void t.test('Y20 the last of those that agree takes the mark away as it ends', async (t) => {
+  const { clock, store, agreement, isSure } = world()
+  const [one, same, killed, other] = [agreement(ONE), agreement(ONE), agreement(ONE), agreement(OTHER)]
+  await killed.renew()
+  clock.now += MARKED_FOR - 1
+  for (const each of [one, same]) await each.renew()
+  await one.stop()
+  t.notOk(isSure(one))
+  await t.rejects(one.ensure(), { name: 'OutOfPhase', maybeApplied: false })
+  await t.rejects(claim(inPhase(store, one)), { name: 'OutOfPhase' })
+  await other.renew()
+  t.notOk(isSure(other), 'one is alive')
+  await other.stop()
+  await same.renew()
+  t.ok(isSure(same), 'others leave what is not theirs')
+  clock.now += 1
+  const renewing = same.renew()
+  await same.stop()
+  await renewing
+  t.equal(
+    (await store.get(IDENTIFICATION_MARK)).bytes,
+    null,
+    'what was killed may rely on its mark no longer',
+  )
+  const next = agreement(OTHER)
+  await next.renew()
+  t.ok(isSure(next), 'at once')
+  await same.stop()
+  t.not((await store.get(IDENTIFICATION_MARK)).bytes, null)
+  await agreement(OTHER, { stores: [answering(store, down)] }).stop()
+})
+
+void t.test('Y20 a mark that others change meanwhile is tried again, but not for ever', async (t) => {
+  const { clock, store, agreement } = world()
+  const one = agreement(ONE)
+  await one.renew()
+  let rivals = 1
+  const contended: Store = {
+    ...store,
+    swap: async (...args) => {
+      if (rivals-- > 0) await agreement(ONE).renew()
+      return store.swap(...args)
+    },
+    remove: async (...args) => {
+      if (rivals-- > 0) await agreement(ONE).renew()
+      return store.remove(...args)
+    },
+  }
+  const same = agreement(ONE, { stores: [contended] })
+  await same.renew()
+  rivals = 20
+  await t.rejects(same.renew(), { name: 'RecordLocked' })
+  rivals = 1
+  await same.stop()
+  t.not((await store.get(IDENTIFICATION_MARK)).bytes, null, 'there are others')
+  clock.now += MARKED_FOR
+  const last = agreement(ONE, { stores: [contended] })
+  await last.renew()
+  rivals = 20
+  await last.stop()
+  t.not((await store.get(IDENTIFICATION_MARK)).bytes, null, 'it expires')
 })
 
 void t.test('Y20 while two stores decide, the marks of both are held', async (t) => {
