@@ -52,7 +52,9 @@ export async function leftOvers(redis: RedisServer): Promise<LeftOver[]> {
     for (const key of keys) {
       const bytes = await client.getBuffer(key)
       if (bytes === null) continue
-      const { state, route, lastError } = decodeRecord(bytes)
+      const { state, route, method, lastError } = decodeRecord(bytes)
+      // No record of a request.
+      if (method === 'MARK') continue
       found.push({ id: key.slice(key.lastIndexOf(':') + 1) as RecordId, route, state, why: lastError })
     }
     return found

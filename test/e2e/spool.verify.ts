@@ -146,7 +146,8 @@ void t.test('V01 a renamed service leaves the outcomes of its old name in the sp
   t.strictSame((await send(third, key)).body, body)
   await until(async () => (await third.metric('idempotency_spooled')) === 0)
   await until(() => readdirSync(w.spool).length === 1)
-  t.equal(w.upstream.seen.length, 2, 'one execution for each service')
+  const executed = w.upstream.seen.filter(({ method }) => method === 'POST')
+  t.equal(executed.length, 2, 'one execution for each service')
 })
 
 void t.test('a proxy does not start on a spool directory in use, or on a file in its place', async (t) => {
