@@ -102,6 +102,7 @@ export async function trouble(t: Test): Promise<Trouble> {
       // The same operation again and again, each time under a new key.
       for (let retry = 0; retry < 3; retry++) await send(owner, key, { body })
       await send(owner, key, { body: '{"do":"else"}' })
+      await send(owner, key, { body, headers: { authorization: 'Bearer renewed' } })
       for (const one of [owner, other, embedded]) await ask(one, '/pay', 'work')
       await ask(unreachable, '/pay', 'work')
       await ask(owner, '/pay', 'work', null)
