@@ -288,7 +288,7 @@ export function checkFile(findings: Findings, file: Listening): void {
     [from !== null && from === store.url, ['store.migrate.from', 'store.url'],
       'found the same store twice; allowed: `url`, where the records go, and `migrate.from`, where they are'],
     [!findings.isWritten('service') && [store.url, ...(from === null ? [] : [from])].some(isSharedStore), ['store.url'],
-      'found a store that other services can share, and no `service` to keep their records apart: a client could get the response of another service; write `service: payments`, or give --service payments'],
+      'found a store that other services can share, and no `service` to keep their records apart: a client could get the response of another service; write `service: NAME`, or give --service NAME, a name that no other API on this store has'],
     [wait !== null && !/^rediss?[:+]/.test(store.url), ['store.wait', 'store.url'],
       `found wait with ${others}; allowed: wait with Redis, or wait: off`],
     [isAlone && wait.disk !== 'local', ['store.wait.replicas', 'store.wait.disk'],

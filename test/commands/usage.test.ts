@@ -282,7 +282,7 @@ void t.test('V02 on a shared store without a service all commands say one senten
   const file = join(tempDir(t), 'proxy.yaml')
   writeFileSync(file, 'upstream: { url: "http://127.0.0.1:3000" }\nstore: { url: "redis://127.0.0.1:1" }\n')
   const sentence =
-    /^\S+: store\.url: found a store that other services can share, and no `service` .*; write `service: payments`, or give --service payments\n$/
+    /^\S+: store\.url: found a store that other services can share, and no `service` .*; write `service: NAME`, or give --service NAME, a name that no other API on this store has\n$/
   for (const name of ['serve', 'check', 'doctor', 'list'])
     t.match(await command([name, '--config', file]), { code: 1, out: '', err: sentence }, name)
   const flags = ['--upstream', 'http://127.0.0.1:3000', '--store', 'redis://127.0.0.1:1']
