@@ -129,7 +129,8 @@ export function graceContract(t: Test, name: string, make: () => Promise<GraceSe
     const again = () => claim(store, service.sibling(id), 'again')
     const before = await endAt(GRACE / 2)
     await again()
-    t.equal(await endAt(GRACE / 2), before, 'nothing is extended while there is enough time')
+    // Now and the time left are each rounded to a millisecond; an extension is half a grace.
+    t.ok((await endAt(GRACE / 2)) - before <= 1, 'nothing is extended while there is enough time')
     // Once more where the machine was too slow for this moment.
     do await at(GRACE - 150)
     while ((await again()).now >= since + GRACE)
