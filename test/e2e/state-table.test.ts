@@ -11,6 +11,7 @@ import {
   until,
 } from '../support/e2e.ts'
 import { proxyInProcess } from '../support/proxy.ts'
+import { post, rawRequest } from '../support/raw.ts'
 import { RedisServer } from '../support/redis.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
@@ -20,7 +21,7 @@ const redis = await RedisServer.start()
 t.teardown(() => redis[Symbol.asyncDispose]())
 t.beforeEach(async () => void (await redis.command('FLUSHALL')))
 
-/** `/cut` drops the connection, `/gated…` waits for the gate. */
+/** `/status/<n>` answers n, `/cut` drops the connection, `/gated…` waits for the gate. */
 async function world(t: Test, more = '', upstreamUrl?: string) {
   const work = gate()
   let n = 0
@@ -28,7 +29,7 @@ async function world(t: Test, more = '', upstreamUrl?: string) {
     const answer = `execution ${++n}`
     if (target.startsWith('/cut')) return void response.destroy()
     if (target.startsWith('/gated')) await work.opened
-    response.writeHead(201).end(answer)
+    response.writeHead(Number(/^\/status\/(\d+)/.exec(target)?.[1] ?? 201)).end(answer)
   })
   t.teardown(() => upstream[Symbol.asyncDispose]())
   const proxy = await proxyInProcess(
@@ -188,3 +189,30 @@ void t.test('F01 F02 I01 §6 refusals change neither a request in flight nor a c
   t.strictSame([replay.replayed, replay.body], [true, 'execution 1'], 'still replayed')
   t.equal(upstream.seen.length, 1)
 })
+
+void t.test(
+  'U09 4xx responses are stored and replayed, except those that say nothing was done',
+  async (t) => {
+    const { upstream, proxy } = await world(t)
+    for (const status of [400, 402, 404, 409, 410, 422, 451]) {
+      const [key, path, n] = [newKey(), `/status/${status}`, upstream.seen.length]
+      const first = await send(proxy, key, { path })
+      const retry = await send(proxy, key, { path })
+      t.strictSame(
+        [first.status, retry.status, retry.replayed, retry.body],
+        [status, status, true, first.body],
+      )
+      t.equal(upstream.seen.length, n + 1, `${status}: executed once`)
+    }
+    for (const status of [401, 403, 407, 429]) {
+      const [key, path, n] = [newKey(), `/status/${status}`, upstream.seen.length]
+      for (const nth of ['first', 'retry']) {
+        // fetch takes a 407 for its own proxy's.
+        const answer = await rawRequest(proxy.port, post(path, key, '{}', ['Authorization: Bearer alice']))
+        t.equal(answer.status, status)
+        t.notOk(answer.headers.includes('Idempotent-Replayed'), `${status}, ${nth}`)
+      }
+      t.equal(upstream.seen.length, n + 2)
+    }
+  },
+)
