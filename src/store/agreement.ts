@@ -10,6 +10,7 @@ import type { PhaseGuard } from './around.ts'
 import { decodeRecord, encodeDraft } from './codec.ts'
 import {
   IDENTIFICATION_MARK,
+  MARK_SPANS,
   MARKED_FOR,
   markDraft,
   RENEW_EVERY,
@@ -26,7 +27,6 @@ import { CorruptRecord, OutOfPhase, RecordLocked, type Store, StoreUnavailable }
  */
 
 const TOKEN_BYTES = 16
-const SPANS = { dueIn: MARKED_FOR, dropIn: MARKED_FOR }
 /** How often a mark that others change meanwhile is tried at once. */
 const ROUNDS = 10
 
@@ -126,7 +126,7 @@ export class Agreement implements PhaseGuard {
       const isGone =
         Object.keys(others).length === 0
           ? await store.remove(IDENTIFICATION_MARK, version)
-          : (await store.swap(IDENTIFICATION_MARK, { version }, this.#draft(others), SPANS, false)).done
+          : (await store.swap(IDENTIFICATION_MARK, { version }, this.#draft(others), MARK_SPANS, false)).done
       if (isGone) return
     }
   }
@@ -159,8 +159,14 @@ export class Agreement implements PhaseGuard {
       const alive = { ...(mark === null ? {} : this.#othersIn(mark, now)), [this.#replica]: now }
       const written =
         mark === null
-          ? await store.put(IDENTIFICATION_MARK, this.#draft(alive), SPANS, entry)
-          : await store.swap(IDENTIFICATION_MARK, { version: mark.version }, this.#draft(alive), SPANS, false)
+          ? await store.put(IDENTIFICATION_MARK, this.#draft(alive), MARK_SPANS, entry)
+          : await store.swap(
+              IDENTIFICATION_MARK,
+              { version: mark.version },
+              this.#draft(alive),
+              MARK_SPANS,
+              false,
+            )
       if (written.done) return null
       ;({ now, bytes } = written)
     }

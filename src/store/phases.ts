@@ -1,7 +1,7 @@
 import { hash } from 'node:crypto'
 import { setTimeout as wait } from 'node:timers/promises'
 import { PHASES, type Phase } from '../core/copies.ts'
-import type { Fingerprint, Millis, RecordDraft, RecordId } from '../core/record.ts'
+import type { Fingerprint, Millis, RecordDraft, RecordId, Spans } from '../core/record.ts'
 import type { PhaseGuard } from './around.ts'
 import { decodeRecord, encodeDraft } from './codec.ts'
 import { areTheSame } from './copying.ts'
@@ -22,6 +22,7 @@ import {
 
 /** How long a mark outlives its last renewal, and counts after it was seen: a failover may lose it, but not the replicas that renew it. */
 export const MARKED_FOR: Millis = 15_000
+export const MARK_SPANS: Spans = { dueIn: MARKED_FOR, dropIn: MARKED_FOR }
 /** How long a replica relies on its own mark: a claim sent by then arrives while the mark exists. */
 export const SURE_FOR: Millis = 10_000
 export const RENEW_EVERY: Millis = 3_000
@@ -67,8 +68,7 @@ export function withoutMarks({ ids, next }: Page): Page {
 const TOKEN = Buffer.alloc(16, 'mark')
 const STATE = 'failed_retryable'
 
-export interface Mark {
-  readonly id: RecordId
+interface Mark {
   /** 16 bytes: who has the same renews it. */
   readonly token: Buffer
   readonly route: string
@@ -78,12 +78,7 @@ export interface Mark {
   readonly about: string
 }
 
-function phaseMark(phase: Phase, side: Side): Mark {
-  const about = `the migration between two stores, replicas in phase ${phase} are alive`
-  return { id: markOf(phase), token: TOKEN, route: 'migration', path: `/${phase}/${side}`, about }
-}
-
-export function markDraft({ token, route, path, about }: Omit<Mark, 'id'>): RecordDraft {
+export function markDraft({ token, route, path, about }: Mark): RecordDraft {
   const none = Buffer.alloc(32)
   return {
     state: STATE,
@@ -117,29 +112,19 @@ async function markedAs(store: Pick<Store, 'get'>, phase: Phase): Promise<Side |
   return bytes === null ? null : decodeRecord(bytes).path.endsWith('/from') ? 'from' : 'to'
 }
 
-/** `entered`: there was none. Bytes: of the mark that is there, under another token. In a grace `entry` decides, as for any put. */
-export async function renewMark(
-  store: Pick<Store, 'swap' | 'put'>,
-  mark: Mark,
-  entry: 'claim' | 'again',
-): Promise<'renewed' | 'entered' | Buffer> {
-  const { id, token } = mark
-  const spans = { dueIn: MARKED_FOR, dropIn: MARKED_FOR }
-  for (let round = 0; round < 3; round++) {
-    const bytes = (): Buffer => encodeDraft(markDraft(mark))
-    const renewed = await store.swap(id, { token, states: [STATE] }, bytes(), spans, false)
-    if (renewed.done) return 'renewed'
-    if (renewed.bytes !== null) return renewed.bytes
-    if ((await store.put(id, bytes(), spans, entry)).done) return 'entered'
-  }
-  throw new RecordLocked(`the mark of ${mark.about} keeps changing`)
-}
-
-/** True: there was none. */
+/** Renews the mark of a phase. True: there was none. */
 async function markPhase(store: Store, phase: Phase, side: Side): Promise<boolean> {
-  const renewed = await renewMark(store, phaseMark(phase, side), 'again')
-  if (Buffer.isBuffer(renewed)) throw new RecordLocked(`the mark of phase ${phase} was changed`)
-  return renewed === 'entered'
+  const id = markOf(phase)
+  const about = `the migration between two stores, replicas in phase ${phase} are alive`
+  const bytes = (): Buffer =>
+    encodeDraft(markDraft({ token: TOKEN, route: 'migration', path: `/${phase}/${side}`, about }))
+  for (let round = 0; round < 3; round++) {
+    const renewed = await store.swap(id, { token: TOKEN, states: [STATE] }, bytes(), MARK_SPANS, false)
+    if (renewed.done) return false
+    if (renewed.bytes !== null) throw new RecordLocked(`the mark of phase ${phase} was changed`)
+    if ((await store.put(id, bytes(), MARK_SPANS, 'again')).done) return true
+  }
+  throw new RecordLocked(`the mark of ${about} keeps changing`)
 }
 
 interface Sides {
