@@ -39,7 +39,7 @@ export async function upstreamChecks(config: Config): Promise<CheckResult[]> {
 
 async function optionsChecks(
   { upstream: { url, connectTimeout } }: Config,
-  { origin, socketPath, tls }: Upstream,
+  { origin, address, tls }: Upstream,
 ): Promise<{ readonly checked: CheckResult[]; readonly isUp: boolean }> {
   const where = shownUrl(url)
   const isSecure = origin.protocol === 'https:'
@@ -49,9 +49,7 @@ async function optionsChecks(
     method: 'OPTIONS',
     path: '*',
     agent: false,
-    ...(socketPath === null
-      ? { host: origin.hostname.replace(/^\[|\]$/g, ''), port: origin.port || (isSecure ? 443 : 80) }
-      : { socketPath }),
+    ...address,
     ...tls,
   }
   const sent = process.getBuiltinModule(isSecure ? 'node:https' : 'node:http').request(request)

@@ -19,6 +19,7 @@ import {
   unset,
   type WrittenIn,
 } from './rows.ts'
+import { STATUS } from './scalars.ts'
 
 /*
  * Every configuration property, one row each: allowed values, default, effect of a change on reload, and purpose. To add a property, add its
@@ -49,7 +50,6 @@ const METHODS = ['POST', 'PATCH']
 const POINTER = '^(/([^~/]|~[01])*)+$'
 const POINTERS = 'JSON pointers, such as /data/0/id'
 const HEADER = `^${TOKEN}$`
-const STATUS = '^([2-5][0-9]{2}|[2-5]xx)$'
 const STATUSES = 'statuses (200 to 599) and classes (2xx to 5xx)'
 
 const when = row(

@@ -33,6 +33,8 @@ const MAX_BODY = 256 * 1024 ** 2
 /** Of a response; it is held in memory for each connection. */
 export const MAX_HEAD = 1024 ** 2
 
+/** A status or a class of them. */
+export const STATUS = '^([2-5][0-9]{2}|[2-5]xx)$'
 const POINTER = '(/([^~/]|~[01])*)+'
 /** Names of form fields and query parameters, of characters that every encoder escapes the same way. */
 const FIELD = '[A-Za-z0-9_.:~!$@*\\[\\]-]+'
@@ -257,7 +259,7 @@ export const SCALARS = {
   off: { word: 'off', ...byPattern('^off$', 'off', () => null, () => 'off') },
   origin: byPattern(`^${ORIGIN}$`, ORIGIN_ALLOWED),
   origins: byPattern(`^${ORIGIN}$`, ORIGIN_ALLOWED, (text) => [text], (values) => values),
-  outcomeStatus: { ...byPattern('^([2-5][0-9]{2}|[2-5]xx)$', 'a status (200 to 599) or a class (2xx to 5xx)'),
+  outcomeStatus: { ...byPattern(STATUS, 'a status (200 to 599) or a class (2xx to 5xx)'),
     schema: { type: ['integer', 'string'], pattern: '^[2-5]xx$', minimum: 200, maximum: 599 } },
   ownPath,
   ownPathOrOff: orWord(ownPath, 'off', null),

@@ -79,7 +79,7 @@ function tunnel(
   { connectTimeout, timeout }: TunnelLimits,
   { request, target, lines, socket: client, head }: Handshake,
 ): void {
-  const { origin, socketPath, tls } = upstream
+  const { origin, address, tls } = upstream
   const isSecure = origin.protocol === 'https:'
   // Loaded on demand: `node:https` and `node:tls` add 10 ms to the start.
   const sent = process.getBuiltinModule(isSecure ? 'node:https' : 'node:http').request({
@@ -95,9 +95,7 @@ function tunnel(
     ],
     agent: false,
     maxHeaderSize: upstream.mostHead(),
-    ...(socketPath === null
-      ? { host: origin.hostname, port: origin.port || (isSecure ? 443 : 80) }
-      : { socketPath }),
+    ...address,
     ...tls,
   })
   let refused = refusal('upstream_unreachable', `no connection to the upstream within ${connectTimeout} ms`)

@@ -48,8 +48,8 @@ export async function observeExchange(
       const { live, why, declaredOutcome } = result
       live.drain()
       if ((await live.done) !== 'complete') {
-        const why = `the response broke off: ${live.brokenBy}`
-        return failed(unknownBecause(why, live.status), 'upstream_failed', why)
+        const brokenOff = `the response broke off: ${live.brokenBy}`
+        return failed(unknownBecause(brokenOff, live.status), 'upstream_failed', brokenOff)
       }
       const outcome = outcomeOf(route, headers, live, declaredOutcome, withoutBody(live, why))
       return { ...nothing, headers: live.headers, outcome, failed: null, cause: null }

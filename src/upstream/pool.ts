@@ -17,7 +17,8 @@ export interface Upstream {
   /** For the `Host` line: null keeps the client's. */
   readonly host: string | null
   readonly origin: URL
-  readonly socketPath: string | null
+  /** For connections of `node:http`. */
+  readonly address: { readonly host: string; readonly port: number } | { readonly socketPath: string }
   /** For new connections. */
   readonly tls: TlsMaterial & { readonly servername?: string }
   /** Changes the most connections that it may have. */
@@ -59,6 +60,7 @@ export async function openUpstream(
     timeout: connectTimeout,
   })
   const isTls = origin.protocol === 'https:'
+  const port = Number(origin.port || (isTls ? 443 : 80))
   const places = new Places(connections)
   const streams = new Once(async () => {
     const { UndiciClient } = await import('./undici.ts')
@@ -71,8 +73,7 @@ export async function openUpstream(
     })
   })
   const client = new Http1Client({
-    to:
-      socketPath === null ? { host, port: Number(origin.port || (isTls ? 443 : 80)) } : { path: socketPath },
+    to: socketPath === null ? { host, port } : { path: socketPath },
     // RFC 6066 §3: no addresses.
     tls: () => (isTls ? { ...(isIP(host) === 0 ? { servername: host } : {}), ...tls } : null),
     host: origin.host,
@@ -86,7 +87,7 @@ export async function openUpstream(
     streams: () => streams.get(),
     mostHead,
     origin,
-    socketPath,
+    address: socketPath === null ? { host, port } : { socketPath },
     get tls() {
       return tls
     },
