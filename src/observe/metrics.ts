@@ -203,7 +203,7 @@ export class Metrics {
       for (const kind of ['handles', 'requests', 'resources'])
         registry.removeSingleMetric(`nodejs_active_${kind}_total`)
     } else {
-      // Alerts on single events need it (docs/adr/0024-alerts-on-single-events.md).
+      // Alerts on single events need it (docs/adr/0024).
       const help = 'Start time of the process since unix epoch in seconds.'
       const gauge = new Gauge({ name: 'process_start_time_seconds', help, registers: [registry] })
       gauge.set(Math.round(performance.timeOrigin / 1000))

@@ -6,7 +6,7 @@ import { grown, NONE } from './slots.ts'
 /*
  * Holds a service's newest small records until they are moved to `records` together. All writes of one transaction are one row of
  * `journal`: consecutive entries of an id's length (1 byte), the id, the record's length (4 bytes, big-endian; 0: removed) and the record.
- * The sum of the rows is also kept in memory. Why: docs/adr/0077-a-journal-before-the-table.md.
+ * The sum of the rows is also kept in memory. Why: docs/adr/0077.
  *
  * Every process that has the file open reads the others' rows. Rows never change, and a process that removes all rows leaves a later
  * one behind, so row numbers are never reused: a process whose last row is gone knows that another process has moved the records.
