@@ -71,7 +71,7 @@ export interface Operation {
   readonly keySent?: string
   /**
    * Identifiers that the upstream received with every attempt that may have executed; absent: none, or unknown. A query by any other
-   * identifier that is answered "not found" proves nothing (docs/adr/0039).
+   * identifier that is answered "not found" proves nothing (docs/adr/0042).
    */
   readonly told?: readonly Identifier[]
   /** Which upstream that was (`upstreamTag`); absent without `told`, or unknown. */

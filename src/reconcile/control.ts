@@ -74,7 +74,7 @@ const FINDINGS = {
 } as const
 
 /**
- * Tests status queries whose answers are known (docs/adr/0040): they must find requests that the upstream answered with a success, and must
+ * Tests status queries whose answers are known (docs/adr/0042): they must find requests that the upstream answered with a success, and must
  * not find one that never existed, the canary.
  */
 export class Control {
