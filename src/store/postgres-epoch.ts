@@ -22,7 +22,7 @@ export interface PostgresEpochOptions {
 
 /**
  * Detects a server that was replaced or lost its data: the first check of it starts the grace period, and this proxy must rewrite its
- * claims (docs/adr/0108).
+ * claims (docs/adr/0091).
  */
 export class Epoch {
   readonly #options: PostgresEpochOptions

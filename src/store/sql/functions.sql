@@ -98,7 +98,7 @@ CREATE OR REPLACE FUNCTION idempotency.erase(_service text, _id text) RETURNS vo
   DELETE FROM idempotency.notes n WHERE n.id = _id AND n.service = _service;
 $$;
 
--- The grace after a failover (docs/adr/0108): for how long claims are still held, and since when the server is what it is. What that is, the start
+-- The grace after a failover (docs/adr/0091): for how long claims are still held, and since when the server is what it is. What that is, the start
 -- of its process and the file of its records say: a promotion, a restart on an older copy, TRUNCATE and a restored dump change one of them. A
 -- crash that the process survives changes neither, but leaves no grace. _entry: 0 a claim, 1 one of a fresh key, 2 a record that is written
 -- again, 3 a check. _seen: since when the server is what it is, as far as the proxy knows; 0: this is its first look.

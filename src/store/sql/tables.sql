@@ -134,7 +134,7 @@ CREATE TABLE IF NOT EXISTS idempotency.pruning (
 );
 INSERT INTO idempotency.pruning (page, done_at) VALUES (0, 0) ON CONFLICT DO NOTHING;
 
--- Which life of which server this is, as far as proxies have noticed (docs/adr/0108).
+-- Which life of which server this is, as far as proxies have noticed (docs/adr/0091).
 CREATE TABLE IF NOT EXISTS idempotency.epochs (
   service text COLLATE "C" PRIMARY KEY,
   started timestamptz,
