@@ -1,4 +1,4 @@
-/** An ECMAScript regular expression over printable ASCII, matched in linear time (ADR 0045). */
+/** An ECMAScript regular expression over printable ASCII, matched in linear time (ADR 0035). */
 export interface KeyPattern {
   /** Anchored at both ends. */
   readonly source: string

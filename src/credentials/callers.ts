@@ -252,7 +252,7 @@ interface JwksOptions {
 
 /**
  * A JWK Set behind a URL, fetched on first use by one request on behalf of all that wait. jose's `createRemoteJWKSet` does not pause after
- * a failed fetch, fall back on the keys it had, or bound what it reads (docs/adr/0011).
+ * a failed fetch, fall back on the keys it had, or bound what it reads (docs/adr/0035).
  */
 class RemoteKeys implements KeyRing {
   readonly #url: URL

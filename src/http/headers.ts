@@ -97,7 +97,7 @@ function prefixOf(address: string): string {
 }
 
 /**
- * The host that the client requested (docs/adr/0036): a trusted proxy may have replaced `Host`. Conflicting lines count together, since it
+ * The host that the client requested (docs/adr/0035): a trusted proxy may have replaced `Host`. Conflicting lines count together, since it
  * is unknown which one the upstream believes.
  */
 export function hostOf(headers: RawHeaders, { isTrusted }: Peer): string | null {
