@@ -1,5 +1,5 @@
 /**
- * AssemblyScript, compiled by scripts/assembly.ts: src/core/body/json.ts for usual bodies, sixteen bytes at a time (docs/adr/0098).
+ * AssemblyScript, compiled by scripts/assembly.ts: src/core/body/json.ts for usual bodies, sixteen bytes at a time (docs/adr/0072).
  * All names mean the same as there; it also handles everything rare.
  */
 

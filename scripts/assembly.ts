@@ -1,4 +1,4 @@
-/** `node scripts/assembly.ts` compiles assembly/ into a module of src/ (docs/adr/0098). A test compares them. */
+/** `node scripts/assembly.ts` compiles assembly/ into a module of src/ (docs/adr/0072). A test compares them. */
 import { execFileSync } from 'node:child_process'
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'

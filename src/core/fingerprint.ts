@@ -488,7 +488,7 @@ interface WebAssemblyNamespace {
   readonly Instance: new (module: object) => { readonly exports: unknown }
 }
 
-/** Reads the JSON that most clients send, sixteen bytes at a time (docs/adr/0098). */
+/** Reads the JSON that most clients send, sixteen bytes at a time (docs/adr/0072). */
 export class UsualJson {
   readonly #memory: Uint8Array
   readonly #bodyAt: number
