@@ -62,7 +62,7 @@ const SELECTING_LINES = '@'
 /** Cannot occur in a header name (RFC 9110 §5.6.2). */
 const RECIPE_SEPARATOR = ','
 
-/** Prefix of the recipe of keyed digests (docs/adr/0085). No hash of settings contains it. */
+/** Prefix of the recipe of keyed digests (docs/adr/0084). No hash of settings contains it. */
 const KEYED = 'keyed.'
 
 /** The headers that count under a recipe, of this version or another. */

@@ -18,7 +18,7 @@ const MOST_LEFT = 10_000
 type BodyRemoverPorts = Pick<ReconcilePorts, 'records' | 'store' | 'observer' | 'random'>
 
 /**
- * Removes responses from records that outlive them (`ttl.body`, docs/adr/0111). Every replica runs one; they share the work by
+ * Removes responses from records that outlive them (`ttl.body`, docs/adr/0084). Every replica runs one; they share the work by
  * compare-and-set. It only frees room: readers of such a record already see no response.
  */
 export class BodyRemover {
