@@ -62,7 +62,7 @@ function factsAfterBug({ execution, state }: Progress): Facts {
   return { outcome: null, before, after: state, fence: attempt.fence || null }
 }
 
-/** Stripe's clients recognise a failure by the member `error`, whatever the status (docs/adr/0015). */
+/** Stripe's clients recognise a failure by the member `error`, whatever the status (docs/adr/0037). */
 function inProfile({ profile }: RoutePolicy, answer: Answer): Answer {
   if (profile !== 'stripe' || answer.kind !== 'problem') return answer
   return { ...answer, refusal: { ...answer.refusal, stripeError: true } }
