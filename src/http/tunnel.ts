@@ -71,7 +71,7 @@ export function tunnels(
 
 /**
  * Forwards a handshake and then the bytes of both sides unchanged: subprotocols, extensions, close codes and a refused handshake reach the
- * client (docs/adr/0004).
+ * client (docs/adr/0038).
  */
 function tunnel(
   upstream: Upstream,
