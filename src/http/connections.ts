@@ -56,7 +56,7 @@ export function answersOn(socket: object): readonly TrafficResponse[] {
 }
 
 /**
- * Serves the requests of a connection one at a time (RFC 9112 §9.3.2, docs/adr/0043), bounds how far ahead it reads, and ends every
+ * Serves the requests of a connection one at a time (RFC 9112 §9.3.2, docs/adr/0044), bounds how far ahead it reads, and ends every
  * answer of a connection that closes: after an upgrade or `CONNECT`, Node forgets those that waited.
  */
 export class TrafficServer extends Server<typeof StreamRequest> implements PlainHost {
