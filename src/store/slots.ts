@@ -10,7 +10,7 @@ const SMALLEST = 256
 
 /**
  * Assigns each name a slot, a small number, while it exists: a hash table outside V8's heap, with linear probing. A name is a record id, or
- * shorter. Entries of a `Map` are objects that live long enough for the garbage collector to move them twice (docs/adr/0071).
+ * shorter. Entries of a `Map` are objects that live long enough for the garbage collector to move them twice (docs/adr/0077).
  */
 export class Slots {
   /** Keeps clients from choosing names that all collide. */
