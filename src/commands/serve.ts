@@ -42,7 +42,7 @@ const NO_PRETENURING = '--no-allocation-site-pretenuring'
 
 /**
  * Lets the heap double before a full collection. Bodies lie outside the heap and are freed at once, but V8 counts them as garbage to
- * collect: otherwise 64 concurrent requests of 64 KiB would trigger one (docs/adr/0087). Not with SQLite, whose thread holds the bodies as
+ * collect: otherwise 64 concurrent requests of 64 KiB would trigger one (docs/adr/0017). Not with SQLite, whose thread holds the bodies as
  * well.
  */
 const FEWER_COLLECTIONS = '--heap-growing-percent=100'

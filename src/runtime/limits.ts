@@ -163,7 +163,7 @@ const LEAST = 4096
 
 /**
  * Frees an unused buffer that owns its memory, apart from at most `spare` unused bytes at the end. Left to V8, memory outside its heap
- * triggers a full collection every 10 to 16 MB (docs/adr/0078). A view used after all is empty; it never shows other data.
+ * triggers a full collection every 10 to 16 MB (docs/adr/0017). A view used after all is empty; it never shows other data.
  *
  * Never free bytes that were given to a socket until the other end has answered: the kernel may not have taken them yet.
  */

@@ -66,7 +66,7 @@ export function inSteps<T>(steps: Steps<T>): Promise<T> {
 
 /**
  * Runs one step for all items of a turn of the event loop, at the end of that turn: the step's code is then in the CPU caches for all but
- * the first (docs/adr/0089).
+ * the first (docs/adr/0017).
  */
 export class Batch<Item> {
   readonly #step: (item: Item) => void

@@ -64,7 +64,7 @@ export class Text {
     return this.bytes(this.end + 1, this.out)
   }
 
-  /** Frees a long body's memory: left to V8, several times its length triggers a full collection (docs/adr/0078). */
+  /** Frees a long body's memory: left to V8, several times its length triggers a full collection (docs/adr/0017). */
   free(): void {
     if (this.memory !== SHARED) (this.memory.buffer as ArrayBuffer).transfer(0)
   }
