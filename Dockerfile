@@ -13,7 +13,7 @@
 # The working directory is the volume /data, so the embedded store (sqlite:./idempotency.db, the default) lies
 # there; with a store elsewhere nothing is ever written.
 
-# A release pins its base: --build-arg NODE_IMAGE=node:24-slim@sha256:… (CONTRIBUTING.md, docs/adr/0030). There is no
+# A release pins its base: --build-arg NODE_IMAGE=node:24-slim@sha256:… (CONTRIBUTING.md, docs/adr/0074). There is no
 # digest here, since no image registry could be reached where this was written.
 ARG NODE_IMAGE=node:24-slim
 
