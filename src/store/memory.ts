@@ -34,8 +34,8 @@ export interface MemoryOptions {
 }
 
 /**
- * For development and tests: forgets everything with the process. It keeps no V8 objects (docs/adr/0077); for why it is not SQLite's
- * `:memory:`, see docs/adr/0077.
+ * For development and tests: forgets everything with the process. Why it keeps no V8 objects, and is not SQLite's `:memory:`:
+ * docs/adr/0077.
  */
 export function memoryStore({ clock, maxBytes, onPruned }: MemoryOptions): Store {
   const slab = new Slab()
