@@ -274,44 +274,22 @@ export const NOBODY = Buffer.alloc(16)
  * executed keeps the token: until a retry claims, late proof by the owner wins.
  */
 export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution): RecordDraft {
-  const {
-    route,
-    method,
-    path,
-    fingerprint,
-    rawDigest,
-    recipe,
-    parts,
-    label,
-    key,
-    keySent,
-    told,
-    toldTo,
-    completion,
-  } = record
-  const { fence, attempts, createdAt } = record
-  const base = {
-    ...(parts === undefined ? {} : { parts }),
-    ...(label === undefined ? {} : { label }),
-    ...(keySent === undefined ? {} : { keySent }),
-    ...(told === undefined ? {} : { told }),
-    ...(toldTo === undefined ? {} : { toldTo }),
-    ...(completion === undefined ? {} : { completion }),
-    route,
-    method,
-    path,
-    fingerprint,
-    rawDigest,
-    recipe,
-    key,
-    fence,
-    attempts,
-    createdAt,
-  }
+  const kept = withoutState(record)
   return resolution.kind === 'completed'
-    ? { ...base, token: NOBODY, state: 'completed', result: resolution.result, lastError: null }
-    : { ...base, token: record.token, state: 'failed_retryable', lastError: resolution.reason }
+    ? { ...kept, token: NOBODY, state: 'completed', result: resolution.result, lastError: null }
+    : { ...kept, state: 'failed_retryable', lastError: resolution.reason }
 }
+
+/** What every state keeps: the request, its latest attempt and its age, but not what is said of one execution. */
+function withoutState(record: InAnyState): Operation & Attempt & Pick<IdempotencyRecord, 'createdAt'> {
+  const { state: _s, lastError: _e, version: _v, updatedAt: _u, dropAt: _d, ...rest } = record
+  const { leaseUntil: _l, expiresAt: _x, result: _r, reconciliation: _c, nextLookAt: _n, ...more } = rest
+  const { leaseExpired: _le, status: _st, lease: _p, span: _t, ...kept } = more
+  return kept
+}
+
+type Members<R> = R extends unknown ? keyof R : never
+type InAnyState = IdempotencyRecord & Partial<Record<Members<IdempotencyRecord>, unknown>>
 
 /** The same resolution for a store without room for the response; null if it has no response. Completed stays completed (contract §3). */
 export function withoutResponse(resolution: Resolution): Resolution | null {
