@@ -31,6 +31,7 @@ import {
 import { type PathParameters, pathParameters } from '../core/route.ts'
 import { outcomeSpans, type Resolution, resolvedDraft, withoutResponse } from '../core/settle.ts'
 import { orThrow } from '../store/records.ts'
+import { StoreUnavailable } from '../store/register.ts'
 import type { Forwarded } from '../upstream/port.ts'
 import type { ReconcilePorts } from './ports.ts'
 
@@ -213,7 +214,12 @@ async function keepUnknown(
   due: Askable,
   { reconciliation, pause, result }: Extract<Step, { kind: 'unknown' }>,
 ): Promise<void> {
-  if ((await write(ports, due, reconciliation, pause)) === null) return
+  try {
+    if ((await write(ports, due, reconciliation, pause)) === null) return
+  } catch (error) {
+    // If it was written, nobody will look again and tell; if not, it is told twice.
+    if (result !== 'dead_lettered' || !(error instanceof StoreUnavailable && error.maybeApplied)) throw error
+  }
   ports.observer.reconciled(due.record.route, result, due.id)
   if (result === 'dead_lettered')
     ports.observer.trouble('a record stays unknown: it is dead-lettered, and a person has to decide', {

@@ -380,6 +380,17 @@ void t.test('a configuration with fewer attempts dead-letters without another st
   t.same(one.results, ['dead_lettered'])
 })
 
+void t.test('a dead letter counts although the reply of the store was lost', async (t) => {
+  const store = new Store()
+  await broken(replica(t, { store }), route())
+  const one = worker(t, store, asking())
+  store.fails('swap', 'lost')
+  await one.after(LEASE)
+  t.match(await stored(store), { reconciliation: { deadLettered: true } })
+  await one.after(DAY)
+  t.same([one.asked.length, one.results], [0, ['dead_lettered']])
+})
+
 void t.test('a record whose key was not kept is dead-lettered without a status query', async (t) => {
   const store = new Store()
   const owner = replica(t, { store })
