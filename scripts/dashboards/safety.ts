@@ -219,7 +219,7 @@ const MISUSE: Row = {
     graph({
       title: 'Caller changed by route',
       description:
-        'The same key and operation came from another caller within ten minutes and was executed again, or a response changed the cookie of its caller.',
+        'The same key and operation came from another caller within ten minutes and was executed again, or a response changed the cookie of its caller. Alert: IdempotencyCallerChanged.',
       unit: 'reqps',
       width: 6,
       queries: [{ expr: rate('idempotency_caller_changed_total', 'route'), legend: '{{route}}' }],
