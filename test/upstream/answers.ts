@@ -29,6 +29,8 @@ export const CARRIED: readonly (readonly [bytes: string, following: Following, h
   [`${OK}transfer-encoding: CHUNKED\r\n\r\n2\r\nok\r\n0\r\n\r\n`, 'explicit'],
   [`${OK}Transfer-Encoding:\tchunked\t\r\n\r\n2\r\nok\r\n0\r\n\r\n`, 'explicit'],
   [`${OK}Transfer-Encoding: chunked, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n`, 'nothing'],
+  [`${OK}Transfer-Encoding: chunked, \r\n\r\n2\r\nok\r\n0\r\n\r\n`, 'nothing'],
+  [`${OK}Transfer-Encoding: chunked, identity\r\n\r\n2\r\nok\r\n0\r\n\r\n`, 'nothing'],
   [`${OK}Transfer-Encoding: identity, ,chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n`, 'nothing'],
   [`${OK}Transfer-Encoding: identity\r\n${LENGTH}\r\nok`, 'nothing'],
   [`${OK}Transfer-Encoding:\r\n\r\nok`, 'nothing'],
