@@ -93,7 +93,7 @@ async function storeChecks(config: Config): Promise<CheckResult[]> {
   try {
     const { up, checked } = await connectionChecks(store, stores, config)
     if (!up) return checked
-    const records = await recordChecks(store).catch((error: unknown) => [
+    const records = await recordChecks(store, config.service).catch((error: unknown) => [
       finding('records', (error as Error).message),
     ])
     return [...checked, ...(await phaseChecks(stores)), ...records]
@@ -169,9 +169,10 @@ async function gradeChecks(
   const rank = `${grade}, ${GRADES.indexOf(grade)} of ${GRADES.length - 1}`
   const { topology, replication, room } = traits
   return [
-    grade === 'strict' ? fine('grade', rank) : risk('grade', `${rank}, because:`),
+    grade === 'strict' ? fine('grade', rank) : risk('grade', `${rank} (docs/stores.md#the-grade)`),
     ...traits.refusals.map((detail) => finding('promises', detail)),
-    ...reasons.map((detail) => risk('promises', detail)),
+    // What is wrong with its claims has its own line.
+    ...reasons.filter((detail) => detail !== wrong?.proof).map((detail) => risk('promises', detail)),
     ...Object.entries({ topology, replication, room }).flatMap(([check, detail]) =>
       detail === undefined ? [] : [fine(check, detail)],
     ),
@@ -194,7 +195,7 @@ async function proofOf(store: Store): Promise<{ readonly detail: string; readonl
   }
 }
 
-async function recordChecks(store: Store): Promise<CheckResult[]> {
+async function recordChecks(store: Store, service: string): Promise<CheckResult[]> {
   const records = new Records(store)
   const indexed = new Set<RecordId>()
   await scanRecords(store, 'unresolved', async (id) => void indexed.add(id))
@@ -221,7 +222,7 @@ async function recordChecks(store: Store): Promise<CheckResult[]> {
     else if (now - read.nextLookAt > OVERDUE) count.overdue++
   })
   const lost = await lostOf(store, records, unresolved, indexed)
-  const looked = `${complete ? '' : 'only '}${counted(count.all, 'record')} checked; ${count.unknown} unknown`
+  const looked = `service ${service}: ${complete ? '' : 'only '}${counted(count.all, 'record')} checked; ${count.unknown} unknown`
   const checked = [(complete ? fine : note)('records', looked)]
   if (count.deadLettered > 0) {
     const dead = counted(count.deadLettered, 'unknown record')
@@ -323,6 +324,7 @@ async function auditChecks({ audit: { file } }: Config): Promise<CheckResult[]> 
     }
     if (!verified.ok) return [finding('audit log', `${file}:${verified.line}: ${verified.problem}`)]
     const { lines, head } = verified
+    if (lines === 0) return [fine('audit log', `${file} is empty: nothing has been changed yet`)]
     return [
       fine('audit log', `${file}: ${counted(lines, 'line')}, one chain; the last is ${head.slice(0, 12)}`),
     ]

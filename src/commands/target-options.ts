@@ -5,9 +5,11 @@ import { Findings, formatConfigError } from '../config/errors.ts'
 import { readTokens } from '../config/files.ts'
 import { quote } from '../config/units.ts'
 import { isSharedStore } from '../config/urls.ts'
+import { servicesIn } from '../store/sqlite-file.ts'
 import { type Args, type CommandOptions, Exit, finding, type Io, usage } from './command.ts'
 import { validConfig } from './configuration.ts'
 import { openDirect, openRemote, type RecordSource } from './record-source.ts'
+import { plain } from './terminal.ts'
 
 export const ADMIN_OPTIONS: CommandOptions = {
   admin: { value: 'URL', help: 'admin listener of a running proxy, such as http://127.0.0.1:9464' },
@@ -88,7 +90,18 @@ export function storeConfig(args: Args, io: Io): Config {
       'the store is memory:, which only its own process can see; allowed: --admin URL --token-file FILE',
     )
   mustExist(url)
+  sayWhoseItIs(url, config.service, args, io)
   return config
+}
+
+/** @throws {Exit} if nobody has named a service, and a file holds records of others alone. */
+function sayWhoseItIs(storeUrl: string, service: string, args: Args, io: Io): void {
+  if (!storeUrl.startsWith('sqlite:')) return
+  const held = servicesIn(fileOf(storeUrl))
+  if (held.length === 0 || held.includes(service)) return
+  const found = `the store ${quote(storeUrl)} holds records of ${held.map(quote).join(', ')}, and none of ${quote(service)}`
+  if (!args.has('service') && !args.has('config')) throw usage(`--service NAME is required: ${found}`)
+  io.err(`${plain(found)}\n`)
 }
 
 /** @throws {Exit} if it is a file that is not there: opening it would create an empty one. */
@@ -101,6 +114,10 @@ export function mustExist(storeUrl: string): void {
 /** Where the store's file would be; null: it is there, or the store has none. */
 export function missingFile(storeUrl: string): string | null {
   if (!storeUrl.startsWith('sqlite:')) return null
-  const path = resolve(storeUrl.slice('sqlite:'.length))
+  const path = fileOf(storeUrl)
   return existsSync(path) ? null : path
+}
+
+function fileOf(sqliteUrl: string): string {
+  return resolve(sqliteUrl.slice('sqlite:'.length))
 }

@@ -115,6 +115,26 @@ function refuseForeign(db: DatabaseSync): void {
   if (foreign) throw new Error('it is the database of another program')
 }
 
+/** Rows of `records` that {@link servicesIn} looks at: a file of millions takes seconds to read. */
+const LOOKED_AT = 100_000
+
+/** Which services have records there, for people; none if the file cannot be read. */
+export function servicesIn(file: string): string[] {
+  let db: DatabaseSync | undefined
+  try {
+    db = new DatabaseSync(file, { readOnly: true })
+    const rows = db
+      .prepare(`SELECT service FROM (SELECT service FROM records LIMIT ?) UNION SELECT service FROM journal`)
+      .all(LOOKED_AT) as { service: string }[]
+    return rows.map(({ service }) => service)
+  } catch {
+    // Opening it as a store says why.
+    return []
+  } finally {
+    db?.close()
+  }
+}
+
 /** SQLite's primary result code. */
 export function resultCode(error: unknown): number {
   return ((error as { errcode?: number }).errcode ?? 0) & 0xff

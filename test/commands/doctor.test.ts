@@ -117,7 +117,7 @@ void t.test('doctor finds a Redis that is volatile, evicts, is read-only or unre
   })
   const { findings } = await examine(t, ['--store', weak.url, '--service', 'test'])
   t.match(findings, [
-    'grade: unfit, 0 of 3, because:',
+    'grade: unfit, 0 of 3 (docs/stores.md#the-grade)',
     /promises: appendonly is off/,
     /promises: maxmemory-policy is allkeys-lru/,
   ])
@@ -177,7 +177,7 @@ void t.test('V09 doctor grades a Redis as volatile if its user may not run INFO'
     'test',
   ])
   t.match(findings, [
-    'grade: volatile, 1 of 3, because:',
+    'grade: volatile, 1 of 3 (docs/stores.md#the-grade)',
     /promises: Claims wait for no replica/,
     /promises: The store does not identify its process, so there is no grace/,
     /promises: .*may not run INFO.* 503: ACL SETUSER <user> \+info grants it, store\.acceptRisk/,
@@ -259,6 +259,11 @@ void t.test(
     t.match((await examine(t, ['--config', file])).findings, [
       /audit log: .*audit\.log:1: the line was edited/,
     ])
+    writeFileSync(audit, '')
+    t.match(
+      (await examine(t, ['--config', file])).of('audit log'),
+      /audit\.log is empty: nothing has been changed/,
+    )
     writeFileSync(audit, whole.split('\n').slice(1).join('\n'))
     t.match((await examine(t, ['--config', file])).findings, [
       /audit\.log:1: lines before this one were removed/,

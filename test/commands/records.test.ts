@@ -374,6 +374,28 @@ void t.test('list says when a proxy refuses the token, is not a proxy or does no
   t.match(await ask('http://127.0.0.1:1', right), { code: 1, err: /unreachable: (bad port|.*ECONNREFUSED)/ })
 })
 
+void t.test('a file of other services is not taken for an empty store', async (t) => {
+  const url = `sqlite:${tempDir(t)}/records.db`
+  for (const service of ['pay', 'buy']) {
+    const settings = { ...PLAIN_STORE, url, timeout: 10_000 }
+    const store = await openStore({ service, store: settings }, { onEvent() {}, onBreaker() {} })
+    await store.put(NOBODY as RecordId, bytesOf('completed', newToken()), SPANS)
+    await store.close()
+  }
+  const others = /holds records of "buy", "pay", and none of "(default|typo)"\n/
+  for (const words of [['list'], ['inspect', NOBODY], ['report'], ['doctor']]) {
+    const said = await command([...words, '--store', url])
+    t.match(said, { code: 2, out: '', err: /--service NAME is required: / }, words.join(' '))
+    t.match(said.err, others)
+    t.match((await command([...words, '--store', url, '--service', 'typo'])).err, others)
+    t.match(await command([...words, '--store', url, '--service', 'pay']), { code: 0, err: '' })
+  }
+  t.match(
+    (await command(['doctor', '--store', redis.url, '--service', 'typo'])).out,
+    /service typo: 0 records/,
+  )
+})
+
 void t.test('resolve --config takes a response that is larger than the admin listener reads', async (t) => {
   const more = 'limits: { response: 32MiB }\n'
   const { dir, where, unknown } = await operated(t, redis.url, more, '10s')
