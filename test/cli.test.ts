@@ -77,7 +77,7 @@ void t.test('an address in use or an unusable store fails the start with a clear
         load(`upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "memory:" }\n${yaml}`),
         pino({ level: 'silent' }),
       ),
-      { message: new RegExp(`^${name}: .*${at.split(':')[1]}`) },
+      { message: new RegExp(`^${name}: .*${at.split(':')[1]}; give .${name}. another address`) },
     )
   // What cannot be a database is in test/store/sqlite.test.ts.
   const none = `upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "sqlite:${tempDir(t)}/none/x.db" }\n${free}`

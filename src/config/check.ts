@@ -127,7 +127,7 @@ export function checkCallers(findings: Findings, listen: Address, decisive: read
   )
   findings.conflict(
     ['listen', 'defaults.scope', 'routes'],
-    `found ${listen.host}, which other machines can reach, while \`scope.caller\` or \`scope.anonymous\` is not set for ${names.join(', ')}: one caller could get another's response; required, in \`defaults\` or on each route: \`scope: { caller: "header:authorization", anonymous: reject }\`, or \`scope: { caller: none }\` if all callers may share keys`,
+    `found ${listen.host}, which other machines can reach, while \`scope.caller\` or \`scope.anonymous\` is not set for ${names.join(', ')}: one caller could get another's response; required, in \`defaults\` or on each route of the file (--config): \`scope: { caller: "header:authorization", anonymous: reject }\`, or \`scope: { caller: none }\` if all callers may share keys`,
   )
 }
 

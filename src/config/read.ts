@@ -13,7 +13,7 @@ import type { Findings, SourcePosition } from './errors.ts'
 import { FILE, type FileConfig } from './properties.ts'
 import { type PropertyRow, required, requiredIn, scalarOf } from './rows.ts'
 
-import { type Parsed, quote, type Scalar } from './units.ts'
+import { didYouMeanText, type Parsed, quote, type Scalar } from './units.ts'
 
 export type Environment = Readonly<Record<string, string | undefined>>
 
@@ -108,7 +108,10 @@ function readScalar(source: Source, row: PropertyRow, written: unknown, path: st
     )
     return choice ?? findings.add(path, `${found}${allowedScalar(row)}${or}`)
   }
-  if (!referring && !isTyped(scalar, value)) return findings.add(path, `${found}${scalar.allowed}${or}`)
+  if (!referring && !isTyped(scalar, value)) {
+    const near = didYouMeanText(scalar.suggest?.(text.value) ?? null)
+    return findings.add(path, `${found.replace('; ', `${near}; `)}${scalar.allowed}${or}`)
+  }
   const result = scalar.parse(text.value)
   if (!result.ok) {
     const from = referring ? ` (from ${quote(value)})` : ''
@@ -166,10 +169,13 @@ function readMapping(source: Source, row: PropertyRow, mapping: Node, path: stri
   return values
 }
 
+const NO_TLS =
+  ': the listener of this version has no TLS, so terminate it in front (docs/guides/behind-a-proxy.md); that of the upstream is `upstream.tls`'
+
 function unknownProperty(row: PropertyRow, name: string, path: string): string {
   if (row.group === undefined) return `found \`${name}\`; allowed: ${allowedMapping(row)}`
   const near = (path === '' ? deeper(row.group, name) : null) ?? didYouMean(name, Object.keys(row.group))
-  const hint = near === null ? '' : `, did you mean \`${near}\`?`
+  const hint = path === '' && name === 'tls' ? NO_TLS : didYouMeanText(near)
   return `found the unknown property \`${name}\`${hint}; allowed: ${allowedMapping(row)}`
 }
 

@@ -2,7 +2,17 @@ import { REQUEST_HEADER, RESPONSE_HEADER, TOKEN } from '../core/headers.ts'
 import { type KeyPattern, readPattern } from '../core/key-pattern.ts'
 import type { CallerSource, KeySource, LabelSource, Rate } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
-import { byParser, byTest, duration, type Parsed, parsed, refused, type Scalar, size } from './units.ts'
+import {
+  byParser,
+  byTest,
+  duration,
+  type Parsed,
+  parsed,
+  refused,
+  type Scalar,
+  size,
+  suggesting,
+} from './units.ts'
 import {
   address,
   cacheUrl,
@@ -114,15 +124,17 @@ function except<T>(scalar: Scalar<T>, unfit: RegExp, allowed: string): Scalar<T>
 
 /** `Authorization` in place of `header:authorization`. */
 function headerHinted<T>(scalar: Scalar<T>): Scalar<T> {
-  return {
-    ...scalar,
-    parse: (text) => {
-      const read = scalar.parse(text)
-      if (read.ok || !/^(authorization|[a-z0-9]+(-[a-z0-9]+)+)$/i.test(text)) return read
-      const hint = `, did you mean \`header:${text.toLowerCase()}\`?`
-      return { ok: false, message: read.message.replace('; allowed: ', `${hint}; allowed: `) }
-    },
-  }
+  return suggesting(scalar, (text) =>
+    /^(authorization|[a-z0-9]+(-[a-z0-9]+)+)$/i.test(text) ? `header:${text.toLowerCase()}` : null,
+  )
+}
+
+/** `https://Shop.example/` in place of `https://shop.example`. */
+function originHinted<T>(scalar: Scalar<T>): Scalar<T> {
+  return suggesting(scalar, (text) => {
+    const url = /^[a-z][a-z0-9+.-]*:\/\//i.test(text) ? URL.parse(text) : null
+    return url === null || url.origin === 'null' ? null : url.origin
+  })
 }
 
 function nameAndKind(text: string): [kind: string, name: string] {
@@ -257,8 +269,8 @@ export const SCALARS = {
   // For a mapping that a word turns off.
   none: { word: 'none', ...byPattern('^none$', 'none', () => null, () => 'none') },
   off: { word: 'off', ...byPattern('^off$', 'off', () => null, () => 'off') },
-  origin: byPattern(`^${ORIGIN}$`, ORIGIN_ALLOWED),
-  origins: byPattern(`^${ORIGIN}$`, ORIGIN_ALLOWED, (text) => [text], (values) => values),
+  origin: originHinted(byPattern(`^${ORIGIN}$`, ORIGIN_ALLOWED)),
+  origins: originHinted(byPattern(`^${ORIGIN}$`, ORIGIN_ALLOWED, (text) => [text], (values) => values)),
   outcomeStatus: { ...byPattern(STATUS, 'a status (200 to 599) or a class (2xx to 5xx)'),
     schema: { type: ['integer', 'string'], pattern: '^[2-5]xx$', minimum: 200, maximum: 599 } },
   ownPath,

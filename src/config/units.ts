@@ -29,6 +29,8 @@ export interface Scalar<T> {
   /** `off` or `none`, where the word has a meaning of its own. */
   readonly word?: string
   readonly parse: (text: string) => Parsed<T>
+  /** What a refused text most likely means; null: no idea. */
+  readonly suggest?: (text: string) => string | null
   /** The shortest text or value that {@link parse} reads as this one. Absent: the value itself. */
   print?(this: void, value: T): unknown
 }
@@ -41,6 +43,26 @@ export function byParser<T>(
   print: (value: T) => unknown = (value) => value,
 ): Scalar<T> {
   return { schema: { type: 'string', pattern }, allowed, parse, print }
+}
+
+/** With what a refused text most likely means. */
+export function suggesting<T>(scalar: Scalar<T>, suggest: (text: string) => string | null): Scalar<T> {
+  return {
+    ...scalar,
+    suggest,
+    parse: (text) => {
+      const read = scalar.parse(text)
+      if (read.ok) return read
+      return {
+        ok: false,
+        message: read.message.replace('; allowed: ', `${didYouMeanText(suggest(text))}; allowed: `),
+      }
+    },
+  }
+}
+
+export function didYouMeanText(near: string | null): string {
+  return near === null ? '' : `, did you mean \`${near}\`?`
 }
 
 /** `read`: null refuses the text. */

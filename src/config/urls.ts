@@ -1,6 +1,6 @@
 import { isIPv4, isIPv6 as isScopedIPv6, SocketAddress } from 'node:net'
 import { normalisePath } from '../core/route.ts'
-import { byParser, byReader, byTest, parsed, refused, type Scalar } from './units.ts'
+import { byParser, byReader, byTest, parsed, refused, type Scalar, suggesting } from './units.ts'
 
 /** `port` 0: any free one. `host` without brackets. */
 export interface Address {
@@ -41,11 +41,14 @@ export function formatAddress({ host, port }: Address): string {
   return `${host.includes(':') ? `[${host}]` : host}:${port}`
 }
 
-export const address = byReader(
-  'host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080',
-  '^([^:\\[\\]]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$',
-  readAddress,
-  formatAddress,
+export const address = suggesting(
+  byReader(
+    'host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080',
+    '^([^:\\[\\]]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$',
+    readAddress,
+    formatAddress,
+  ),
+  (text) => (/^:?\d{1,5}$/.test(text) ? `127.0.0.1:${text.replace(':', '')}` : null),
 )
 
 export const hostName = byTest('the name of a host', '.', isHost)

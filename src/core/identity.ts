@@ -72,12 +72,9 @@ export function readCaller(headers: RawHeaders, scope: ScopePolicy, claims: Clai
   const absent = scope.caller
     .filter((_, i) => parts[i] === null)
     .map((source) => `${source.kind} ${source.name}`)
-  return {
-    kind: 'missing',
-    status: 401,
-    detail: `the request does not identify its caller: ${absent.join(', ')} is missing`,
-    cause: null,
-  }
+  const detail = `the request does not identify its caller: ${absent.join(', ')} is missing`
+  // An operator should see it once for each route: all its clients may be meant.
+  return { kind: 'missing', status: 401, detail, cause: detail }
 }
 
 /** Compared as an application behind CGI reads it: `api_key`, a name from older APIs, identifies callers like `Api-Key`. */

@@ -356,6 +356,8 @@ export function outcomeOf(
   const isRefusal = word === undefined && firstOf(headers, 'idempotency-retry') !== null
   const deferral = isRefusal ? deferralOf({ status, headers, body: body ?? null }, route, sent) : null
   if (deferral === 'free') return { kind: 'not_executed', reason: deferred(status) }
+  const rule = word === undefined ? ownRule(route, status, json) : undefined
+  const why = `the upstream answered ${status}${conditionsOf(rule)}`
   const action = word ?? classify(route, status, firstOf(headers, 'retry-after') !== null, json)
   // The refusal of another proxy is never the answer to the request.
   if (deferral === 'uncertain' && action === 'store') return unknownBecause(deferred(status), status)
@@ -363,9 +365,9 @@ export function outcomeOf(
     case 'store':
       return { kind: 'completed', result }
     case 'release':
-      return { kind: 'not_executed', reason: `the upstream answered ${status}` }
+      return { kind: 'not_executed', reason: why }
     case 'unknown':
-      return unknownBecause(`the upstream answered ${status}`, status)
+      return unknownBecause(why, status)
   }
 }
 
@@ -464,12 +466,23 @@ export function classify(
   json: LookedUp | null = null,
 ): Action {
   const table = TABLES[policy.profile]
-  const own = policy.outcomes.find((rule) => concerns(rule, status) && isMet(rule.when, json))
+  const own = ownRule(policy, status, json)
   if (own !== undefined) return own.outcome
   if (hasRetryAfter && BUSY.has(status)) return 'release'
   if (status === 503) return hasRetryAfter ? table.unavailable.retryAfter : table.unavailable.otherwise
   // A status below 200 is not final and proves nothing.
   return lookUp(table.outcomes, status) ?? 'unknown'
+}
+
+/** The route's own entry that applies. */
+function ownRule({ outcomes }: Pick<RoutePolicy, 'outcomes'>, status: number, json: LookedUp | null) {
+  return outcomes.find((rule) => concerns(rule, status) && isMet(rule.when, json))
+}
+
+/** What it found in the body, as configured. */
+function conditionsOf(rule: OutcomeRule | undefined): string {
+  const when = rule?.when.map(({ pointer, value }) => `${pointer} is ${value}`) ?? []
+  return when.length === 0 ? '' : ` with a body in which ${when.join(' and ')}`
 }
 
 function lookUp(table: OutcomeTable, status: number): Action | undefined {

@@ -345,7 +345,10 @@ export async function listen(server: HttpServer, property: string, { host, port 
   try {
     await once(server, 'listening')
   } catch (error) {
-    throw new Error(`${property}: ${(error as Error).message}`, { cause: error })
+    const { code, message } = error as NodeJS.ErrnoException
+    const others = property === 'listen' ? ', in the file or as --listen' : ', or none, in the file'
+    const hint = code === 'EADDRINUSE' ? `; give \`${property}\` another address${others}` : ''
+    throw new Error(`${property}: ${message}${hint}`, { cause: error })
   }
   const { address, port: chosen, family } = server.address() as AddressInfo
   return `http://${family === 'IPv6' ? `[${address}]` : address}:${chosen}`

@@ -1,7 +1,7 @@
 import { type Decision, decide, type RequestDigests } from '../core/decide.ts'
 import { newKeysBucket, shortId } from '../core/identity.ts'
 import { isBornSince } from '../core/key.ts'
-import type { RoutePolicy } from '../core/policy.ts'
+import type { Rate, RoutePolicy } from '../core/policy.ts'
 import { identifiersSentByBoth } from '../core/reconcile/identifiers.ts'
 import {
   type Attempt,
@@ -62,7 +62,7 @@ type ClaimDecision =
   | Unclaimed
   | { readonly kind: 'corrupt'; readonly error: CorruptRecord }
   /** The caller has spent its rate of new keys. */
-  | { readonly kind: 'limited'; readonly wait: Millis }
+  | { readonly kind: 'limited'; readonly wait: Millis; readonly rate: Rate }
   /** The issued key has expired, and it has no record. */
   | { readonly kind: 'expired' }
 
@@ -137,8 +137,10 @@ function answered(
     case 'existing':
       return result
     case 'limited': {
-      const more = { retryAfter: Math.ceil(result.wait / 1000), instance: id }
-      return refuse('rate_limited', 'rate_limited', 'too many new keys; nothing was executed', more)
+      const { wait, rate } = result
+      const detail = `too many new keys: at most ${rate.count} in ${rate.per / 1000} s; nothing was executed`
+      const more = { retryAfter: Math.ceil(wait / 1000), instance: id }
+      return refuse('rate_limited', 'rate_limited', detail, more)
     }
     case 'expired': {
       const detail = 'the issued key has expired: it can no longer make a claim'
@@ -290,7 +292,9 @@ function lookAndClaim(
     if (wait > 0) {
       // Another replica may have claimed it meanwhile: then it is not new.
       const again = await find()
-      return again.kind === 'gone' || again.kind === 'take_over' ? { kind: 'limited', wait } : again
+      return again.kind === 'gone' || again.kind === 'take_over'
+        ? { kind: 'limited', wait, rate: newKeys }
+        : again
     }
     const result = await claimIt()
     if (result.kind !== 'granted' || result.execution.before !== 'absent')

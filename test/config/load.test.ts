@@ -82,7 +82,7 @@ void t.test('an error in a flag names the flag', async (t) => {
     }),
     [
       '--upstream: upstream.url: found "localhost:3000"; allowed: http://host:port, https://host:port or unix:/absolute/path',
-      '--listen: listen: found 80; allowed: host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080',
+      '--listen: listen: found 80, did you mean `127.0.0.1:80`?; allowed: host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080',
       '--store: store.url: found "tiered://***@h/d"; allowed: memory:, sqlite:<path>, redis://host:port/db, redis+sentinel://host:port,host:port/master/db, redis+cluster://host:port,host:port (with TLS rediss), postgres://user:password@host:port/database or dynamodb://table?region=name',
     ],
   )

@@ -371,7 +371,10 @@ void t.test(
     const json = atOnce(lookUp([], Buffer.from(rows[0]?.[1] ?? ''), both))
     const released = (declared: string | null): Outcome =>
       outcomeOf(route, KEYED, { status: 200, headers: [] }, declared, RESULT, json)
-    t.match(released(null), { kind: 'not_executed', reason: 'the upstream answered 200' })
+    t.match(released(null), {
+      kind: 'not_executed',
+      reason: 'the upstream answered 200 with a body in which /errors/0/code is THROTTLED and /retry is true',
+    })
     t.strictSame(released('applied'), DONE, 'its own declaration comes first')
   },
 )

@@ -249,7 +249,8 @@ void t.test('§10 limits.newKeys', async (t) => {
     const { a, b, store } = pair(t)
     t.match(await a.get({ ...sent, key: '1' }), { status: 201 })
     t.match(await b.get({ ...sent, key: '2' }), { status: 201 })
-    await refused(t, a, { ...sent, key: '3' }, 'rate_limited', { status: 429, retryAfter: 30 })
+    const detail = 'too many new keys: at most 2 in 60 s; nothing was executed'
+    await refused(t, a, { ...sent, key: '3' }, 'rate_limited', { status: 429, retryAfter: 30, detail })
     t.equal(a.trace.outcome, 'rate_limited')
     for (const key of ['1', '2']) t.equal((await a.get({ ...sent, key })).replayed, true)
     t.match(await a.get({ ...sent, key: '3', anonymous: true }), { status: 201 }, 'another caller')

@@ -258,6 +258,7 @@ void t.test('§6 refusals before the claim never reach the store', async (t) => 
     const answer = await refused(t, a, over, code as RefusalCode)
     t.match(answer, { status, instance: null, retryAfter: status === 503 ? 1 : null })
     t.equal(a.trace.outcome, outcome)
+    if (outcome === 'caller_missing') t.match(a.trace.cause, /caller/, 'the log warns, once per route')
   }
   t.match(await a.get({ reading: { kind: 'aborted' } }), { status: null, code: null }, 'P26 nobody to answer')
   t.equal(a.trace.outcome, null)
