@@ -89,7 +89,7 @@ t.test('S03 anonymous callers share one bucket, or are refused', async (t) => {
     t.match(readCaller(headers, { ...SCOPE, anonymous: 'reject' }), {
       kind: 'missing',
       status: 401,
-      cause: null,
+      cause: /header authorization is missing/,
     })
     t.equal(idOf(headers, SCOPE), idOf([], SCOPE), 'an empty header counts as missing')
   }
