@@ -227,7 +227,7 @@ export async function compose(
     holdAtMost: 2 * graceOf(config.store),
     newToken: tokens(),
   }
-  const shadow = new Shadow(ports, shadowObserver(metrics, log, history))
+  const shadow = new Shadow({ ...ports, budget: shadowBudget }, shadowObserver(metrics, log, history))
   const reconciler = new Reconciler({
     ...queries,
     queryTimeout,

@@ -83,6 +83,7 @@ async function walk(ports: WalkPorts, request: ProtectedRequest): Promise<Answer
   const { body } = received
   const done = (): void => {
     received.release()
+    request.progress.letGo?.()
     if (!request.progress.isBodyOut) free(body)
   }
   // Two holders where the upstream call may outlast the walk.

@@ -25,7 +25,7 @@ import { atOnce, type Steps } from '../core/steps.ts'
 import { readableBody } from '../runtime/coding.ts'
 import { inSteps } from '../runtime/scheduling.ts'
 import { nullIfUnavailable } from '../store/records.ts'
-import { refuse, storeUnavailable } from './answers.ts'
+import { refuse, refuseBody, storeUnavailable } from './answers.ts'
 import type { WalkPorts } from './ports.ts'
 import type { Answer, Problem, ProtectedRequest } from './request.ts'
 
@@ -69,7 +69,7 @@ export interface Identified {
 
 type IdentifyPorts = Pick<
   WalkPorts,
-  'store' | 'namespace' | 'upstream' | 'verifyToken' | 'checkIssued' | 'observer'
+  'store' | 'namespace' | 'upstream' | 'verifyToken' | 'checkIssued' | 'observer' | 'budget'
 >
 
 /** Reads the head, before the body is read or the store asked. */
@@ -153,9 +153,15 @@ export function identify(
 ): Identification | Promise<Identification> {
   const { headers, route } = request
   if (!isEncoded(headers)) return identifyRead(ports, request, head, { sent: body, headers, body })
-  return readableBody(headers, body, route.limits.request).then((readable) =>
-    identifyRead(ports, request, head, { sent: body, ...readable }),
-  )
+  return readableBody(headers, body, route.limits.request).then((readable) => {
+    if (readable.body !== body) {
+      // Held as long as the body: a duplicate may still be compared with it.
+      const release = ports.budget.hold(readable.body.length)
+      if (release === null) return refuseBody(request, 'no_room')
+      request.progress.letGo = release
+    }
+    return identifyRead(ports, request, head, { sent: body, ...readable })
+  })
 }
 
 /** A body as sent and as it is read. */

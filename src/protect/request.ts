@@ -105,6 +105,8 @@ export interface Progress {
   execution: Execution | null
   /** Whether the upstream's socket may hold the body. */
   isBodyOut: boolean
+  /** Gives the room of the decoded body back; absent: it was not encoded. */
+  letGo?: () => void
   /** The state in which that execution left its record. */
   state: State | null
   storeMs: Millis
@@ -116,7 +118,7 @@ export interface Progress {
 /** The facts for the log line and the metrics of a protected request. */
 export interface RequestSummary
   extends Required<Facts>,
-    Readonly<Omit<Progress, 'execution' | 'state' | 'isBodyOut' | 'heldMs'>> {
+    Readonly<Omit<Progress, 'execution' | 'state' | 'isBodyOut' | 'letGo' | 'heldMs'>> {
   readonly route: string
   readonly method: string
   readonly traceId: string | null

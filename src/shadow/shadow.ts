@@ -129,6 +129,7 @@ export class Shadow {
       followed.tell('error', {})
     } finally {
       this.#size--
+      progress.letGo?.()
       void body.then((reading) => reading.kind === 'body' && reading.release())
       if (observed === null) void ignoreExchange(upstream)
     }

@@ -1,3 +1,4 @@
+import { gzipSync } from 'node:zlib'
 import t from 'tap'
 import { callerName, type Identified, identify, readHead } from '../../src/protect/identify.ts'
 import { type ProtectedRequest } from '../../src/protect/request.ts'
@@ -102,6 +103,24 @@ void t.test('§1 the record of a derived key never gets another name', async (t)
     })
     t.equal(a.id, id)
   }
+})
+
+void t.test('what a body decodes to is held as long as the body is, or nothing is claimed', async (t) => {
+  const a = replica(t)
+  const encoded = (length: number) => {
+    const body = gzipSync('x'.repeat(length))
+    const reading = { kind: 'body', body, release: () => {} } as const
+    return { headers: ['Content-Encoding', 'gzip'], reading }
+  }
+  const length = a.budget.most / 2 + 1
+  const first = await a.working(encoded(length))
+  t.equal(a.budget.held, length)
+  const other = { ...encoded(length), key: 'other-0123456789abcdef' }
+  t.match(await a.get(other), { code: 'overloaded', instance: null })
+  t.match(await first.end(), { status: 201 })
+  t.equal(a.budget.held, 0)
+  t.match(await a.get(other), { status: 201 })
+  t.match([a.n, a.budget.held], [2, 0])
 })
 
 /** What is known of a request once its body is there. */

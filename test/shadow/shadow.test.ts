@@ -1,3 +1,4 @@
+import { gzipSync } from 'node:zlib'
 import t, { type Test } from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { ShadowVerdict } from '../../src/protect/outcomes.ts'
@@ -339,12 +340,16 @@ void t.test('what enforce would refuse before its claim gets that verdict, and n
     ...SHADOW,
     key: { ...SHADOW.key, from: [{ kind: 'json', pointer: '/id' }], presence: 'optional' },
   }
+  // It decodes to more than there is room for.
+  const long = { kind: 'body', body: gzipSync(Buffer.alloc(1024 ** 2 + 1)), release() {} } as const
+  const roomy = { ...SHADOW, limits: { ...SHADOW.limits, request: 2 * 1024 ** 2 } }
   const cases: readonly (readonly [ShadowVerdict, Sent, Options?])[] = [
     ['key_missing', { key: null }],
     ['key_invalid', { key: 'a,b' }],
     ['caller_missing', { anonymous: true, route: closed }],
     ['request_too_large', { reading: { kind: 'too_large' } }],
     ['overloaded', { reading: { kind: 'no_room' } }],
+    ['overloaded', { headers: ['Content-Encoding', 'gzip'], reading: long, route: roomy }],
     ['store_unavailable', { route: strict }, { fitness: 'unfit' }],
     ['key_invalid', { route: issued }, { issued: 'forged' }],
     ['expired', { route: issued }, { issued: 'expired' }],
