@@ -35,19 +35,14 @@ export class Latency {
     return Math.min(leaseLeft, lease, this.remaining(name, age))
   }
 
-  /** How much longer an attempt of that age will take. */
+  /** How much longer an attempt of that age will take; Infinity: unknown. */
   remaining(route: string, age: Millis): Millis {
-    const usual = this.#usual(route)
-    // Slower than usual, or nothing is known: it may well take as long again. So the pauses double.
-    return age < usual ? usual - age : age
-  }
-
-  /** 0: nothing is known. */
-  #usual(route: string): Millis {
     const recent = this.#recent.get(route)
-    if (recent === undefined) return 0
+    if (recent === undefined) return Number.POSITIVE_INFINITY
     const known = Math.min(recent.answers, ANSWERS_COUNTED)
-    return recent.took.slice(0, known).sort()[Math.ceil(known * USUAL) - 1] as Millis
+    const usual = recent.took.slice(0, known).sort()[Math.ceil(known * USUAL) - 1] as Millis
+    // Slower than usual: it may well take as long again.
+    return age < usual ? usual - age : age
   }
 }
 

@@ -581,11 +581,11 @@ void t.test('§6 status.path', async (t) => {
       id: a.id,
       state: 'in_progress',
       since,
-      retryAfter: 1,
+      retryAfter: LEASE / SECOND,
     })
-    a.store.now += (2 / 3) * LEASE
-    t.match(await ask(a), { retryAfter: LEASE / 3 / SECOND }, 'what remains of the lease')
     a.store.now += LEASE / 3
+    t.match(await ask(a), { retryAfter: ((2 / 3) * LEASE) / SECOND }, 'what remains of the lease')
+    a.store.now += (2 / 3) * LEASE
     t.match(await ask(a), { state: 'unknown', since: since + LEASE, retryAfter: 1 })
     t.same(await a.store.dump(), before)
     await first.end()
