@@ -1,5 +1,4 @@
 import { execFile } from 'node:child_process'
-import { readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import t from 'tap'
 import { FUZZED, PLANTS } from '../simulation/plants.ts'
@@ -58,14 +57,3 @@ for (const { name, target } of FUZZED)
     t.equal(status, 1)
     t.match(said, '"held":false')
   })
-
-const read = (file: string): string => readFileSync(`${ROOT}${file}`, 'utf8')
-
-void t.test('docs/internals/proof-details.md lists every mistake, and what else catches it', async (t) => {
-  const proof = read('docs/internals/proof-details.md').split('\n')
-  for (const { name, model, also } of [...PLANTS, ...FUZZED]) {
-    const row = proof.find((line) => line.startsWith(`| ${name} |`)) ?? ''
-    t.ok(row.includes(model === undefined || model === name ? '' : model), `${name}: ${model}`)
-    t.ok(row !== '' && row.includes(also === undefined ? '' : `(../../${also})`), `${name}: ${also}`)
-  }
-})
