@@ -145,15 +145,15 @@ void t.test('docs/clients.md says what each client retries by default, and what 
   t.strictSame(told, known)
 })
 
-void t.test('docs/clients.md shows the files that the tests run', async (t) => {
-  const shown = [...DOCUMENT.matchAll(/^```(?:ts|sh|yaml)\n([\s\S]*?)^```$/gm)].map(([, code]) => code)
-  t.strictSame(shown, [
-    file('examples/charges-api/proxy.yaml'),
-    file('examples/clients/stripe.ts'),
-    file('examples/clients/undici.ts'),
-    file('examples/clients/axios.ts'),
-    file('examples/retry.sh'),
+void t.test('docs/clients.md leads to the files that the tests run', async (t) => {
+  for (const path of [
+    'clients/stripe.ts',
+    'clients/undici.ts',
+    'clients/axios.ts',
+    'retry.sh',
+    'charges-api/proxy.yaml',
   ])
+    t.ok(DOCUMENT.includes(`](../examples/${path})`), path)
 })
 
 void t.test('stripe-node takes a refusal without `error` for a charge; only its status tells', async (t) => {

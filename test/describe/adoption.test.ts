@@ -50,7 +50,8 @@ void t.test('the draft of the example passes check unchanged, and a real proxy s
 void t.test('docs/adoption.md shows what the commands print', async (t) => {
   const text = readFileSync(new URL('../../docs/adoption.md', import.meta.url), 'utf8')
   const { out: draft } = await command(['routes', 'from', EXAMPLE])
-  t.ok(text.includes(`\`\`\`yaml\n${draft.trimEnd()}\n\`\`\``), 'routes from examples/adoption/openapi.yaml')
+  const shownDraft = /```yaml\n(# Routes for .*?)```/s.exec(text)?.[1] as string
+  for (const part of shownDraft.split(/ {2}…\n/)) t.ok(draft.includes(part), part)
 
   const dir = tempDir(t)
   const proxy = join(dir, 'proxy.yaml')
@@ -63,7 +64,7 @@ void t.test('docs/adoption.md shows what the commands print', async (t) => {
 
   const { out: policy } = await command(['policy', proxy])
   const shownPolicy = /```json\n(.*?)```/s.exec(text)?.[1] as string
-  t.strictSame(JSON.parse(shownPolicy), JSON.parse(policy))
+  for (const part of shownPolicy.split(/ {8}…\n/)) t.ok(policy.includes(part), part)
 })
 
 void t.test('docs/adoption.md names every member of a policy', async (t) => {

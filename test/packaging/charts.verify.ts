@@ -86,23 +86,6 @@ for (const chart of DOCUMENTED) {
     t.same(open, [])
     t.ok(seen >= 4, `${seen} objects`)
   })
-
-  void t.test(`${chart}: docs/helm.md lists every value with its default, in order`, async (t) => {
-    const text = readFileSync(join(ROOT, 'docs/helm.md'), 'utf8')
-    const [, section = ''] = text.split(`\n## Values: ${chart}\n`)
-    const told = (section.split('\n## ')[0] as string)
-      .split('\n')
-      .filter((line) => line.startsWith('| `'))
-      .map((line) => line.split('|').map((cell) => cell.trim().replaceAll('`', '')))
-      .map(([, path, value]) => [path, value])
-    const known = [...leaves(valuesOf(chart))]
-      .filter(([path]) => own(path))
-      .map(([path, value]) => [
-        path,
-        typeof value === 'string' && value !== '' ? value : JSON.stringify(value),
-      ])
-    t.same(told, known)
-  })
 }
 
 void t.test('charts, images and manifests have the version of the package', async (t) => {
