@@ -3,7 +3,7 @@ import { ruleOf } from '../src/config/diff.ts'
 import { POLICY, PROPERTIES, ROUTE } from '../src/config/properties.ts'
 import { type PropertyRow, propertyHelp, type Reload, type Rows } from '../src/config/rows.ts'
 
-/** Writes the generated tables between `<!-- table: NAME -->` and `<!-- end -->`. A test compares them with the rows. */
+/** Writes the generated lists between `<!-- table: NAME -->` and `<!-- end -->`. A test compares them with the rows. */
 const CONFIGURATION = new URL('../docs/configuration.md', import.meta.url)
 if (import.meta.main) writeFileSync(CONFIGURATION, withTables(readFileSync(CONFIGURATION, 'utf8')))
 
@@ -16,8 +16,7 @@ export function withTables(text: string): string {
   }
   return text.replaceAll(
     /(?<=<!-- table: (\w+) -->\n).*?(?=<!-- end -->)/gs,
-    (_, table: string) =>
-      `\n| property | default | on reload | meaning |\n|---|---|---|---|\n${tables[table]?.join('\n')}\n\n`,
+    (_, table: string) => `\n${tables[table]?.join('\n')}\n\n`,
   )
 }
 
@@ -33,16 +32,17 @@ function linesOf(rows: Rows, base = ''): string[] {
 
 function line(path: string, row: PropertyRow): string {
   const { byDefault, scalar } = row
-  const isShown = byDefault != null && typeof byDefault !== 'symbol'
-  const shown = isShown ? `\`${typeof byDefault === 'string' ? byDefault : JSON.stringify(byDefault)}\`` : ''
+  const isShown = byDefault != null && byDefault !== '' && typeof byDefault !== 'symbol'
+  const shown = isShown
+    ? ` = \`${typeof byDefault === 'string' ? byDefault : JSON.stringify(byDefault)}\``
+    : ''
   const choices = typeof scalar === 'object' ? ` One of ${scalar.map((one) => `\`${one}\``).join(', ')}.` : ''
-  const meaning = `${propertyHelp(row)}${choices}`.replaceAll('|', '\\|')
-  return `| \`${path}\` | ${shown} | ${effects(ruleOf(row)).join(' or ')} | ${meaning} |`
+  return `- \`${path}\`${shown}: ${propertyHelp(row)}${choices}${effects(ruleOf(row))}`
 }
 
-function effects(rule: Reload): string[] {
-  if (typeof rule === 'string') return [rule]
-  return rule.effect === 'restart' ? ['restart', 'identifies'] : ['live', 'identifies']
+function effects(rule: Reload): string {
+  if (typeof rule === 'string') return rule === 'live' ? '' : ` *(${rule})*`
+  return rule.effect === 'restart' ? ' *(restart, identifies)*' : ' *(identifies)*'
 }
 
 /** Properties that a reload refuses to change, at least sometimes. A mapping stands for its properties where all have the same effect. */
