@@ -2,10 +2,21 @@ import { readFileSync, writeFileSync } from 'node:fs'
 import { ruleOf } from '../src/config/diff.ts'
 import { POLICY, PROPERTIES, ROUTE } from '../src/config/properties.ts'
 import { type PropertyRow, propertyHelp, type Reload, type Rows } from '../src/config/rows.ts'
+import { METRICS } from '../src/observe/metrics.ts'
+import {
+  CLAIM_RESULTS,
+  COMPLETION_RESULTS,
+  RECONCILE_RESULTS,
+  REQUEST_OUTCOMES,
+  SHADOW_VERDICTS,
+} from '../src/protect/outcomes.ts'
 
-/** Writes the generated lists between `<!-- table: NAME -->` and `<!-- end -->`. A test compares them with the rows. */
-const CONFIGURATION = new URL('../docs/configuration.md', import.meta.url)
-if (import.meta.main) writeFileSync(CONFIGURATION, withTables(readFileSync(CONFIGURATION, 'utf8')))
+/** Pages with generated lists between `<!-- table: NAME -->` and `<!-- end -->`. A test compares them with the rows. */
+export const GENERATED = ['configuration', 'metrics', 'shadow', 'reconciliation'].map(
+  (name) => new URL(`../docs/${name}.md`, import.meta.url),
+)
+if (import.meta.main)
+  for (const page of GENERATED) writeFileSync(page, withTables(readFileSync(page, 'utf8')))
 
 export function withTables(text: string): string {
   const { defaults: _d, routes: _r, ...file } = PROPERTIES
@@ -13,11 +24,24 @@ export function withTables(text: string): string {
   const tables: Readonly<Record<string, readonly string[]>> = {
     file: [...linesOf(file), ...linesOf({ name, match }, 'routes[].')],
     policy: linesOf(POLICY),
+    metrics: Object.entries(METRICS).map(
+      ([name, { kind, labels, help }]) =>
+        `- \`${name}\` ${kind}${labels.length > 0 ? ` {${labels.join(', ')}}` : ''}: ${help}`,
+    ),
+    outcomes: said(REQUEST_OUTCOMES),
+    claims: said(CLAIM_RESULTS),
+    completions: said(COMPLETION_RESULTS),
+    reconciled: said(RECONCILE_RESULTS),
+    verdicts: said(SHADOW_VERDICTS),
   }
   return text.replaceAll(
     /(?<=<!-- table: (\w+) -->\n).*?(?=<!-- end -->)/gs,
     (_, table: string) => `\n${tables[table]?.join('\n')}\n\n`,
   )
+}
+
+function said(table: Readonly<Record<string, { readonly says: string }>>): string[] {
+  return Object.entries(table).map(([name, { says }]) => `- \`${name}\`: ${says}`)
 }
 
 function linesOf(rows: Rows, base = ''): string[] {

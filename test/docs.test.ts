@@ -2,7 +2,7 @@ import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 import t from 'tap'
 import { type Document, parseAllDocuments } from 'yaml'
-import { notLive, withTables } from '../scripts/docs.ts'
+import { GENERATED, notLive, withTables } from '../scripts/docs.ts'
 import { SHADOW_FIGURES } from '../src/admin/shadow-tally.ts'
 import { profileDefaults } from '../src/config/load.ts'
 import { formatDuration } from '../src/config/units.ts'
@@ -10,13 +10,6 @@ import { ALWAYS_DIFFERENT } from '../src/core/fingerprint.ts'
 import { REFUSALS } from '../src/core/refusal.ts'
 import { classify } from '../src/core/settle.ts'
 import { METRICS } from '../src/observe/metrics.ts'
-import {
-  CLAIM_RESULTS,
-  COMPLETION_RESULTS,
-  RECONCILE_RESULTS,
-  REQUEST_OUTCOMES,
-  SHADOW_VERDICTS,
-} from '../src/protect/outcomes.ts'
 import { FILES, load } from './config/support.ts'
 
 const ROOT = join(import.meta.dirname, '..')
@@ -44,31 +37,10 @@ void t.test('docs/errors.md lists every refusal of the proxy with status and adv
   t.same(told, known)
 })
 
-/** The rows that a table of outcomes makes. */
-function rowsOf(table: Readonly<Record<string, { readonly says: string }>>): string[][] {
-  return Object.entries(table).map(([name, { says }]) => [name, says])
-}
-
-void t.test('docs/metrics.md lists every metric with its kind, labels and meaning, in order', async (t) => {
-  const known = Object.entries(METRICS).map(([name, { kind, labels, help }]) => [
-    name,
-    kind,
-    labels.join(', '),
-    help,
-  ])
-  const values = [REQUEST_OUTCOMES, CLAIM_RESULTS, COMPLETION_RESULTS].flatMap(rowsOf)
-  t.same(rows('docs/metrics.md'), [...known, ...values])
-})
-
-void t.test('docs/shadow.md says when every verdict is given, and what is not compared', async (t) => {
-  t.same(rows('docs/shadow.md'), rowsOf(SHADOW_VERDICTS))
+void t.test('docs/shadow.md says what is not compared, and names every figure', async (t) => {
   const text = read('docs/shadow.md').toLowerCase()
   for (const name of ALWAYS_DIFFERENT) t.ok(text.includes(`\`${name}\``), name)
   for (const name of SHADOW_FIGURES) t.ok(text.includes(` ${name.toLowerCase()}`), name)
-})
-
-void t.test('docs/reconciliation.md says when every result is counted', async (t) => {
-  t.same(rows('docs/reconciliation.md'), rowsOf(RECONCILE_RESULTS))
 })
 
 void t.test('the index of the decisions lists every page under its title', async (t) => {
@@ -81,10 +53,12 @@ void t.test('the index of the decisions lists every page under its title', async
   t.same(listed.map(([, , file = '']) => file).toSorted(), pages.toSorted())
 })
 
-void t.test('docs/configuration.md has the generated tables', async (t) => {
-  const text = read('docs/configuration.md')
-  t.match(text, /^# /, 'it is not empty')
-  t.equal(text, withTables(text), 'run: node scripts/docs.ts')
+void t.test('configuration, metrics, verdicts and results are listed as the code has them', async (t) => {
+  for (const page of GENERATED) {
+    const text = readFileSync(page, 'utf8')
+    t.match(text, /^<!-- table: /m, page.pathname)
+    t.equal(text, withTables(text), 'run: node scripts/docs.ts')
+  }
 })
 
 void t.test('docs/reload.md names every property whose change is not live', async (t) => {
@@ -97,7 +71,9 @@ void t.test('docs/reload.md names every property whose change is not live', asyn
 })
 
 void t.test('docs/profiles.md says what every profile decides', async (t) => {
-  const told = rows('docs/profiles.md')
+  const told = rows('docs/profiles.md').flatMap(([what = '', ...cells]) =>
+    what.split(', ').map((one) => [one, ...cells]),
+  )
   for (const [i, profile] of (['standard', 'strict', 'lenient', 'stripe'] as const).entries()) {
     const { tombstone, ...rest } = profileDefaults(profile)
     const settings: Record<string, unknown> = {
@@ -107,7 +83,7 @@ void t.test('docs/profiles.md says what every profile decides', async (t) => {
       'misuse.status': rest.misuse.status,
       tombstone: tombstone === 0 ? 'off' : formatDuration(tombstone),
     }
-    for (const [what = '', ...cells] of told.filter(([what]) => what !== 'setting' && what !== 'status')) {
+    for (const [what = '', ...cells] of told) {
       const status = Number(/^\d+/.exec(what.replace('xx', '99'))?.[0])
       const known = Number.isNaN(status)
         ? String(settings[what])

@@ -39,7 +39,7 @@ void t.test('every property of the file has a reload rule', async (t) => {
     '<!-- table: file -->\n<!-- end -->## Of `defaults`<!-- table: policy -->\n<!-- end -->',
   ).split('## Of `defaults`')
   const rows = (text: string): string[] =>
-    [...text.matchAll(/^\| `([^`]+)`/gm)].map(([, path]) => path as string)
+    [...text.matchAll(/^- `([^`]+)`/gm)].map(([, path]) => path as string)
   const hasRule = (row: PropertyRow | undefined): boolean =>
     row?.reload !== undefined || Object.values(row?.group ?? {}).some(hasRule)
   for (const path of rows(file)) t.ok(hasRule(rowAt(path)), path)
