@@ -394,6 +394,6 @@ void t.test('without an SDK traceparent passes unchanged; both read the same rec
 
 void t.test('docs/tracing.md lists every attribute', async (t) => {
   const text = readFileSync(new URL('../../docs/tracing.md', import.meta.url), 'utf8')
-  const told = [...text.matchAll(/^\| `([^`]+)`/gm)].map(([, name]) => name)
+  const told = [...text.matchAll(/^- `([^`]+)` \(/gm)].map(([, name]) => name)
   t.strictSame(new Set(told), attributes)
 })
