@@ -198,7 +198,14 @@ void t.test('the commands that documents name exist, with their flags', async (t
   )
   t.ok(help.size >= 9, [...help.keys()].join(' '))
   let seen = 0
-  for (const file of [...GUIDES, 'README.md', 'SECURITY.md', 'CONTRIBUTING.md', 'docs/operations.md'])
+  for (const file of [
+    ...GUIDES,
+    'README.md',
+    'SECURITY.md',
+    'CONTRIBUTING.md',
+    'docs/clients.md',
+    'docs/operations.md',
+  ])
     for (const [, block = ''] of read(file).matchAll(/```(?:sh|console)\n(.*?)```/gs))
       for (const line of block.replaceAll('\\\n', ' ').split('\n')) {
         const [, args] =

@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url'
 
 /** How a client of examples/clients ended. */
 export interface Told {
-  /** 0: charged; 1: refused; 2: unknown (docs/guides/clients.md). */
+  /** 0: charged; 1: refused; 2: unknown (docs/clients.md). */
   readonly code: number | null
   readonly out: string
   readonly err: string

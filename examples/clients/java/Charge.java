@@ -12,7 +12,7 @@ import java.util.concurrent.ThreadLocalRandom;
 /**
  * Creates one charge, however often it has to ask: java Charge.java AMOUNT KEY
  *
- * What it reads from the environment and what its exit codes mean is in docs/guides/clients.md. Nothing but the JDK (17 or later).
+ * What it reads from the environment and what its exit codes mean is in docs/clients.md. Nothing but the JDK (17 or later).
  */
 public final class Charge {
   private static final URI URL = URI.create(setting("URL", "http://127.0.0.1:8080/v1/charges"));

@@ -1,6 +1,6 @@
 """Creates one charge, however often it has to ask: python3 charge.py AMOUNT KEY
 
-What it reads from the environment and what its exit codes mean is in docs/guides/clients.md. Nothing but the standard library.
+What it reads from the environment and what its exit codes mean is in docs/clients.md. Nothing but the standard library.
 """
 
 import http.client

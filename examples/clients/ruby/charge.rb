@@ -1,6 +1,6 @@
 # Creates one charge, however often it has to ask: ruby charge.rb AMOUNT KEY
 #
-# What it reads from the environment and what its exit codes mean is in docs/guides/clients.md. Nothing but the standard library.
+# What it reads from the environment and what its exit codes mean is in docs/clients.md. Nothing but the standard library.
 require 'json'
 require 'net/http'
 

@@ -1,6 +1,6 @@
 /**
  * Creates one charge, however often it has to ask: `node charge.ts AMOUNT KEY`. What it reads from the environment and what its
- * exit codes mean is in docs/guides/clients.md. Nothing but Node.
+ * exit codes mean is in docs/clients.md. Nothing but Node.
  */
 import { setTimeout as sleep } from 'node:timers/promises'
 
