@@ -1,6 +1,6 @@
 /**
  * `npm run soak`: sends an hour's mixed traffic (at 100 requests per second) as fast as this machine takes it, and checks the
- * remains. Exit 1 if something has grown, was executed twice or is unexplained. See docs/internals/soak.md.
+ * remains. Exit 1 if something has grown, was executed twice or is unexplained. See docs/proof.md.
  *
  *   --quick          a twentieth of it: checks that everything works
  *   --minutes N      spreads the requests evenly over N minutes
