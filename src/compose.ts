@@ -145,13 +145,13 @@ export async function compose(
   const shadowBudget = new Budget(config.limits.buffered)
   const { idleTimeout } = config.upstream
   const forwarding = { timeout: () => state.config.upstream.timeout, idleTimeout, budget }
-  const forward = forwarder(upstream.client, forwarding)
+  const forward = forwarder(upstream.dispatcher, forwarding)
 
   const loop = loopMarkOf(config)
   const queryTimeout = (): Millis => Math.min(STATUS_QUERY_TIMEOUT, forwarding.timeout())
   const unresolved = reconcileObserver(metrics, log, history)
   const queries = {
-    forward: marking(forwarder(upstream.client, { ...forwarding, timeout: queryTimeout }), loop),
+    forward: marking(forwarder(upstream.dispatcher, { ...forwarding, timeout: queryTimeout }), loop),
     policyOf: (route: string) => policyNamed(state.config, route),
     upstream: upstreamTag(config.upstream.url),
     records,

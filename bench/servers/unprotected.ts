@@ -33,7 +33,7 @@ const upstream = await openUpstream(config.upstream, {
   habits: new Habits(config.upstream.keepAlive),
   mostHead: () => config.limits.responseHead,
 })
-const forward = forwarder(upstream.client, {
+const forward = forwarder(upstream.dispatcher, {
   timeout: () => config.upstream.timeout,
   idleTimeout: config.upstream.idleTimeout,
   budget,

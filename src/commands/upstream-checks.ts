@@ -93,8 +93,8 @@ function tlsText(socket: TLSSocket): string {
   return ` (${socket.getProtocol()}, certificate of ${[subject.CN ?? 'no common name'].flat().join(', ')}, valid until ${until})`
 }
 
-async function queryChecks(config: Config, { client }: Upstream): Promise<CheckResult[]> {
-  const forward = forwarder(client, {
+async function queryChecks(config: Config, { dispatcher }: Upstream): Promise<CheckResult[]> {
+  const forward = forwarder(dispatcher, {
     timeout: () => Math.min(ANSWERS_WITHIN, config.upstream.timeout),
     idleTimeout: config.upstream.idleTimeout,
     budget: new Budget(config.limits.buffered),

@@ -1,22 +1,14 @@
+import type { Dispatcher } from 'undici'
 import { filterLines, firstOf, hopByHop, isNeverUpstreams } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
 import { sentUnanswered } from '../protect/answers.ts'
 import { Once } from '../runtime/scheduling.ts'
 import type { ExchangeTap } from '../upstream/exchange-tap.ts'
-import { errorText, isTrailer, reasonPhrase } from '../upstream/forward.ts'
+import { errorText, isTimeout, isTrailer, rawLines, reasonPhrase } from '../upstream/forward.ts'
 import type { Upstream } from '../upstream/pool.ts'
-import {
-  AnswerRefused,
-  type Carrier,
-  type Exchanging,
-  isTimeout,
-  type Outgoing,
-  type Patience,
-  type Transport,
-} from '../upstream/transport.ts'
+import { AnswerRefused } from '../upstream/response-parser.ts'
 import type { StreamResponse, TrafficResponse } from './request.ts'
-import type { Streamed } from './uploads.ts'
 import {
   breakOff,
   chunkable,
@@ -54,20 +46,35 @@ export type Pass = (response: TrafficResponse, passage: Passage) => void
 
 /**
  * Forwards unprotected requests as the client sent them, and the upstream's answers: target, lines, bytes and trailers unchanged, bodies
- * never buffered, nothing ever retried. Streamed bodies go through @fastify/http-proxy and undici (docs/adr/0064, docs/adr/0069).
+ * never buffered, nothing ever retried. Streamed bodies go through @fastify/http-proxy (docs/adr/0064, docs/adr/0128).
  */
 export function passthrough(options: PassthroughOptions): Pass {
   // Loaded with the first streamed body (docs/adr/0074).
   const upload = new Once(async () => (await import('./uploads.ts')).uploads(options.upstream))
   return (response, passage) => {
-    const patience = { head: options.timeout(), idle: options.idleTimeout }
-    const exchange = new PassedExchange(options, patience, response, passage)
-    const whole = response.req.takeBody()
-    if (whole !== null) return exchange.send(whole)
-    endIdleUpload(response as StreamResponse, options)
+    const { tap, target: path, lines: headers } = passage
+    const { req: request } = response
+    const exchange = new PassedExchange(options, response, passage)
+    const handler = tap === null ? exchange : tap.handlerFor(exchange)
+    const asked = {
+      method: request.method as string,
+      path,
+      headersTimeout: options.timeout(),
+      bodyTimeout: options.idleTimeout,
+      responseHeaders: 'raw',
+    } as const
+    const whole = request.takeBody()
+    if (whole !== null) {
+      options.upstream.dispatcher.dispatch({ ...asked, headers: headers as string[], body: whole }, handler)
+      return
+    }
+    const streamed = response as StreamResponse
+    const length = streamed.req.headers['content-length']
+    const framed = [...headers, ...(length === undefined ? [] : ['Content-Length', length])]
+    endIdleUpload(streamed, options)
     upload
       .get()
-      .then((send) => send(response as StreamResponse, exchange))
+      .then((send) => send(streamed, { ...asked, headers: framed, body: streamed.req }, handler))
       .catch((error: unknown) => {
         options.onBug(error)
         breakOff(response)
@@ -76,13 +83,11 @@ export function passthrough(options: PassthroughOptions): Pass {
 }
 
 /** One unprotected exchange. If the client leaves, the upstream's answer ends; if the upstream breaks off, so does the client's answer. */
-class PassedExchange implements Exchanging, Streamed {
-  readonly patience: Patience
+class PassedExchange implements Dispatcher.DispatchHandler {
   readonly #options: PassthroughOptions
   readonly #response: TrafficResponse
   readonly #passage: Passage
-  #request: Outgoing | null = null
-  #carrier: Carrier | null = null
+  #controller: Dispatcher.DispatchController | null = null
   #chunked = false
   /** The head is written; once it is on its way, {@link #headLeft}. */
   #begun = false
@@ -93,58 +98,39 @@ class PassedExchange implements Exchanging, Streamed {
   #first: Buffer | null = null
   #isFull = false
 
-  constructor(options: PassthroughOptions, patience: Patience, response: TrafficResponse, passage: Passage) {
+  constructor(options: PassthroughOptions, response: TrafficResponse, passage: Passage) {
     this.#options = options
-    this.patience = patience
     this.#response = response
     this.#passage = passage
     response.once('close', () => {
       this.#ended = true
       if (response.writableFinished) return
-      if (this.#carrier === null) options.upstream.client.cancel(this)
-      else this.#carrier.abort(this, new Error('the client left'))
+      if (this.#controller === null) options.upstream.dispatcher.cancel?.(this)
+      else this.#controller.abort(new Error('the client left'))
     })
   }
 
-  /** With its whole body, or without one. */
-  send(body: Buffer): void {
-    this.#send(this.#options.upstream.client, this.#passage.lines, body)
-  }
-
-  stream(transport: Transport): void {
-    const { req } = this.#response as StreamResponse
-    const { lines } = this.#passage
-    const length = req.headers['content-length']
-    this.#send(transport, length === undefined ? lines : [...lines, 'Content-Length', length], req)
-  }
-
-  #send(transport: Transport, headers: readonly string[], body: Outgoing['body']): void {
-    const { target, tap } = this.#passage
-    this.#request = { method: this.#response.req.method as string, target, headers, body }
-    if (tap === null) transport.send(this)
-    else tap.send(transport, this)
-  }
-
-  get request(): Outgoing {
-    return this.#request as Outgoing
-  }
-
-  onBegin(carrier: Carrier): boolean {
+  onRequestStart(controller: Dispatcher.DispatchController): void {
     // The client left while the request waited for a connection: it must not be sent.
-    if (this.#response.destroyed) return false
-    this.#carrier = carrier
-    return true
+    if (this.#response.destroyed) controller.abort(new Error('the client left'))
+    else this.#controller = controller
   }
 
-  onHead(status: number, reason: string, lines: string[]): void {
+  onResponseStart(
+    controller: Dispatcher.DispatchController,
+    status: number,
+    _headers: unknown,
+    reason = '',
+  ): void {
+    if (status < 200) return
     // The client has already been answered about its idle upload.
     if (this.#response.headersSent) {
       this.#ended = true
-      this.#carrier?.abort(this, new Error('the client was answered'))
+      controller.abort(new Error('the client was answered'))
       return
     }
     try {
-      this.#begin(lines, status, reasonPhrase(reason))
+      this.#begin(rawLines(controller.rawHeaders), status, reasonPhrase(reason))
     } catch (error) {
       this.#options.onBug(error)
       breakOff(this.#response)
@@ -189,7 +175,7 @@ class PassedExchange implements Exchanging, Streamed {
     const response = this.#response
     if (response.write(chunk) || this.#isFull) return
     this.#isFull = true
-    this.#carrier?.pause(this)
+    this.#controller?.pause()
     // It holds an upstream connection, so an occasional byte is not enough.
     const timer = setTimeout(() => breakOff(response), this.#options.idleTimeout)
     const stop = (): void => clearTimeout(timer)
@@ -198,11 +184,11 @@ class PassedExchange implements Exchanging, Streamed {
       stop()
       response.off('close', stop)
       this.#isFull = false
-      this.#carrier?.resume(this)
+      this.#controller?.resume()
     })
   }
 
-  onData(bytes: Buffer): void {
+  onResponseData(_controller: unknown, bytes: Buffer): void {
     if (this.#ended) return
     const chunk = Buffer.from(bytes)
     if (!this.#headLeft && this.#first === null) this.#first = chunk
@@ -212,9 +198,9 @@ class PassedExchange implements Exchanging, Streamed {
     }
   }
 
-  onEnd(trailers: string[]): void {
+  onResponseEnd({ rawTrailers }: Dispatcher.DispatchController): void {
     if (this.#ended) return
-    if (this.#chunked) this.#response.addTrailers(pairs(filterLines(trailers, isTrailer)))
+    if (this.#chunked) this.#response.addTrailers(pairs(filterLines(rawLines(rawTrailers), isTrailer)))
     this.#end(this.#first)
   }
 
@@ -224,7 +210,7 @@ class PassedExchange implements Exchanging, Streamed {
     if (!this.#headLeft) this.#options.writer.watch(this.#response)
   }
 
-  onError(error: Error): void {
+  onResponseError(_controller: unknown, error: Error): void {
     // Complete with its head.
     if (this.#ended) return
     this.#ended = true
@@ -236,12 +222,12 @@ class PassedExchange implements Exchanging, Streamed {
     }
     // The idle upload was already refused.
     if (response.headersSent) return
-    // undici stops reading a body it streams; nobody else reads the rest.
+    // Nobody reads the rest of a streamed body.
     if (!response.req.isHere) response.shouldKeepAlive = false
     const method = response.req.method as string
     this.#options.onFailed(method, errorText(error))
     const refused =
-      this.#carrier === null
+      this.#controller === null
         ? refusal('upstream_unreachable', 'no byte of the request was sent')
         : refusalOf(method, error)
     this.#options.writer.problem(response, refused)

@@ -2,29 +2,24 @@ import type { IncomingMessage, ServerResponse } from 'node:http'
 import httpProxy from '@fastify/http-proxy'
 import { fastify } from 'fastify'
 import type { Upstream } from '../upstream/pool.ts'
-import type { Transport } from '../upstream/transport.ts'
 
 const { METHODS } = process.getBuiltinModule('node:http')
 
-/** Sends a request with a streamed body, and the answer to the client. */
-export interface Streamed {
-  stream(transport: Transport): void
-}
-
-export type Upload = (response: ServerResponse, exchange: Streamed) => void
+type Dispatched = Parameters<Upstream['dispatcher']['dispatch']>
+/** Sends a request whose body is the client's, and its answer to the client. */
+export type Upload = (response: ServerResponse, ...exchange: Dispatched) => void
 
 const kExchange = Symbol('exchange')
 /** A member rather than a WeakMap: see docs/adr/0017. */
 interface Passing extends IncomingMessage {
-  [kExchange]?: Streamed
+  [kExchange]?: Dispatched
 }
 
 /** reply-from sends no body with these methods. */
 const WITHOUT_BODY: ReadonlySet<string> = new Set(['GET', 'HEAD', 'TRACE'])
 
-/** http-proxy streams the body; the exchange takes the answer, as http-proxy would write another head (docs/adr/0064). */
-export async function uploads(upstream: Upstream): Promise<Upload> {
-  const streams = await upstream.streams()
+/** http-proxy streams the body; the handler takes the answer, as http-proxy would write another head (docs/adr/0064). */
+export async function uploads({ dispatcher, origin }: Upstream): Promise<Upload> {
   const app = fastify({
     // find-my-way and `new URL` would refuse or change some targets; the exchange sends the real one.
     rewriteUrl: () => '/',
@@ -42,12 +37,11 @@ export async function uploads(upstream: Upstream): Promise<Upload> {
     done()
   })
   await app.register(httpProxy, {
-    upstream: upstream.origin.origin,
+    upstream: origin.origin,
     httpMethods: app.supportedMethods.filter((method) => !WITHOUT_BODY.has(method)),
-    undici: streams.pool.compose(() => ({ body }) => {
-      const request = body as Passing
-      request[kExchange]?.stream(streams)
-      return true
+    undici: dispatcher.compose((dispatch) => (options, handler) => {
+      const [real, answered] = (options.body as Passing)[kExchange] ?? [options, handler]
+      return dispatch(real, answered)
     }),
     handler: (_request, reply, destination, replyOptions) => {
       reply.hijack()
@@ -57,9 +51,9 @@ export async function uploads(upstream: Upstream): Promise<Upload> {
     retryMethods: [],
   })
   await app.ready()
-  return (response, exchange) => {
+  return (response, ...exchange) => {
     const request: Passing = response.req
-    if (WITHOUT_BODY.has(request.method as string)) return exchange.stream(streams)
+    if (WITHOUT_BODY.has(request.method as string)) return void dispatcher.dispatch(...exchange)
     request[kExchange] = exchange
     app.routing(request, response)
   }

@@ -1,21 +1,29 @@
+import type { IncomingHttpHeaders } from 'node:http'
+import type { Dispatcher } from 'undici'
 import type { Budget } from '../runtime/limits.ts'
-import { Exchange } from './forward.ts'
+import { Exchange, rawLines } from './forward.ts'
 import type { Forwarded, TappedExchange, UpstreamRequest } from './port.ts'
-import type { Carrier, Exchanging, Outgoing, Patience, Transport } from './transport.ts'
 
-const ENDLESS: Patience = { head: 0, idle: 0 }
+type Controller = Dispatcher.DispatchController
+type Handler = Dispatcher.DispatchHandler
+
 const UNSEEN = { target: '', headers: [], body: Buffer.alloc(0) }
 
 /**
  * Observes an exchange for shadow mode, and reports what it proved by the guard's own rules. It never delays, aborts or withholds
  * anything; a bug here ends the observation, not the exchange.
  */
-export class ExchangeTap implements TappedExchange, Carrier {
+export class ExchangeTap implements TappedExchange, Controller {
   readonly ended: Promise<Forwarded>
   readonly #exchange: Exchange
   readonly #onBug: (error: unknown) => void
   #sent = false
   #over = false
+  rawHeaders: string[] = []
+  rawTrailers: string[] = []
+  readonly paused = false
+  readonly aborted = false
+  readonly reason = null
 
   constructor(
     request: Pick<UpstreamRequest, 'method' | 'responseLimit'>,
@@ -26,21 +34,17 @@ export class ExchangeTap implements TappedExchange, Carrier {
     const { promise, resolve } = Promise.withResolvers<Forwarded>()
     this.ended = promise
     const limits = { timeout: () => Number.POSITIVE_INFINITY, budget }
-    this.#exchange = new Exchange({ ...UNSEEN, ...request }, null, ENDLESS, limits, resolve)
+    this.#exchange = new Exchange({ ...UNSEEN, ...request }, null, limits, resolve)
   }
 
   get over(): boolean {
     return this.#over
   }
 
-  /** Sends it once, observed. */
-  send(transport: Transport, exchange: Exchanging): void {
+  /** Sends for `owner` once, observed after it has heard of each event. */
+  handlerFor(owner: Handler): Handler {
     this.#sent = true
-    transport.send(new Tapped(exchange, this))
-  }
-
-  began(): void {
-    this.hear((exchange) => void exchange.onBegin(this))
+    return new Tapped(owner, this)
   }
 
   hear(event: (exchange: Exchange) => void): void {
@@ -69,8 +73,8 @@ export class ExchangeTap implements TappedExchange, Carrier {
   }
 
   /** The exchange is not ours to abort: observation ends. */
-  abort(exchange: Exchanging, error: Error): void {
-    this.end(() => exchange.onError(error))
+  abort(error: Error): void {
+    this.end((exchange) => exchange.onResponseError(this, error))
   }
 
   pause(): void {}
@@ -81,66 +85,50 @@ export class ExchangeTap implements TappedExchange, Carrier {
   #giveUp(error: Error): void {
     if (this.#over) return
     this.#over = true
-    this.#exchange.onBegin(this)
-    this.#exchange.onError(error)
+    this.#exchange.onRequestStart(this)
+    this.#exchange.onResponseError(this, error)
   }
 }
 
-/** An exchange with an observer that is notified after its owner. */
-class Tapped implements Exchanging, Carrier {
-  readonly request: Outgoing
-  readonly patience: Patience
-  readonly #owner: Exchanging
+/** A handler with an observer that is notified after it. */
+class Tapped implements Handler {
+  readonly #owner: Handler
   readonly #tap: ExchangeTap
-  #carrier: Carrier | null = null
 
-  constructor(owner: Exchanging, tap: ExchangeTap) {
-    this.request = owner.request
-    this.patience = owner.patience
+  constructor(owner: Handler, tap: ExchangeTap) {
     this.#owner = owner
     this.#tap = tap
   }
 
-  onBegin(carrier: Carrier): boolean {
-    this.#carrier = carrier
-    if (!this.#owner.onBegin(this)) {
-      // Aborted while waiting for a connection: it is not sent.
-      this.#tap.end((heard) => heard.onError(new Error('the client left before its request was sent')))
-      return false
-    }
-    this.#tap.began()
-    return true
+  onRequestStart(controller: Controller, context: unknown): void {
+    this.#owner.onRequestStart?.(controller, context)
+    this.#tap.hear((heard) => heard.onRequestStart(this.#tap))
   }
 
-  onHead(status: number, reason: string, lines: string[]): void {
-    this.#owner.onHead(status, reason, lines)
-    this.#tap.hear((heard) => heard.onHead(status, reason, lines))
+  onResponseStart(
+    controller: Controller,
+    status: number,
+    headers: IncomingHttpHeaders,
+    reason?: string,
+  ): void {
+    this.#owner.onResponseStart?.(controller, status, headers, reason)
+    this.#tap.rawHeaders = rawLines(controller.rawHeaders)
+    this.#tap.hear((heard) => heard.onResponseStart(this.#tap, status, headers, reason))
   }
 
-  onData(bytes: Buffer): void {
-    this.#owner.onData(bytes)
-    this.#tap.hear((heard) => heard.onData(bytes))
+  onResponseData(controller: Controller, bytes: Buffer): void {
+    this.#owner.onResponseData?.(controller, bytes)
+    this.#tap.hear((heard) => heard.onResponseData(this.#tap, bytes))
   }
 
-  onEnd(trailers: string[]): void {
-    this.#owner.onEnd(trailers)
-    this.#tap.end((heard) => heard.onEnd(trailers))
+  onResponseEnd(controller: Controller, trailers: IncomingHttpHeaders): void {
+    this.#owner.onResponseEnd?.(controller, trailers)
+    this.#tap.rawTrailers = rawLines(controller.rawTrailers)
+    this.#tap.end((heard) => heard.onResponseEnd(this.#tap))
   }
 
-  onError(error: Error): void {
-    this.#owner.onError(error)
-    this.#tap.end((heard) => heard.onError(error))
-  }
-
-  abort(_owner: Exchanging, error: Error): void {
-    this.#carrier?.abort(this, error)
-  }
-
-  pause(): void {
-    this.#carrier?.pause(this)
-  }
-
-  resume(): void {
-    this.#carrier?.resume(this)
+  onResponseError(controller: Controller, error: Error): void {
+    this.#owner.onResponseError?.(controller, error)
+    this.#tap.end((heard) => heard.onResponseError(this.#tap, error))
   }
 }

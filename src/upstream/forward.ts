@@ -1,3 +1,4 @@
+import type { Dispatcher } from 'undici'
 import {
   filterLines,
   firstOf,
@@ -11,15 +12,18 @@ import {
 import type { Millis, StoredResponse } from '../core/record.ts'
 import { BodyBuffer, type Budget } from '../runtime/limits.ts'
 import { Batch } from '../runtime/scheduling.ts'
+import type { Http1DispatchOptions } from './http1.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
-import {
-  AnswerRefused,
-  type Carrier,
-  type Exchanging,
-  isTimeout,
-  type Patience,
-  type Transport,
-} from './transport.ts'
+import { AnswerRefused } from './response-parser.ts'
+
+type Controller = Dispatcher.DispatchController
+
+/** Any of undici's. What only ours can is left out by others. */
+export interface UpstreamDispatcher extends Dispatcher {
+  dispatch(options: Http1DispatchOptions, handler: Dispatcher.DispatchHandler): boolean
+  /** Forgets a request that still waits for a connection. */
+  cancel?(handler: Dispatcher.DispatchHandler): void
+}
 
 export interface ForwardLimits {
   /** Limits the whole call, or up to the head of a streamed answer; asked as it begins. Infinity: the caller does. */
@@ -35,13 +39,25 @@ interface Ended {
 }
 
 /** Implements {@link Forward}: one exchange, never a second one. */
-export function forwarder(transport: Transport, limits: ForwardLimits): Forward {
-  const patience = { head: 0, idle: limits.idleTimeout }
+export function forwarder(dispatcher: UpstreamDispatcher, limits: ForwardLimits): Forward {
   const ended = new Batch<Ended>(({ resolve, result }) => resolve(result))
   return (request) =>
     new Promise((resolve) => {
       const end = (result: Forwarded): void => ended.add({ resolve, result })
-      transport.send(new Exchange(request, transport, patience, limits, end))
+      const { method, target: path, headers, body } = request
+      dispatcher.dispatch(
+        {
+          method,
+          path,
+          headers: headers as string[],
+          body,
+          // The exchange itself keeps this time.
+          headersTimeout: 0,
+          bodyTimeout: limits.idleTimeout,
+          responseHeaders: 'raw',
+        },
+        new Exchange(request, dispatcher, limits, end),
+      )
     })
 }
 
@@ -59,16 +75,18 @@ function isStream(headers: RawHeaders): boolean {
 /** Bytes of a live answer that are queued before a sink is attached. */
 const LIVE_QUEUE = 64 * 1024
 
-/** One exchange. {@link onBegin} is the witness. Error codes prove nothing: the same ones occur before and after sending. */
-export class Exchange implements Exchanging {
-  readonly request: UpstreamRequest
-  readonly patience: Patience
+/**
+ * One exchange. {@link onRequestStart} is the witness: undici calls it right before the first byte is written. Error codes prove nothing: the same
+ * ones occur before and after sending.
+ */
+export class Exchange implements Dispatcher.DispatchHandler {
+  readonly #request: UpstreamRequest
   readonly #limits: Pick<ForwardLimits, 'timeout' | 'budget'>
-  readonly #transport: Transport | null
+  readonly #dispatcher: UpstreamDispatcher | null
   #resolve: ((result: Forwarded) => void) | null
   #timer: NodeJS.Timeout | null = null
   #timedOut = false
-  #carrier: Carrier | null = null
+  #controller: Controller | null = null
   #status: number | null = null
   #head: ResponseHead | null = null
   #declaredOutcome: string | null = null
@@ -76,17 +94,15 @@ export class Exchange implements Exchanging {
   #size = 0
   #live: Live | null = null
 
-  /** `transport`: null if somebody else sends it. */
+  /** `dispatcher`: null if somebody else sends it. */
   constructor(
     request: UpstreamRequest,
-    transport: Transport | null,
-    patience: Patience,
+    dispatcher: UpstreamDispatcher | null,
     limits: Pick<ForwardLimits, 'timeout' | 'budget'>,
     resolve: (result: Forwarded) => void,
   ) {
-    this.request = request
-    this.patience = patience
-    this.#transport = transport
+    this.#request = request
+    this.#dispatcher = dispatcher
     this.#limits = limits
     this.#resolve = resolve
     const timeout = limits.timeout()
@@ -95,30 +111,29 @@ export class Exchange implements Exchanging {
       this.#timer = setTimeout(() => setImmediate(() => this.#timeout(timeout)), timeout)
   }
 
-  onBegin(carrier: Carrier): boolean {
+  onRequestStart(controller: Controller): void {
     // Abandoned while waiting for a connection: it must not be sent.
-    if (this.#resolve === null) return false
-    if (this.request.mayBegin?.() === false) {
-      this.onError(new Error('it could not be sent while its lease was sure to last'))
-      return false
-    }
-    this.#carrier = carrier
-    return true
+    if (this.#resolve === null) controller.abort(new Error('nobody waits for it any more'))
+    else if (this.#request.mayBegin?.() === false)
+      controller.abort(new Error('it could not be sent while its lease was sure to last'))
+    else this.#controller = controller
   }
 
-  onHead(status: number, reason: string, raw: string[]): void {
+  onResponseStart(controller: Controller, status: number, _headers: unknown, reason = ''): void {
+    if (status < 200) return
+    const raw = rawLines(controller.rawHeaders)
     this.#status = status
     const coding = linesOf(raw, 'transfer-encoding').join(',')
     if (!/^(?:chunked|identity|[\t ,])*$/i.test(coding)) {
       // The proxy removes framing, so no client would learn of the remaining coding.
       const why = `the response has the transfer coding ${coding}; only chunked is understood`
-      this.#carrier?.abort(this, new AnswerRefused(why))
+      controller.abort(new AnswerRefused(why))
       return
     }
     this.#declaredOutcome = firstOf(raw, 'idempotency-outcome')?.trim().toLowerCase() ?? null
     const hop = hopByHop(raw)
     // The original framing is removed; without a body, a length only describes the representation (RFC 9110 §8.6).
-    const describes = this.request.method === 'HEAD' || status === 304
+    const describes = this.#request.method === 'HEAD' || status === 304
     const headers = filterLines(
       raw,
       (name) => !hop.has(name) && !isTakenOff(name) && (name !== 'content-length' || describes),
@@ -128,14 +143,14 @@ export class Exchange implements Exchanging {
     this.#head = { status, reason: reasonPhrase(reason), headers }
     const announced = describes ? 0 : Number(firstOf(raw, 'content-length') ?? 0)
     this.#body.announced = announced
-    const { stream = 'auto' } = this.request
+    const { stream = 'auto' } = this.#request
     // Without a body there is nothing to wait for.
     const hasBody = !describes && status !== 204 && firstOf(raw, 'content-length')?.trim() !== '0'
     if (hasBody && stream !== 'never' && (stream === 'always' || isStream(headers))) this.#goLive('streamed')
-    else if (announced > this.request.responseLimit) this.#goLive('too_large')
+    else if (announced > this.#request.responseLimit) this.#goLive('too_large')
   }
 
-  onData(bytes: Buffer): void {
+  onResponseData(_controller: Controller, bytes: Buffer): void {
     if (this.#live !== null) {
       this.#live.push(Buffer.from(bytes))
       return
@@ -144,10 +159,12 @@ export class Exchange implements Exchanging {
     const fits = this.#limits.budget.take(bytes.length)
     if (fits) this.#size += bytes.length
     if (!fits) this.#goLive('no_room')
-    else if (this.#size > this.request.responseLimit) this.#goLive('too_large')
+    else if (this.#size > this.#request.responseLimit) this.#goLive('too_large')
   }
 
-  onEnd(raw: string[]): void {
+  onResponseEnd(controller: Controller & { readonly isTaken?: boolean }): void {
+    if (controller.isTaken) this.#request.onTaken?.()
+    const raw = rawLines(controller.rawTrailers)
     const trailers = filterLines(raw, (name) => isTrailer(name) && !isTakenOff(name))
     if (this.#live !== null) {
       this.#live.end(trailers)
@@ -166,14 +183,14 @@ export class Exchange implements Exchanging {
     })
   }
 
-  onError(error: Error): void {
+  onResponseError(_controller: unknown, error: Error): void {
     if (this.#live !== null) {
       this.#live.fail(errorText(error))
       return
     }
     this.#limits.budget.give(this.#size)
     this.#size = 0
-    if (this.#carrier === null) this.#settle({ proof: 'not_sent', reason: errorText(error) })
+    if (this.#controller === null) this.#settle({ proof: 'not_sent', reason: errorText(error) })
     else
       this.#settle({
         proof: 'unknown',
@@ -187,18 +204,18 @@ export class Exchange implements Exchanging {
   #timeout(timeout: Millis): void {
     if (this.#resolve === null) return
     this.#timedOut = true
-    if (this.#carrier === null) {
-      this.#transport?.cancel(this)
-      this.onError(new Error(`no connection to the upstream was free within ${timeout} ms`))
-    } else this.#carrier.abort(this, new Error(`the upstream did not finish its answer within ${timeout} ms`))
+    if (this.#controller === null) {
+      this.#dispatcher?.cancel?.(this)
+      this.onResponseError(null, new Error(`no connection to the upstream was free within ${timeout} ms`))
+    } else this.#controller.abort(new Error(`the upstream did not finish its answer within ${timeout} ms`))
   }
 
   #goLive(why: 'streamed' | 'too_large' | 'no_room'): void {
     this.#limits.budget.give(this.#size)
     this.#size = 0
-    const { keepsStream = false, responseLimit } = this.request
+    const { keepsStream = false, responseLimit } = this.#request
     const copy = why === 'streamed' && keepsStream ? new StreamCopy(responseLimit, this.#limits.budget) : null
-    const live = new Live(this, this.#carrier as Carrier, this.#head as ResponseHead, copy)
+    const live = new Live(this.#controller as Controller, this.#head as ResponseHead, copy)
     this.#live = live
     const begun = this.#body.take()
     if (begun.length > 0) live.push(begun)
@@ -261,8 +278,7 @@ class Live implements LiveResponse {
   readonly reason: string
   readonly headers: readonly string[]
   readonly done: Promise<'complete' | 'broken'>
-  readonly #exchange: Exchanging
-  readonly #carrier: Carrier
+  readonly #controller: Controller
   readonly #finish: (end: 'complete' | 'broken') => void
   readonly #copy: StreamCopy | null
   #queue: Buffer[] = []
@@ -271,15 +287,9 @@ class Live implements LiveResponse {
   #ended: readonly string[] | null = null
   brokenBy = ''
 
-  constructor(
-    exchange: Exchanging,
-    carrier: Carrier,
-    { status, reason, headers }: ResponseHead,
-    copy: StreamCopy | null,
-  ) {
+  constructor(controller: Controller, { status, reason, headers }: ResponseHead, copy: StreamCopy | null) {
     this.#copy = copy
-    this.#exchange = exchange
-    this.#carrier = carrier
+    this.#controller = controller
     this.status = status
     this.reason = reason
     this.headers = headers
@@ -290,13 +300,13 @@ class Live implements LiveResponse {
 
   attach(sink: LiveSink): void {
     this.#sink = sink
-    sink.start(() => this.#carrier.resume(this.#exchange))
+    sink.start(() => this.#controller.resume())
     let room = true
     for (const chunk of this.#queue) room = sink.write(chunk)
     this.#queue = []
     if (this.brokenBy !== '') sink.abort()
     else if (this.#ended !== null) sink.end(this.#ended)
-    else if (room) this.#carrier.resume(this.#exchange)
+    else if (room) this.#controller.resume()
   }
 
   drain(): void {
@@ -304,7 +314,7 @@ class Live implements LiveResponse {
   }
 
   abandon(): void {
-    this.#carrier.abort(this.#exchange, new Error('nobody reads the answer'))
+    this.#controller.abort(new Error('nobody reads the answer'))
   }
 
   get kept(): StoredResponse | null {
@@ -321,12 +331,12 @@ class Live implements LiveResponse {
   push(chunk: Buffer): void {
     this.#copy?.add(chunk)
     if (this.#sink !== null) {
-      if (!this.#sink.write(chunk)) this.#carrier.pause(this.#exchange)
+      if (!this.#sink.write(chunk)) this.#controller.pause()
       return
     }
     this.#queue.push(chunk)
     this.#queued += chunk.length
-    if (this.#queued > LIVE_QUEUE) this.#carrier.pause(this.#exchange)
+    if (this.#queued > LIVE_QUEUE) this.#controller.pause()
   }
 
   end(trailers: readonly string[]): void {
@@ -341,6 +351,20 @@ class Live implements LiveResponse {
     this.#sink?.abort()
     this.#finish('broken')
   }
+}
+
+/** A controller's lines, flat. undici's own are bytes; header values are latin1 on the wire and here. */
+export function rawLines(raw: Controller['rawHeaders']): string[] {
+  if (!Array.isArray(raw)) return []
+  if (typeof raw[0] === 'string') return raw as string[]
+  return (raw as Buffer[]).map((part) => part.toString('latin1'))
+}
+
+const LATE: ReadonlySet<string | undefined> = new Set(['UND_ERR_HEADERS_TIMEOUT', 'UND_ERR_BODY_TIMEOUT'])
+
+/** Whether the exchange ended because the answer did not arrive, or continue, in time. */
+export function isTimeout({ code }: NodeJS.ErrnoException): boolean {
+  return LATE.has(code)
 }
 
 /** Empty if it cannot be written again. */

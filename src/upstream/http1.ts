@@ -1,11 +1,19 @@
+import type { IncomingHttpHeaders } from 'node:http'
 import { connect, type NetConnectOpts, type Socket } from 'node:net'
+import type { Readable } from 'node:stream'
 import type { ConnectionOptions } from 'node:tls'
-import { isFieldName, isFieldValue } from '../core/headers.ts'
+import type { Dispatcher as UndiciDispatcher } from 'undici'
+import errors from 'undici/lib/core/errors.js'
+import Dispatcher from 'undici/lib/dispatcher/dispatcher.js'
+import WrapHandler from 'undici/lib/handler/wrap-handler.js'
 import type { Millis } from '../core/record.ts'
 import type { Habits } from './habits.ts'
+import { bodyOf, expectsContent, headersOf, isStream, lengthIn, requestHead } from './request-head.ts'
 import { type AnswerParts, type Following, ResponseParser } from './response-parser.ts'
-import { AnswerTimeout, type Carrier, type Exchanging, type Outgoing, type Transport } from './transport.ts'
 
+type Handler = UndiciDispatcher.DispatchHandler
+
+/** Options with undici's names mean what they do there. */
 export interface Http1Options {
   /** Where to connect: host and port, or the path of a socket. */
   readonly to: { readonly host: string; readonly port: number } | { readonly path: string }
@@ -14,10 +22,16 @@ export interface Http1Options {
   /** The `Host` of requests without one. */
   readonly host: string
   readonly connectTimeout: Millis
-  readonly places: Places
+  readonly connections: number
   readonly habits: Habits
   /** Bytes of a response's head; asked for each. */
-  readonly mostHead: () => number
+  readonly maxHeaderSize: () => number
+}
+
+/** What undici's own dispatchers do not read is a wish that only this client grants. */
+export interface Http1DispatchOptions extends UndiciDispatcher.DispatchOptions {
+  /** `raw`: the handler is given `controller.rawHeaders` and `rawTrailers` only, in place of objects made from them. */
+  readonly responseHeaders?: 'raw' | null
 }
 
 /** Whoever closes a connection this soon after a request had most likely closed it before. */
@@ -26,59 +40,95 @@ const AT_ONCE: Millis = 1000
 /** How long the rest of a request may take to leave after its answer. */
 const ENDING: Millis = 4000
 
+/** undici's own. */
+const USUAL_TIMEOUT: Millis = 300_000
+
 /** Requests up to this size are written as one string, for which libuv needs no extra memory. */
 const ONE_STRING = 16 * 1024
 
 /**
- * HTTP/1.1 for complete requests, over TCP, TLS or a unix socket: one at a time per connection, never pipelined, never sent twice. A connection is
- * reused only if nothing can follow the answer on it (contract §15). Between an answer and the next request the event loop polls for input at least once:
- * bytes or a close after an answer must not be taken for the next answer (undici's GHSA-35p6-xmwp-9g52).
+ * An undici dispatcher for HTTP/1.1 to one upstream, over TCP, TLS or a unix socket: one request at a time per connection, never pipelined, never sent
+ * twice. A connection is reused only if nothing can follow the answer on it (contract §15). Between an answer and the next request the event loop polls
+ * for input at least once: bytes or a close after an answer must not be taken for the next answer (undici's GHSA-35p6-xmwp-9g52).
+ *
+ * `onRequestStart` is called right before the first byte is written, on a connected (and, with TLS, authenticated) socket; a handler that aborts there
+ * proves that nothing was sent. `controller.rawHeaders` are strings, as received. Bytes for `onResponseData` are valid only during the call. Interim answers
+ * are not reported, upgrades are refused, and a stream that is not read to its end is left to its owner.
  */
-export class Http1Client implements Transport, Sharer {
+export class Http1Client extends Dispatcher {
   readonly options: Http1Options
   /** Resumed by the next TLS connection. */
   session: Buffer | undefined
   /** Grows with each {@link renew}. */
   generation = 0
-  readonly #queue: Exchanging[] = []
+  readonly #queue: Http1Request[] = []
   /** The connection used last comes first, so that unneeded ones expire. */
   readonly #idle: UpstreamConnection[] = []
   /** Connections whose answers have ended in this turn of the event loop. */
   readonly #resting: UpstreamConnection[] = []
   readonly #open: UpstreamConnection[] = []
+  #connections: number
   #flushing = false
   #timer: NodeJS.Timeout | null = null
   #timerAt = Number.POSITIVE_INFINITY
-  #closed: (() => void) | null = null
+  #isClosing = false
+  #destroyedBy: Error | null = null
+  readonly #over = Promise.withResolvers<void>()
 
   constructor(options: Http1Options) {
+    super()
     this.options = options
-    options.places.join(this)
+    this.#connections = options.connections
   }
 
-  send(exchange: Exchanging): void {
-    if (this.#closed !== null) exchange.onError(new Error('the proxy has closed its connections'))
+  /** Always true: there is no limit to what waits for a connection. */
+  override dispatch(options: Http1DispatchOptions, handler: Handler): boolean {
+    const request = new Http1Request(options, handler)
+    if (this.#destroyedBy !== null) request.fail(this.#destroyedBy)
+    else if (this.#isClosing) request.fail(new errors.ClientClosedError())
     else {
-      this.#queue.push(exchange)
+      this.#queue.push(request)
       this.#flushSoon()
     }
+    return true
   }
 
-  cancel(exchange: Exchanging): void {
-    const at = this.#queue.indexOf(exchange)
-    if (at < 0) return
-    this.#queue.splice(at, 1)
-    if (this.#queue.length === 0) this.options.places.leave(this)
+  /** Forgets a request that still waits for a connection: nothing more is called. undici's own abort it when its turn comes. */
+  cancel(handler: Handler): void {
+    const at = this.#queue.findIndex((request) => request.handler === handler)
+    if (at >= 0) this.#queue.splice(at, 1)
+    this.#endIfOver()
   }
 
-  close(): Promise<void> {
-    const { promise, resolve } = Promise.withResolvers<void>()
-    this.#closed = resolve
-    const why = new Error('the proxy has closed its connections')
-    for (const exchange of this.#queue.splice(0)) exchange.onError(why)
-    for (const connection of this.#open) connection.destroy(why)
-    if (this.#open.length === 0) resolve()
-    return promise
+  /** Takes no more requests, and ends once those that it has are answered. */
+  override close(callback?: () => void): Promise<void> {
+    this.#isClosing = true
+    this.#endIfOver()
+    if (callback !== undefined) void this.#over.promise.then(callback)
+    return this.#over.promise
+  }
+
+  /** Aborts everything in progress, and ends once every connection is closed. */
+  override destroy(error?: Error | null | (() => void), callback?: () => void): Promise<void> {
+    if (typeof error === 'function') return this.destroy(null, error)
+    this.#destroyedBy ??= error ?? new errors.ClientDestroyedError('the proxy has closed its connections')
+    for (const request of this.#queue.splice(0)) request.fail(this.#destroyedBy)
+    for (const connection of this.#open) connection.destroy(this.#destroyedBy)
+    return this.close(callback)
+  }
+
+  #endIfOver(): void {
+    if (!this.#isClosing || this.#queue.length > 0) return
+    for (const connection of [...this.#idle, ...this.#resting]) connection.destroy(null)
+    if (this.#open.length === 0) this.#over.resolve()
+  }
+
+  /** From now on; what is busy beyond it is closed once it carries nothing. */
+  resize(connections: number): void {
+    this.#connections = connections
+    for (let surplus = this.#open.length - connections; surplus > 0; surplus--)
+      (this.#idle[0] ?? this.#resting[0])?.destroy(null)
+    this.#flushSoon()
   }
 
   /** `options.tls` has changed: connections made with the former certificates end with the exchange that they carry. */
@@ -88,20 +138,10 @@ export class Http1Client implements Transport, Sharer {
     for (const connection of [...this.#idle, ...this.#resting]) connection.destroy(null)
   }
 
-  /** Resting connections rest until the event loop has turned. */
-  offer(): void {
-    if (this.#closed === null && this.#idle.length === 0) while (this.#connects());
-  }
-
-  closeIdle(): boolean {
-    const connection = this.#idle[0] ?? this.#resting[0]
-    connection?.destroy(null)
-    return connection !== undefined
-  }
-
-  /** The connection can carry another exchange. */
+  /** The connection can carry another request. */
   idle(connection: UpstreamConnection): void {
-    if (this.options.places.isWanted(this)) return connection.destroy(null)
+    if (this.#open.length > this.#connections || (this.#isClosing && this.#queue.length === 0))
+      return connection.destroy(null)
     this.#resting.push(connection)
     this.#flushSoon()
   }
@@ -122,9 +162,8 @@ export class Http1Client implements Transport, Sharer {
 
   gone(connection: UpstreamConnection): void {
     this.#open.splice(this.#open.indexOf(connection), 1)
-    this.options.places.give()
     if (this.#queue.length > 0) this.#flushSoon()
-    if (this.#open.length === 0) this.#closed?.()
+    this.#endIfOver()
   }
 
   /** One timer for all connections: most deadlines pass unused. */
@@ -153,13 +192,12 @@ export class Http1Client implements Transport, Sharer {
 
   readonly #flush = (): void => {
     this.#flushing = false
-    if (this.#closed !== null) return
     const now = performance.now()
     while (this.#queue.length > 0) {
       const connection = this.#idle.pop()
       // Its timer may be late.
       if (connection?.isOverdue(now)) connection.destroy(null)
-      else if (connection !== undefined) connection.begin(this.#queue.shift() as Exchanging)
+      else if (connection !== undefined) connection.begin(this.#queue.shift() as Http1Request)
       else if (!this.#connects()) break
     }
     for (let rested = this.#resting.pop(); rested !== undefined; rested = this.#resting.pop())
@@ -167,43 +205,122 @@ export class Http1Client implements Transport, Sharer {
     if (this.#queue.length > 0 && this.#idle.length > 0) this.#flushSoon()
   }
 
-  /** Opens a connection for the next exchange if one is needed and allowed. */
+  /** Opens a connection for the next request if one is needed and allowed. */
   #connects(): boolean {
-    if (this.#queue.length <= this.#resting.length || !this.options.places.take(this)) return false
-    this.#open.push(new UpstreamConnection(this, this.#queue.shift() as Exchanging))
+    if (this.#queue.length <= this.#resting.length || this.#open.length >= this.#connections) return false
+    this.#open.push(new UpstreamConnection(this, this.#queue.shift() as Http1Request))
     return true
   }
 }
+
+/** A request, and undici's controller of it. Calls for one that is over do nothing. */
+class Http1Request implements UndiciDispatcher.DispatchController {
+  readonly options: Http1DispatchOptions
+  readonly handler: Handler
+  /** Carries it once it has begun. */
+  connection: UpstreamConnection | null = null
+  paused = false
+  aborted = false
+  reason: Error | null = null
+  rawHeaders: string[] | null = null
+  rawTrailers: string[] | null = null
+  /** The answer is complete, and no socket holds any of the body. */
+  isTaken = false
+
+  readonly #isRaw: boolean
+
+  constructor(options: Http1DispatchOptions, handler: Handler) {
+    this.options = options
+    this.handler = WrapHandler.wrap(handler)
+    // Its wrapper makes an old handler's lines of the object.
+    this.#isRaw = options.responseHeaders === 'raw' && this.handler === handler
+  }
+
+  abort(reason: Error): void {
+    if (this.connection !== null) this.connection.destroy(reason)
+    // In `onRequestStart`.
+    else if (this.rawTrailers === null) this.fail(reason)
+  }
+
+  pause(): void {
+    this.paused = true
+    this.connection?.pause()
+  }
+
+  resume(): void {
+    if (!this.paused) return
+    this.paused = false
+    this.connection?.resume()
+  }
+
+  begins(): boolean {
+    try {
+      this.handler.onRequestStart?.(this, undefined)
+    } catch (error) {
+      this.fail(error as Error)
+    }
+    return !this.aborted
+  }
+
+  headed(status: number, reason: string, lines: string[]): void {
+    this.rawHeaders = lines
+    this.handler.onResponseStart?.(this, status, this.#read(lines), reason)
+  }
+
+  ended(trailers: string[]): void {
+    this.rawTrailers = trailers
+    try {
+      this.handler.onResponseEnd?.(this, this.#read(trailers))
+    } catch (error) {
+      this.fail(error as Error)
+    }
+  }
+
+  fail(error: Error): void {
+    if (this.aborted) return
+    this.aborted = true
+    this.reason = error
+    this.connection = null
+    this.handler.onResponseError?.(this, error)
+  }
+
+  #read(lines: string[]): IncomingHttpHeaders {
+    return this.#isRaw ? NONE : headersOf(lines)
+  }
+}
+
+const NONE: IncomingHttpHeaders = Object.freeze({})
 
 /** Shared read buffer: everything is copied out of it before the next read. */
 const READ = Buffer.allocUnsafeSlow(64 * 1024)
 
 type ConnectionPhase = 'connecting' | 'head' | 'body' | 'idle' | 'ending' | 'over'
 
-/** One connection, with the exchange that it carries. */
-class UpstreamConnection implements Carrier, AnswerParts {
+/** One connection, with the request that it carries. */
+class UpstreamConnection implements AnswerParts {
   readonly #client: Http1Client
   readonly #socket: Socket
   readonly #parser: ResponseParser
   readonly #generation: number
-  #exchange: Exchanging | null
+  #request: Http1Request | null
   #phase: ConnectionPhase = 'connecting'
-  /** Whether it may carry another exchange after this one. */
+  /** Whether it may carry another request after this one. */
   #reusable = true
+  /** Stops the body, if it is a stream that has not ended. */
+  #upload: (() => void) | null = null
   /** How its last answer ended. */
   #following: Following = 'explicit'
-  /** How long it had been idle before this exchange, until a byte of the answer has come; null: not at all. */
+  /** How long it had been idle before this request, until a byte of the answer has come; null: not at all. */
   #rested: Millis | null = null
-  #isPaused = false
   /** When the awaited peer was last heard, and how long to wait; 0: forever. */
   #since: Millis
   #patience: Millis
 
-  constructor(client: Http1Client, exchange: Exchanging) {
+  constructor(client: Http1Client, request: Http1Request) {
     this.#client = client
     this.#generation = client.generation
-    this.#exchange = exchange
-    this.#parser = new ResponseParser(this, client.options.mostHead)
+    this.#request = request
+    this.#parser = new ResponseParser(this, client.options.maxHeaderSize)
     const { to, connectTimeout } = client.options
     const tls = client.options.tls()
     const read = (bytes: number): boolean => this.#read(bytes)
@@ -224,42 +341,92 @@ class UpstreamConnection implements Carrier, AnswerParts {
     this.#wake()
   }
 
-  begin(exchange: Exchanging): void {
-    this.#exchange = exchange
-    const { request, patience } = exchange
+  begin(request: Http1Request): void {
+    const { options } = request
+    const { method } = options
     let message: string
+    let body: Uint8Array | Readable
     try {
-      message = requestHead(request, this.#client.options.host)
-      if (!exchange.onBegin(this)) return this.#free()
-      // The exchange aborted itself.
-      if (this.#exchange === null) return
+      body = bodyOf(options)
+      message = requestHead(options, body, this.#client.options.host)
     } catch (error) {
       // Nothing was sent.
       this.#free()
-      exchange.onError(error as Error)
-      return
+      return request.fail(error as Error)
     }
-    const { method } = request
-    const body = request.body as Buffer | null
-    const size = body === null ? 0 : body.length
+    this.#request = request
+    if (!request.begins()) return this.#free()
+    request.connection = this
     const now = performance.now()
     this.#rested = this.#phase === 'idle' ? now - this.#since : null
     this.#phase = 'head'
-    this.#reusable = method !== 'HEAD' && (size === 0 || expectsContent(method))
+    this.#reusable = method !== 'HEAD' && ((!isStream(body) && body.length === 0) || expectsContent(method))
     this.#parser.expect(method)
     this.#since = now
-    this.#patience = patience.head
+    this.#patience = options.headersTimeout ?? USUAL_TIMEOUT
     this.#wake()
     const socket = this.#socket
-    if (size === 0) socket.write(message, 'latin1')
-    else if (size + message.length <= ONE_STRING)
-      socket.write(message + (body as Buffer).toString('latin1'), 'latin1')
+    if (isStream(body)) {
+      socket.write(message, 'latin1')
+      this.#stream(body, lengthIn(message))
+    } else if (body.length === 0) socket.write(message, 'latin1')
+    else if (body instanceof Buffer && body.length + message.length <= ONE_STRING)
+      socket.write(message + body.toString('latin1'), 'latin1')
     else {
       socket.cork()
       socket.write(message, 'latin1')
-      socket.write(body as Buffer)
+      socket.write(body)
       socket.uncork()
     }
+  }
+
+  /** Writes the body as fast as the upstream takes it. `length`: as announced; infinite: in chunks. */
+  #stream(body: Readable, length: number): void {
+    const socket = this.#socket
+    const isChunked = length === Number.POSITIVE_INFINITY
+    let left = length
+    const onData = (chunk: Buffer): void => {
+      left -= chunk.length
+      if (left < 0) return onBroken(new errors.RequestContentLengthMismatchError())
+      // An empty chunk would be the last.
+      if (chunk.length === 0) return
+      this.#heard()
+      if (isChunked) {
+        socket.cork()
+        socket.write(`${chunk.length.toString(16)}\r\n`, 'latin1')
+        socket.write(chunk)
+        socket.write('\r\n', 'latin1')
+        socket.uncork()
+      } else socket.write(chunk)
+      if (socket.writableNeedDrain) body.pause()
+    }
+    const onEnd = (): void => {
+      if (!isChunked && left > 0) return onBroken(new errors.RequestContentLengthMismatchError())
+      this.#stopUpload()
+      this.#heard()
+      if (isChunked) socket.write('0\r\n\r\n', 'latin1')
+    }
+    const onBroken = (error?: Error | null): void =>
+      this.destroy(error ?? new errors.RequestAbortedError('the body of the request broke off'))
+    const onDrain = (): void => void body.resume()
+    this.#upload = () => {
+      body.off('data', onData).off('end', onEnd).off('error', onBroken).off('close', onBroken)
+      socket.off('drain', onDrain)
+    }
+    socket.on('drain', onDrain)
+    if (body.readableEnded) onEnd()
+    else if (body.destroyed) onBroken(body.errored)
+    else body.on('end', onEnd).on('error', onBroken).on('close', onBroken).on('data', onData)
+  }
+
+  #stopUpload(): void {
+    this.#upload?.()
+    this.#upload = null
+  }
+
+  /** More of the request has left: the time for an answer begins again. */
+  #heard(): void {
+    if (this.#phase === 'head') this.#since = performance.now()
   }
 
   isOverdue(now: Millis): boolean {
@@ -270,31 +437,24 @@ class UpstreamConnection implements Carrier, AnswerParts {
     if (this.#following !== 'explicit') this.destroy(null)
   }
 
-  /** Ends the connection and its exchange with this error; null: it has none. */
+  /** Ends the connection and its request with this error; null: it has none. */
   destroy(error: Error | null): void {
     if (this.#phase === 'over') return
     if (this.#phase === 'idle') this.#client.lost(this)
     this.#phase = 'over'
     this.#parser.stop()
-    const exchange = this.#exchange
-    this.#exchange = null
+    this.#stopUpload()
+    const request = this.#request
+    this.#request = null
     this.#socket.destroy()
-    if (error !== null) exchange?.onError(error)
+    if (error !== null) request?.fail(error)
   }
 
-  abort(exchange: Exchanging, error: Error): void {
-    if (this.#exchange === exchange) this.destroy(error)
-  }
-
-  pause(exchange: Exchanging): void {
-    if (this.#exchange !== exchange) return
-    this.#isPaused = true
+  pause(): void {
     this.#socket.pause()
   }
 
-  resume(exchange: Exchanging): void {
-    if (this.#exchange !== exchange || !this.#isPaused) return
-    this.#isPaused = false
+  resume(): void {
     this.#since = performance.now()
     this.#wake()
     this.#socket.resume()
@@ -305,16 +465,17 @@ class UpstreamConnection implements Carrier, AnswerParts {
   }
 
   onHead(status: number, reason: string, lines: string[]): void {
-    const exchange = this.#exchange as Exchanging
+    const request = this.#request as Http1Request
     this.#phase = 'body'
     this.#since = performance.now()
-    this.#patience = exchange.patience.idle
+    this.#patience = request.options.bodyTimeout ?? USUAL_TIMEOUT
     this.#wake()
-    exchange.onHead(status, reason, lines)
+    request.headed(status, reason, lines)
   }
 
   onBody(bytes: Buffer, from: number, to: number): void {
-    this.#exchange?.onData(bytes.subarray(from, to))
+    const request = this.#request
+    request?.handler.onResponseData?.(request, bytes.subarray(from, to))
   }
 
   onUnasked(): void {
@@ -322,33 +483,35 @@ class UpstreamConnection implements Carrier, AnswerParts {
   }
 
   onComplete(trailers: string[], following: Following): void {
-    const exchange = this.#exchange as Exchanging
-    this.#exchange = null
-    if (this.#socket.writableLength === 0) exchange.request.onTaken?.()
-    this.#following = this.#reusable ? following : 'nothing'
+    const request = this.#request as Http1Request
+    this.#request = null
+    request.connection = null
+    const isSent = this.#upload === null
+    request.isTaken = isSent && this.#socket.writableLength === 0
+    this.#following = this.#reusable && isSent ? following : 'nothing'
     const isTrusted = following === 'explicit' || !this.#client.options.habits.sendsUnasked
+    // Paused by the last bytes of the answer: without reading, a close would go unnoticed.
+    if (request.paused) this.#socket.resume()
     if (this.#following !== 'nothing' && isTrusted) this.#keep()
     else this.destroy(null)
-    try {
-      exchange.onEnd(trailers)
-    } catch (error) {
-      exchange.onError(error as Error)
-    }
+    request.ended(trailers)
   }
 
   /** Aborts what has waited too long; returns when to check again. */
   look(now: Millis): Millis {
-    if (this.#phase === 'over' || this.#patience === 0 || this.#isPaused) return Number.POSITIVE_INFINITY
+    if (this.#phase === 'over' || this.#patience === 0 || this.#request?.paused)
+      return Number.POSITIVE_INFINITY
+    // The upstream waits for the client.
+    if (this.#upload !== null && this.#phase === 'head' && !this.#socket.writableNeedDrain) this.#since = now
     const due = this.#since + this.#patience
     if (now < due) return due
     const within = `within ${this.#patience} ms`
     if (this.#phase === 'idle' || this.#phase === 'ending') this.destroy(null)
     else if (this.#phase === 'connecting')
-      this.destroy(
-        Object.assign(new Error(`no connection ${within}`), { syscall: 'connect', code: 'ETIMEDOUT' }),
-      )
-    else if (this.#phase === 'head') this.destroy(new AnswerTimeout(`no head of an answer ${within}`))
-    else this.destroy(new AnswerTimeout(`no further byte of the answer ${within}`))
+      this.destroy(new errors.ConnectTimeoutError(`no connection ${within}`))
+    else if (this.#phase === 'head')
+      this.destroy(new errors.HeadersTimeoutError(`no head of an answer ${within}`))
+    else this.destroy(new errors.BodyTimeoutError(`no further byte of the answer ${within}`))
     return Number.POSITIVE_INFINITY
   }
 
@@ -372,13 +535,13 @@ class UpstreamConnection implements Carrier, AnswerParts {
   }
 
   #connected(): void {
-    if (this.#phase === 'connecting') this.begin(this.#exchange as Exchanging)
+    if (this.#phase === 'connecting') this.begin(this.#request as Http1Request)
   }
 
   /** True: read on. */
   #read(length: number): boolean {
-    if (this.#exchange === null) {
-      // Of an exchange that was aborted: TLS goes on with what it has decrypted.
+    if (this.#request === null) {
+      // Of a request that was aborted: TLS goes on with what it has decrypted.
       if (this.#phase === 'over') return false
       // It must not be taken for the answer to the next request.
       this.destroy(null)
@@ -392,12 +555,12 @@ class UpstreamConnection implements Carrier, AnswerParts {
     } catch (error) {
       this.destroy(error as Error)
     }
-    return !this.#isPaused
+    return !this.#request?.paused
   }
 
   #ended(): void {
     const isConnecting = this.#phase === 'connecting'
-    if (this.#exchange === null || (!isConnecting && this.#parser.finish())) this.#closedBy(null)
+    if (this.#request === null || (!isConnecting && this.#parser.finish())) this.#closedBy(null)
     else this.#closedBy(new Error('the upstream closed the connection'))
   }
 
@@ -416,17 +579,14 @@ class UpstreamConnection implements Carrier, AnswerParts {
     this.destroy(error)
   }
 
-  /** The exchange it was opened for did not begin. */
+  /** The request it was opened for did not begin. */
   #free(): void {
-    this.#exchange = null
-    this.#keep()
+    this.#request = null
+    if (this.#phase !== 'over') this.#keep()
   }
 
   #keep(): void {
     this.#since = performance.now()
-    // Paused by the last bytes of the answer: without reading, a close would go unnoticed.
-    if (this.#isPaused) this.#socket.resume()
-    this.#isPaused = false
     // An answer that arrived before the whole request was sent: the server gets the rest, and no further request.
     if (this.#socket.writableLength > 0) {
       this.#phase = 'ending'
@@ -440,125 +600,5 @@ class UpstreamConnection implements Carrier, AnswerParts {
     this.#phase = 'idle'
     this.#wake()
     this.#client.idle(this)
-  }
-}
-
-/** Lines about message length or the connection: this client sets those itself. */
-const FRAMING = /^(?:connection|content-length|expect|host|keep-alive|transfer-encoding|upgrade)$/i
-
-/**
- * The request's head (RFC 9112 §3 and §5).
- *
- * @throws if a part could be read as something else: nothing is sent then.
- */
-function requestHead({ method, target, headers, body }: Outgoing, defaultHost: string): string {
-  if (!isFieldName(method)) throw new Error('invalid request method')
-  if (!/^\/[\x21-\xff]*$/.test(target)) throw new Error('invalid request path')
-  let host: string | null = null
-  let lines = ''
-  for (let i = 0; i < headers.length; i += 2) {
-    const name = headers[i] as string
-    const value = headers[i + 1] as string
-    if (!isFieldName(name) || !isFieldValue(value)) throw new Error(`invalid ${name} header`)
-    if (!FRAMING.test(name)) lines += `${name}: ${value}\r\n`
-    else if (host === null && name.toLowerCase() === 'host') host = value
-    else throw new Error(`invalid ${name} header`)
-  }
-  const size = body === null ? 0 : (body as Buffer).length
-  // RFC 9110 §8.6: a length of 0 where the method leads one to expect content.
-  const length = size > 0 || expectsContent(method) ? `content-length: ${size}\r\n` : ''
-  // Some servers answer HEAD with content, which would be taken for the next answer.
-  const connection = method === 'HEAD' ? 'close' : 'keep-alive'
-  return `${method} ${target} HTTP/1.1\r\nhost: ${host ?? defaultHost}\r\nconnection: ${connection}\r\n${lines}${length}\r\n`
-}
-
-/** Methods whose content every server reads. After other methods, a server may take it for the next request. */
-function expectsContent(method: string): boolean {
-  switch (method) {
-    case 'POST':
-    case 'PUT':
-    case 'PATCH':
-    case 'QUERY':
-    case 'PROPFIND':
-    case 'PROPPATCH':
-      return true
-    default:
-      return false
-  }
-}
-
-/** One of the clients that share {@link Places}. */
-export interface Sharer {
-  /** A place is free, or may be soon: take it or leave it. */
-  offer(): void
-  /** Closes a connection that carries nothing. False: there is none. */
-  closeIdle(): boolean
-}
-
-/**
- * The connections that the clients of one upstream may open together. A client that finds none free waits in line, and an idle connection of
- * the others is closed for it.
- */
-export class Places {
-  #most: number
-  /** Below 0: as many too many are open. */
-  #free: number
-  readonly #sharers: Sharer[] = []
-  readonly #line: Sharer[] = []
-
-  constructor(most: number) {
-    this.#most = most
-    this.#free = most
-  }
-
-  /** From now on; what is busy beyond it is closed once it carries nothing. */
-  resize(most: number): void {
-    this.#free += most - this.#most
-    this.#most = most
-    for (let surplus = -this.#free; surplus > 0; surplus--)
-      if (!this.#sharers.some((sharer) => sharer.closeIdle())) break
-    this.#serve()
-  }
-
-  join(sharer: Sharer): void {
-    this.#sharers.push(sharer)
-  }
-
-  /** False: none is free; the sharer is offered one when its turn comes. */
-  take(sharer: Sharer): boolean {
-    if (this.#free > 0) {
-      this.#free--
-      return true
-    }
-    if (!this.#line.includes(sharer)) this.#line.push(sharer)
-    for (const other of this.#sharers) if (other !== sharer && other.closeIdle()) break
-    return false
-  }
-
-  give(): void {
-    this.#free++
-    this.#serve()
-  }
-
-  #serve(): void {
-    // A sharer that no longer needs it leaves it to the next.
-    while (this.#free > 0 && this.#line.length > 0) this.#line.shift()?.offer()
-  }
-
-  /** The sharer stops waiting. */
-  leave(sharer: Sharer): void {
-    const at = this.#line.indexOf(sharer)
-    if (at >= 0) this.#line.splice(at, 1)
-  }
-
-  /** Whether there are too many, or another sharer has waited longer: then this one must close a connection it no longer needs. */
-  isWanted(sharer: Sharer): boolean {
-    if (this.#free < 0) return true
-    const first = this.#line[0]
-    if (first === undefined) return false
-    if (first !== sharer) return true
-    // It keeps using its own connection: that was its turn.
-    this.#line.shift()
-    return false
   }
 }

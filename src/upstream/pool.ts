@@ -1,17 +1,12 @@
 import { isIP } from 'node:net'
 import type { UpstreamConfig } from '../config/config.ts'
 import type { TlsMaterial } from '../runtime/pem.ts'
-import { Once } from '../runtime/scheduling.ts'
-import { Habits } from './habits.ts'
-import { Http1Client, Places } from './http1.ts'
-import type { Transport } from './transport.ts'
-import type { UndiciClient } from './undici.ts'
+import type { UpstreamDispatcher } from './forward.ts'
+import type { Habits } from './habits.ts'
+import { Http1Client } from './http1.ts'
 
 export interface Upstream {
-  /** For complete requests. */
-  readonly client: Transport
-  /** For streamed bodies; loaded with the first one. Both clients share the places for connections. */
-  streams(): Promise<UndiciClient>
+  readonly dispatcher: UpstreamDispatcher
   /** `limits.responseHead` in force. */
   readonly mostHead: () => number
   /** For the `Host` line: null keeps the client's. */
@@ -35,6 +30,8 @@ export interface UpstreamShared {
   readonly habits: Habits
   /** `limits.responseHead` in force. */
   readonly mostHead: () => number
+  /** `node`: requests go through undici's own pool, slower and with fewer promises (docs/adr/0128). */
+  readonly http?: 'plain' | 'node'
 }
 
 /**
@@ -43,7 +40,7 @@ export interface UpstreamShared {
  */
 export async function openUpstream(
   config: UpstreamConfig,
-  { material, habits, mostHead }: UpstreamShared,
+  { material, habits, mostHead, http = 'plain' }: UpstreamShared,
 ): Promise<Upstream> {
   const { connectTimeout, connections } = config
   const socketPath = config.url.startsWith('unix:') ? config.url.slice('unix:'.length) : null
@@ -54,37 +51,33 @@ export async function openUpstream(
     ...(config.tls.servername === null ? {} : { servername: config.tls.servername }),
   })
   let tls = named(material)
-  const connectOptions = () => ({
-    ...tls,
-    ...(socketPath === null ? {} : { socketPath }),
-    timeout: connectTimeout,
-  })
   const isTls = origin.protocol === 'https:'
   const port = Number(origin.port || (isTls ? 443 : 80))
-  const places = new Places(connections)
-  const streams = new Once(async () => {
-    const { UndiciClient } = await import('./undici.ts')
-    return new UndiciClient({
-      origin: origin.origin,
-      connect: connectOptions(),
-      servername: tls.servername,
-      places,
-      mostHead,
-    })
-  })
-  const client = new Http1Client({
-    to: socketPath === null ? { host, port } : { path: socketPath },
-    // RFC 6066 §3: no addresses.
-    tls: () => (isTls ? { ...(isIP(host) === 0 ? { servername: host } : {}), ...tls } : null),
-    host: origin.host,
-    connectTimeout,
-    places,
-    habits,
-    mostHead,
-  })
+  const dispatcher =
+    http === 'plain'
+      ? new Http1Client({
+          to: socketPath === null ? { host, port } : { path: socketPath },
+          // RFC 6066 §3: no addresses.
+          tls: () => (isTls ? { ...(isIP(host) === 0 ? { servername: host } : {}), ...tls } : null),
+          host: origin.host,
+          connectTimeout,
+          connections,
+          habits,
+          maxHeaderSize: mostHead,
+        })
+      : new (await import('./undici.ts')).UndiciClient({
+          origin: origin.origin,
+          connect: () => ({
+            ...tls,
+            ...(socketPath === null ? {} : { socketPath }),
+            timeout: connectTimeout,
+          }),
+          connections,
+          keepAlive: config.keepAlive,
+          maxHeaderSize: mostHead,
+        })
   return {
-    client,
-    streams: () => streams.get(),
+    dispatcher,
     mostHead,
     origin,
     address: socketPath === null ? { host, port } : { socketPath },
@@ -92,13 +85,11 @@ export async function openUpstream(
       return tls
     },
     host: isTls ? origin.host : null,
-    resize: (most) => places.resize(most),
+    resize: (most) => dispatcher.resize(most),
     renew: (next) => {
       tls = named(next)
-      client.renew()
-      void streams.made?.then((opened) => opened.renew(connectOptions()))
+      dispatcher.renew()
     },
-    close: async () =>
-      void (await Promise.all([client.close(), streams.made?.then((opened) => opened.close())])),
+    close: () => dispatcher.destroy(),
   }
 }

@@ -1,5 +1,7 @@
 import { fieldLines, filterLines, isFieldName, isFieldValue, TOKEN } from '../core/headers.ts'
-import { AnswerRefused } from './transport.ts'
+
+/** The upstream answered, but in a way that the proxy does not carry. The message says why, to clients too. */
+export class AnswerRefused extends Error {}
 
 /**
  * What may follow an answer on its connection: another one, because a length or a last chunk ended it (`explicit`) or its status did

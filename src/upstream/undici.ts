@@ -1,109 +1,95 @@
-import { buildConnector, Client, type Dispatcher, Pool } from 'undici'
-import type { Places, Sharer } from './http1.ts'
-import { headTooLarge } from './response-parser.ts'
-import { AnswerRefused, type Carrier, type Exchanging, type Transport } from './transport.ts'
+import { buildConnector, Client, Dispatcher, Pool } from 'undici'
+import type { Millis } from '../core/record.ts'
+import { rawLines } from './forward.ts'
+import { AnswerRefused, headTooLarge } from './response-parser.ts'
 import { withFixes } from './undici-fixes.ts'
 
+/** Options with undici's names mean what they do there. */
 export interface UndiciOptions {
   readonly origin: string
-  readonly connect: buildConnector.BuildOptions
-  /** For SNI, if it differs from the origin's host. */
-  readonly servername: string | undefined
-  readonly places: Places
+  /** Asked for each pool. */
+  readonly connect: () => buildConnector.BuildOptions & { readonly servername?: string }
+  readonly connections: number
+  /** How long an idle connection is kept. */
+  readonly keepAlive: Millis
   /** Bytes of a response's head; asked for each. */
-  readonly mostHead: () => number
+  readonly maxHeaderSize: () => number
 }
 
 /** undici's own limit, which cannot change: above any `limits.responseHead`. */
 const UNREACHED = 2 * 1024 ** 2
 
-/**
- * HTTP/1.1 on undici, for streamed bodies. Each connection carries one: undici does not tell whether something may follow an answer, nor what came
- * unasked.
- */
-export class UndiciClient implements Transport, Sharer {
-  readonly pool: Pool
-  readonly #servername: string | undefined
-  #connector: buildConnector.connector
-  readonly #places: Places
-  readonly #mostHead: () => number
-  #waiting: (() => void)[] = []
+/** undici's own pool, for `http: node`. docs/adr/0128 lists what it promises less than `http1.ts`, and the tests that show it. */
+export class UndiciClient extends Dispatcher {
+  readonly #options: UndiciOptions
+  #connections: number
+  #servername: string | undefined
+  #pool: Pool
 
-  constructor({ origin, connect, servername, places, mostHead }: UndiciOptions) {
-    this.#mostHead = mostHead
-    this.#servername = servername
-    this.#connector = buildConnector({ ...connect, allowH2: false })
-    this.#places = places
-    places.join(this)
-    this.pool = new Pool(origin, {
-      connect: (...call) => this.#connect(...call),
-      factory: (url, options) => new SteadyClient(url, options),
+  constructor(options: UndiciOptions) {
+    super()
+    this.#options = options
+    this.#connections = options.connections
+    this.#pool = this.#open()
+  }
+
+  override dispatch(options: Dispatcher.DispatchOptions, handler: Dispatcher.DispatchHandler): boolean {
+    const { body } = options
+    return this.#pool.dispatch(
+      {
+        ...options,
+        // undici must never repeat it, whatever the method.
+        idempotent: false,
+        // False would also keep what undici closes of itself, as after HEAD.
+        reset:
+          this.#options.keepAlive === 0 ||
+          (typeof body === 'object' && body !== null && 'pipe' in body) ||
+          null,
+        ...(this.#servername === undefined ? {} : { servername: this.#servername }),
+      } as Dispatcher.DispatchOptions,
+      new Carried(handler, this.#options.maxHeaderSize()),
+    )
+  }
+
+  /** Opens its connections with `options.connect` as it is now. */
+  renew(): void {
+    const before = this.#pool
+    this.#pool = this.#open()
+    // Answers what it has.
+    void before.close()
+  }
+
+  resize(connections: number): void {
+    this.#connections = connections
+    this.renew()
+  }
+
+  override close(): Promise<void> {
+    return this.#pool.close()
+  }
+
+  override destroy(): Promise<void> {
+    return this.#pool.destroy()
+  }
+
+  #open(): Pool {
+    const { origin, keepAlive, connect } = this.#options
+    const options = connect()
+    this.#servername = options.servername
+    const connector = buildConnector({ ...options, allowH2: false })
+    return new Pool(origin, {
+      connect: (to, callback) =>
+        connector(to, (...[error, socket]) =>
+          error === null ? callback(null, withFixes(socket)) : callback(error, null),
+        ),
+      factory: (url, own) => new SteadyClient(url, own),
+      connections: this.#connections,
+      keepAliveTimeout: keepAlive || 1,
+      keepAliveMaxTimeout: keepAlive || 1,
       maxHeaderSize: UNREACHED,
       pipelining: 1,
       allowH2: false,
     })
-  }
-
-  send(exchange: Exchanging): void {
-    const { request, patience } = exchange
-    const carried = new Carried(exchange, this.#mostHead())
-    try {
-      this.pool.dispatch(
-        {
-          method: request.method,
-          path: request.target,
-          headers: request.headers as string[],
-          body: request.body,
-          // undici must never repeat it, whatever the method.
-          idempotent: false,
-          reset: true,
-          headersTimeout: patience.head,
-          bodyTimeout: patience.idle,
-          ...(this.#servername === undefined ? {} : { servername: this.#servername }),
-        },
-        carried,
-      )
-    } catch (error) {
-      carried.onResponseError(null, error as Error)
-    }
-  }
-
-  /** undici cannot cancel a queued request: {@link Exchanging.onBegin} refuses when its turn comes. */
-  cancel(): void {}
-
-  /** Connects with these from now on. */
-  renew(connect: buildConnector.BuildOptions): void {
-    this.#connector = buildConnector({ ...connect, allowH2: false })
-  }
-
-  async close(): Promise<void> {
-    this.#waiting = []
-    await this.pool.destroy()
-  }
-
-  offer(): void {
-    while (this.#waiting.length > 0 && this.#places.take(this)) this.#waiting.shift()?.()
-  }
-
-  /** It has none. */
-  closeIdle(): boolean {
-    return false
-  }
-
-  #connect(...[options, callback]: Parameters<buildConnector.connector>): void {
-    this.#waiting.push(() => {
-      this.#connector(options, (...result) => {
-        const [error, socket] = result
-        if (error !== null) {
-          this.#places.give()
-          callback(error, null)
-        } else {
-          socket.once('close', () => this.#places.give())
-          callback(null, withFixes(socket))
-        }
-      })
-    })
-    this.offer()
   }
 }
 
@@ -117,71 +103,64 @@ class SteadyClient extends Client {
   }
 }
 
-/** An exchange in undici's terms. Its witness is `onRequestStart`, which undici calls right before it writes the first byte. */
-class Carried implements Dispatcher.DispatchHandler, Carrier {
-  readonly #exchange: Exchanging
-  #controller: Dispatcher.DispatchController | null = null
+/** Gives a handler undici's answer as {@link Http1Client} would. */
+class Carried implements Dispatcher.DispatchHandler {
+  readonly #handler: Dispatcher.DispatchHandler
   readonly #mostHead: number
-  #status = 0
   #isOver = false
 
-  constructor(exchange: Exchanging, mostHead: number) {
-    this.#exchange = exchange
+  constructor(handler: Dispatcher.DispatchHandler, mostHead: number) {
+    this.#handler = handler
     this.#mostHead = mostHead
   }
 
-  abort(_exchange: Exchanging, error: Error): void {
-    if (!this.#isOver) this.#controller?.abort(error)
-  }
-
-  pause(): void {
-    if (!this.#isOver) this.#controller?.pause()
-  }
-
-  resume(): void {
-    if (!this.#isOver) this.#controller?.resume()
-  }
-
-  onRequestStart(controller: Dispatcher.DispatchController): void {
-    this.#controller = controller
-    if (this.#exchange.onBegin(this)) return
-    this.#isOver = true
-    controller.abort(new Error('it must not be sent'))
+  onRequestStart(controller: Dispatcher.DispatchController, context: unknown): void {
+    this.#handler.onRequestStart?.(controller, context)
   }
 
   onResponseStart(
     controller: Dispatcher.DispatchController,
     status: number,
-    _headers: unknown,
+    headers: Record<string, string | string[]>,
     reason = '',
   ): void {
-    this.#status = status
     if (status < 200) return
-    const raw = lines(controller.rawHeaders)
-    if (this.#isTooLarge(reason, raw)) controller.abort(headTooLarge('head', this.#mostHead))
-    else this.#exchange.onHead(status, reason, raw)
+    if (this.#isTooLarge(reason, rawLines(controller.rawHeaders)))
+      return controller.abort(headTooLarge('head', this.#mostHead))
+    this.#handler.onResponseStart?.(controller, status, headers, reason)
+    // undici would wait for what is announced; there is nothing (RFC 9110 §8.6), and whatever came would be the next answer.
+    const announces = 'content-length' in headers || 'transfer-encoding' in headers
+    if (status === 205 || ((status === 204 || status === 304) && announces)) {
+      this.onResponseEnd(controller, {})
+      controller.abort(new Error('nothing may follow the answer'))
+    }
   }
 
-  onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
-    this.#exchange.onData(chunk)
+  onResponseData(controller: Dispatcher.DispatchController, chunk: Buffer): void {
+    this.#handler.onResponseData?.(controller, chunk)
   }
 
-  onResponseEnd(controller: Dispatcher.DispatchController): void {
+  onResponseEnd(
+    controller: Dispatcher.DispatchController,
+    trailers: Record<string, string | string[]>,
+  ): void {
     this.#isOver = true
-    this.#exchange.onEnd(lines(controller.rawTrailers))
+    this.#handler.onResponseEnd?.(controller, trailers)
   }
 
-  onResponseError(_controller: Dispatcher.DispatchController | null, error: Error): void {
+  onResponseError(controller: Dispatcher.DispatchController, error: Error): void {
     if (this.#isOver) return
     this.#isOver = true
     const { code, name, message } = error as NodeJS.ErrnoException
-    const isMismatch = code === 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH'
-    // undici expects the bytes that the `Content-Length` of a 304 announces; there are none (RFC 9110 §8.6).
-    if (this.#status === 304 && isMismatch) this.#exchange.onEnd([])
-    else if (isMismatch || name === 'HTTPParserError')
-      this.#exchange.onError(new AnswerRefused(`the response is malformed: ${message}`))
-    else if (code === 'UND_ERR_HEADERS_OVERFLOW') this.#exchange.onError(headTooLarge('head', this.#mostHead))
-    else this.#exchange.onError(error)
+    const isMalformed = code === 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH' || name === 'HTTPParserError'
+    this.#handler.onResponseError?.(
+      controller,
+      code === 'UND_ERR_HEADERS_OVERFLOW'
+        ? headTooLarge('head', this.#mostHead)
+        : isMalformed
+          ? new AnswerRefused(`the response is malformed: ${message}`)
+          : error,
+    )
   }
 
   /** Counted as it is written. */
@@ -190,12 +169,4 @@ class Carried implements Dispatcher.DispatchHandler, Carrier {
     for (const text of raw) size += text.length + 2
     return size > this.#mostHead
   }
-}
-
-/** undici hands header bytes over in pairs. Header values are latin1 on the wire and here. */
-function lines(raw: Dispatcher.DispatchController['rawHeaders']): string[] {
-  if (!Array.isArray(raw)) return []
-  return (raw as (Buffer | string)[]).map((part) =>
-    typeof part === 'string' ? part : part.toString('latin1'),
-  )
 }

@@ -1,6 +1,5 @@
 import { filterLines } from '../../src/core/headers.ts'
-import { type AnswerParts, ResponseParser } from '../../src/upstream/response-parser.ts'
-import { AnswerRefused } from '../../src/upstream/transport.ts'
+import { type AnswerParts, AnswerRefused, ResponseParser } from '../../src/upstream/response-parser.ts'
 import { same, type Target } from './engine.ts'
 import { HTTPParser } from './node-parser.ts'
 

@@ -513,7 +513,7 @@ void t.test(
     const slow = Promise.withResolvers<Socket>()
     await using peer = await tcpStub((socket) => {
       socket.on('error', () => {})
-      socket.once('data', (request: Buffer) => {
+      socket.on('data', (request: Buffer) => {
         if (request.includes('/slow')) slow.resolve(socket)
         else socket.destroy()
       })

@@ -2,6 +2,7 @@ import { once } from 'node:events'
 import { createServer } from 'node:http'
 import { type AddressInfo, connect, type Socket } from 'node:net'
 import t, { type Test } from 'tap'
+import type { Dispatcher } from 'undici'
 import { observeBody } from '../../src/http/protected.ts'
 import { StreamRequest } from '../../src/http/request.ts'
 import type { BodyReading } from '../../src/protect/request.ts'
@@ -9,10 +10,9 @@ import { Budget } from '../../src/runtime/limits.ts'
 import { ExchangeTap } from '../../src/upstream/exchange-tap.ts'
 import type { Upstream } from '../../src/upstream/pool.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
-import type { Carrier, Transport } from '../../src/upstream/transport.ts'
 import { scriptedPeer } from '../support/exchange.ts'
 import { freePort } from '../support/redis.ts'
-import { opened as openedFor } from './support.ts'
+import { DISPATCHERS, type Http, opened as openedFor } from './support.ts'
 
 const noBug = (error: unknown): void => {
   throw error
@@ -27,19 +27,13 @@ interface World {
   ask(signal?: AbortSignal): Promise<string>
 }
 
-/** The transports to tap. */
-const TRANSPORTS = ['client', 'streams'] as const
-type Kind = (typeof TRANSPORTS)[number]
-
-/** One of the transports, and what closes it. */
-async function opened(url: string, kind: Kind): Promise<[Transport, Upstream]> {
-  const upstream = await openedFor(url, { connectTimeout: 1000, timeout: 5000, idleTimeout: 5000 })
-  return [kind === 'client' ? upstream.client : await upstream.streams(), upstream]
+function opened(url: string, http: Http): Promise<Upstream> {
+  return openedFor(url, { connectTimeout: 1000, timeout: 5000, idleTimeout: 5000 }, http)
 }
 
 async function world(
   t: Test,
-  kind: Kind,
+  http: Http,
   answer: string | ((socket: Socket) => void),
   url?: string,
 ): Promise<World> {
@@ -48,7 +42,7 @@ async function world(
     else answer(socket)
   })
   t.teardown(() => peer[Symbol.asyncDispose]())
-  const [transport, upstream] = await opened(url ?? peer.url, kind)
+  const upstream = await opened(url ?? peer.url, http)
   t.teardown(() => upstream.close())
   const budget = new Budget(10_000)
   const bugs: unknown[] = []
@@ -59,7 +53,7 @@ async function world(
     bugs,
     async ask(signal) {
       try {
-        return await heard(witness, transport, signal)
+        return await heard(witness, upstream, signal)
       } catch (error) {
         const { code = '', name } = error as NodeJS.ErrnoException
         return code === '' ? name : code
@@ -69,37 +63,35 @@ async function world(
 }
 
 /** One POST by a sender of its own, tapped by the witness: what the sender sees. */
-function heard(witness: ExchangeTap, transport: Transport, signal?: AbortSignal): Promise<string> {
+function heard(witness: ExchangeTap, { dispatcher }: Upstream, signal?: AbortSignal): Promise<string> {
   return new Promise((resolve, reject) => {
     let status = 0
     let text = ''
-    const exchange = {
-      request: { method: 'POST', target: '/', headers: ['Host', 'a.test'], body: Buffer.from('{}') },
-      patience: { head: 5000, idle: 5000 },
-      onBegin(carrier: Carrier) {
-        if (signal?.aborted) {
-          reject(signal.reason as Error)
-          return false
-        }
-        signal?.addEventListener('abort', () => carrier.abort(exchange, signal.reason as Error))
-        return true
+    const owner: Dispatcher.DispatchHandler = {
+      onRequestStart(controller) {
+        if (signal?.aborted) controller.abort(signal.reason as Error)
+        signal?.addEventListener('abort', () => controller.abort(signal.reason as Error))
       },
-      onHead: (code: number) => void (status = code),
-      onData: (chunk: Buffer) => void (text += chunk.toString()),
-      onEnd: () => resolve(`${status} ${text}`),
-      onError: reject,
+      onResponseStart: (_controller, code) => void (status = code),
+      onResponseData: (_controller, chunk) => void (text += chunk.toString()),
+      onResponseEnd: () => resolve(`${status} ${text}`),
+      onResponseError: (_controller, error) => reject(error),
     }
-    witness.send(transport, exchange)
+    const body = Buffer.from('{}')
+    dispatcher.dispatch(
+      { method: 'POST', path: '/', headers: ['Host', 'a.test'], body },
+      witness.handlerFor(owner),
+    )
   })
 }
 
 const OK = 'HTTP/1.1 201 Made\r\nX-A: 1\r\nx-a: 2\r\nConnection: X-B\r\nX-B: 3\r\nContent-Length: 2\r\n\r\nok'
 
-for (const kind of TRANSPORTS) {
+for (const http of DISPATCHERS) {
   void t.test(
-    `${kind}: the tap keeps the answer as the guard’s own exchange would, and the sender gets it`,
+    `${http}: the tap keeps the answer as the guard’s own exchange would, and the sender gets it`,
     async (t) => {
-      const { witness, budget, ask } = await world(t, kind, OK)
+      const { witness, budget, ask } = await world(t, http, OK)
       t.notOk(witness.over)
       t.equal(await ask(), '201 ok')
       const ended = await witness.ended
@@ -118,24 +110,24 @@ for (const kind of TRANSPORTS) {
   )
 
   void t.test(
-    `${kind}: without a connection, or with a closed client, the tap proves that nothing was sent`,
+    `${http}: without a connection, or with a closed client, the tap proves that nothing was sent`,
     async (t) => {
-      const nowhere = await world(t, kind, '', `http://127.0.0.1:${await freePort()}`)
+      const nowhere = await world(t, http, '', `http://127.0.0.1:${await freePort()}`)
       t.equal(await nowhere.ask(), 'ECONNREFUSED')
       t.match(await nowhere.witness.ended, { proof: 'not_sent' })
 
       const never = new ExchangeTap(HEARD, nowhere.budget, noBug)
-      const [transport, upstream] = await opened('http://127.0.0.1:1', kind)
+      const upstream = await opened('http://127.0.0.1:1', http)
       await upstream.close()
-      await t.rejects(heard(never, transport))
+      await t.rejects(heard(never, upstream))
       t.match(await never.ended, { proof: 'not_sent' })
     },
   )
 
   void t.test(
-    `${kind}: an ignored exchange proves nothing, and its sender still gets the answer`,
+    `${http}: an ignored exchange proves nothing, and its sender still gets the answer`,
     async (t) => {
-      const { witness, ask } = await world(t, kind, OK)
+      const { witness, ask } = await world(t, http, OK)
       const asked = ask()
       witness.ignore()
       t.ok(witness.over)
@@ -144,15 +136,15 @@ for (const kind of TRANSPORTS) {
     },
   )
 
-  void t.test(`${kind}: an exchange given up before a connection is free was not sent`, async (t) => {
+  void t.test(`${http}: an exchange given up before a connection is free was not sent`, async (t) => {
     const peer = await scriptedPeer(() => {})
     t.teardown(() => peer[Symbol.asyncDispose]())
-    const [transport, upstream] = await opened(peer.url, kind)
+    const upstream = await opened(peer.url, http)
     const [one, two] = [0, 1].map(() => new ExchangeTap(HEARD, new Budget(10), noBug)) as [
       ExchangeTap,
       ExchangeTap,
     ]
-    const ask = (witness: ExchangeTap, signal: AbortSignal) => heard(witness, transport, signal).catch(String)
+    const ask = (witness: ExchangeTap, signal: AbortSignal) => heard(witness, upstream, signal).catch(String)
     const [first, second] = [new AbortController(), new AbortController()]
     const asked = [ask(one, first.signal), ask(two, second.signal)]
     while (peer.requests.length === 0) await new Promise((next) => setTimeout(next, 5))
@@ -165,24 +157,24 @@ for (const kind of TRANSPORTS) {
     await upstream.close()
   })
 
-  void t.test(`${kind}: an exchange whose client left before it began is unknown`, async (t) => {
-    const { witness } = await world(t, kind, OK)
+  void t.test(`${http}: an exchange whose client left before it began is unknown`, async (t) => {
+    const { witness } = await world(t, http, OK)
     witness.gone()
     t.match(await witness.ended, { proof: 'unknown' })
   })
 
-  void t.test(`${kind}: an answer that the guard would break off still reaches its sender`, async (t) => {
+  void t.test(`${http}: an answer that the guard would break off still reaches its sender`, async (t) => {
     const coded = 'HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n'
-    const { witness, budget, ask } = await world(t, kind, coded)
+    const { witness, budget, ask } = await world(t, http, coded)
     t.equal(await ask(), '200 ok')
     t.match(await witness.ended, { proof: 'unknown', reason: /transfer coding/ })
     t.equal(budget.held, 0)
   })
 
-  void t.test(`${kind}: an answer over the limit is read to its end and not kept`, async (t) => {
+  void t.test(`${http}: an answer over the limit is read to its end and not kept`, async (t) => {
     const { witness, budget, ask } = await world(
       t,
-      kind,
+      http,
       `HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n${'x'.repeat(2000)}`,
     )
     t.equal((await ask()).length, 2004)
@@ -193,8 +185,8 @@ for (const kind of TRANSPORTS) {
     t.equal(budget.held, 0)
   })
 
-  void t.test(`${kind}: a bug in the tap ends the tap, not the exchange`, async (t) => {
-    const { witness, budget, bugs, ask } = await world(t, kind, OK)
+  void t.test(`${http}: a bug in the tap ends the tap, not the exchange`, async (t) => {
+    const { witness, budget, bugs, ask } = await world(t, http, OK)
     const error = new Error('a bug')
     budget.take = () => {
       throw error

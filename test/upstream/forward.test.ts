@@ -20,8 +20,8 @@ async function rig(url: string, room = 1_000_000): Promise<Rig> {
   const budget = new Budget(room)
   const patience = { timeout: () => 10_000, idleTimeout: 10_000, budget }
   return {
-    forward: forwarder(upstream.client, patience),
-    impatient: (less) => forwarder(upstream.client, { ...patience, ...less }),
+    forward: forwarder(upstream.dispatcher, patience),
+    impatient: (less) => forwarder(upstream.dispatcher, { ...patience, ...less }),
     budget,
     [Symbol.asyncDispose]: () => upstream.close(),
   }

@@ -2,30 +2,31 @@ import { once } from 'node:events'
 import type { Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import type { Upstream } from '../../src/upstream/pool.ts'
-import type { Outgoing } from '../../src/upstream/transport.ts'
 import { InterimFilter } from '../../src/upstream/undici-fixes.ts'
 import { words } from '../core/fixtures.ts'
 import { answering, scriptedPeer } from '../support/exchange.ts'
 import { tcpStub, wholeRequest } from '../support/upstream.ts'
-import { Asked, GET, opened as openedFor, until } from './support.ts'
+import { Asked, DISPATCHERS, GET, type Http, opened as openedFor, until } from './support.ts'
 
 const OK = 'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'
 
-async function opened(t: Test, url: string, more: Parameters<typeof openedFor>[1] = {}): Promise<Upstream> {
-  const upstream = await openedFor(url, more)
+async function opened(
+  t: Test,
+  url: string,
+  more: Parameters<typeof openedFor>[1] = {},
+  http: Http = 'plain',
+): Promise<Upstream> {
+  const upstream = await openedFor(url, more, http)
   t.teardown(() => upstream.close())
   return upstream
 }
-
-const pause = (time = 5): Promise<void> => new Promise((resolve) => setTimeout(resolve, time))
 
 void t.test('P01 our client and undici send a request as the same bytes', async (t) => {
   const peer = await scriptedPeer((socket, request) => {
     socket.write(request.startsWith('HEAD') ? 'HTTP/1.1 200 OK\r\n\r\n' : OK)
   })
   t.teardown(() => peer[Symbol.asyncDispose]())
-  const upstream = await opened(t, peer.url)
-  const transports = [upstream.client, await upstream.streams()]
+  const both = await Promise.all(DISPATCHERS.map((http) => opened(t, peer.url, {}, http)))
   const lines = [
     'X-A',
     '1',
@@ -42,32 +43,30 @@ void t.test('P01 our client and undici send a request as the same bytes', async 
   ]
   const bodies = [null, Buffer.alloc(0), Buffer.from('caf\xe9 \u20ac\0'), Buffer.alloc(40_000, 'x')]
   const targets = ['/', '/%zz?a=b#c', '/caf\xe9']
-  const requests: Partial<Outgoing>[] = [
+  const requests: ConstructorParameters<typeof Asked>[1][] = [
     ...words`GET HEAD POST PUT PATCH DELETE OPTIONS QUERY PROPFIND M-SEARCH`.flatMap((method) =>
       bodies.map((body) => ({ method, body, headers: lines })),
     ),
-    ...targets.flatMap((target) => [lines, []].map((headers) => ({ method: 'POST', target, headers }))),
+    ...targets.flatMap((path) => [lines, []].map((headers) => ({ method: 'POST', path, headers }))),
   ]
-  for (const request of requests) for (const transport of transports) await new Asked(transport, request).end
-  for (let i = 0; i + 1 < peer.requests.length; i += 2)
-    // undici's connections carry one request each.
-    t.equal(peer.requests[i]?.replace('connection: keep-alive', 'connection: close'), peer.requests[i + 1])
+  for (const request of requests) for (const { dispatcher } of both) await new Asked(dispatcher, request).end
+  for (let i = 0; i + 1 < peer.requests.length; i += 2) t.equal(peer.requests[i], peer.requests[i + 1])
   t.equal(peer.requests.length, 2 * requests.length)
 })
 
 void t.test('U01 a request that could be read as something else is not sent', async (t) => {
   await using peer = await answering(OK)
-  const { client } = await opened(t, peer.url)
+  const { dispatcher } = await opened(t, peer.url)
   for (const wrong of [
     { method: 'G T' },
     { method: '' },
     { method: 'GET\r\n' },
-    { target: 'http://b/' },
-    { target: '*' },
-    { target: '/a b' },
-    { target: '/\r\nX: 1' },
-    { target: '/\0' },
-    { target: '/\u0161' },
+    { path: 'http://b/' },
+    { path: '*' },
+    { path: '/a b' },
+    { path: '/\r\nX: 1' },
+    { path: '/\0' },
+    { path: '/\u0161' },
     { headers: ['', 'a'] },
     { headers: ['X:', 'a'] },
     { headers: ['X', 'a\0'] },
@@ -79,19 +78,19 @@ void t.test('U01 a request that could be read as something else is not sent', as
       headers: [name, '1'],
     })),
   ].flat())
-    t.match(await new Asked(client, wrong).end, /^not sent/, JSON.stringify(wrong))
+    t.match(await new Asked(dispatcher, wrong).end, /^not sent/, JSON.stringify(wrong))
   t.equal(peer.requests.length, 0)
-  t.equal(await new Asked(client).end, '200 ok')
+  t.equal(await new Asked(dispatcher).end, '200 ok')
   t.equal(peer.sockets.length, 1, 'the connection was kept for the next one')
 })
 
 void t.test('requests are sent in order, and a cancelled one is not sent', async (t) => {
   const held: Socket[] = []
   await using peer = await scriptedPeer((socket) => void held.push(socket))
-  const { client } = await opened(t, peer.url)
-  const asked = ['/1', '/2', '/3'].map((target) => new Asked(client, { target }))
+  const { dispatcher } = await opened(t, peer.url)
+  const asked = ['/1', '/2', '/3'].map((target) => new Asked(dispatcher, { path: target }))
   await until(() => held.length > 0)
-  client.cancel(asked[1] as Asked)
+  dispatcher.cancel?.(asked[1] as Asked)
   for (const one of [asked[0], asked[2]]) {
     await until(() => held.length > 0)
     held.shift()?.write(OK)
@@ -109,11 +108,11 @@ void t.test('U07 unsolicited bytes end an idle connection', async (t) => {
     last = socket
     socket.write(OK)
   })
-  const { client } = await opened(t, peer.url)
-  t.equal(await new Asked(client).end, '200 ok')
+  const { dispatcher } = await opened(t, peer.url)
+  t.equal(await new Asked(dispatcher).end, '200 ok')
   last?.write('HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil')
   await once(last as Socket, 'close')
-  t.equal(await new Asked(client).end, '200 ok')
+  t.equal(await new Asked(dispatcher).end, '200 ok')
   t.equal(peer.sockets.length, 2)
 })
 
@@ -129,9 +128,9 @@ void t.test('malformed transfer codings are refused, unless no body follows', as
       await using peer = await answering(
         `HTTP/1.1 ${status} x\r\nTransfer-Encoding: ${coding}\r\n\r\n2\r\nok\r\n0\r\n\r\n`,
       )
-      const { client } = await opened(t, peer.url)
+      const { dispatcher } = await opened(t, peer.url)
       t.equal(
-        await new Asked(client, { method }).end,
+        await new Asked(dispatcher, { method }).end,
         method === 'GET' && status === 200
           ? 'broken: the transfer codings of the response are malformed'
           : `${status} `,
@@ -151,8 +150,8 @@ void t.test('white space within a connection option makes it another one', async
     await using peer = await answering(
       `HTTP/${version} 200 OK\r\nConnection: ${options}\r\nContent-Length: 2\r\n\r\nok`,
     )
-    const { client } = await opened(t, peer.url)
-    for (let i = 0; i < 2; i++) t.equal(await new Asked(client).end, '200 ok')
+    const { dispatcher } = await opened(t, peer.url)
+    for (let i = 0; i < 2; i++) t.equal(await new Asked(dispatcher).end, '200 ok')
     t.equal(peer.sockets.length, isKept ? 1 : 2, options)
   }
 })
@@ -167,120 +166,68 @@ t.test('after an early answer the server gets the rest of the request, and no ot
       setTimeout(() => socket.on('data', (chunk: Buffer) => void (read += chunk.length)).resume(), 100)
     })
   })
-  const { client } = await opened(t, peer.url)
+  const { dispatcher } = await opened(t, peer.url)
   const size = 16 * 1024 * 1024
-  let taken = 0
-  const onTaken = (): void => void taken++
-  t.equal(await new Asked(client, { method: 'POST', body: Buffer.alloc(size), onTaken }).end, '200 ok')
-  t.equal(taken, 0, 'the socket still holds some of it')
-  t.equal(await new Asked(client, { method: 'POST', body: Buffer.alloc(size >> 8), onTaken }).end, '200 ok')
-  t.equal(taken, 1)
+  for (const [body, isTaken] of [
+    // The socket still holds some of it.
+    [Buffer.alloc(size), false],
+    [Buffer.alloc(size >> 8), true],
+  ] as const) {
+    const asked = new Asked(dispatcher, { method: 'POST', body })
+    t.equal(await asked.end, '200 ok')
+    t.match(asked.controller, { isTaken })
+  }
   t.equal(peer.sockets.length, 2)
   t.ok(read > size / 2)
 })
 
 void t.test('the idle timeout starts with the head, not with the request', async (t) => {
   await using peer = await scriptedPeer((socket) => void setTimeout(() => socket.write(OK), 300))
-  const { client } = await opened(t, peer.url, { connectTimeout: 200 })
-  t.equal(await new Asked(client, {}, { idle: 200 }).end, '200 ok')
+  const { dispatcher } = await opened(t, peer.url, { connectTimeout: 200 })
+  t.equal(await new Asked(dispatcher, { bodyTimeout: 200 }).end, '200 ok')
 })
 
 void t.test('calls on an exchange that is over do not affect the next one', async (t) => {
   await using peer = await answering(OK)
-  const { client } = await opened(t, peer.url)
-  const first = new Asked(client)
+  const { dispatcher } = await opened(t, peer.url)
+  const first = new Asked(dispatcher)
   t.equal(await first.end, '200 ok')
-  const second = new Asked(client)
-  await until(() => second.carrier !== null)
-  first.carrier?.pause(first)
-  first.carrier?.resume(first)
-  first.carrier?.abort(first, new Error('late'))
+  const second = new Asked(dispatcher)
+  await until(() => second.controller !== null)
+  first.controller?.pause()
+  first.controller?.resume()
+  first.controller?.abort(new Error('late'))
   t.equal(await second.end, '200 ok')
   t.equal(peer.sockets.length, 1)
 })
 
 void t.test('a bug in any callback ends its exchange, and the client goes on', async (t) => {
   await using peer = await answering(OK)
-  const { client } = await opened(t, peer.url)
-  for (const event of ['onBegin', 'onHead', 'onData', 'onEnd'] as const) {
+  const { dispatcher } = await opened(t, peer.url)
+  for (const event of ['onRequestStart', 'onResponseStart', 'onResponseData', 'onResponseEnd'] as const) {
     const { promise, resolve } = Promise.withResolvers<Error>()
-    client.send({
-      request: GET,
-      patience: { head: 5000, idle: 5000 },
-      onBegin: () => true,
-      onHead() {},
-      onData() {},
-      onEnd() {},
-      onError: resolve,
+    dispatcher.dispatch(GET, {
+      onRequestStart() {},
+      onResponseError: (_controller, error) => resolve(error),
       [event]: () => {
         throw new Error(event)
       },
     })
     t.match(await promise, { message: event })
-    t.equal(await new Asked(client).end, '200 ok')
+    t.equal(await new Asked(dispatcher).end, '200 ok')
   }
 })
 
 void t.test('closing breaks off the running exchange, and a waiting one is not sent', async (t) => {
   await using peer = await scriptedPeer(() => {})
   const upstream = await opened(t, peer.url)
-  const asked = [0, 1].map(() => new Asked(upstream.client))
+  const asked = [0, 1].map(() => new Asked(upstream.dispatcher))
   await until(() => peer.requests.length > 0)
   const closed = upstream.close()
   t.match(await asked[0]?.end, /^broken/)
   t.match(await asked[1]?.end, /^not sent/)
   await closed
-  t.match(await new Asked(upstream.client).end, /^not sent/)
-})
-
-void t.test('buffered requests and streams share the connections, and neither starves', async (t) => {
-  const held: Socket[] = []
-  await using peer = await scriptedPeer((socket) => void held.push(socket))
-  const upstream = await opened(t, peer.url, { connections: 2 })
-  const streams = await upstream.streams()
-  const asked = Array.from(
-    { length: 24 },
-    (_, i) => new Asked(i % 3 === 0 ? streams : upstream.client, { target: `/${i}` }),
-  )
-  for (let answered = 0; answered < asked.length; answered++) {
-    await until(() => held.length > 0)
-    // Only briefly more than two: the peer may see a new one before an old one's end.
-    await until(() => peer.sockets.filter(({ closed }) => !closed).length <= 2)
-    held.shift()?.write(OK)
-  }
-  for (const { end } of asked) t.equal(await end, '200 ok')
-  const at = peer.requests.map((request) => Number(request.split(' ')[1]?.slice(1)))
-  t.ok(at.slice(0, 12).some((i) => i % 3 === 0) && at.slice(0, 12).some((i) => i % 3 > 0), at.join())
-  // Idle connections of one kind give way to the other.
-  for (let i = 0; i < 4; i++) {
-    const both = [0, 1].map(() => new Asked(i % 2 === 0 ? streams : upstream.client))
-    for (let n = 0; n < 2; n++) {
-      await until(() => held.length > 0)
-      held.shift()?.write(OK)
-    }
-    for (const { end } of both) t.equal(await end, '200 ok')
-  }
-})
-
-void t.test('a connection goes to the next waiting exchange if the one before it gave up', async (t) => {
-  for (const line of ['', 'Connection: close\r\n']) {
-    const held: Socket[] = []
-    await using peer = await scriptedPeer((socket) => void held.push(socket))
-    const upstream = await opened(t, peer.url)
-    const streams = await upstream.streams()
-    const first = new Asked(upstream.client)
-    await until(() => held.length > 0)
-    const givesUp = new Asked(upstream.client)
-    await pause()
-    const stream = new Asked(streams)
-    await pause()
-    upstream.client.cancel(givesUp)
-    held.shift()?.write(`HTTP/1.1 200 OK\r\n${line}Content-Length: 2\r\n\r\nok`)
-    t.equal(await first.end, '200 ok')
-    await until(() => held.length > 0)
-    held.shift()?.write(OK)
-    t.equal(await stream.end, '200 ok')
-  }
+  t.match(await new Asked(upstream.dispatcher).end, /^not sent/)
 })
 
 const CONTINUE = 'HTTP/1.1 100 Continue\r\n\r\n'

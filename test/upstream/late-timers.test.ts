@@ -29,7 +29,7 @@ t.test('what came while the proxy stood still counts, although every time is up'
     const upstream = await opened(`http://127.0.0.1:${port}`, limits)
     t.teardown(() => upstream.close())
     const { timeout = 10_000, idleTimeout = 10_000 } = limits as { timeout?: number; idleTimeout?: number }
-    const forward = forwarder(upstream.client, {
+    const forward = forwarder(upstream.dispatcher, {
       timeout: () => timeout,
       idleTimeout,
       budget: new Budget(1000),

@@ -54,9 +54,9 @@ void t.test('Y22 late bytes of an answer without a body are not the next answer'
       socket.write(`HTTP/1.1 200 x\r\n${line}\r\n`)
       setImmediate(() => setImmediate(() => socket.write(late)))
     })
-    const { client } = await opened(t, peer.url)
-    t.equal(await new Asked(client, { method: 'HEAD' }).end, '200 ')
-    t.equal(await new Asked(client).end, '200 ok')
+    const { dispatcher } = await opened(t, peer.url)
+    t.equal(await new Asked(dispatcher, { method: 'HEAD' }).end, '200 ')
+    t.equal(await new Asked(dispatcher).end, '200 ok')
     t.equal(peer.sockets.length, 2)
   }
 })
@@ -71,15 +71,15 @@ void t.test('§15.26 after a first unasked byte, only an explicit end keeps a co
       socket.write(answer)
       setImmediate(() => setImmediate(() => socket.write(OK)))
     })
-    const { client } = await opened(t, peer.url, { ...KEPT, connections: 2 })
-    const ask = (target: string): Promise<string> => new Asked(client, { target }).end
+    const { dispatcher } = await opened(t, peer.url, { ...KEPT, connections: 2 })
+    const ask = (target: string): Promise<string> => new Asked(dispatcher, { path: target }).end
     const sockets = (): number => peer.sockets.filter((socket) => !socket.closed).length
     if (unasked === 'before the answer') {
       // Between two answers: it may belong to either, and only its own connection ends.
       await using other = await scriptedPeer(
         (socket, _request, n) => void socket.write(n === 1 ? `\r\n${OK}` : OK),
       )
-      const { client: own } = await opened(t, other.url)
+      const { dispatcher: own } = await opened(t, other.url)
       for (let n = 0; n < 3; n++) t.equal(await new Asked(own).end, '200 ok')
       t.equal(other.sockets.length, 2)
       continue
@@ -122,8 +122,8 @@ void t.test(
       await using peer = await scriptedPeer(
         (socket) => void socket.write(`HTTP/1.1 200 OK\r\n${line}\r\nContent-Length: 2\r\n\r\nok`),
       )
-      const { client } = await opened(t, peer.url, { keepAlive })
-      for (let i = 0; i < 2; i++) t.equal(await new Asked(client).end, '200 ok')
+      const { dispatcher } = await opened(t, peer.url, { keepAlive })
+      for (let i = 0; i < 2; i++) t.equal(await new Asked(dispatcher).end, '200 ok')
       t.equal(peer.sockets.length, isKept ? 1 : 2, `${keepAlive}, ${line}`)
     }
     for (const [keepAlive, line] of [
@@ -134,8 +134,8 @@ void t.test(
       await using peer = await scriptedPeer(
         (socket) => void socket.write(`HTTP/1.1 200 OK\r\n${line}\r\nContent-Length: 2\r\n\r\nok`),
       )
-      const { client } = await opened(t, peer.url, { keepAlive })
-      t.equal(await new Asked(client).end, '200 ok')
+      const { dispatcher } = await opened(t, peer.url, { keepAlive })
+      t.equal(await new Asked(dispatcher).end, '200 ok')
       const since = performance.now()
       await closed(peer.sockets[0])
       t.ok(performance.now() - since > 300, `${line}: not at once`)
@@ -176,12 +176,12 @@ void t.test('§15.15 an upstream that closes idle connections is forestalled fro
       socket.write(OK)
       if (n === 1) setTimeout(() => socket[how](), 40)
     })
-    const { client } = await opened(t, peer.url)
-    t.equal(await new Asked(client).end, '200 ok')
+    const { dispatcher } = await opened(t, peer.url)
+    t.equal(await new Asked(dispatcher).end, '200 ok')
     await closed(peer.sockets[0])
     // Without an end from here, the proxy would keep it for a minute.
     for (let n = 1; n <= 2; n++) {
-      t.equal(await new Asked(client).end, '200 ok')
+      t.equal(await new Asked(dispatcher).end, '200 ok')
       await closed(peer.sockets[n])
     }
     t.equal(peer.sockets.length, 3)
@@ -192,23 +192,23 @@ void t.test('§15.15 a kept connection that ends instead of answering teaches th
   await using peer = await scriptedPeer(
     (socket, _request, n) => void (n === 2 ? socket.end() : socket.write(OK)),
   )
-  const { client } = await opened(t, peer.url)
-  t.equal(await new Asked(client).end, '200 ok')
+  const { dispatcher } = await opened(t, peer.url)
+  t.equal(await new Asked(dispatcher).end, '200 ok')
   await new Promise((resolve) => setTimeout(resolve, 40))
-  t.equal(await new Asked(client).end, 'broken: the upstream closed the connection', 'sent once')
-  t.equal(await new Asked(client).end, '200 ok')
+  t.equal(await new Asked(dispatcher).end, 'broken: the upstream closed the connection', 'sent once')
+  t.equal(await new Asked(dispatcher).end, '200 ok')
   await closed(peer.sockets[1])
   t.equal(peer.requests.length, 3)
 })
 
 void t.test('§15.15 a connection past its time is not used, even if no timer could run', async (t) => {
   await using peer = await scriptedPeer((socket) => void socket.write(OK))
-  const { client } = await opened(t, peer.url, { keepAlive: 50 })
-  t.equal(await new Asked(client).end, '200 ok')
+  const { dispatcher } = await opened(t, peer.url, { keepAlive: 50 })
+  t.equal(await new Asked(dispatcher).end, '200 ok')
   await new Promise((resolve) => setImmediate(() => setImmediate(resolve)))
   const since = performance.now()
   while (performance.now() - since < 60);
-  t.equal(await new Asked(client).end, '200 ok')
+  t.equal(await new Asked(dispatcher).end, '200 ok')
   t.equal(peer.sockets.length, 2)
 })
 

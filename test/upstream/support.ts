@@ -1,9 +1,15 @@
+import type { Dispatcher } from 'undici'
 import type { UpstreamConfig } from '../../src/config/config.ts'
 import { Findings } from '../../src/config/errors.ts'
 import { readUpstreamTls } from '../../src/config/files.ts'
 import { Habits } from '../../src/upstream/habits.ts'
 import { openUpstream, type Upstream } from '../../src/upstream/pool.ts'
-import type { Carrier, Exchanging, Outgoing, Patience, Transport } from '../../src/upstream/transport.ts'
+
+type Options = Parameters<Upstream['dispatcher']['dispatch']>[0]
+
+/** The dispatchers that an upstream may be opened with. */
+export const DISPATCHERS = ['plain', 'node'] as const
+export type Http = (typeof DISPATCHERS)[number]
 
 /** The configuration of an upstream that is waited for patiently, by default on one connection. */
 export function upstreamConfig(url: string, more: Partial<UpstreamConfig> = {}): UpstreamConfig {
@@ -19,10 +25,19 @@ export function upstreamConfig(url: string, more: Partial<UpstreamConfig> = {}):
   }
 }
 
-export function opened(url: string, more: Partial<UpstreamConfig> = {}): Promise<Upstream> {
+export function opened(
+  url: string,
+  more: Partial<UpstreamConfig> = {},
+  http: Http = 'plain',
+): Promise<Upstream> {
   const config = upstreamConfig(url, more)
   const material = readUpstreamTls(new Findings('c.yaml'), config.tls) ?? {}
-  return openUpstream(config, { material, habits: new Habits(config.keepAlive), mostHead: () => 65_536 })
+  return openUpstream(config, {
+    material,
+    habits: new Habits(config.keepAlive),
+    mostHead: () => 65_536,
+    http,
+  })
 }
 
 /** Resolves when the condition holds, asked again in each turn of the event loop. */
@@ -30,44 +45,39 @@ export async function until(holds: () => boolean): Promise<void> {
   while (!holds()) await new Promise((resolve) => setImmediate(resolve))
 }
 
-export const GET: Outgoing = { method: 'GET', target: '/', headers: ['Host', 'a'], body: null }
+export const GET: Options = { method: 'GET', path: '/', headers: ['Host', 'a'] }
 
 /** One exchange, and what it received. */
-export class Asked implements Exchanging {
-  readonly request: Outgoing
-  readonly patience: Patience
-  carrier: Carrier | null = null
+export class Asked implements Dispatcher.DispatchHandler {
+  controller: Dispatcher.DispatchController | null = null
   text = ''
   readonly end: Promise<string>
   readonly #ended: (how: string) => void
 
-  constructor(transport: Transport, request: Partial<Outgoing> = {}, patience: Partial<Patience> = {}) {
-    this.request = { ...GET, ...request }
-    this.patience = { head: 5000, idle: 5000, ...patience }
+  constructor(dispatcher: Upstream['dispatcher'], options: Partial<Options> = {}) {
     const { promise, resolve } = Promise.withResolvers<string>()
     this.end = promise
     this.#ended = resolve
-    transport.send(this)
+    dispatcher.dispatch({ ...GET, headersTimeout: 5000, bodyTimeout: 5000, ...options }, this)
   }
 
-  onBegin(carrier: Carrier): boolean {
-    this.carrier = carrier
-    return true
+  onRequestStart(controller: Dispatcher.DispatchController): void {
+    this.controller = controller
   }
 
-  onHead(status: number): void {
+  onResponseStart(_controller: unknown, status: number): void {
     this.text += `${status} `
   }
 
-  onData(chunk: Buffer): void {
+  onResponseData(_controller: unknown, chunk: Buffer): void {
     this.text += chunk.toString('latin1')
   }
 
-  onEnd(): void {
+  onResponseEnd(): void {
     this.#ended(this.text)
   }
 
-  onError(error: Error): void {
-    this.#ended(`${this.carrier === null ? 'not sent' : 'broken'}: ${error.message}`)
+  onResponseError(_controller: unknown, error: Error): void {
+    this.#ended(`${this.controller === null ? 'not sent' : 'broken'}: ${error.message}`)
   }
 }

@@ -3,6 +3,7 @@ import { once } from 'node:events'
 import { type AddressInfo, createServer as createTcp, type Socket } from 'node:net'
 import { createServer, type TLSSocket } from 'node:tls'
 import t, { type Test } from 'tap'
+import type { Dispatcher } from 'undici'
 import type { Upstream } from '../../src/upstream/pool.ts'
 import { certificate } from '../support/certificates.ts'
 import { problemOf, proxyBefore } from '../support/exchange.ts'
@@ -52,12 +53,12 @@ async function over(t: Test, { url }: Peer, keepAlive: number): Promise<Upstream
 
 void t.test('§15.15 connections are kept, and the next one resumes their session', async (t) => {
   const peer = await peerOf(t, (socket) => void socket.write(OK))
-  const { client } = await over(t, peer, 200)
-  for (let n = 0; n < 3; n++) t.equal(await new Asked(client).end, '201 ok')
+  const { dispatcher } = await over(t, peer, 200)
+  for (let n = 0; n < 3; n++) t.equal(await new Asked(dispatcher).end, '201 ok')
   t.equal(peer.sockets.length, 1)
   const [first] = peer.sockets
   if (first?.closed === false) await once(first, 'close')
-  t.equal(await new Asked(client).end, '201 ok')
+  t.equal(await new Asked(dispatcher).end, '201 ok')
   t.strictSame(peer.resumed, [false, true])
 })
 
@@ -71,14 +72,14 @@ void t.test(
     })
     const upstream = await over(t, peer, 60_000)
     const renew = (): void => upstream.renew({ ca: Buffer.from(cert.cert) })
-    t.equal(await new Asked(upstream.client).end, '201 ok')
+    t.equal(await new Asked(upstream.dispatcher).end, '201 ok')
     renew()
-    const running = new Asked(upstream.client)
+    const running = new Asked(upstream.dispatcher)
     await until(() => peer.requests.length === 2)
     renew()
     finish()
     t.equal(await running.end, '201 ok')
-    t.equal(await new Asked(upstream.client).end, '201 ok')
+    t.equal(await new Asked(upstream.dispatcher).end, '201 ok')
     t.strictSame(peer.resumed, [false, false, false])
   },
 )
@@ -116,16 +117,16 @@ void t.test('a paused answer goes on where it was, and requests of any size arri
     socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${size}\r\n\r\n`)
     socket.write('x'.repeat(size))
   })
-  const { client } = await over(t, peer, 1000)
+  const { dispatcher } = await over(t, peer, 1000)
   for (const body of [null, Buffer.alloc(100, 'a'), Buffer.alloc(500_000, 'b')]) {
     class Slow extends Asked {
-      override onData(chunk: Buffer): void {
-        super.onData(chunk)
-        this.carrier?.pause(this)
-        setImmediate(() => this.carrier?.resume(this))
+      override onResponseData(controller: Dispatcher.DispatchController, chunk: Buffer): void {
+        super.onResponseData(controller, chunk)
+        controller.pause()
+        setImmediate(() => controller.resume())
       }
     }
-    const text = await new Slow(client, { method: 'POST', body }).end
+    const text = await new Slow(dispatcher, { method: 'POST', body }).end
     t.equal(text.length, '200 '.length + size)
     t.equal(peer.requests.at(-1)?.endsWith(`\r\n\r\n${body?.toString() ?? ''}`), true)
   }
@@ -137,8 +138,8 @@ void t.test('U01 without a handshake nothing was sent', async (t) => {
     const server = createTcp((socket) => void socket.on('error', () => {})[how]()).listen(0, '127.0.0.1')
     await once(server, 'listening')
     const url = `https://127.0.0.1:${(server.address() as AddressInfo).port}`
-    const { client } = await over(t, { url } as Peer, 1000)
-    t.match(await new Asked(client).end, /^not sent/, how)
+    const { dispatcher } = await over(t, { url } as Peer, 1000)
+    t.match(await new Asked(dispatcher).end, /^not sent/, how)
     server.close()
   }
 })
@@ -155,7 +156,7 @@ void t.test('a name is resolved, told in the handshake and verified', async (t) 
   const tls = { ca: named.certFile, cert: null, key: null, servername: null }
   const upstream = await opened(`https://localhost:${(server.address() as AddressInfo).port}`, { tls })
   t.teardown(() => upstream.close())
-  t.equal(await new Asked(upstream.client).end, '201 ok')
+  t.equal(await new Asked(upstream.dispatcher).end, '201 ok')
   t.strictSame(told, ['localhost'])
   server.close()
 })
