@@ -235,7 +235,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
 }
 
 /**
- * Ends an upload that has been idle for `idleTimeout`. It would hold an upstream connection indefinitely: undici's own timeouts
+ * Ends an upload that has been idle for `idleTimeout`. It would hold an upstream connection indefinitely: a dispatcher's own timeouts
  * start only after the whole request is written.
  */
 function endIdleUpload(response: StreamResponse, { idleTimeout, writer }: PassthroughOptions): void {

@@ -52,13 +52,14 @@ export async function openUpstream(
   })
   let tls = named(material)
   const isTls = origin.protocol === 'https:'
+  // RFC 6066 §3: no addresses.
+  const connectTls = () => ({ ...(isIP(host) === 0 ? { servername: host } : {}), ...tls })
   const port = Number(origin.port || (isTls ? 443 : 80))
   const dispatcher =
     http === 'plain'
       ? new Http1Client({
           to: socketPath === null ? { host, port } : { path: socketPath },
-          // RFC 6066 §3: no addresses.
-          tls: () => (isTls ? { ...(isIP(host) === 0 ? { servername: host } : {}), ...tls } : null),
+          tls: () => (isTls ? connectTls() : null),
           host: origin.host,
           connectTimeout,
           connections,
@@ -68,7 +69,7 @@ export async function openUpstream(
       : new (await import('./undici.ts')).UndiciClient({
           origin: origin.origin,
           connect: () => ({
-            ...tls,
+            ...connectTls(),
             ...(socketPath === null ? {} : { socketPath }),
             timeout: connectTimeout,
           }),

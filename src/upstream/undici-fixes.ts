@@ -1,10 +1,7 @@
 import { subscribe } from 'node:diagnostics_channel'
 import type { Socket } from 'node:net'
 
-/**
- * The socket in a form that undici reads correctly: without interim answers, and with its end reported only once everything has been read.
- * For what undici still carries: streamed bodies.
- */
+/** The socket in a form that undici reads correctly: without interim answers, and with its end reported only once everything has been read. */
 export function withFixes<S extends Socket>(socket: S): S {
   return withoutInterim(untilTaken(socket))
 }
@@ -12,19 +9,14 @@ export function withFixes<S extends Socket>(socket: S): S {
 /*
  * undici ends the connection when a server sends an unsolicited `100 Continue`, at which point the request has executed: every answer of
  * such an upstream would be unknown (contract §8). This filter removes interim answers before undici's parser sees them; `101` stays, for
- * undici to refuse.
- *
- * undici also reads the reason phrase as UTF-8, which loses the bytes of any other encoding: the filter rewrites each as the UTF-8 of its
- * latin1 character. It looks only at the beginning of an answer, which it knows from undici's own report of a request being written.
+ * undici to refuse. It looks only at the beginning of an answer, which it knows from undici's own report of a request being written.
  */
 
-const INTERIM = Buffer.from('HTTP/1.1 1')
-const SWITCHING = 'HTTP/1.1 101'
-/** Line ends that the parser accepts: it refuses heads with others. */
-const WHOLE = /^HTTP\/1\.[01] 1\d\d(?: [^\r\n]*)?\r\n(?:[^\r\n]+\r\n)*\r\n$/
-/** An interim head, or a status line, beyond this is not one. */
+/** With line ends that the parser accepts: it refuses heads with others. */
+const INTERIM = /^HTTP\/1\.[01] 1(?!01)\d\d(?: [^\r\n]*)?\r\n(?:[^\r\n]+\r\n)*\r\n/
+const INTERIM_BEGUN = /^(?:H|HT|HTT|HTTP|HTTP\/1?|HTTP\/1\.[01]?|HTTP\/1\.[01] (?:1(?!01).*)?)$/s
+/** An interim head beyond this is not one. */
 const MAX_HEAD = 16 * 1024
-const LF = 0x0a
 
 const kFilter = Symbol('interim filter')
 interface Filtered extends Socket {
@@ -52,64 +44,30 @@ function withoutInterim<S extends Filtered>(socket: S): S {
 
 export class InterimFilter {
   #awaiting = false
-  #held: Buffer | null = null
+  #held: Buffer = Buffer.alloc(0)
 
   expectHead(): void {
     this.#awaiting = true
-    this.#held = null
+    this.#held = Buffer.alloc(0)
   }
 
   /** The part of the chunk for the parser; null: nothing yet. */
   pass(chunk: Buffer): Buffer | null {
     if (!this.#awaiting) return chunk
-    let bytes = this.#held === null ? chunk : Buffer.concat([this.#held, chunk])
-    this.#held = null
-    while (bytes.length > 0) {
-      const verdict = beginsInterim(bytes)
-      const end = endOf(bytes, verdict)
-      if (end < 0 && bytes.length <= MAX_HEAD && (verdict !== 'no' || isHttp(bytes))) {
+    let bytes = Buffer.concat([this.#held, chunk])
+    for (;;) {
+      const text = bytes.toString('latin1', 0, MAX_HEAD)
+      const interim = INTERIM.exec(text)
+      if (interim !== null) bytes = bytes.subarray(interim[0].length)
+      else {
         this.#held = bytes
-        return null
-      }
-      if (verdict !== 'yes' || end < 0 || !WHOLE.test(bytes.toString('latin1', 0, end))) {
+        const isBegun = bytes.length < MAX_HEAD && !text.includes('\r\n\r\n')
+        if (text === '' || (isBegun && INTERIM_BEGUN.test(text))) return null
         this.#awaiting = false
-        return verdict === 'no' && end > 0 ? readable(bytes, end) : bytes
+        return bytes
       }
-      bytes = bytes.subarray(end)
     }
-    return null
   }
-}
-
-/** Where the interim head, or else the status line, ends; -1: not yet seen. */
-function endOf(bytes: Buffer, verdict: 'yes' | 'no' | 'perhaps'): number {
-  if (verdict === 'perhaps') return -1
-  if (verdict === 'no') return bytes.indexOf(LF) + 1 || -1
-  const blank = bytes.indexOf('\r\n\r\n')
-  return blank < 0 ? -1 : blank + 4
-}
-
-/** The part seen so far. */
-function isHttp(bytes: Buffer): boolean {
-  return 'HTTP/1.'.startsWith(bytes.toString('latin1', 0, 7))
-}
-
-function beginsInterim(bytes: Buffer): 'yes' | 'no' | 'perhaps' {
-  const seen = Math.min(bytes.length, INTERIM.length)
-  for (let i = 0; i < seen; i++) {
-    // The minor version may be 0.
-    if (bytes[i] !== INTERIM[i] && !(i === 7 && bytes[i] === 0x30)) return 'no'
-  }
-  if (bytes.length < SWITCHING.length) return 'perhaps'
-  return bytes.toString('latin1', INTERIM.length, SWITCHING.length) === '01' ? 'no' : 'yes'
-}
-
-/** The bytes with a status line whose reason undici reads unchanged. */
-function readable(bytes: Buffer, lineEnd: number): Buffer {
-  for (let i = 0; i < lineEnd; i++)
-    if ((bytes[i] as number) > 0x7f)
-      return Buffer.concat([Buffer.from(bytes.toString('latin1', 0, lineEnd)), bytes.subarray(lineEnd)])
-  return bytes
 }
 
 /*

@@ -1,6 +1,6 @@
 import { buildConnector, Client, Dispatcher, Pool } from 'undici'
+import WrapHandler from 'undici/lib/handler/wrap-handler.js'
 import type { Millis } from '../core/record.ts'
-import { rawLines } from './forward.ts'
 import { AnswerRefused, headTooLarge } from './response-parser.ts'
 import { withFixes } from './undici-fixes.ts'
 
@@ -12,19 +12,16 @@ export interface UndiciOptions {
   readonly connections: number
   /** How long an idle connection is kept. */
   readonly keepAlive: Millis
-  /** Bytes of a response's head; asked for each. */
+  /** Bytes of a response's head; asked for each connection. */
   readonly maxHeaderSize: () => number
 }
-
-/** undici's own limit, which cannot change: above any `limits.responseHead`. */
-const UNREACHED = 2 * 1024 ** 2
 
 /** undici's own pool, for `http: node`. docs/adr/0128 lists what it promises less than `http1.ts`, and the tests that show it. */
 export class UndiciClient extends Dispatcher {
   readonly #options: UndiciOptions
   #connections: number
-  #servername: string | undefined
   #pool: Pool
+  readonly #former = new Set<Pool>()
 
   constructor(options: UndiciOptions) {
     super()
@@ -45,9 +42,10 @@ export class UndiciClient extends Dispatcher {
           this.#options.keepAlive === 0 ||
           (typeof body === 'object' && body !== null && 'pipe' in body) ||
           null,
-        ...(this.#servername === undefined ? {} : { servername: this.#servername }),
+        // One for all: undici would take each client's `Host` for the name in the upstream's certificate.
+        servername: this.#options.origin,
       } as Dispatcher.DispatchOptions,
-      new Carried(handler, this.#options.maxHeaderSize()),
+      new Carried(handler, this.#options.maxHeaderSize),
     )
   }
 
@@ -55,8 +53,9 @@ export class UndiciClient extends Dispatcher {
   renew(): void {
     const before = this.#pool
     this.#pool = this.#open()
-    // Answers what it has.
-    void before.close()
+    // It answers what it has.
+    this.#former.add(before)
+    void before.close().then(() => this.#former.delete(before))
   }
 
   resize(connections: number): void {
@@ -68,25 +67,23 @@ export class UndiciClient extends Dispatcher {
     return this.#pool.close()
   }
 
-  override destroy(): Promise<void> {
-    return this.#pool.destroy()
+  override async destroy(): Promise<void> {
+    await Promise.all([this.#pool, ...this.#former].map((pool) => pool.destroy()))
   }
 
   #open(): Pool {
-    const { origin, keepAlive, connect } = this.#options
+    const { origin, keepAlive, connect, maxHeaderSize } = this.#options
     const options = connect()
-    this.#servername = options.servername
     const connector = buildConnector({ ...options, allowH2: false })
     return new Pool(origin, {
       connect: (to, callback) =>
-        connector(to, (...[error, socket]) =>
+        connector({ ...to, servername: options.servername ?? '' }, (...[error, socket]) =>
           error === null ? callback(null, withFixes(socket)) : callback(error, null),
         ),
-      factory: (url, own) => new SteadyClient(url, own),
+      factory: (url, own) => new SteadyClient(url, { ...own, maxHeaderSize: maxHeaderSize() }),
       connections: this.#connections,
       keepAliveTimeout: keepAlive || 1,
       keepAliveMaxTimeout: keepAlive || 1,
-      maxHeaderSize: UNREACHED,
       pipelining: 1,
       allowH2: false,
     })
@@ -106,11 +103,11 @@ class SteadyClient extends Client {
 /** Gives a handler undici's answer as {@link Http1Client} would. */
 class Carried implements Dispatcher.DispatchHandler {
   readonly #handler: Dispatcher.DispatchHandler
-  readonly #mostHead: number
+  readonly #mostHead: () => number
   #isOver = false
 
-  constructor(handler: Dispatcher.DispatchHandler, mostHead: number) {
-    this.#handler = handler
+  constructor(handler: Dispatcher.DispatchHandler, mostHead: () => number) {
+    this.#handler = WrapHandler.wrap(handler)
     this.#mostHead = mostHead
   }
 
@@ -125,9 +122,8 @@ class Carried implements Dispatcher.DispatchHandler {
     reason = '',
   ): void {
     if (status < 200) return
-    if (this.#isTooLarge(reason, rawLines(controller.rawHeaders)))
-      return controller.abort(headTooLarge('head', this.#mostHead))
-    this.#handler.onResponseStart?.(controller, status, headers, reason)
+    // undici reads it as UTF-8.
+    this.#handler.onResponseStart?.(controller, status, headers, Buffer.from(reason).toString('latin1'))
     // undici would wait for what is announced; there is nothing (RFC 9110 §8.6), and whatever came would be the next answer.
     const announces = 'content-length' in headers || 'transfer-encoding' in headers
     if (status === 205 || ((status === 204 || status === 304) && announces)) {
@@ -144,8 +140,8 @@ class Carried implements Dispatcher.DispatchHandler {
     controller: Dispatcher.DispatchController,
     trailers: Record<string, string | string[]>,
   ): void {
-    this.#isOver = true
     this.#handler.onResponseEnd?.(controller, trailers)
+    this.#isOver = true
   }
 
   onResponseError(controller: Dispatcher.DispatchController, error: Error): void {
@@ -156,17 +152,10 @@ class Carried implements Dispatcher.DispatchHandler {
     this.#handler.onResponseError?.(
       controller,
       code === 'UND_ERR_HEADERS_OVERFLOW'
-        ? headTooLarge('head', this.#mostHead)
+        ? headTooLarge('head', this.#mostHead())
         : isMalformed
           ? new AnswerRefused(`the response is malformed: ${message}`)
           : error,
     )
-  }
-
-  /** Counted as it is written. */
-  #isTooLarge(reason: string, raw: readonly string[]): boolean {
-    let size = 'HTTP/1.1 200 \r\n\r\n'.length + reason.length
-    for (const text of raw) size += text.length + 2
-    return size > this.#mostHead
   }
 }

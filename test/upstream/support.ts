@@ -1,3 +1,4 @@
+import t, { type Test } from 'tap'
 import type { Dispatcher } from 'undici'
 import type { UpstreamConfig } from '../../src/config/config.ts'
 import { Findings } from '../../src/config/errors.ts'
@@ -10,6 +11,21 @@ type Options = Parameters<Upstream['dispatcher']['dispatch']>[0]
 /** The dispatchers that an upstream may be opened with. */
 export const DISPATCHERS = ['plain', 'node'] as const
 export type Http = (typeof DISPATCHERS)[number]
+
+/** The one of the test that runs. */
+let running: Http = 'plain'
+
+/** A test of what both promise. */
+export function onBoth(name: string, body: (t: Test) => Promise<void>): void {
+  for (const http of DISPATCHERS)
+    void t.test(`${http}: ${name}`, async (t) => {
+      running = http
+      t.teardown(() => {
+        running = 'plain'
+      })
+      await body(t)
+    })
+}
 
 /** The configuration of an upstream that is waited for patiently, by default on one connection. */
 export function upstreamConfig(url: string, more: Partial<UpstreamConfig> = {}): UpstreamConfig {
@@ -28,7 +44,7 @@ export function upstreamConfig(url: string, more: Partial<UpstreamConfig> = {}):
 export function opened(
   url: string,
   more: Partial<UpstreamConfig> = {},
-  http: Http = 'plain',
+  http: Http = running,
 ): Promise<Upstream> {
   const config = upstreamConfig(url, more)
   const material = readUpstreamTls(new Findings('c.yaml'), config.tls) ?? {}

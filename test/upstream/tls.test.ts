@@ -9,7 +9,7 @@ import { certificate } from '../support/certificates.ts'
 import { problemOf, proxyBefore } from '../support/exchange.ts'
 import { post, rawRequest } from '../support/raw.ts'
 import { wholeRequest } from '../support/upstream.ts'
-import { Asked, opened, until } from './support.ts'
+import { Asked, onBoth, opened, until } from './support.ts'
 
 const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
 const cert = certificate('IP:127.0.0.1')
@@ -51,7 +51,7 @@ async function over(t: Test, { url }: Peer, keepAlive: number): Promise<Upstream
   return upstream
 }
 
-void t.test('§15.15 connections are kept, and the next one resumes their session', async (t) => {
+onBoth('§15.15 connections are kept, and the next one resumes their session', async (t) => {
   const peer = await peerOf(t, (socket) => void socket.write(OK))
   const { dispatcher } = await over(t, peer, 200)
   for (let n = 0; n < 3; n++) t.equal(await new Asked(dispatcher).end, '201 ok')
@@ -62,7 +62,7 @@ void t.test('§15.15 connections are kept, and the next one resumes their sessio
   t.strictSame(peer.resumed, [false, true])
 })
 
-void t.test(
+onBoth(
   '§15.20 after a renewal no request begins on a former connection, nor resumes its session',
   async (t) => {
     let finish = (): void => {}
@@ -111,7 +111,7 @@ void t.test('§15.14 §15.26 what is carried, refused and used again is the same
   t.strictSame([peer.requests.length, peer.sockets.length], [7, 6])
 })
 
-void t.test('a paused answer goes on where it was, and requests of any size arrive whole', async (t) => {
+onBoth('a paused answer goes on where it was, and requests of any size arrive whole', async (t) => {
   const size = 3 * 1024 ** 2
   const peer = await peerOf(t, (socket) => {
     socket.write(`HTTP/1.1 200 OK\r\nContent-Length: ${size}\r\n\r\n`)
@@ -133,7 +133,7 @@ void t.test('a paused answer goes on where it was, and requests of any size arri
   t.equal(peer.sockets.length, 1)
 })
 
-void t.test('U01 without a handshake nothing was sent', async (t) => {
+onBoth('U01 without a handshake nothing was sent', async (t) => {
   for (const how of ['destroy', 'resetAndDestroy', 'end'] as const) {
     const server = createTcp((socket) => void socket.on('error', () => {})[how]()).listen(0, '127.0.0.1')
     await once(server, 'listening')
@@ -144,7 +144,7 @@ void t.test('U01 without a handshake nothing was sent', async (t) => {
   }
 })
 
-void t.test('a name is resolved, told in the handshake and verified', async (t) => {
+onBoth('a name is resolved, told in the handshake and verified', async (t) => {
   using named = certificate('DNS:localhost')
   const told: unknown[] = []
   // Not on ::1, which the name may stand for first.
