@@ -36,7 +36,9 @@ export const CANDIDATES = [
   'nginx-lua',
   'node-idempotency',
 ] as const
-export type CandidateName = (typeof CANDIDATES)[number] | StoreCandidate
+/** A stock part in place of ours; only if asked for. */
+export const PARTS = ['unprotected-node'] as const
+export type CandidateName = (typeof CANDIDATES)[number] | StoreCandidate | (typeof PARTS)[number]
 
 export const TITLES: Readonly<Record<CandidateName, string>> = {
   'proxy-redis': '**this proxy**, Redis',
@@ -50,6 +52,7 @@ export const TITLES: Readonly<Record<CandidateName, string>> = {
   'proxy-dynalite': '**this proxy**, DynamoDB (the emulator dynalite)',
   'proxy-tiered': '**this proxy**, PostgreSQL behind Redis (`tiered:`)',
   unprotected: 'its own unprotected, buffered POST',
+  'unprotected-node': 'the same with undici’s own pool',
   'http-proxy': 'plain @fastify/http-proxy',
   nginx: 'nginx',
   'nginx-lua': 'nginx + Lua + Redis',
@@ -83,6 +86,7 @@ const STARTERS: Readonly<Record<CandidateName, Starter>> = {
     STORE_CANDIDATES.map((name) => [name, (world: World, port: number) => proxyOn(world, port, name)]),
   ) as Record<StoreCandidate, Starter>),
   unprotected: (world, port) => server(world, 'unprotected', port, world.upstreamPort),
+  'unprotected-node': (world, port) => server(world, 'unprotected', port, world.upstreamPort, 'node'),
   'http-proxy': (world, port) => server(world, 'http-proxy', port, world.upstreamPort),
   nginx: (world, port) => nginx(world, port, findNginx(), null),
   'nginx-lua': (world, port) => nginx(world, port, findNginxLua(), world.redisPort),

@@ -19,7 +19,7 @@ import { parseArgs } from 'node:util'
 import { build, ROOT } from '../scripts/build.ts'
 import { NO_POSTGRES, PostgresServer } from '../test/support/postgres.ts'
 import { freePort } from '../test/support/redis.ts'
-import { CANDIDATES, type CandidateName, startCandidate, TITLES, type World } from './candidates.ts'
+import { CANDIDATES, type CandidateName, PARTS, startCandidate, TITLES, type World } from './candidates.ts'
 import { Child } from './child.ts'
 import { costs } from './costs.ts'
 import { pinCores } from './machine.ts'
@@ -69,7 +69,7 @@ await using upstream = await serve('upstream', [
 await using redis = await serve('redis', [process.env['REDIS_SERVER'] ?? 'redis-server'])
 const OF_STORES: readonly CandidateName[] = ['proxy-redis', 'proxy-postgres', ...STORE_CANDIDATES]
 const named = flags.candidates?.split(',')
-const wanted = [...CANDIDATES, ...STORE_CANDIDATES].filter(
+const wanted = [...CANDIDATES, ...STORE_CANDIDATES, ...PARTS].filter(
   (name) =>
     named?.includes(name) ??
     (flags.stores ? OF_STORES : (CANDIDATES as readonly CandidateName[])).includes(name),

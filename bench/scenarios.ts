@@ -91,7 +91,7 @@ export const SCENARIOS: readonly Scenario[] = [
   {
     id: 'post',
     title: 'pass-through POST, 300 bytes',
-    candidates: ['proxy-redis', 'unprotected', 'http-proxy', 'nginx'],
+    candidates: ['proxy-redis', 'unprotected', 'unprotected-node', 'http-proxy', 'nginx'],
     status: 201,
     executes: 1,
     request: () => post('/v1/plain', 'small', null),
@@ -99,7 +99,14 @@ export const SCENARIOS: readonly Scenario[] = [
   {
     id: 'first',
     title: 'first execution, JSON of 300 bytes',
-    candidates: [...PROTECTING, 'proxy-sealed', 'proxy-postgres', ...STORE_CANDIDATES, 'unprotected'],
+    candidates: [
+      ...PROTECTING,
+      'proxy-sealed',
+      'proxy-postgres',
+      ...STORE_CANDIDATES,
+      'unprotected',
+      'unprotected-node',
+    ],
     status: 201,
     executes: 1,
     request: (round, n) =>

@@ -1,6 +1,6 @@
 /**
  * This proxy's own unprotected, buffered POST: its server, reading, upstream call, writer and the two metrics of a passed
- * request, without key, fingerprint, claim and settling. Arguments: port, upstream's port.
+ * request, without key, fingerprint, claim and settling. Arguments: port, upstream's port, and `node` for undici's own pool.
  */
 
 import { loadConfig } from '../../src/config/load.ts'
@@ -17,7 +17,7 @@ import { forwarder } from '../../src/upstream/forward.ts'
 import { Habits } from '../../src/upstream/habits.ts'
 import { openUpstream } from '../../src/upstream/pool.ts'
 
-const [port = '', upstreamPort = ''] = process.argv.slice(2)
+const [port = '', upstreamPort = '', http] = process.argv.slice(2)
 const loaded = loadConfig({
   text: '',
   env: {},
@@ -32,6 +32,7 @@ const upstream = await openUpstream(config.upstream, {
   material: {},
   habits: new Habits(config.upstream.keepAlive),
   mostHead: () => config.limits.responseHead,
+  http: http === 'node' ? 'node' : 'plain',
 })
 const forward = forwarder(upstream.dispatcher, {
   timeout: () => config.upstream.timeout,
