@@ -8,7 +8,7 @@ import Dispatcher from 'undici/lib/dispatcher/dispatcher.js'
 import WrapHandler from 'undici/lib/handler/wrap-handler.js'
 import type { Millis } from '../core/record.ts'
 import type { Habits } from './habits.ts'
-import { bodyOf, expectsContent, headersOf, isStream, lengthIn, requestHead } from './request-head.ts'
+import { expectsContent, headersOf, messageOf } from './request-head.ts'
 import { type AnswerParts, type Following, ResponseParser } from './response-parser.ts'
 
 type Handler = UndiciDispatcher.DispatchHandler
@@ -71,8 +71,8 @@ export class Http1Client extends Dispatcher {
   #flushing = false
   #timer: NodeJS.Timeout | null = null
   #timerAt = Number.POSITIVE_INFINITY
-  #isClosing = false
-  #destroyedBy: Error | null = null
+  /** Why no more requests are taken. */
+  #closedBy: Error | null = null
   readonly #over = Promise.withResolvers<void>()
 
   constructor(options: Http1Options) {
@@ -84,8 +84,7 @@ export class Http1Client extends Dispatcher {
   /** Always true: there is no limit to what waits for a connection. */
   override dispatch(options: Http1DispatchOptions, handler: Handler): boolean {
     const request = new Http1Request(options, handler)
-    if (this.#destroyedBy !== null) request.fail(this.#destroyedBy)
-    else if (this.#isClosing) request.fail(new errors.ClientClosedError())
+    if (this.#closedBy !== null) request.fail(this.#closedBy)
     else {
       this.#queue.push(request)
       this.#flushSoon()
@@ -102,7 +101,7 @@ export class Http1Client extends Dispatcher {
 
   /** Takes no more requests, and ends once those that it has are answered. */
   override close(callback?: () => void): Promise<void> {
-    this.#isClosing = true
+    this.#closedBy ??= new errors.ClientClosedError()
     this.#endIfOver()
     if (callback !== undefined) void this.#over.promise.then(callback)
     return this.#over.promise
@@ -111,14 +110,15 @@ export class Http1Client extends Dispatcher {
   /** Aborts everything in progress, and ends once every connection is closed. */
   override destroy(error?: Error | null | (() => void), callback?: () => void): Promise<void> {
     if (typeof error === 'function') return this.destroy(null, error)
-    this.#destroyedBy ??= error ?? new errors.ClientDestroyedError('the proxy has closed its connections')
-    for (const request of this.#queue.splice(0)) request.fail(this.#destroyedBy)
-    for (const connection of this.#open) connection.destroy(this.#destroyedBy)
+    const why = error ?? new errors.ClientDestroyedError('the proxy has closed its connections')
+    this.#closedBy = why
+    for (const request of this.#queue.splice(0)) request.fail(why)
+    for (const connection of this.#open) connection.destroy(why)
     return this.close(callback)
   }
 
   #endIfOver(): void {
-    if (!this.#isClosing || this.#queue.length > 0) return
+    if (this.#closedBy === null || this.#queue.length > 0) return
     for (const connection of [...this.#idle, ...this.#resting]) connection.destroy(null)
     if (this.#open.length === 0) this.#over.resolve()
   }
@@ -140,7 +140,7 @@ export class Http1Client extends Dispatcher {
 
   /** The connection can carry another request. */
   idle(connection: UpstreamConnection): void {
-    if (this.#open.length > this.#connections || (this.#isClosing && this.#queue.length === 0))
+    if (this.#open.length > this.#connections || (this.#closedBy !== null && this.#queue.length === 0))
       return connection.destroy(null)
     this.#resting.push(connection)
     this.#flushSoon()
@@ -344,37 +344,36 @@ class UpstreamConnection implements AnswerParts {
   begin(request: Http1Request): void {
     const { options } = request
     const { method } = options
-    let message: string
-    let body: Uint8Array | Readable
+    let message: { readonly head: string; readonly body: Uint8Array | Readable; readonly length: number }
     try {
-      body = bodyOf(options)
-      message = requestHead(options, body, this.#client.options.host)
+      message = messageOf(options, this.#client.options.host)
     } catch (error) {
       // Nothing was sent.
       this.#free()
       return request.fail(error as Error)
     }
+    const { head, body, length } = message
     this.#request = request
     if (!request.begins()) return this.#free()
     request.connection = this
     const now = performance.now()
     this.#rested = this.#phase === 'idle' ? now - this.#since : null
     this.#phase = 'head'
-    this.#reusable = method !== 'HEAD' && ((!isStream(body) && body.length === 0) || expectsContent(method))
+    this.#reusable = method !== 'HEAD' && (length === 0 || expectsContent(method))
     this.#parser.expect(method)
     this.#since = now
     this.#patience = options.headersTimeout ?? USUAL_TIMEOUT
     this.#wake()
     const socket = this.#socket
-    if (isStream(body)) {
-      socket.write(message, 'latin1')
-      this.#stream(body, lengthIn(message))
-    } else if (body.length === 0) socket.write(message, 'latin1')
-    else if (body instanceof Buffer && body.length + message.length <= ONE_STRING)
-      socket.write(message + body.toString('latin1'), 'latin1')
+    if (!(body instanceof Uint8Array)) {
+      socket.write(head, 'latin1')
+      this.#stream(body, length)
+    } else if (length === 0) socket.write(head, 'latin1')
+    else if (body instanceof Buffer && length + head.length <= ONE_STRING)
+      socket.write(head + body.toString('latin1'), 'latin1')
     else {
       socket.cork()
-      socket.write(message, 'latin1')
+      socket.write(head, 'latin1')
       socket.write(body)
       socket.uncork()
     }

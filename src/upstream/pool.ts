@@ -3,7 +3,7 @@ import type { UpstreamConfig } from '../config/config.ts'
 import type { TlsMaterial } from '../runtime/pem.ts'
 import type { UpstreamDispatcher } from './forward.ts'
 import type { Habits } from './habits.ts'
-import { Http1Client } from './http1.ts'
+import { Http1Client, type Http1Options } from './http1.ts'
 
 export interface Upstream {
   readonly dispatcher: UpstreamDispatcher
@@ -52,31 +52,19 @@ export async function openUpstream(
   })
   let tls = named(material)
   const isTls = origin.protocol === 'https:'
-  // RFC 6066 §3: no addresses.
-  const connectTls = () => ({ ...(isIP(host) === 0 ? { servername: host } : {}), ...tls })
   const port = Number(origin.port || (isTls ? 443 : 80))
+  const options: Http1Options = {
+    to: socketPath === null ? { host, port } : { path: socketPath },
+    // RFC 6066 §3: no addresses.
+    tls: () => (isTls ? { ...(isIP(host) === 0 ? { servername: host } : {}), ...tls } : null),
+    host: origin.host,
+    connectTimeout,
+    connections,
+    habits,
+    maxHeaderSize: mostHead,
+  }
   const dispatcher =
-    http === 'plain'
-      ? new Http1Client({
-          to: socketPath === null ? { host, port } : { path: socketPath },
-          tls: () => (isTls ? connectTls() : null),
-          host: origin.host,
-          connectTimeout,
-          connections,
-          habits,
-          maxHeaderSize: mostHead,
-        })
-      : new (await import('./undici.ts')).UndiciClient({
-          origin: origin.origin,
-          connect: () => ({
-            ...connectTls(),
-            ...(socketPath === null ? {} : { socketPath }),
-            timeout: connectTimeout,
-          }),
-          connections,
-          keepAlive: config.keepAlive,
-          maxHeaderSize: mostHead,
-        })
+    http === 'plain' ? new Http1Client(options) : new (await import('./undici.ts')).UndiciClient(options)
   return {
     dispatcher,
     mostHead,

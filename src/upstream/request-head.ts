@@ -9,13 +9,9 @@ import { isFieldName, isFieldValue } from '../core/headers.ts'
 /** Lines about message length or the connection: this client sets those itself. */
 const FRAMING = /^(?:connection|content-length|expect|host|keep-alive|transfer-encoding|upgrade)$/i
 
-export function isStream(body: Uint8Array | Readable): body is Readable {
-  return !(body instanceof Uint8Array)
-}
-
 const NO_BODY = Buffer.alloc(0)
 
-export function bodyOf({ body }: Dispatcher.DispatchOptions): Uint8Array | Readable {
+function bodyOf({ body }: Dispatcher.DispatchOptions): Uint8Array | Readable {
   if (body === null || body === undefined) return NO_BODY
   if (body instanceof Uint8Array) return body
   if (typeof body === 'string') return Buffer.from(body)
@@ -35,19 +31,20 @@ function flatOf(headers: Dispatcher.DispatchOptions['headers']): readonly string
 }
 
 /**
- * The request's head (RFC 9112 §3 and §5).
+ * The request's head (RFC 9112 §3 and §5), and its body with the length. Infinite: in chunks.
  *
  * @throws if a part could be read as something else: nothing is sent then.
  */
-export function requestHead(
-  { method, path, headers, upgrade }: Dispatcher.DispatchOptions,
-  body: Uint8Array | Readable,
+export function messageOf(
+  options: Dispatcher.DispatchOptions,
   defaultHost: string,
-): string {
+): { readonly head: string; readonly body: Uint8Array | Readable; readonly length: number } {
+  const { method, path, headers, upgrade } = options
+  const body = bodyOf(options)
   if (!isFieldName(method) || method === 'CONNECT' || upgrade) throw invalid('request method')
   if (!/^\/[\x21-\xff]*$/.test(path)) throw invalid('request path')
   let host: string | null = null
-  let length: string | null = null
+  let announced: number | null = null
   let lines = ''
   const flat = flatOf(headers)
   for (let i = 0; i < flat.length; i += 2) {
@@ -56,28 +53,19 @@ export function requestHead(
     if (!isFieldName(name) || !isFieldValue(value)) throw invalid(`${name} header`)
     if (!FRAMING.test(name)) lines += `${name}: ${value}\r\n`
     else if (host === null && name.toLowerCase() === 'host') host = value
-    else if (length === null && /^\d+$/.test(value) && name.toLowerCase() === 'content-length') length = value
+    else if (announced === null && /^\d{1,15}$/.test(value) && name.toLowerCase() === 'content-length')
+      announced = Number(value)
     else throw invalid(`${name} header`)
   }
-  let framing = ''
-  if (isStream(body)) framing = length === null ? CHUNKED : `content-length: ${length}\r\n`
-  else {
-    if (length !== null && Number(length) !== body.length) throw invalid('content-length header')
-    // RFC 9110 §8.6: a length of 0 where the method leads one to expect content.
-    if (body.length > 0 || expectsContent(method)) framing = `content-length: ${body.length}\r\n`
-  }
+  const length = body instanceof Uint8Array ? body.length : (announced ?? Number.POSITIVE_INFINITY)
+  if (announced !== null && announced !== length) throw invalid('content-length header')
+  if (length === Number.POSITIVE_INFINITY) lines += 'transfer-encoding: chunked\r\n'
+  // RFC 9110 §8.6: a length of 0 where the method leads one to expect content.
+  else if (length > 0 || expectsContent(method)) lines += `content-length: ${length}\r\n`
   // Some servers answer HEAD with content, which would be taken for the next answer.
   const connection = method === 'HEAD' ? 'close' : 'keep-alive'
-  return `${method} ${path} HTTP/1.1\r\nhost: ${host ?? defaultHost}\r\nconnection: ${connection}\r\n${lines}${framing}\r\n`
-}
-
-const CHUNKED = 'transfer-encoding: chunked\r\n'
-
-/** Of a head for a stream: its last line. */
-export function lengthIn(head: string): number {
-  return head.endsWith(`${CHUNKED}\r\n`)
-    ? Number.POSITIVE_INFINITY
-    : Number(/: (\d+)\r\n\r\n$/.exec(head)?.[1])
+  const head = `${method} ${path} HTTP/1.1\r\nhost: ${host ?? defaultHost}\r\nconnection: ${connection}\r\n${lines}\r\n`
+  return { head, body, length }
 }
 
 function invalid(what: string): Error {

@@ -1,29 +1,18 @@
 import { buildConnector, Client, Dispatcher, Pool } from 'undici'
 import WrapHandler from 'undici/lib/handler/wrap-handler.js'
 import type { Millis } from '../core/record.ts'
+import type { Http1Options } from './http1.ts'
 import { AnswerRefused, headTooLarge } from './response-parser.ts'
 import { withFixes } from './undici-fixes.ts'
 
-/** Options with undici's names mean what they do there. */
-export interface UndiciOptions {
-  readonly origin: string
-  /** Asked for each pool. */
-  readonly connect: () => buildConnector.BuildOptions & { readonly servername?: string }
-  readonly connections: number
-  /** How long an idle connection is kept. */
-  readonly keepAlive: Millis
-  /** Bytes of a response's head; asked for each connection. */
-  readonly maxHeaderSize: () => number
-}
-
 /** undici's own pool, for `http: node`. docs/adr/0128 lists what it promises less than `http1.ts`, and the tests that show it. */
 export class UndiciClient extends Dispatcher {
-  readonly #options: UndiciOptions
+  readonly #options: Http1Options
   #connections: number
   #pool: Pool
   readonly #former = new Set<Pool>()
 
-  constructor(options: UndiciOptions) {
+  constructor(options: Http1Options) {
     super()
     this.#options = options
     this.#connections = options.connections
@@ -39,17 +28,15 @@ export class UndiciClient extends Dispatcher {
         idempotent: false,
         // False would also keep what undici closes of itself, as after HEAD.
         reset:
-          this.#options.keepAlive === 0 ||
-          (typeof body === 'object' && body !== null && 'pipe' in body) ||
-          null,
+          this.#keepAlive() <= 0 || (typeof body === 'object' && body !== null && 'pipe' in body) || null,
         // One for all: undici would take each client's `Host` for the name in the upstream's certificate.
-        servername: this.#options.origin,
+        servername: this.#options.host,
       } as Dispatcher.DispatchOptions,
       new Carried(handler, this.#options.maxHeaderSize),
     )
   }
 
-  /** Opens its connections with `options.connect` as it is now. */
+  /** `options.tls` has changed. */
   renew(): void {
     const before = this.#pool
     this.#pool = this.#open()
@@ -71,19 +58,28 @@ export class UndiciClient extends Dispatcher {
     await Promise.all([this.#pool, ...this.#former].map((pool) => pool.destroy()))
   }
 
+  #keepAlive(): Millis {
+    return this.#options.habits.keepFor(null)
+  }
+
   #open(): Pool {
-    const { origin, keepAlive, connect, maxHeaderSize } = this.#options
-    const options = connect()
-    const connector = buildConnector({ ...options, allowH2: false })
-    return new Pool(origin, {
-      connect: (to, callback) =>
-        connector({ ...to, servername: options.servername ?? '' }, (...[error, socket]) =>
+    const { to, host, tls: secured, connectTimeout, maxHeaderSize } = this.#options
+    const tls = secured()
+    const connector = buildConnector({
+      ...tls,
+      ...('path' in to ? { socketPath: to.path } : {}),
+      timeout: connectTimeout,
+      allowH2: false,
+    } as buildConnector.BuildOptions)
+    return new Pool(`http${tls === null ? '' : 's'}://${host}`, {
+      connect: (options, callback) =>
+        connector({ ...options, servername: tls?.servername ?? '' }, (...[error, socket]) =>
           error === null ? callback(null, withFixes(socket)) : callback(error, null),
         ),
       factory: (url, own) => new SteadyClient(url, { ...own, maxHeaderSize: maxHeaderSize() }),
       connections: this.#connections,
-      keepAliveTimeout: keepAlive || 1,
-      keepAliveMaxTimeout: keepAlive || 1,
+      keepAliveTimeout: this.#keepAlive() || 1,
+      keepAliveMaxTimeout: this.#keepAlive() || 1,
       pipelining: 1,
       allowH2: false,
     })
