@@ -46,7 +46,7 @@ export type Pass = (response: TrafficResponse, passage: Passage) => void
 
 /**
  * Forwards unprotected requests as the client sent them, and the upstream's answers: target, lines, bytes and trailers unchanged, bodies
- * never buffered, nothing ever retried. Streamed bodies go through @fastify/http-proxy (docs/adr/0064, docs/adr/0128).
+ * never buffered, nothing ever retried. Streamed bodies go through @fastify/http-proxy (docs/adr/0128).
  */
 export function passthrough(options: PassthroughOptions): Pass {
   // Loaded with the first streamed body (docs/adr/0074).

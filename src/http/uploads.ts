@@ -18,7 +18,7 @@ interface Passing extends IncomingMessage {
 /** reply-from sends no body with these methods. */
 const WITHOUT_BODY: ReadonlySet<string> = new Set(['GET', 'HEAD', 'TRACE'])
 
-/** http-proxy streams the body; the handler takes the answer, as http-proxy would write another head (docs/adr/0064). */
+/** http-proxy streams the body; the handler takes the answer, as http-proxy would write another head (docs/adr/0128). */
 export async function uploads({ dispatcher, origin }: Upstream): Promise<Upload> {
   const app = fastify({
     // find-my-way and `new URL` would refuse or change some targets; the exchange sends the real one.

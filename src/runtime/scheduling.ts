@@ -30,11 +30,6 @@ export class Once<T> {
     this.#make = make
   }
 
-  /** Null: not requested yet, or it failed. */
-  get made(): Promise<T> | null {
-    return this.#made
-  }
-
   get(): Promise<T> {
     this.#made ??= this.#make().catch((error: unknown) => {
       this.#made = null
