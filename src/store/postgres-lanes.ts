@@ -1,9 +1,10 @@
 import { randomBytes } from 'node:crypto'
-import type { Millis } from '../core/record.ts'
+import type { Millis, RecordId, Spans } from '../core/record.ts'
 import type { Identity } from './postgres-layout.ts'
 import {
   CONNECT_TIMEOUT,
   ignore,
+  isOfOne,
   isWorthAnother,
   PostgresLink,
   postgresFailure,
@@ -36,6 +37,12 @@ const CONNECT_TIMEOUT_MOST: Millis = 16_000
 const RECHECK: Millis = 10_000
 /** A different server is accepted once the one in use has been silent for this many timeouts. */
 const PATIENCE = 10
+/** Operations of a batch, at most. */
+const ITEMS = 64
+/** Bytes of a batch's records, but for the first. */
+const BYTES = 1024 * 1024
+/** How long a batch is collected while another is under way: about the time of a commit. */
+const GATHER: Millis = 2
 /** For checking and creating the schema: replicas that start together wait for each other. */
 const PREPARE_TIMEOUT: Millis = 5000
 /** Attempts at a statement that conflicts with another transaction. */
@@ -52,24 +59,54 @@ export interface LanesOptions {
 /** `urgent`: outcomes and leases, which go first. `local`: reads, and whatever commits without waiting for a standby. */
 type Kind = 'urgent' | 'plain' | 'local'
 
-interface StatementCall {
+/** One of the operations that a {@link Batch} is for. */
+export interface BatchItem {
+  readonly id: RecordId
+  readonly bytes: Buffer
+  readonly spans: Spans
+  /** What it depends on: the kind of a claim, or the states of which an outcome replaces one, as bits. */
+  readonly rule: number
+}
+
+/** A statement for many operations on different records. It answers with a row of its own, then one for each record that it decided on. */
+export interface Batch {
   readonly text: string
-  readonly args: readonly SqlArg[]
-  /** Counted up. */
-  readonly number: string
+  readonly argsOf: (items: readonly BatchItem[]) => readonly SqlArg[]
+}
+
+interface Call {
+  /** Of the operation alone. */
+  readonly text: string
+  readonly args: () => readonly SqlArg[]
+  /** Null: sent alone. */
+  together: { readonly batch: Batch; readonly item: BatchItem } | null
   readonly kind: Kind
+  /** Counted up. */
+  readonly order: number
+  readonly collectedAt: Millis
   readonly timer: NodeJS.Timeout
   readonly resolve: (row: SqlRow) => void
   readonly reject: (error: Error) => void
-  tries: number
-  /** Null: nothing has been sent. */
+  isSettled: boolean
+  /** Null: nothing has been sent, or nothing that was applied. */
   lane: Lane | null
+}
+
+interface Statement {
+  readonly text: string
+  /** The first one is its number. */
+  readonly args: readonly SqlArg[]
+  readonly kind: Kind
+  /** Several only of a batch. */
+  readonly calls: readonly Call[]
+  readonly batch: Batch | null
+  tries: number
 }
 
 interface Lane {
   readonly link: PostgresLink
   readonly number: string
-  call: StatementCall | null
+  statement: Statement | null
   /** When its answer became late. */
   lateAt: Millis | null
 }
@@ -79,6 +116,13 @@ const LOOK = `SELECT $1::bigint, string_agg(split_part(query, ' ', 4), ' ') FROM
   WHERE state = 'active' AND starts_with(query, $2)`
 const HANGING =
   'PostgreSQL does not finish the statements that it was sent, as when a synchronous standby is missing'
+
+/** It gets no other answer. */
+function settle(call: Call): Call {
+  clearTimeout(call.timer)
+  call.isSettled = true
+  return call
+}
 
 /**
  * Lock timeout, short enough to report a locked record as "not applied": a statement queuing for a row waits twice, for its turn and then
@@ -102,7 +146,9 @@ export class Lanes {
   readonly #lanes = new Set<Lane>()
   /** Numbers of lost connections whose statements may still run. */
   readonly #abandoned = new Set<string>()
-  readonly #waiting: Record<Kind, StatementCall[]> = { urgent: [], plain: [], local: [] }
+  readonly #waiting: Record<Kind, Call[]> = { urgent: [], plain: [], local: [] }
+  #turn: NodeJS.Immediate | undefined
+  #gathering: NodeJS.Timeout | undefined
   /** Prefix of every statement; the number of the connection follows. */
   readonly #comment = `/* idempotency-proxy ${randomBytes(6).toString('hex')} `
   #connections = 0
@@ -151,25 +197,54 @@ export class Lanes {
    * @throws {PartlyUnavailable} only `local` statements are possible now.
    */
   run(text: string, args: readonly SqlArg[], kind: Kind = 'plain'): Promise<SqlRow> {
+    return this.#call(text, () => args, kind, null)
+  }
+
+  /**
+   * As {@link run}, but sent in one statement with others: those of this turn of the event loop, and those that come while another such
+   * statement is under way. What that one does not decide, or fails on, `text` does.
+   */
+  runTogether(
+    batch: Batch,
+    item: BatchItem,
+    text: string,
+    args: () => readonly SqlArg[],
+    kind: Kind,
+  ): Promise<SqlRow> {
+    return this.#call(text, args, kind, { batch, item })
+  }
+
+  #call(
+    text: string,
+    args: () => readonly SqlArg[],
+    kind: Kind,
+    together: Call['together'],
+  ): Promise<SqlRow> {
     if (!this.#isUp) return Promise.reject(this.#notConnected())
     if (this.#isHanging && kind !== 'local') return Promise.reject(new PartlyUnavailable(HANGING, false))
     return new Promise((resolve, reject) => {
       const { timeoutMs } = this.#options
-      const number = String(++this.#numbers)
-      const call: StatementCall = {
+      const call: Call = {
         text,
-        args: [number, ...args],
-        number,
+        args,
+        together,
         kind,
+        order: ++this.#numbers,
+        collectedAt: performance.now(),
         // Only after pending input was read: a busy event loop does not mean a silent PostgreSQL.
         timer: setTimeout(() => setImmediate(() => this.#expire(call)), timeoutMs),
         resolve,
         reject,
-        tries: 0,
+        isSettled: false,
         lane: null,
       }
       this.#waiting[kind].push(call)
-      this.#dispatch()
+      if (together === null) this.#dispatch()
+      else
+        this.#turn ??= setImmediate(() => {
+          this.#turn = undefined
+          this.#dispatch()
+        })
     })
   }
 
@@ -185,6 +260,8 @@ export class Lanes {
     clearTimeout(this.#retry)
     clearInterval(this.#recheck)
     clearTimeout(this.#look)
+    clearTimeout(this.#gathering)
+    clearImmediate(this.#turn)
     this.#refuseWaiting()
     await Promise.all([...this.#lanes].map(({ link }) => link.end()))
   }
@@ -198,86 +275,145 @@ export class Lanes {
 
   #refuseWaiting(): void {
     for (const waiting of Object.values(this.#waiting))
-      for (const call of waiting.splice(0)) {
-        clearTimeout(call.timer)
-        call.reject(this.#notConnected())
-      }
+      for (const call of waiting.splice(0)) settle(call).reject(this.#notConnected())
   }
 
   #dispatch(): void {
     for (;;) {
       const call = this.#next()
       if (call === undefined) return
-      const free = [...this.#lanes].find((lane) => lane.call === null)
+      const free = [...this.#lanes].find((lane) => lane.statement === null)
       if (free === undefined) return this.#grow()
-      this.#waiting[call.kind].shift()
-      this.#send(free, call)
+      this.#send(free, this.#statementFor(call))
     }
   }
 
-  #next(): StatementCall | undefined {
+  #next(): Call | undefined {
     const { urgent, plain, local } = this.#waiting
     if (urgent.length + plain.length + local.length === 0) return
     let mayHang = this.#late()
     let ordinary = 0
-    for (const { call, lateAt } of this.#lanes)
-      if (call !== null && lateAt === null) {
-        if (call.kind !== 'local') mayHang++
-        if (call.kind !== 'urgent') ordinary++
+    for (const { statement, lateAt } of this.#lanes)
+      if (statement !== null && lateAt === null) {
+        if (statement.kind !== 'local') mayHang++
+        if (statement.kind !== 'urgent') ordinary++
       }
     const isRoom = mayHang < MOST - LOCAL
-    if (isRoom && urgent.length > 0) return urgent[0]
+    const [outcome] = isRoom && this.#isReady(urgent) ? urgent : []
+    if (outcome !== undefined) return outcome
     if (ordinary >= LANES - RESERVED) return
     const [first] = local
-    const [other] = isRoom ? plain : []
-    return first === undefined || (other !== undefined && Number(other.number) < Number(first.number))
-      ? other
-      : first
+    const [other] = isRoom && this.#isReady(plain) ? plain : []
+    return first === undefined || (other !== undefined && other.order < first.order) ? other : first
   }
 
-  #send(lane: Lane, call: StatementCall): void {
-    lane.call = call
-    call.lane = lane
-    call.tries++
-    lane.link.query(call.text, call.args, (error, rows) => this.#settle(lane, call, error, rows))
+  /** More are collected for the next batch while one is under way. */
+  #isReady(waiting: readonly Call[]): boolean {
+    const [first] = waiting
+    if (first?.together == null || waiting.length >= ITEMS) return true
+    const { batch } = first.together
+    const isUnderWay = [...this.#lanes].some(
+      ({ statement, lateAt }) => lateAt === null && statement?.batch === batch,
+    )
+    const left = first.collectedAt + GATHER - performance.now()
+    if (!isUnderWay || left <= 0) return true
+    this.#gathering ??= setTimeout(() => {
+      this.#gathering = undefined
+      this.#dispatch()
+    }, left)
+    return false
   }
 
-  #settle(lane: Lane, call: StatementCall, error: Error | null, rows: readonly SqlRow[]): void {
+  /** Takes `first` out of the queue, and what goes with it. */
+  #statementFor(first: Call): Statement {
+    const { kind } = first
+    const number = String(++this.#numbers)
+    const batch = first.together?.batch ?? null
+    if (batch === null) {
+      this.#waiting[kind].shift()
+      return { text: first.text, args: [number, ...first.args()], kind, calls: [first], batch, tries: 0 }
+    }
+    const taken = new Map<RecordId, Call>()
+    let bytes = 0
+    this.#waiting[kind] = this.#waiting[kind].filter((call) => {
+      const { together } = call
+      if (together?.batch !== batch || taken.size >= ITEMS) return true
+      // Many of one key, as of a client that does not wait, do not wait for each other's batches.
+      if (taken.has(together.item.id)) call.together = null
+      if (call.together === null || (taken.size > 0 && bytes + together.item.bytes.length > BYTES))
+        return true
+      bytes += together.item.bytes.length
+      taken.set(together.item.id, call)
+      return false
+    })
+    const calls = [...taken.values()]
+    const items = calls.flatMap(({ together }) => together?.item ?? [])
+    return { text: batch.text, args: [number, ...batch.argsOf(items)], kind, calls, batch, tries: 0 }
+  }
+
+  #send(lane: Lane, statement: Statement): void {
+    lane.statement = statement
+    for (const call of statement.calls) call.lane = lane
+    statement.tries++
+    lane.link.query(statement.text, statement.args, (error, rows) =>
+      this.#settle(lane, statement, error, rows),
+    )
+  }
+
+  #settle(lane: Lane, statement: Statement, error: Error | null, rows: readonly SqlRow[]): void {
     const isLate = lane.lateAt !== null
-    if (error !== null && !isLate && isWorthAnother(error) && call.tries < TRIES)
-      return this.#send(lane, call)
-    clearTimeout(call.timer)
-    lane.call = null
+    if (error !== null && !isLate && isWorthAnother(error) && statement.tries < TRIES)
+      return this.#send(lane, statement)
+    lane.statement = null
     lane.lateAt = null
-    const [first, ...columns] = rows[0] ?? []
+    const calls = statement.calls.filter(({ isSettled }) => !isSettled)
+    const [[number, ...columns] = []] = rows
     if (error !== null) {
       const refused = postgresFailure(error)
-      call.reject(refused)
+      if (statement.batch !== null && isOfOne(error)) this.#alone(calls)
+      else for (const call of calls) settle(call).reject(refused)
       // Nothing more is sent on a connection whose last statement has an uncertain outcome.
       if (refused.maybeApplied) {
         if (this.#lanes.has(lane)) this.#abandon(lane.number)
         this.#drop(lane, error.message)
       } else if (sqlState(error) === STANDBY) this.#leave(error.message)
-    } else if (first === call.number) call.resolve(columns)
-    else {
-      call.reject(
-        new StoreUnavailable('no answer from PostgreSQL: replies do not match their statements', true),
-      )
+    } else if (number !== statement.args[0]) {
+      const nonsense = 'no answer from PostgreSQL: replies do not match their statements'
+      for (const call of calls) settle(call).reject(new StoreUnavailable(nonsense, true))
       this.#drop(lane, 'replies do not match their statements')
+    } else if (statement.batch === null) for (const call of calls) settle(call).resolve(columns)
+    else {
+      const found = new Map(rows.map(([, id, ...columns]) => [id, columns]))
+      const rowOf = (call: Call) => found.get(call.together?.item.id ?? '')
+      this.#alone(calls.filter((call) => rowOf(call) === undefined))
+      for (const call of calls) {
+        const row = rowOf(call)
+        if (row !== undefined) settle(call).resolve(row)
+      }
     }
     this.#judge()
     if (this.#inService() > LANES) this.#drop(lane, 'not needed')
     if (this.#lanes.has(lane) && !this.#isClosed) this.#up()
   }
 
-  #expire(call: StatementCall): void {
-    const { lane } = call
-    if (lane !== null && lane.call !== call) return
+  /** Nothing was done about them: each goes again, before others. */
+  #alone(calls: readonly Call[]): void {
+    const [first] = calls
+    if (first === undefined) return
+    for (const call of calls) Object.assign(call, { together: null, lane: null })
+    this.#waiting[first.kind].unshift(...calls)
+  }
+
+  #expire(call: Call): void {
+    const { lane, isSettled } = call
+    if (isSettled) return
+    settle(call)
     if (lane === null) {
       this.#waiting[call.kind] = this.#waiting[call.kind].filter((one) => one !== call)
       return call.reject(new StoreUnavailable('PostgreSQL has no connection free: timed out', false))
     }
     call.reject(new StoreUnavailable('no answer from PostgreSQL: timed out', true))
+    if (lane.lateAt !== null) return
     lane.lateAt = performance.now()
     this.#judge()
     this.#lookLater()
@@ -322,13 +458,13 @@ export class Lanes {
   async #lookBy(ask: (args: readonly string[]) => Promise<SqlRow>): Promise<void> {
     const abandoned = [...this.#abandoned]
     const late = [...this.#lanes].filter(({ lateAt }) => lateAt !== null)
-    const calls = late.map(({ call }) => call)
+    const statements = late.map(({ statement }) => statement)
     const [found] = await ask([this.#comment])
     // Null: not even this statement, so the server reports nothing (track_activities). Lost connections must not count forever.
     const running = found?.split(' ')
     for (const number of abandoned) if (!running?.includes(number)) this.#abandoned.delete(number)
     for (const [n, lane] of late.entries())
-      if (running?.includes(lane.number) === false && lane.call === calls[n]) {
+      if (running?.includes(lane.number) === false && lane.statement === statements[n]) {
         this.#lost(lane, 'an answer was lost')
         lane.link.destroy()
       }
@@ -358,7 +494,7 @@ export class Lanes {
       await this.#examine(link, number)
       if (this.#isClosed || link.isOver) throw new Error('the connection ended')
       if (this.#lanes.size + this.#abandoned.size >= MOST) throw new Error(HANGING)
-      lane = { link, number, call: null, lateAt: null }
+      lane = { link, number, statement: null, lateAt: null }
       this.#lanes.add(lane)
       this.#attempts = 0
       this.#up()
@@ -400,7 +536,7 @@ export class Lanes {
     const { size } = this.#lanes
     await this.#connect().catch(ignore)
     /* c8 ignore next: whether it is idle just then */
-    if (oldest?.call === null && this.#lanes.size > size) this.#drop(oldest, 'not needed')
+    if (oldest?.statement === null && this.#lanes.size > size) this.#drop(oldest, 'not needed')
   }
 
   /**
@@ -481,7 +617,7 @@ export class Lanes {
 
   /** It has become a standby: the name may lead to its primary. */
   #leave(why: string): void {
-    for (const lane of this.#lanes) if (lane.call === null) this.#drop(lane, why)
+    for (const lane of this.#lanes) if (lane.statement === null) this.#drop(lane, why)
   }
 
   #drop(lane: Lane, why: string): void {

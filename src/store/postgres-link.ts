@@ -213,6 +213,11 @@ export function isWorthAnother(error: Error): boolean {
   return /^40(?:001|P01)$/.test(sqlState(error))
 }
 
+/** Nothing was applied, because of one of several records: a lock, a conflict, a value. */
+export function isOfOne(error: Error): boolean {
+  return /^(?:2[1-3]|40(?!003)|55|P0)/.test(sqlState(error))
+}
+
 /** An AggregateError for several addresses has a code and no message. */
 export function reasonOf(error: Error): string {
   return error.message || sqlState(error)

@@ -1,8 +1,8 @@
-import type { Millis, RecordId } from '../core/record.ts'
+import type { Millis, RecordId, State } from '../core/record.ts'
 import { settled } from '../runtime/scheduling.ts'
-import { MAX_U48, PREFIX, stamp, stateCode } from './codec.ts'
+import { isClaim, MAX_U48, PREFIX, SCHEMA, stamp, stateCode } from './codec.ts'
 import { Epoch } from './postgres-epoch.ts'
-import { Lanes, type LanesOptions, lockWait } from './postgres-lanes.ts'
+import { type Batch, type BatchItem, Lanes, type LanesOptions, lockWait } from './postgres-lanes.ts'
 import { prepare } from './postgres-layout.ts'
 import { isNumber, nonsense, type SqlArg, type SqlRow, sqlNumber } from './postgres-link.ts'
 import { Listener } from './postgres-listener.ts'
@@ -71,10 +71,13 @@ const COLUMNS = [
   'payload',
 ]
 const STORED = COLUMNS.map((column) => `(f.stored).${column}`).join(', ')
-const WRITTEN = `f.number, f.at, f.done, f.version, f.fence, f.created_at, f.waiting, f.remaining, f.since, ${STORED}`
+const DECIDED = `f.at, f.done, f.version, f.fence, f.created_at, f.waiting, ${STORED}`
+const WRITTEN = `f.number, ${DECIDED}, f.remaining, f.since`
 const GET = `SELECT f.number, f.at, ${STORED} FROM idempotency.get($1, $2, $3, $4, $5) f`
 const PUT = `SELECT ${WRITTEN} FROM idempotency.put(${places(17)}) f`
 const SWAP = `SELECT ${WRITTEN} FROM idempotency.swap(${places(19)}) f`
+const CLAIMS = `SELECT f.number, f.id, ${DECIDED} FROM idempotency.claims(${places(16)}) f`
+const OUTCOMES = `SELECT f.number, f.id, ${DECIDED} FROM idempotency.outcomes(${places(14)}) f`
 const RENEW = 'SELECT number, renewed FROM idempotency.renew($1, $2, $3, $4, $5, $6, $7, $8)'
 const REVIVE = 'SELECT number, done FROM idempotency.revive($1, $2, $3, $4, $5, $6, $7, $8)'
 const REMOVE = 'SELECT number, done, waiting FROM idempotency.remove($1, $2, $3, $4, $5, $6)'
@@ -151,6 +154,22 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
     const [now, ...stored] = await lanes.run(GET, [service, id, skew(), wait], 'local')
     return { now: sqlNumber(now), bytes: bytesOf(stored) }
   }
+  const seen = (): Millis => epoch?.seen ?? 0
+  const claims: Batch = {
+    text: CLAIMS,
+    argsOf: (items) => [
+      service,
+      skew(),
+      wait,
+      grace,
+      seen(),
+      ...arraysOf(items, [ruleOf, fenceOf, createdOf]),
+    ],
+  }
+  const outcomes: Batch = {
+    text: OUTCOMES,
+    argsOf: (items) => [service, skew(), wait, ...arraysOf(items, [ruleOf, stateOf, fenceOf])],
+  }
   let isClosed = false
   await lanes.open()
   let timer = setTimeout(() => void prune(), PRUNE_EVERY).unref()
@@ -158,39 +177,51 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
   return {
     name: 'postgres',
 
-    async put(id, bytes, { dueIn, dropIn }, entry = 'claim') {
-      const { schema, state, fence, token, createdAt, head, payload } = partsOf(bytes)
-      const record = [schema, state, fence, token, createdAt, head, payload, dueIn, dropIn]
-      const held = [ENTRIES[entry], grace, epoch?.seen ?? 0]
-      const args = [service, id, skew(), wait, ...record, ...held]
+    async put(id, bytes, spans, entry = 'claim') {
+      const isAttempt = isClaim(bytes)
+      const args = (): SqlArg[] => {
+        const { schema, state, fence, token, createdAt, head, payload } = partsOf(bytes)
+        const record = [schema, state, fence, token, createdAt, head, payload, spans.dueIn, spans.dropIn]
+        return [service, id, skew(), wait, ...record, ENTRIES[entry], grace, seen()]
+      }
       let row: SqlRow
       try {
-        row = await lanes.run(PUT, args)
+        row = await (isAttempt && bytes[PREFIX.schema] === SCHEMA && entry !== 'again'
+          ? lanes.runTogether(claims, { id, bytes, spans, rule: ENTRIES[entry] }, PUT, args, 'plain')
+          : lanes.run(PUT, args()))
       } catch (error) {
         // No writes at present, but existing records answer, except this claim's own from a lost reply: the standby may not have it.
         const { now, bytes: found } = error instanceof PartlyUnavailable ? await get(id) : NOTHING
-        if (found === null || tokenOf(found).equals(token)) throw error
+        if (found === null || tokenOf(found).equals(tokenOf(bytes))) throw error
         return { done: false, now, bytes: found }
       }
       const reply = writeReply(row)
       if (reply.done) {
-        if (state !== IN_PROGRESS) listener.tell(id, row[WAITING] ?? '')
+        if (!isAttempt) listener.tell(id, row[WAITING] ?? '')
         return reply
       }
       if (reply.bytes === null) throw nonsense('neither written nor refused')
       return { ...reply, bytes: reply.bytes }
     },
 
-    async swap(id, condition, bytes, { dueIn, dropIn }, nextFence) {
-      const { schema, state, fence, token, head, payload } = partsOf(bytes)
-      const record = [schema, state, fence, token, head, payload, dueIn, dropIn, nextFence ? 1 : 0]
-      const held = [grace, epoch?.seen ?? 0]
-      const args = [service, id, skew(), wait, ...expected(condition), ...record, ...held]
-      const row = await lanes.run(SWAP, args, 'urgent')
+    async swap(id, condition, bytes, spans, nextFence) {
+      const isAttempt = isClaim(bytes)
+      const args = (): SqlArg[] => {
+        const { schema, state, fence, token, head, payload } = partsOf(bytes)
+        const { dueIn, dropIn } = spans
+        const record = [schema, state, fence, token, head, payload, dueIn, dropIn, nextFence ? 1 : 0]
+        return [service, id, skew(), wait, ...expected(condition), ...record, grace, seen()]
+      }
+      const isEnd = !isAttempt && bytes[PREFIX.schema] === SCHEMA && !nextFence
+      let row: SqlRow
+      if (isEnd && 'token' in condition && condition.token.equals(tokenOf(bytes))) {
+        const item = { id, bytes, spans, rule: bitsOf(condition.states) }
+        row = await lanes.runTogether(outcomes, item, SWAP, args, 'urgent')
+      } else row = await lanes.run(SWAP, args(), 'urgent')
       const reply = writeReply(row)
       // Null: no attempt was ended, nor by this swap if the upstream had already done so itself.
       const waiting = row[WAITING]
-      if (waiting != null && (!reply.done || state !== IN_PROGRESS)) listener.tell(id, waiting)
+      if (waiting != null && !(reply.done && isAttempt)) listener.tell(id, waiting)
       return reply
     },
 
@@ -295,21 +326,21 @@ function places(count: number): string {
   return Array.from({ length: count }, (_, n) => `$${n + 1}`).join(', ')
 }
 
-const IN_PROGRESS = stateCode('in_progress')
-/** Where the found record's columns begin in {@link WRITTEN}, not counting its number. */
-const FOUND = 8
+/** Where the found record's columns are in {@link DECIDED}. */
+const [FOUND, FOUND_END] = [6, 6 + COLUMNS.length]
 const WAITING = 5
 
 const ENTRIES: Readonly<Record<PutKind, number>> = { claim: 0, fresh: 1, again: 2 }
 
 /** @throws {InGrace}, or {@link StoreUnavailable} if it is not such a reply: what was claimed by it would have no fence. */
 function writeReply(row: SqlRow) {
-  const [at, done, version, fence, createdAt, , remaining, since] = row
+  const [at, done, version, fence, createdAt] = row
   const now = sqlNumber(at)
   if (done === 'f') {
+    const [remaining, since] = row.slice(FOUND_END)
     const left = sqlNumber(remaining ?? '0')
     if (left > 0) throw new InGrace(now, sqlNumber(since), left)
-    return { done: false, now, bytes: bytesOf(row.slice(FOUND)) } as const
+    return { done: false, now, bytes: bytesOf(row.slice(FOUND, FOUND_END)) } as const
   }
   const stamp = { version: sqlNumber(version), fence: sqlNumber(fence), createdAt: sqlNumber(createdAt) }
   if (done !== 't' || stamp.version === 0 || stamp.fence === 0) throw nonsense('neither written nor refused')
@@ -322,19 +353,63 @@ function tokenOf(bytes: Buffer): Buffer {
   return bytes.subarray(PREFIX.token, PREFIX.createdAt)
 }
 
+function ruleOf({ rule }: BatchItem): number {
+  return rule
+}
+
+function stateOf({ bytes }: Pick<BatchItem, 'bytes'>): number {
+  return bytes.readUInt8(PREFIX.state)
+}
+
+function fenceOf({ bytes }: Pick<BatchItem, 'bytes'>): number {
+  return bytes.readUIntBE(PREFIX.fence, 6)
+}
+
+function createdOf({ bytes }: Pick<BatchItem, 'bytes'>): number {
+  return bytes.readUIntBE(PREFIX.createdAt, 6)
+}
+
+function headEnd(bytes: Buffer): number {
+  return bytes.length < PREFIX.end + 4 ? bytes.length : PREFIX.end + 4 + bytes.readUInt32BE(PREFIX.end)
+}
+
 /** The columns of a record that the caller sets; the store stamps the rest. */
 function partsOf(bytes: Buffer) {
-  const headEnd =
-    bytes.length < PREFIX.end + 4 ? bytes.length : PREFIX.end + 4 + bytes.readUInt32BE(PREFIX.end)
+  const end = headEnd(bytes)
   return {
     schema: bytes.readUInt8(PREFIX.schema),
-    state: bytes.readUInt8(PREFIX.state),
-    fence: bytes.readUIntBE(PREFIX.fence, 6),
+    state: stateOf({ bytes }),
+    fence: fenceOf({ bytes }),
     token: tokenOf(bytes),
-    createdAt: bytes.readUIntBE(PREFIX.createdAt, 6),
-    head: bytes.subarray(PREFIX.end, headEnd),
-    payload: bytes.subarray(headEnd),
+    createdAt: createdOf({ bytes }),
+    head: bytes.subarray(PREFIX.end, end),
+    payload: bytes.subarray(end),
   }
+}
+
+/**
+ * As the functions for many take records: ids, `numbers` and spans as arrays, then where in the bytes of all, which come last, each record
+ * begins, its payload begins, and it ends.
+ */
+function arraysOf(items: readonly BatchItem[], numbers: readonly ((item: BatchItem) => number)[]): SqlArg[] {
+  const arrayOf = (of: (item: BatchItem) => string | number): string => `{${items.map(of).join()}}`
+  let end = 0
+  const begin = ({ bytes }: BatchItem): number => (end += bytes.length) - bytes.length
+  const starts = items.map(begin)
+  return [
+    arrayOf(({ id }) => id),
+    ...numbers.map(arrayOf),
+    arrayOf(({ spans }) => spans.dueIn),
+    arrayOf(({ spans }) => spans.dropIn),
+    `{${starts.join()}}`,
+    `{${items.map(({ bytes }, n) => (starts[n] ?? 0) + headEnd(bytes)).join()}}`,
+    `{${items.map(({ bytes }, n) => (starts[n] ?? 0) + bytes.length).join()}}`,
+    Buffer.concat(items.map(({ bytes }) => bytes)),
+  ]
+}
+
+function bitsOf(states: readonly State[]): number {
+  return states.reduce((bits, state) => bits | (1 << stateCode(state)), 0)
 }
 
 /** `\\x` and 16 bytes. */

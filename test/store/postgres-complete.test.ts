@@ -444,6 +444,24 @@ async function tests(): Promise<void> {
     t.match(await records.settle(one.id, outcome, SPANS), { kind: 'refused', record: { state: 'completed' } })
   })
 
+  void t.test('outcomes that are written together with a locked one do not wait for it', async (t) => {
+    const app = await upstream(t)
+    const locked = await claim()
+    await app.query('BEGIN')
+    await complete(app, locked)
+    const others = await Promise.all(Array.from({ length: 20 }, () => claim()))
+    let isOver = false
+    const settle = async ({ id, token }: Claimed) =>
+      await records.settle(id, draft('completed', token), SPANS)
+    const last = settle(locked).finally(() => {
+      isOver = true
+    })
+    for (const reply of await Promise.all(others.map(settle))) t.match(reply, { kind: 'written' })
+    t.notOk(isOver)
+    await app.query('COMMIT')
+    t.match(await last, { kind: 'refused', record: { state: 'completed' } })
+  })
+
   void t.test('if its backend dies inside the transaction, nothing is applied', async (t) => {
     const app = await upstream(t)
     const one = await claim()

@@ -63,7 +63,8 @@ function tests(server: PostgresServer): void {
     await until(works(register))
     const ids = Array.from({ length: 12 }, newId)
     server.pause()
-    const late = await Promise.allSettled(ids.map((id) => register.put(id, claim(), SPANS)))
+    // Such claims are not sent together.
+    const late = await Promise.allSettled(ids.map((id) => register.put(id, claim(), SPANS, 'again')))
     const reasons = late.map((one) => (one as PromiseRejectedResult).reason)
     t.match(reasons[0], { ...APPLIED, message: /timed out/ })
     t.match(reasons.at(-1), { ...NOT_APPLIED, message: /no connection free/ }, 'it was never sent')
@@ -200,6 +201,55 @@ function tests(server: PostgresServer): void {
     await other.query('COMMIT')
     t.match(await late, { done: false }, 'it finds the other claim')
     await other.end()
+  })
+
+  void t.test('of claims in one statement, one that is locked or no record fails alone', async (t) => {
+    const { register } = await opened(t, server.url, { timeoutMs: 4000 })
+    const [locked, corrupt, ...ids] = Array.from({ length: 40 }, newId) as [RecordId, RecordId, ...RecordId[]]
+    const bad = (id: string) => `INSERT INTO idempotency.records
+      SELECT 1, 1, 1, 1, 1, 9000000000000000, 1, 1, '${id}', 'pay', '\\x00', '\\x', '\\x'`
+    await server.sql(bad(corrupt))
+    const other = await server.client()
+    await other.query(`BEGIN; ${bad(locked)}`)
+    const ends = await Promise.allSettled(
+      [...ids, locked, corrupt].map((id) => register.put(id, claim(), SPANS)),
+    )
+    await other.end()
+    const failures = ends.flatMap((one) => (one.status === 'rejected' ? [one.reason.name] : []))
+    t.same(failures, ['RecordLocked', 'CorruptRecord'])
+    t.equal(ends.filter((one) => one.status === 'fulfilled' && one.value.done).length, ids.length)
+    t.match(await register.put(locked, claim(), SPANS), { done: true }, 'it was not applied')
+  })
+
+  void t.test('of claims in one statement whose reply is lost, each may have been applied', async (t) => {
+    await using wire = await relay(server.port)
+    const { register } = await opened(t, urlAt(wire), { timeoutMs: 4000 })
+    const claims = Array.from({ length: 20 }, () => ({ id: newId(), token: newToken() }))
+    const put = () => Promise.allSettled(claims.map(({ id, token }) => register.put(id, claim(token), SPANS)))
+    wire.passReplies = false
+    for (const one of await put()) t.match(one, { status: 'rejected', reason: APPLIED })
+    wire.passReplies = true
+    wire.cut()
+    await until(answers(register))
+    for (const [n, one] of (await put()).entries()) {
+      const found = one.status === 'fulfilled' && !one.value.done ? one.value.bytes : null
+      t.ok(found && decodeRecord(found).token.equals(claims[n]?.token as Buffer))
+    }
+  })
+
+  void t.test('claims by many stores, in any order, are granted once', async (t) => {
+    const stores = await Promise.all([1, 2, 3].map(async () => (await opened(t, server.url)).register))
+    for (let round = 0; round < 10; round++) {
+      const ids = Array.from({ length: 100 }, newId)
+      const orders = [ids, ids.toReversed(), ids.toSorted()]
+      const replies = await Promise.all(
+        stores.flatMap((store, n) =>
+          (orders[n] ?? []).map(async (id) => ({ id, done: (await store.put(id, claim(), SPANS)).done })),
+        ),
+      )
+      const granted = replies.filter(({ done }) => done).map(({ id }) => id)
+      t.same(granted.toSorted(), ids.toSorted())
+    }
   })
 
   for (const isolation of ['repeatable read', 'serializable'])

@@ -1,6 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import type pg from 'pg'
 import t, { type Test } from 'tap'
+import { BODIES_FROM } from '../../src/store/codec.ts'
 import { layoutScript } from '../../src/store/postgres-layout.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { newId } from './fixtures.ts'
@@ -87,12 +88,53 @@ async function tests(): Promise<void> {
     )
   })
 
+  const tokenOf = (text: string) => Buffer.from(text.padEnd(16))
+  /** What `claims` and `outcomes` have decided: rows by id. */
+  const many = async (
+    name: string,
+    first: readonly unknown[],
+    ids: readonly string[],
+    columns: readonly (readonly number[])[],
+    records: readonly (readonly [token: string, head: Buffer, payload: string])[],
+  ): Promise<Map<string, Columns>> => {
+    const parts = records.map(([token, head, payload]) => [
+      Buffer.concat([Buffer.alloc(16), tokenOf(token), Buffer.alloc(24), head]),
+      Buffer.from(payload),
+    ])
+    const sizes = parts.flat().map(({ length }) => length)
+    const places = sizes.map((_, n) => sizes.slice(0, n).reduce((sum, size) => sum + size, 0))
+    const even = places.filter((_, n) => n % 2 === 0)
+    const bytes = Buffer.concat(parts.flat())
+    const args = [77, ...first, ids, ...columns, even, places.filter((_, n) => n % 2 === 1)]
+    const all = [...args, [...even.slice(1), bytes.length], bytes]
+    const called = all.map((_, n) => `$${n + 1}`).join(', ')
+    const [own, ...found] = await rows(`SELECT f.* FROM idempotency.${name}(${called}) f`, all)
+    if (own?.['number'] !== '77') throw new Error(`${name} does not give back its number`)
+    return new Map(found.map((row) => [String(row['id']), row]))
+  }
+  /** As the store does: with others first, and by itself if that has decided nothing. */
+  const together = async (
+    ...[name, first, ids, columns, records, alone]: [...Parameters<typeof many>, () => Promise<Columns>]
+  ): Promise<Columns> => (await many(name, first, ids, columns, records)).get(ids[0] ?? '') ?? (await alone())
+  let isTogether = false
+  /** By the functions for one, and by those for many. */
+  const both = (name: string, act: (t: Test) => Promise<void>): void => {
+    for (const one of [false, true])
+      void t.test(`${name}, ${one ? 'together' : 'alone'}`, (t) => {
+        isTogether = one
+        return act(t).finally(() => (isTogether = false))
+      })
+  }
+
   const put = (id: string, at: number, over: Written = {}): Promise<Columns> => {
     const { service = 'pay', schema = 1, state = IN_PROGRESS, fence = 0, token = 'mine' } = over
     const { createdAt = 0, head = HEAD, dueIn = 10, dropIn = 100, entry = 0, grace = 0, seen = 0 } = over
-    const bytes = [Buffer.from(token), createdAt, head, Buffer.from('p')]
+    const bytes = [tokenOf(token), createdAt, head, Buffer.from('p')]
     const record = [schema, state, fence, ...bytes, dueIn, dropIn]
-    return call('put', service, id, at, 1000, ...record, entry, grace, seen)
+    const alone = () => call('put', service, id, at, 1000, ...record, entry, grace, seen)
+    if (!isTogether || schema !== 1 || state !== IN_PROGRESS || entry === 2) return alone()
+    const one = [[entry], [fence], [createdAt], [dueIn], [dropIn]]
+    return together('claims', [service, at, 1000, grace, seen], [id], one, [[token, head, 'p']], alone)
   }
   const swap = (
     id: string,
@@ -103,9 +145,14 @@ async function tests(): Promise<void> {
     const { service = 'pay', schema = 1, state = IN_PROGRESS, fence = 0, token = 'mine', more = 0 } = over
     const { head = HEAD, dueIn = 10, dropIn = 100, grace = 0, seen = 0 } = over
     const { version = null, token: own, states = null } = condition
-    const expected = [version, own === undefined ? null : Buffer.from(own), states]
-    const record = [schema, state, fence, Buffer.from(token), head, Buffer.from('q'), dueIn, dropIn, more]
-    return call('swap', service, id, at, 1000, ...expected, ...record, grace, seen)
+    const expected = [version, own === undefined ? null : tokenOf(own), states]
+    const record = [schema, state, fence, tokenOf(token), head, Buffer.from('q'), dueIn, dropIn, more]
+    const alone = () => call('swap', service, id, at, 1000, ...expected, ...record, grace, seen)
+    const isEnd = schema === 1 && state !== IN_PROGRESS && more === 0 && token === own
+    if (!isTogether || !isEnd || states === null) return alone()
+    const accepted = states.reduce((bits, one) => bits | (1 << one), 0)
+    const one = [[accepted], [state], [fence], [dueIn], [dropIn]]
+    return together('outcomes', [service, at, 1000], [id], one, [[token, head, 'q']], alone)
   }
   const get = (id: string, at: number, service = 'pay') => call('get', service, id, at, 1000)
   const isThere = async (id: string, at: number, service = 'pay') =>
@@ -113,7 +160,7 @@ async function tests(): Promise<void> {
   const found = async (columns: string, table: string, id: string, service: string) =>
     (
       await rows(
-        `SELECT ${columns}, state, convert_from(token, 'UTF8') AS token FROM idempotency.${table} WHERE id = $1 AND service = $2`,
+        `SELECT ${columns}, state, rtrim(convert_from(token, 'UTF8')) AS token FROM idempotency.${table} WHERE id = $1 AND service = $2`,
         [id, service],
       )
     )[0] ?? null
@@ -145,7 +192,7 @@ async function tests(): Promise<void> {
   const promoted = (service = 'pay') =>
     rows("UPDATE idempotency.epochs SET started = 'epoch' WHERE service = $1", [service])
 
-  const token = Buffer.from('mine')
+  const token = tokenOf('mine')
   const codeOf = (asked: Promise<unknown>): Promise<string> =>
     asked.then(
       () => 'done',
@@ -161,7 +208,118 @@ async function tests(): Promise<void> {
     }
   }
 
-  void t.test('a claim is stamped with its time in milliseconds since 1970, and has a lease', async (t) => {
+  /** Of `mine`, in progress, unless said otherwise. */
+  const claims = (ids: readonly string[], at: number, { grace = 0, seen = 0, entries = [0] } = {}) => {
+    const columns = [ids.map((_, n) => entries[n] ?? 0), ...[0, 0, 10, 100].map((one) => ids.map(() => one))]
+    return many(
+      'claims',
+      ['pay', at, 50, grace, seen],
+      ids,
+      columns,
+      ids.map(() => ['mine', HEAD, 'p'] as const),
+    )
+  }
+  const outcomes = (ids: readonly string[], at: number, states: readonly number[], heads = [HEAD]) => {
+    const columns = [
+      ids.map(() => 1 << IN_PROGRESS),
+      states,
+      ...[0, 10, 100].map((one) => ids.map(() => one)),
+    ]
+    const records = ids.map((id, n) => ['mine', heads[n] ?? HEAD, `of ${id}`] as const)
+    return many('outcomes', ['pay', at, 50], ids, columns, records)
+  }
+
+  void t.test('of many claims, those are decided that others have, or nobody', async (t) => {
+    const [fresh, theirs, mine, over, another] = ['fresh', 'theirs', 'mine', 'over', 'another']
+    await put(theirs, T, { token: 'other' })
+    await put(mine, T)
+    await put(over, T - 100)
+    await put(fresh, T, { service: 'other', token: 'other' })
+    const found = await claims([theirs, over, another, mine, fresh], T)
+    t.same([...found.keys()].sort(), [another, fresh, theirs])
+    for (const id of [another, fresh]) {
+      has(t, found.get(id), {
+        done: 't',
+        at: T,
+        version: T,
+        fence: T,
+        created_at: T,
+        waiting: '',
+        stored: null,
+      })
+      has(t, await stored(id), { token: 'mine', payload: 'p', due: T + 10, drop_at: T + 100 })
+      has(t, await lease(id), { token: 'mine', due: T + 10, drop_at: T + 100 })
+    }
+    has(t, found.get(theirs), { done: 'f', at: T, version: null, stored: /^\(theirs,.*6f74686572/ })
+    t.equal((await claims([theirs], T)).size, 1)
+    has(t, await stored(over), { created_at: T - 100 }, 'nothing else was touched')
+  })
+
+  void t.test('in a grace, of many claims those of fresh keys are granted', async (t) => {
+    await held(T, 3)
+    await promoted()
+    const found = await claims(['a', 'b', 'c'], T + 1, { grace: 1000, seen: T, entries: [0, 1, 0] })
+    t.same([...found.keys()], ['b'])
+    t.same(await held(T + 1, 0), [1000, T + 1], 'which they have begun')
+    t.equal((await claims(['a', 'c'], T + 1000, { grace: 1000, seen: T })).size, 0)
+    t.equal((await claims(['a', 'c'], T + 1001, { grace: 1000, seen: T })).size, 2)
+  })
+
+  void t.test('of many outcomes, what is locked or not in progress is left alone', async (t) => {
+    const all = ['ends', 'locked', 'theirs', 'over', 'later', 'done', 'absent', 'renewed']
+    for (const id of all.slice(0, -2)) await put(id, T, { token: id === 'theirs' ? 'other' : 'mine' })
+    await put('renewed', T)
+    await put('ends', T, { service: 'other' })
+    await rows("UPDATE idempotency.records SET drop_at = $1 WHERE id = 'over'", [T + 1])
+    await rows("UPDATE idempotency.records SET schema = 2 WHERE id = 'later'")
+    await rows("UPDATE idempotency.records SET state = 2 WHERE id = 'done'")
+    for (let n = 0; n < 2; n++)
+      await call('renew', 'pay', T, 1000, ['renewed'], [tokenOf('mine')], [10], [100])
+    await waits('ends', 'pay', 'a', 'b')
+    await waits('ends', 'other', 'c')
+    const other = await server.client()
+    t.teardown(() => other.end())
+    await other.query("BEGIN; SELECT FROM idempotency.records WHERE id = 'locked' FOR UPDATE")
+    const found = await outcomes(
+      all,
+      T + 1,
+      all.map(() => COMPLETED),
+    )
+    await other.query('ROLLBACK')
+    t.same([...found.keys()].sort(), ['ends', 'renewed'])
+    const stamps = { done: 't', at: T + 1, fence: T, created_at: T, stored: null }
+    has(t, found.get('ends'), { ...stamps, version: T + 1, waiting: 'a b' })
+    has(t, found.get('renewed'), { ...stamps, version: T + 3, waiting: '' })
+    const written = { state: COMPLETED, updated_at: T + 1, due: T + 11, drop_at: T + 101, payload: 'of ends' }
+    has(t, await stored('ends'), { ...written, version: T + 1 })
+    t.same(await lease('ends'), null)
+    has(t, await stored('ends', 'other'), { state: IN_PROGRESS })
+    t.ok(await lease('ends', 'other'))
+    for (const id of ['locked', 'theirs', 'over', 'later', 'done']) t.ok(await lease(id), id)
+    has(t, await stored('locked'), { state: IN_PROGRESS, version: T })
+  })
+
+  void t.test('of many outcomes, unknown ones and those whose response ends first are filed', async (t) => {
+    const ids = ['ends', 'unknown', 'retryable']
+    for (const id of ids) await put(id, T)
+    const found = await outcomes(
+      ids,
+      T + 1,
+      [COMPLETED, UNKNOWN, RETRYABLE],
+      [BODY_ENDS, BODY_ENDS, BODY_ENDS],
+    )
+    t.equal(found.size, 3)
+    has(t, await lease('ends'), {
+      due: BODIES_FROM + T + 11,
+      drop_at: T + 101,
+      renewals: 0,
+      state: COMPLETED,
+    })
+    has(t, await lease('unknown'), { due: T + 11, drop_at: T + 101, renewals: 0, state: UNKNOWN })
+    t.equal(await lease('retryable'), null)
+  })
+
+  both('a claim is stamped with its time in milliseconds since 1970, and has a lease', async (t) => {
     t.ok(isClockRight)
     const id = newId()
     has(t, await put(id, T), {
@@ -184,12 +342,12 @@ async function tests(): Promise<void> {
     has(t, await stored(completed), { version: T, due: T + 10, drop_at: T + 100 })
   })
 
-  void t.test('a claim that had to wait is stamped with the time after that', async (t) => {
+  both('a claim that had to wait is stamped with the time after that', async (t) => {
     const ticking = async (step: number) => {
       await clock(`LANGUAGE sql AS 'SELECT _skew + ${step} * (nextval(''public.ticks'') - 1)'`)
       await client.query("SELECT setval('ticks', 1, false)")
     }
-    await client.query('CREATE SEQUENCE ticks')
+    await client.query('CREATE SEQUENCE IF NOT EXISTS ticks')
     t.teardown(standStill)
     for (const [step, at] of [
       [5, T],
@@ -213,7 +371,7 @@ async function tests(): Promise<void> {
       }
   })
 
-  void t.test('a record exists until it drops, and not a millisecond longer', async (t) => {
+  both('a record exists until it drops, and not a millisecond longer', async (t) => {
     const id = newId()
     await put(id, T)
     const last = T + 99
@@ -225,7 +383,7 @@ async function tests(): Promise<void> {
     has(t, await put(id, last), { done: 'f' }, 'its own claim is recognised')
     has(t, await swap(id, last + 1, version), { done: 'f', stored: null })
     has(t, await call('remove', 'pay', id, last + 1, 1000, T), { done: 'f' })
-    const token = [Buffer.from('mine')]
+    const token = [tokenOf('mine')]
     has(t, await call('renew', 'pay', last + 1, 1000, [id], token, [10], [10]), { renewed: '' })
     has(t, await call('revive', 'pay', id, last + 1, 1000, token[0], 10, 10), { done: 'f' })
     const list = (at: number) => call('list', 'pay', at, 1000, '', '', 10)
@@ -237,7 +395,7 @@ async function tests(): Promise<void> {
     has(t, await stored(again), { token: 'next' })
   })
 
-  void t.test(
+  both(
     'a claim that is recognised is a write, for which a standby is waited; a refusal is not',
     async (t) => {
       const id = newId()
@@ -255,7 +413,7 @@ async function tests(): Promise<void> {
     },
   )
 
-  void t.test('of a record that its upstream has finished, the owner takes out the lease', async (t) => {
+  both('of a record that its upstream has finished, the owner takes out the lease', async (t) => {
     for (const [over, isFolded] of [
       [{}, true],
       [{ token: 'other' }, false],
@@ -266,7 +424,7 @@ async function tests(): Promise<void> {
       for (const one of [id, other]) await put(one, T)
       await put(id, T, { service: 'other' })
       await waits(id, 'pay', 'a')
-      await call('renew', 'pay', T + 1, 1000, [id], [Buffer.from('mine')], [10], [10])
+      await call('renew', 'pay', T + 1, 1000, [id], [tokenOf('mine')], [10], [10])
       await rows('UPDATE idempotency.records SET state = 2, schema = $1 WHERE id = $2 AND service = $3', [
         'schema' in over ? over.schema : 1,
         id,
@@ -284,33 +442,30 @@ async function tests(): Promise<void> {
     }
   })
 
-  void t.test(
-    'renewals are added to the version of the record that was finished, and to no other',
-    async (t) => {
-      const [id, other] = [newId(), newId()]
-      const renewed = async (times: number): Promise<void> => {
-        for (let n = 0; n < times; n++) await call('renew', 'pay', T + 1, 1000, [id], [token], [10], [10])
-      }
-      for (const one of [id, other])
-        for (const service of ['pay', 'other'])
-          await put(one, T, { service, token: one === other && service === 'other' ? 'other' : 'mine' })
-      await renewed(2)
-      await rows("UPDATE idempotency.records SET state = 2 WHERE id = $1 AND service = 'pay'", [id])
-      has(t, await swap(id, T + 2, { token: 'mine', states: [IN_PROGRESS] }), { done: 'f', waiting: '' })
-      t.same(await rows('SELECT id, service, version FROM idempotency.records WHERE version <> $1', [T]), [
-        { id, service: 'pay', version: T + 2 },
-      ])
-      has(t, await stored(id), { state: COMPLETED })
+  both('renewals are added to the version of the record that was finished, and to no other', async (t) => {
+    const [id, other] = [newId(), newId()]
+    const renewed = async (times: number): Promise<void> => {
+      for (let n = 0; n < times; n++) await call('renew', 'pay', T + 1, 1000, [id], [token], [10], [10])
+    }
+    for (const one of [id, other])
+      for (const service of ['pay', 'other'])
+        await put(one, T, { service, token: one === other && service === 'other' ? 'other' : 'mine' })
+    await renewed(2)
+    await rows("UPDATE idempotency.records SET state = 2 WHERE id = $1 AND service = 'pay'", [id])
+    has(t, await swap(id, T + 2, { token: 'mine', states: [IN_PROGRESS] }), { done: 'f', waiting: '' })
+    t.same(await rows('SELECT id, service, version FROM idempotency.records WHERE version <> $1', [T]), [
+      { id, service: 'pay', version: T + 2 },
+    ])
+    has(t, await stored(id), { state: COMPLETED })
 
-      await client.query('DELETE FROM idempotency.records; DELETE FROM idempotency.unresolved')
-      await put(id, T)
-      await renewed(1)
-      await rows("UPDATE idempotency.records SET state = 2, token = 'next'")
-      await rows('SELECT idempotency.fold($1, $2)', ['pay', id])
-      has(t, await stored(id), { version: T }, 'nor those of a lease of an earlier attempt')
-      t.same(await rows('SELECT FROM idempotency.unresolved'), [])
-    },
-  )
+    await client.query('DELETE FROM idempotency.records; DELETE FROM idempotency.unresolved')
+    await put(id, T)
+    await renewed(1)
+    await rows("UPDATE idempotency.records SET state = 2, token = 'next'")
+    await rows('SELECT idempotency.fold($1, $2)', ['pay', id])
+    has(t, await stored(id), { version: T }, 'nor those of a lease of an earlier attempt')
+    t.same(await rows('SELECT FROM idempotency.unresolved'), [])
+  })
 
   void t.test(
     'leases of finished records are taken out when they are due, before they keep others from the list',
@@ -358,7 +513,7 @@ async function tests(): Promise<void> {
       remove: () => call('remove', 'pay', id, T, 50, T),
       revive: () => call('revive', 'pay', id, T, 50, token, 10, 10),
       'a claim after its end': () =>
-        call('put', 'pay', id, T + 100, 50, 1, 1, 0, Buffer.from('next'), 0, HEAD, HEAD, 10, 100, 0, 0, 0),
+        call('put', 'pay', id, T + 100, 50, 1, 1, 0, tokenOf('next'), 0, HEAD, HEAD, 10, 100, 0, 0, 0),
     }
     const reading = {
       watch: () => call('watch', 'pay', id, T, 50, 'a'),
@@ -559,7 +714,7 @@ async function tests(): Promise<void> {
     t.same(await held(T + 9000, 0, T), [1000, T + 9000], 'a store that lost everything')
   })
 
-  void t.test('a grace holds new claims and takeovers, and nothing else', async (t) => {
+  both('a grace holds new claims and takeovers, and nothing else', async (t) => {
     await held(T, 3)
     const [old, fresh, again] = [newId(), newId(), newId()]
     await put(old, T, { grace: 1000, state: RETRYABLE, dropIn: 5000 })
@@ -614,7 +769,7 @@ async function tests(): Promise<void> {
     ] as const)
       await put(id, T, { dropIn })
     await put('a', T, { dropIn: 10, service: 'other', state: COMPLETED })
-    await call('renew', 'pay', T, 1000, ['c'], [Buffer.from('mine')], [10], [90])
+    await call('renew', 'pay', T, 1000, ['c'], [tokenOf('mine')], [10], [90])
     await call('note', 'pay', 'a', T, 1000, ['x'], [1], [0], [0], ['x'])
     const left = async (table: string) =>
       await listed(`SELECT id FROM idempotency.${table} ORDER BY id, service`)
@@ -699,7 +854,7 @@ async function tests(): Promise<void> {
     t.same(await left(), [])
   })
 
-  void t.test('a call waits for who has the lease, and reads what that one has written', async (t) => {
+  both('a call waits for who has the lease, and reads what that one has written', async (t) => {
     const id = newId()
     const other = await server.client()
     t.teardown(() => other.end())
@@ -754,7 +909,7 @@ async function tests(): Promise<void> {
     },
   )
 
-  void t.test('those who wait for the record are told of every end, and of no claim', async (t) => {
+  both('those who wait for the record are told of every end, and of no claim', async (t) => {
     for (const state of [IN_PROGRESS, COMPLETED, RETRYABLE, UNKNOWN]) {
       const id = newId()
       await waits(id, 'pay', 'a', 'b')
@@ -766,7 +921,7 @@ async function tests(): Promise<void> {
     }
   })
 
-  void t.test('each write is stamped to the millisecond, and adds one to the version', async (t) => {
+  both('each write is stamped to the millisecond, and adds one to the version', async (t) => {
     const id = newId()
     await put(id, T)
     await call('renew', 'pay', T + 9, 1000, [id], [token], [50], [1000])
@@ -785,7 +940,7 @@ async function tests(): Promise<void> {
     has(t, await lease(id), { due: T + 61, drop_at: T + 71, renewals: 0, state: 1, token: 'mine' })
   })
 
-  void t.test('what is due is listed from its millisecond on, until its record drops', async (t) => {
+  both('what is due is listed from its millisecond on, until its record drops', async (t) => {
     const ids = (name: 'due' | 'bodies') => async (at: number) =>
       (await call(name, 'pay', at, 1000, 10))['ids']
     const places = async (at: number) => (await call('places', 'pay', at, 1000, 0, '', 10))['listed']

@@ -5,7 +5,7 @@ import type { Millis } from '../../src/core/record.ts'
 import { postgresTraits } from '../../src/store/postgres.ts'
 import { Epoch } from '../../src/store/postgres-epoch.ts'
 import { lockWait } from '../../src/store/postgres-lanes.ts'
-import { prepare } from '../../src/store/postgres-layout.ts'
+import { prepare, REVISION } from '../../src/store/postgres-layout.ts'
 import {
   type PostgresLink,
   postgresFailure,
@@ -117,7 +117,7 @@ void t.test('only errors that prove a rollback mean that nothing was applied', a
 })
 
 void t.test('prepare returns the identity of the server, or null if it does not tell', async (t) => {
-  const ready: SqlRow[][] = [[['f', '15', '4', '1']], [['1', '7']], [[null, null]]]
+  const ready: SqlRow[][] = [[['f', '15', '4', '1']], [['1', String(REVISION)]], [[null, null]]]
   const wal = '1000001F0000000000000001'
   t.same(await prepare(fake([...ready, [['7153', wal]]], errorOf('XX000'))), {
     system: '7153',
@@ -145,7 +145,12 @@ function fake(answers: readonly (SqlRow[] | Error)[], making: Error | null = nul
 
 void t.test('prepare makes or updates the schema where it is missing or outdated', async (t) => {
   const there: SqlRow[] = [['f', '14', '4', '1']]
-  const current: SqlRow[][] = [there, [['1', '7']], [[null, null]], [['7153', '000000010000000000000001']]]
+  const current: SqlRow[][] = [
+    there,
+    [['1', String(REVISION)]],
+    [[null, null]],
+    [['7153', '000000010000000000000001']],
+  ]
   for (const before of [[[['f', '14', '0', '0']]], [there, [['1', '5']]]]) {
     t.match(await prepare(fake([...before, ...current])), { timeline: 1 })
     for (const [code, message] of [
@@ -167,8 +172,8 @@ void t.test('prepare refuses a server or a schema that it cannot use', async (t)
     [[there, [['2', '7']]], /has version 2, of a later release; this one reads 1/],
     [[there, errorOf('42501')], /may not use the schema/],
     [[there, errorOf('57P01')], /^because$/],
-    [[there, [['1', '7']], [['SELECT on records', null]]], /: SELECT on records;/],
-    [[there, [['1', '7']], [[null, 'EXECUTE on 2 functions']]], /: EXECUTE on 2 functions;/],
+    [[there, [['1', String(REVISION)]], [['SELECT on records', null]]], /: SELECT on records;/],
+    [[there, [['1', String(REVISION)]], [[null, 'EXECUTE on 2 functions']]], /: EXECUTE on 2 functions;/],
     [[none, none], changed],
     [[], changed],
     [[none], /^because$/, errorOf('55006')],

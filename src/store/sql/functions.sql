@@ -289,6 +289,125 @@ BEGIN
   waiting := CASE _state WHEN 1 THEN '' ELSE idempotency.waiting(_service, _id) END;
 END $$;
 
+-- `put` for many: claims of keys that the service mostly does not have, with one commit. First a row for the statement, then one for each item
+-- that is decided. An item without a row was not touched: what is not as simple as most is left to `put`. Waits for nobody but another who is
+-- claiming the same. OFFSET 0: whatever the planner knows of the tables, which are new and empty when it plans, it looks for each id by itself.
+CREATE OR REPLACE FUNCTION idempotency.claims(
+  _number bigint, _service text, _skew bigint, _wait integer, _grace bigint, _seen bigint, _ids text[], _entries integer[],
+  _fences bigint[], _created_at bigint[], _due_in bigint[], _drop_in bigint[], _starts integer[], _payloads integer[], _ends integer[], _bytes bytea
+) RETURNS TABLE (
+  number bigint, id text, at bigint, done boolean, version bigint, fence bigint, created_at bigint, waiting text, stored idempotency.stored
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+  is_held boolean;
+  own text[];
+BEGIN
+  PERFORM idempotency.start(_wait);
+  number := _number;
+  at := idempotency.now(_skew);
+  RETURN NEXT;
+  -- Of others, and in time.
+  RETURN QUERY SELECT _number, i.id, claims.at, false, NULL::bigint, NULL::bigint, NULL::bigint, NULL::text, s.stored
+  FROM unnest(_ids, _starts) AS i (id, start),
+    LATERAL (SELECT x FROM idempotency.stored x WHERE x.id = i.id AND x.service = _service OFFSET 0) AS s (stored)
+  WHERE (s.stored).drop_at > claims.at AND (s.stored).token <> substr(_bytes, i.start + 17, 16);
+  GET DIAGNOSTICS version = ROW_COUNT;
+  IF version = cardinality(_ids) THEN RETURN; END IF;
+  -- After the look at records, as in `put`.
+  SELECT h.remaining > 0 INTO is_held FROM idempotency.held(_service, _skew, 0, _grace, _seen) h;
+  WITH claimed AS (
+    INSERT INTO idempotency.records AS r (id, service, schema, state, version, fence, token, created_at, updated_at, due, drop_at, head, payload)
+    SELECT i.id, _service, 1, 1, claims.at, coalesce(nullif(i.fence, 0), claims.at), substr(_bytes, i.start + 17, 16),
+      coalesce(nullif(i.created_at, 0), claims.at), claims.at, claims.at + i.due_in, claims.at + i.drop_in,
+      substr(_bytes, i.start + 57, i.payload - i.start - 56), substr(_bytes, i.payload + 1, i.ending - i.payload)
+    FROM unnest(_ids, _entries, _fences, _created_at, _due_in, _drop_in, _starts, _payloads, _ends)
+      AS i (id, entry, fence, created_at, due_in, drop_in, start, payload, ending)
+    WHERE NOT (is_held AND i.entry = 0)
+      AND NOT EXISTS (SELECT FROM idempotency.records x WHERE x.id = i.id AND x.service = _service OFFSET 0)
+    -- Two of these wait for each other in one direction only.
+    ORDER BY i.id COLLATE "C"
+    ON CONFLICT ON CONSTRAINT records_pkey DO NOTHING
+    RETURNING r.id
+  )
+  SELECT array_agg(c.id) INTO own FROM claimed c;
+  IF own IS NULL THEN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    RETURN;
+  END IF;
+  -- As in `put`: it may have waited.
+  IF idempotency.now(_skew) > at + 5 THEN
+    at := idempotency.now(_skew);
+    UPDATE idempotency.records r SET version = claims.at, fence = coalesce(nullif(i.fence, 0), claims.at),
+      created_at = coalesce(nullif(i.created_at, 0), claims.at), updated_at = claims.at, due = claims.at + i.due_in, drop_at = claims.at + i.drop_in
+    FROM unnest(_ids, _fences, _created_at, _due_in, _drop_in) AS i (id, fence, created_at, due_in, drop_in)
+    WHERE r.id = i.id AND r.service = _service AND r.id = ANY (own);
+  END IF;
+  RETURN QUERY WITH claimed AS (
+    SELECT i.* FROM unnest(_ids, _fences, _created_at, _due_in, _drop_in, _starts) AS i (id, fence, created_at, due_in, drop_in, start)
+    WHERE i.id = ANY (own)
+  ), filed AS (
+    INSERT INTO idempotency.unresolved AS u (id, service, state, token, due, drop_at, renewals)
+    SELECT c.id, _service, 1, substr(_bytes, c.start + 17, 16), claims.at + c.due_in, claims.at + c.drop_in, 0 FROM claimed c
+    ON CONFLICT ON CONSTRAINT unresolved_pkey
+    DO UPDATE SET state = 1, token = excluded.token, due = excluded.due, drop_at = excluded.drop_at, renewals = 0
+  )
+  SELECT _number, c.id, claims.at, true, claims.at, coalesce(nullif(c.fence, 0), claims.at), coalesce(nullif(c.created_at, 0), claims.at), '',
+    NULL::idempotency.stored
+  FROM claimed c;
+END $$;
+
+-- `swap` for many: attempts end, each under its own token. As `claims`: what is refused, locked or expired is left to `swap`. Waits for nobody
+-- but a renewal. _accepted: a bit for each state.
+CREATE OR REPLACE FUNCTION idempotency.outcomes(
+  _number bigint, _service text, _skew bigint, _wait integer, _ids text[], _accepted integer[], _states smallint[],
+  _fences bigint[], _due_in bigint[], _drop_in bigint[], _starts integer[], _payloads integer[], _ends integer[], _bytes bytea
+) RETURNS TABLE (
+  number bigint, id text, at bigint, done boolean, version bigint, fence bigint, created_at bigint, waiting text, stored idempotency.stored
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+  own text[];
+  renewed text[];
+  times bigint[];
+BEGIN
+  PERFORM idempotency.start(_wait);
+  number := _number;
+  at := idempotency.now(_skew);
+  RETURN NEXT;
+  SELECT array_agg(r.id) INTO own FROM unnest(_ids, _accepted, _starts) AS i (id, accepted, start), LATERAL (
+    SELECT x.id FROM idempotency.records x
+    WHERE x.id = i.id AND x.service = _service AND x.schema = 1 AND x.drop_at > outcomes.at
+      AND x.token = substr(_bytes, i.start + 17, 16) AND 1 << x.state & i.accepted > 0
+    FOR NO KEY UPDATE SKIP LOCKED
+  ) AS r;
+  -- Not by the index of services, which the planner might take.
+  WITH gone AS (
+    DELETE FROM idempotency.unresolved u WHERE u.id = ANY (own) AND u.service || '' = _service RETURNING u.id, u.renewals
+  )
+  SELECT array_agg(g.id), array_agg(g.renewals) INTO renewed, times FROM gone g WHERE g.renewals > 0;
+  at := idempotency.now(_skew);
+  RETURN QUERY WITH ended AS (
+    UPDATE idempotency.records r
+    SET state = i.state, fence = greatest(r.fence, i.fence), updated_at = outcomes.at, due = outcomes.at + i.due_in, drop_at = outcomes.at + i.drop_in,
+      version = r.version + 1 + coalesce((SELECT l.times FROM unnest(renewed, times) AS l (id, times) WHERE l.id = r.id), 0),
+      head = substr(_bytes, i.start + 57, i.payload - i.start - 56), payload = substr(_bytes, i.payload + 1, i.ending - i.payload)
+    FROM unnest(_ids, _states, _fences, _due_in, _drop_in, _starts, _payloads, _ends)
+      AS i (id, state, fence, due_in, drop_in, start, payload, ending)
+    WHERE r.id = i.id AND r.service = _service AND r.id = ANY (own)
+    RETURNING r.id, r.version, r.fence, r.created_at, r.state, r.token, r.due, r.drop_at,
+      -- As in `file`.
+      CASE WHEN r.state = 4 THEN r.due
+        WHEN r.state = 2 AND length(r.head) > 4 AND get_byte(r.head, 4) & 4 > 0 THEN idempotency.bodies_from() + r.due END AS place
+  ), filed AS (
+    INSERT INTO idempotency.unresolved (id, service, state, token, due, drop_at, renewals)
+    SELECT e.id, _service, e.state, e.token, e.place, e.drop_at, 0 FROM ended e WHERE e.place IS NOT NULL
+  )
+  -- As `waiting`, which would be one call for each.
+  SELECT _number, e.id, outcomes.at, true, e.version, e.fence, e.created_at,
+    coalesce((SELECT string_agg(w.channel, ' ') FROM idempotency.waits w WHERE w.id = e.id AND w.service = _service), ''),
+    NULL::idempotency.stored
+  FROM ended e;
+END $$;
+
 -- Of records in progress, by writing the lease alone. Those that somebody is at work on are passed over: one must not keep the others.
 CREATE OR REPLACE FUNCTION idempotency.renew(
   _number bigint, _service text, _skew bigint, _wait integer, _ids text[], _tokens bytea[], _due_in bigint[], _drop_in bigint[],
@@ -808,7 +927,7 @@ BEGIN
   END LOOP;
 END $$;
 
-INSERT INTO idempotency.layout (version, revision) VALUES (1, 7)
-ON CONFLICT (only_row) DO UPDATE SET version = 1, revision = 7;
+INSERT INTO idempotency.layout (version, revision) VALUES (1, 8)
+ON CONFLICT (only_row) DO UPDATE SET version = 1, revision = 8;
 
 COMMIT;
