@@ -213,9 +213,9 @@ export function isWorthAnother(error: Error): boolean {
   return /^40(?:001|P01)$/.test(sqlState(error))
 }
 
-/** Nothing was applied, because of one of several records: a lock, a conflict, a value. */
+/** Nothing was applied, and perhaps because of one of several records: a lock, a conflict, a value, or that it is new where nothing fits. */
 export function isOfOne(error: Error): boolean {
-  return /^(?:2[1-3]|40(?!003)|55|P0)/.test(sqlState(error))
+  return /^(?:2[1-3]|25006|40(?!003)|53100|55|P0)/.test(sqlState(error))
 }
 
 /** An AggregateError for several addresses has a code and no message. */

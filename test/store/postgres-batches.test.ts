@@ -132,6 +132,8 @@ void t.test('one that fails is not the failure of the others', async (t) => {
   for (const [code, failures] of [
     ['55P03', 1],
     ['22003', 1],
+    ['25006', 1],
+    ['53100', 1],
     ['23502', 1],
     ['40001', 4],
     ['40P01', 4],
@@ -155,7 +157,7 @@ void t.test('one that fails is not the failure of the others', async (t) => {
 
 void t.test('what fails for all is not tried for each', async (t) => {
   for (const [code, end] of [
-    ['53100', 'StoreFull false'],
+    ['53200', 'StoreUnavailable false'],
     ['42501', 'StoreUnavailable false'],
     ['IP001', 'StoreUnavailable false'],
     ['40003', 'StoreUnavailable true'],

@@ -299,6 +299,7 @@ CREATE OR REPLACE FUNCTION idempotency.claims(
   number bigint, id text, at bigint, done boolean, version bigint, fence bigint, created_at bigint, waiting text, stored idempotency.stored
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
+  refused bigint;
   is_held boolean;
   own text[];
 BEGIN
@@ -311,8 +312,8 @@ BEGIN
   FROM unnest(_ids, _starts) AS i (id, start),
     LATERAL (SELECT x FROM idempotency.stored x WHERE x.id = i.id AND x.service = _service OFFSET 0) AS s (stored)
   WHERE (s.stored).drop_at > claims.at AND (s.stored).token <> substr(_bytes, i.start + 17, 16);
-  GET DIAGNOSTICS version = ROW_COUNT;
-  IF version = cardinality(_ids) THEN RETURN; END IF;
+  GET DIAGNOSTICS refused = ROW_COUNT;
+  IF refused = cardinality(_ids) THEN RETURN; END IF;
   -- After the look at records, as in `put`.
   SELECT h.remaining > 0 INTO is_held FROM idempotency.held(_service, _skew, 0, _grace, _seen) h;
   WITH claimed AS (
