@@ -18,8 +18,8 @@ import { adminServer, opsServer } from './http/admin.ts'
 import { closeServer } from './http/connections.ts'
 import { loopMarkOf, marking } from './http/headers.ts'
 import { type Health, healthOf } from './http/health.ts'
-import { trafficServer } from './http/server.ts'
 import { Stalled } from './http/stalled.ts'
+import { Traffic } from './http/traffic.ts'
 import { History } from './observe/history.ts'
 import { auditLog, type Logger, type LogOutput } from './observe/log.ts'
 import { Metrics } from './observe/metrics.ts'
@@ -130,6 +130,7 @@ export async function compose(
   })
   if (certificates !== null) closing.use(certificates)
   const shared = {
+    http: config.http,
     material: certificates?.current ?? {},
     habits: new Habits(config.upstream.keepAlive),
     mostHead: () => state.config.limits.responseHead,
@@ -246,8 +247,10 @@ export async function compose(
   })
 
   const nearMissed = new Set<string>()
-  const data = trafficServer({
-    inForce: state,
+  const traffic = await Traffic.open({
+    config,
+    log,
+    draining: () => state.draining,
     ports,
     upstream: passing,
     loop,
@@ -269,6 +272,7 @@ export async function compose(
     },
     onBug,
   })
+  closing.defer(() => traffic.close())
   let following = followTokens(config, log)
   const adminTokens = following && {
     get current() {
@@ -328,7 +332,8 @@ export async function compose(
     inFlight,
     shadow,
     reconciler,
-    data,
+    traffic,
+    data: traffic.server,
     admin,
     ops,
     closing,

@@ -23,7 +23,7 @@ export interface Proxy extends Urls {
   /** Resolves when the store has answered for the first time, or failed to: startup is complete. */
   readonly settled: Promise<void>
   /** Applies a configuration if it is valid and needs no restart (contract §10); otherwise the log says why not. */
-  reload(loaded: Loaded): void
+  reload(loaded: Loaded): Promise<void>
   /** Announces the shutdown, keeps serving for `drain.delay`, then stops: running requests finish and are stored (contract §11). */
   drain(): Promise<void>
 }

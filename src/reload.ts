@@ -10,11 +10,11 @@ const MOST_LOGGED = 100
  * Applies a configuration that was read while the proxy runs, if it is valid and all its changes can be made without a restart; otherwise
  * nothing changes, and the log says why (contract §10).
  */
-export function reloader(parts: ProxyParts): (loaded: Loaded) => void {
-  const { log, metrics, state } = parts
+export function reloader(parts: ProxyParts): (loaded: Loaded) => Promise<void> {
+  const { log, metrics, state, traffic } = parts
   const count = (successful: boolean): void =>
     metrics.set('idempotency_config_last_reload_successful', {}, successful ? 1 : 0)
-  return (loaded) => {
+  const reload = async (loaded: Loaded): Promise<void> => {
     if (!loaded.ok) {
       count(false)
       const errors = loaded.errors.map(formatConfigError)
@@ -37,6 +37,7 @@ export function reloader(parts: ProxyParts): (loaded: Loaded) => void {
     const known = state.config.warnings
     const orphaned = orphanedBy(state.config, config)
     const { tokenFile } = state.config.admin
+    await traffic.use(config)
     state.config = config
     apply(parts, config)
     if (config.admin.tokenFile !== tokenFile) parts.followTokensOf(config)
@@ -50,6 +51,9 @@ export function reloader(parts: ProxyParts): (loaded: Loaded) => void {
     log.info({ changes: linesOf(changes, 'live') }, 'the configuration was reloaded')
     log.level = level
   }
+  let last: Promise<void> = Promise.resolve()
+  // One after another: what has changed is a question about the one before.
+  return (loaded) => (last = last.catch(() => {}).then(() => reload(loaded)))
 }
 
 /** Updates parts that do not read the configuration themselves. */

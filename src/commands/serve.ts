@@ -96,11 +96,10 @@ async function runServe(args: Args, io: Io): Promise<number> {
   })
   reload = () => {
     if (file === null) return log.warn('SIGHUP does nothing without a configuration file')
-    try {
-      proxy.reload(read(true))
-    } catch (error) {
-      log.error({ err: error }, 'internal error: the configuration was not reloaded')
-    }
+    const reloading = async (): Promise<void> => proxy.reload(read(true))
+    reloading().catch((error: unknown) =>
+      log.error({ err: error }, 'internal error: the configuration was not reloaded'),
+    )
   }
   if (asksReload) reload()
   await asked

@@ -257,6 +257,8 @@ export const ROUTE = {
 export const PROPERTIES = {
   // Open sockets.
   listen: row('address', '127.0.0.1:8080', restart, 'Address for clients; port 0 picks any free port.'),
+  http: row(['plain', 'node'], 'plain', restart,
+    'Who reads requests: `plain`, a reader for usual ones, with Node.js for all others; `node`: Node.js alone, which takes more CPU.'),
   admin: group({
     listen: row('addressOrNone', '127.0.0.1:9464', restart,
       'Address for the admin API and metrics; `none` turns it off. Requires `tokenFile` unless it is on loopback.'),

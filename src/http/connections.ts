@@ -143,6 +143,12 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
       for (const response of stateOf(connection).answers) response.shouldKeepAlive = false
   }
 
+  /** Resolves when the requests that are here have been answered. */
+  async allAnswered(): Promise<void> {
+    const open = [...this.#connections].flatMap((connection) => stateOf(connection).answers)
+    await Promise.all(open.map((response) => new Promise((resolve) => response.once('close', resolve))))
+  }
+
   /** Connections whose request is on its way: they are new, or part of it is here. */
   get awaiting(): number {
     let count = 0

@@ -1,9 +1,9 @@
+import type { Readable } from 'node:stream'
 import type { Dispatcher } from 'undici'
 import { filterLines, firstOf, hopByHop, isNeverUpstreams } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
 import { sentUnanswered } from '../protect/answers.ts'
-import { Once } from '../runtime/scheduling.ts'
 import type { ExchangeTap } from '../upstream/exchange-tap.ts'
 import { errorText, isTimeout, isTrailer, rawLines, reasonPhrase } from '../upstream/forward.ts'
 import type { Upstream } from '../upstream/pool.ts'
@@ -24,8 +24,8 @@ import {
 export interface PassthroughOptions {
   readonly upstream: Upstream
   readonly writer: ResponseWriter
-  /** From the request to the head of its answer; asked for each. */
-  readonly timeout: () => Millis
+  /** From the request to the head of its answer. */
+  readonly timeout: Millis
   readonly idleTimeout: Millis
   readonly onBug: (error: unknown) => void
   /** Why there was no answer. For operators only: it may name addresses. */
@@ -42,43 +42,41 @@ export interface Passage {
   readonly tap: ExchangeTap | null
 }
 
-export type Pass = (response: TrafficResponse, passage: Passage) => void
+/** Sends a request whose body is here. Otherwise returns what sends it, streaming the body. */
+export type Pass = (response: TrafficResponse, passage: Passage) => (() => void) | null
 
 /**
  * Forwards unprotected requests as the client sent them, and the upstream's answers: target, lines, bytes and trailers unchanged, bodies
  * never buffered, nothing ever retried. Streamed bodies go through @fastify/http-proxy (docs/adr/0128).
  */
 export function passthrough(options: PassthroughOptions): Pass {
-  // Loaded with the first streamed body (docs/adr/0074).
-  const upload = new Once(async () => (await import('./uploads.ts')).uploads(options.upstream))
   return (response, passage) => {
-    const { tap, target: path, lines: headers } = passage
+    const { tap, target: path, lines } = passage
     const { req: request } = response
     const exchange = new PassedExchange(options, response, passage)
     const handler = tap === null ? exchange : tap.handlerFor(exchange)
-    const asked = {
-      method: request.method as string,
-      path,
-      headersTimeout: options.timeout(),
-      bodyTimeout: options.idleTimeout,
-      responseHeaders: 'raw',
-    } as const
+    const send = (headers: readonly string[], body: Buffer | Readable): void =>
+      void options.upstream.dispatcher.dispatch(
+        {
+          method: request.method as string,
+          path,
+          headers: headers as string[],
+          body,
+          headersTimeout: options.timeout,
+          bodyTimeout: options.idleTimeout,
+          responseHeaders: 'raw',
+        },
+        handler,
+      )
     const whole = request.takeBody()
     if (whole !== null) {
-      options.upstream.dispatcher.dispatch({ ...asked, headers: headers as string[], body: whole }, handler)
-      return
+      send(lines, whole)
+      return null
     }
     const streamed = response as StreamResponse
     const length = streamed.req.headers['content-length']
-    const framed = [...headers, ...(length === undefined ? [] : ['Content-Length', length])]
     endIdleUpload(streamed, options)
-    upload
-      .get()
-      .then((send) => send(streamed, { ...asked, headers: framed, body: streamed.req }, handler))
-      .catch((error: unknown) => {
-        options.onBug(error)
-        breakOff(response)
-      })
+    return () => send(length === undefined ? lines : [...lines, 'Content-Length', length], streamed.req)
   }
 }
 

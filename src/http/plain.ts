@@ -1,8 +1,10 @@
 import { EventEmitter } from 'node:events'
+import type { IncomingHttpHeaders, OutgoingHttpHeaders } from 'node:http'
 import type { Socket } from 'node:net'
+import { Readable } from 'node:stream'
 import { fieldLines, isFieldName, isFieldValue, TOKEN } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
-import type { Framing, TrafficRequest, TrafficResponse } from './request.ts'
+import type { Arrival, Framing, TrafficRequest, TrafficResponse } from './request.ts'
 
 /** Serves the requests of plain connections. */
 export interface PlainHost {
@@ -109,11 +111,16 @@ export class PlainRequest implements TrafficRequest {
   readonly httpVersionMinor = 1
   readonly isHere = true
   readonly method: string
-  readonly url: string
+  url: string
+  /** Set by Fastify. */
+  originalUrl = ''
+  arrival: Arrival | undefined = undefined
   readonly rawHeaders: string[]
   readonly framing: Framing
   readonly socket: Socket
   #body: Buffer
+  #headers: IncomingHttpHeaders | null = null
+  #stream: Readable | null = null
 
   constructor(
     method: string,
@@ -135,6 +142,10 @@ export class PlainRequest implements TrafficRequest {
     return this.socket.destroyed
   }
 
+  get headers(): IncomingHttpHeaders {
+    return (this.#headers ??= headersOf(this.rawHeaders))
+  }
+
   takeBody(): Buffer {
     const body = this.#body
     this.#body = NOTHING
@@ -146,11 +157,45 @@ export class PlainRequest implements TrafficRequest {
   }
 
   resume(): void {
-    this.#body = NOTHING
+    if (this.#stream === null) this.#body = NOTHING
+    else this.#stream.resume()
+  }
+
+  /* For Fastify's own parsers, the body as a stream. */
+
+  on(event: string, listener: (...args: unknown[]) => void): this {
+    this.#stream ??= Readable.from(this.#body.length === 0 ? [] : [this.takeBody()])
+    this.#stream.on(event, listener)
+    return this
+  }
+
+  removeListener(event: string, listener: (...args: unknown[]) => void): this {
+    this.#stream?.removeListener(event, listener)
+    return this
   }
 }
 
 const NOTHING = Buffer.alloc(0)
+
+/** Of several lines with such a name, Node keeps the first. */
+const SINGLE: ReadonlySet<string> = new Set(
+  'age authorization content-length content-type etag expires from host if-modified-since if-unmodified-since last-modified location max-forwards proxy-authorization referer retry-after server user-agent'.split(
+    ' ',
+  ),
+)
+
+/** As Node's `request.headers`, but for `Set-Cookie`, which no request has. */
+function headersOf(lines: readonly string[]): IncomingHttpHeaders {
+  const headers: Record<string, string> = {}
+  for (let i = 0; i < lines.length; i += 2) {
+    const name = (lines[i] as string).toLowerCase()
+    const value = lines[i + 1] as string
+    const before = headers[name]
+    if (before === undefined) headers[name] = value
+    else if (!SINGLE.has(name)) headers[name] = `${before}${name === 'cookie' ? '; ' : ', '}${value}`
+  }
+  return headers
+}
 
 /** The one request that `bytes` contain. Null: none, part of one, more than one, or one that only Node's parser should read. */
 export function plainRequest(bytes: Buffer, socket: Socket): PlainRequest | null {
@@ -213,12 +258,15 @@ const { STATUS_CODES } = process.getBuiltinModule('node:http')
 /** Up to this size copying bytes is cheaper than a second write. */
 const ONE_STRING = 16 * 1024
 
-/** The answer to a {@link PlainRequest}: the parts of Node's `ServerResponse` that this proxy uses, with the same bytes and events. */
+/**
+ * The answer to a {@link PlainRequest}: the parts of Node's `ServerResponse` that this proxy and `reply.send()` use, with the same bytes and
+ * events.
+ */
 export class PlainResponse extends EventEmitter implements TrafficResponse {
   readonly req: PlainRequest
   /** Null: the answer has left. */
   socket: Socket | null
-  statusCode = 0
+  statusCode = 200
   headersSent = false
   shouldKeepAlive = true
   writableEnded = false
@@ -235,6 +283,7 @@ export class PlainResponse extends EventEmitter implements TrafficResponse {
   #isChunked = false
   #trailers = ''
   #isFull = false
+  #set: OutgoingHttpHeaders | null = null
 
   constructor(req: PlainRequest, keepAlive: Millis, onClosed: () => void) {
     super()
@@ -244,8 +293,17 @@ export class PlainResponse extends EventEmitter implements TrafficResponse {
     this.#onClosed = onClosed
   }
 
-  writeHead(status: number, reason: string | readonly string[], lines: readonly string[] = []): this {
-    if (typeof reason !== 'string') return this.writeHead(status, STATUS_CODES[status] ?? 'unknown', reason)
+  writeHead(
+    status: number,
+    reason: string | readonly string[] | OutgoingHttpHeaders,
+    lines: readonly string[] = [],
+  ): this {
+    if (typeof reason !== 'string')
+      return this.writeHead(
+        status,
+        STATUS_CODES[status] ?? 'unknown',
+        isLines(reason) ? reason : flat(reason),
+      )
     if (this.headersSent) throw new Error('the answer has a head')
     if (!Number.isInteger(status) || status < 200 || status > 999 || !isFieldValue(reason))
       throw new Error('invalid status line')
@@ -290,6 +348,25 @@ export class PlainResponse extends EventEmitter implements TrafficResponse {
     return this
   }
 
+  /* What Fastify calls if it sends a stream; all other heads come whole. */
+
+  setHeader(name: string, value: OutgoingHttpHeaders[string]): this {
+    this.#set = { ...this.#set, [name.toLowerCase()]: value }
+    return this
+  }
+
+  getHeader(name: string): OutgoingHttpHeaders[string] {
+    return this.#set?.[name.toLowerCase()]
+  }
+
+  hasHeader(name: string): boolean {
+    return this.getHeader(name) !== undefined
+  }
+
+  getHeaders(): OutgoingHttpHeaders {
+    return this.#set ?? {}
+  }
+
   addTrailers(lines: readonly (readonly [string, string])[]): void {
     for (const [name, value] of lines) {
       if (!isFieldName(name) || !isFieldValue(value)) throw new Error(`invalid ${name} trailer`)
@@ -300,6 +377,7 @@ export class PlainResponse extends EventEmitter implements TrafficResponse {
   /** False: wait for `drain`. */
   write(chunk: Buffer): boolean {
     if (this.writableEnded || this.destroyed) return false
+    if (!this.headersSent) this.writeHead(this.statusCode, this.getHeaders())
     const before = this.#takeHead()
     const isEmpty = chunk.length === 0 || !this.#hasBody
     if (isEmpty && before === '') return true
@@ -311,9 +389,11 @@ export class PlainResponse extends EventEmitter implements TrafficResponse {
     return hasRoom
   }
 
-  /** A string has one character per byte. */
-  end(last: Buffer | string = NOTHING, _encoding?: 'latin1'): this {
+  /** A `latin1` string has one character per byte. */
+  end(given: Buffer | string = NOTHING, encoding?: 'latin1' | null): this {
     if (this.writableEnded) return this
+    const last = typeof given === 'string' && encoding !== 'latin1' ? Buffer.from(given) : given
+    if (!this.headersSent) this.writeHead(this.statusCode, this.getHeaders())
     this.writableEnded = true
     if (this.destroyed) return this
     let before = this.#takeHead()
@@ -386,6 +466,16 @@ export class PlainResponse extends EventEmitter implements TrafficResponse {
     this.emit('close')
     this.#onClosed()
   }
+}
+
+function isLines(headers: readonly string[] | OutgoingHttpHeaders): headers is readonly string[] {
+  return Array.isArray(headers)
+}
+
+function flat(headers: OutgoingHttpHeaders): string[] {
+  return Object.entries(headers).flatMap(([name, value]) =>
+    [value ?? []].flat().flatMap((one) => [name, String(one)]),
+  )
 }
 
 let second = 0

@@ -1,10 +1,11 @@
 import { EventEmitter } from 'node:events'
+import type { FastifyInstance } from 'fastify'
+import type { Config } from '../config/config.ts'
 import { firstOf, type RawHeaders } from '../core/headers.ts'
 import { carriesKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
-import type { RequestTarget } from '../core/route.ts'
-import { comparedPath } from '../core/route.ts'
+import { comparedPath, policiesOf } from '../core/route.ts'
 import { guard, newProgress } from '../protect/guard.ts'
 import type { WalkPorts } from '../protect/ports.ts'
 import type { BodyReading, ProtectedRequest, SentAttempt } from '../protect/request.ts'
@@ -19,17 +20,11 @@ import {
   requestLines,
   type TrustedProxies,
 } from './headers.ts'
+import { type Hijacking, type Incoming, takeAnyBody } from './incoming.ts'
 import type { StreamRequest, TrafficRequest, TrafficResponse } from './request.ts'
+import { routePattern } from './routing.ts'
 import type { Stalled, Unfinished } from './stalled.ts'
 import { breakOff, type ResponseWriter } from './write.ts'
-
-/** A request with an acceptable head. */
-export interface Incoming {
-  /** Its `req` is the request. */
-  readonly response: TrafficResponse
-  readonly target: RequestTarget
-  readonly peer: Peer
-}
 
 /** Makes spans for protected requests, if an OpenTelemetry SDK is loaded (docs/tracing.md). */
 export interface RequestSpans {
@@ -53,8 +48,41 @@ export interface ProtectOptions {
   readonly spans: RequestSpans | null
 }
 
+export interface ProtectPlugin {
+  readonly config: Config
+  readonly protecting: ProtectOptions
+  /** Unprotected, or in shadow mode. */
+  readonly passOn: (incoming: Incoming) => unknown
+  readonly handle: Hijacking
+}
+
+/** The routes of the configuration. One that an earlier route hides is left out: find-my-way takes few of one pattern. */
+export function protectedRoutes(
+  app: FastifyInstance,
+  { config, protecting, passOn, handle }: ProtectPlugin,
+  done: () => void,
+): void {
+  takeAnyBody(app)
+  const known = new Set<string>()
+  for (const policy of policiesOf(config)) {
+    const { match, name } = policy
+    const url = routePattern(match)
+    const isNew = (method: string): boolean => {
+      const place = [method, url.replace(/:\w+/g, ':'), match.exact, match.case, match.parameters].join(' ')
+      return app.supportedMethods.includes(method) && !known.has(place) && known.add(place) === known
+    }
+    const method = match.methods.filter(isNew)
+    const handler = handle((incoming) =>
+      incoming.way.kind === 'protect' ? serveProtected(protecting, policy, incoming) : passOn(incoming),
+    )
+    if (method.length > 0)
+      app.route({ method, url, constraints: { policy: name }, config: { policy: name }, handler })
+  }
+  done()
+}
+
 /** From the wire through the guard to the writer. */
-export function serveProtected(options: ProtectOptions, route: RoutePolicy, incoming: Incoming): void {
+function serveProtected(options: ProtectOptions, route: RoutePolicy, incoming: Incoming): void {
   const { spans } = options
   // No tracing, no span objects.
   if (spans === null) void protect(options, route, incoming)
@@ -96,7 +124,7 @@ export class ReceivedRequest implements ProtectedRequest {
   constructor(
     options: ProtectOptions,
     route: RoutePolicy,
-    { response, target, peer }: Incoming,
+    { response, target, peer }: Pick<Incoming, 'response' | 'target' | 'peer'>,
     method = response.req.method as string,
   ) {
     const { rawHeaders } = response.req

@@ -1,19 +1,48 @@
 import type { EventEmitter } from 'node:events'
-import type { ServerResponse } from 'node:http'
+import type { IncomingHttpHeaders, ServerResponse } from 'node:http'
 import type { Socket } from 'node:net'
 
+import type { RoutePolicy } from '../core/policy.ts'
 import type { Refusal } from '../core/refusal.ts'
+import type { RequestTarget } from '../core/route.ts'
 
 const { IncomingMessage } = process.getBuiltinModule('node:http')
+
+/** How a request is handled (contract §3.1, §10). */
+export type Way =
+  /** `shadow`: forwarded and observed. */
+  | { readonly kind: 'protect' | 'shadow'; readonly route: RoutePolicy }
+  /** `ignored`: the answer says that a protected route got no key. */
+  | { readonly kind: 'pass'; readonly route: RoutePolicy | null; readonly ignored: boolean }
+  | { readonly kind: 'refuse' }
+  /** One of the proxy's own endpoints. */
+  | { readonly kind: 'own' }
+  /** CORS, for this method. */
+  | { readonly kind: 'preflight'; readonly method: string }
+
+/** A request whose target can be read. */
+export interface Arrival {
+  readonly target: RequestTarget
+  readonly way: Way
+  /** The constraint of the Fastify route that takes it: the name of its policy, or one of `OTHER`; undefined: one without. */
+  readonly policy: string | undefined
+}
 
 /** A client's request. */
 export interface TrafficRequest {
   readonly method?: string | undefined
-  readonly url?: string | undefined
+  /** Rewritten for Fastify's router. */
+  url?: string | undefined
+  /** As sent. Set by Fastify. */
+  originalUrl?: string
+  /** Set before Fastify's router sees the request; undefined: its target cannot be read. */
+  arrival?: Arrival | undefined
   readonly httpVersion: string
   readonly httpVersionMinor: number
   /** Flat, as received. */
   readonly rawHeaders: string[]
+  /** For Fastify, its plugins and hooks; this proxy reads `rawHeaders`. */
+  readonly headers: IncomingHttpHeaders
   readonly socket: Socket
   readonly framing: Framing
   /** It has arrived completely. */
@@ -32,6 +61,8 @@ export interface TrafficRequest {
 /** The answer to a {@link TrafficRequest}: Node's `ServerResponse` or its stand-in. */
 export interface TrafficResponse extends EventEmitter {
   readonly req: TrafficRequest
+  /** CORS lines for whatever answers of the proxy's own and replays it carries. */
+  marks?: readonly string[]
   readonly socket: Socket | null
   readonly statusCode: number
   readonly headersSent: boolean
@@ -74,6 +105,7 @@ const NOTHING = Buffer.alloc(0)
  */
 export class StreamRequest extends IncomingMessage implements TrafficRequest {
   refusal?: Refusal
+  arrival: Arrival | undefined
   #framing: Framing | null = null
   #way: 'stream' | 'held' | 'whole' = 'stream'
   #body: Buffer = NOTHING
@@ -173,4 +205,12 @@ function framingOf(headers: readonly string[]): Framing {
     }
   }
   return framing
+}
+
+/** Gives a request that was injected (`app.inject()`) what the traffic server gives to its own. */
+export function adopt(request: TrafficRequest): void {
+  if (request instanceof StreamRequest || request.framing !== undefined) return
+  const framing = framingOf(request.rawHeaders)
+  const body = framing.length === 0 && framing.codings.length === 0 ? NOTHING : null
+  Object.assign(request, { framing, isHere: body !== null, takeBody: () => body, peekBody: () => body })
 }

@@ -1,64 +1,51 @@
-import type { IncomingMessage, ServerResponse } from 'node:http'
 import httpProxy from '@fastify/http-proxy'
-import { fastify } from 'fastify'
+import type { FastifyInstance } from 'fastify'
+import { Dispatcher } from 'undici'
 import type { Upstream } from '../upstream/pool.ts'
+import { anyType, type Hijacking } from './incoming.ts'
+import type { Passing } from './pass.ts'
+import { OTHER, WITHOUT_BODY } from './routing.ts'
 
-const { METHODS } = process.getBuiltinModule('node:http')
-
-type Dispatched = Parameters<Upstream['dispatcher']['dispatch']>
-/** Sends a request whose body is the client's, and its answer to the client. */
-export type Upload = (response: ServerResponse, ...exchange: Dispatched) => void
-
-const kExchange = Symbol('exchange')
+const kStream = Symbol('stream')
 /** A member rather than a WeakMap: see docs/adr/0017. */
-interface Passing extends IncomingMessage {
-  [kExchange]?: Dispatched
+interface Uploading {
+  [kStream]?: (() => void) | null
 }
 
-/** reply-from sends no body with these methods. */
-const WITHOUT_BODY: ReadonlySet<string> = new Set(['GET', 'HEAD', 'TRACE'])
-
-/** http-proxy streams the body; the handler takes the answer, as http-proxy would write another head (docs/adr/0128). */
-export async function uploads({ dispatcher, origin }: Upstream): Promise<Upload> {
-  const app = fastify({
-    // find-my-way and `new URL` would refuse or change some targets; the exchange sends the real one.
-    rewriteUrl: () => '/',
-    bodyLimit: Number.MAX_SAFE_INTEGER,
-    exposeHeadRoutes: false,
-    logger: false,
-    // There are no schemas, and their compiler takes longer to load than the framework.
-    schemaController: { compilersFactory: { buildValidator: noSchemas, buildSerializer: noSchemas } },
-  })
-  for (const method of METHODS)
-    if (!app.supportedMethods.includes(method)) app.addHttpMethod(method, { hasBody: true })
-  app.addHook('onRequest', (request, _reply, done) => {
-    // The catch-all parser takes any body as a stream, but Fastify refuses malformed types before asking it.
-    request.raw.headers['content-type'] = 'application/octet-stream'
-    done()
-  })
+/** http-proxy streams the body; the exchange takes the answer, as http-proxy would write another head (docs/adr/0128). */
+export async function uploads(
+  app: FastifyInstance,
+  {
+    upstream,
+    pass,
+    handle,
+  }: { readonly upstream: Upstream; readonly pass: Passing; readonly handle: Hijacking },
+): Promise<void> {
+  class Handing extends Dispatcher {
+    override dispatch({ body }: Dispatcher.DispatchOptions): boolean {
+      ;(body as Uploading)[kStream]?.()
+      return true
+    }
+    // The connections are not this application's.
+    override async close(): Promise<void> {}
+    override async destroy(): Promise<void> {}
+  }
+  anyType(app)
   await app.register(httpProxy, {
-    upstream: origin.origin,
+    upstream: upstream.origin.origin,
+    routes: ['*'],
+    constraints: { policy: OTHER.upload },
     httpMethods: app.supportedMethods.filter((method) => !WITHOUT_BODY.has(method)),
-    undici: dispatcher.compose((dispatch) => (options, handler) => {
-      const [real, answered] = (options.body as Passing)[kExchange] ?? [options, handler]
-      return dispatch(real, answered)
-    }),
-    handler: (_request, reply, destination, replyOptions) => {
-      reply.hijack()
-      return reply.from(destination, replyOptions)
+    undici: new Handing(),
+    handler(request, reply, destination, options) {
+      const send = handle((incoming) => {
+        const raw = request.raw as Uploading
+        raw[kStream] = pass(incoming)
+        reply.from(destination, options)
+      })
+      send.call(app, request, reply)
     },
     disableRequestLogging: true,
     retryMethods: [],
   })
-  await app.ready()
-  return (response, ...exchange) => {
-    const request: Passing = response.req
-    if (WITHOUT_BODY.has(request.method as string)) return void dispatcher.dispatch(...exchange)
-    request[kExchange] = exchange
-    app.routing(request, response)
-  }
-}
-
-function noSchemas(): never {
-  throw new Error('no route has a schema')
 }

@@ -1,12 +1,11 @@
 import { Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
-import { filterLines, firstOf, prefersHtml, RESPONSE_HEADER } from '../core/headers.ts'
+import { filterLines, firstOf, linesOf, prefersHtml, RESPONSE_HEADER } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { problemBody, problemLine, type Refusal } from '../core/refusal.ts'
 import type { Reply } from '../protect/request.ts'
 import { unfreed } from '../runtime/limits.ts'
 import type { LiveSink } from '../upstream/port.ts'
-import type { Cors } from './cors.ts'
 import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
 import type { StreamResponse, TrafficResponse } from './request.ts'
 import { NOBODY, Stalled } from './stalled.ts'
@@ -22,19 +21,12 @@ export class ResponseWriter {
   /** How long a client may stop reading. */
   readonly idleTimeout: Millis
   readonly #stalled: Stalled
-  readonly #cors: () => Cors | null
 
-  /** `stalled`: where unsent whole answers give way to others; `cors`: in force. */
-  constructor(
-    baseUrl: string,
-    idleTimeout: Millis,
-    stalled = new Stalled(),
-    cors: () => Cors | null = () => null,
-  ) {
+  /** `stalled`: where unsent whole answers give way to others. */
+  constructor(baseUrl: string, idleTimeout: Millis, stalled = new Stalled()) {
     this.#baseUrl = baseUrl
     this.idleTimeout = idleTimeout
     this.#stalled = stalled
-    this.#cors = cors
   }
 
   write(response: TrafficResponse, answer: Reply): void {
@@ -59,19 +51,13 @@ export class ResponseWriter {
     }
   }
 
-  /** The lines of one of the proxy's answers, for the origin of its request. */
-  marked(response: TrafficResponse, lines: string[]): string[] {
-    const cors = this.#cors()
-    return cors === null ? lines : cors.mark(lines, response.req.rawHeaders)
-  }
-
   problem(response: TrafficResponse, refused: Refusal, proxyHeaders: readonly string[] = []): void {
     const { req: request } = response
     const { headers, body } = this.#refusal(refused, prefersHtml(request.rawHeaders))
     headers.push(...proxyHeaders)
     const keeps = request.isHere || (refused.code !== 'request_timeout' && restIsSmall(response))
     if (!keeps) headers.push('Connection', 'close')
-    response.writeHead(refused.status, this.marked(response, headers))
+    response.writeHead(refused.status, marked(response, headers))
     endMessage(response, body)
     this.watch(response)
     if (!keeps) lingeringClose(response)
@@ -105,7 +91,7 @@ export class ResponseWriter {
     const body = unfreed(stored.body)
     const chunked = trailers.length > 0 && chunkable(response, status)
     const kept = withProxyHeaders(withoutTrailer(headers, chunked), proxyHeaders)
-    const lines = this.marked(response, kept)
+    const lines = marked(response, kept)
     const hasBody = hasContent(response, status)
     // Without a length Node chunks, which trailers need.
     if (hasBody && !chunked) lines.push('Content-Length', String(body.length))
@@ -138,11 +124,7 @@ export class ResponseWriter {
 
   #live(response: TrafficResponse, { live, proxyHeaders }: Extract<Reply, { kind: 'live' }>): void {
     const headers = withoutTrailer(live.headers, chunkable(response, live.status))
-    response.writeHead(
-      live.status,
-      live.reason,
-      this.marked(response, withProxyHeaders(headers, proxyHeaders)),
-    )
+    response.writeHead(live.status, live.reason, marked(response, withProxyHeaders(headers, proxyHeaders)))
     sendHead(response)
     live.attach(clientSink(response, this))
   }
@@ -158,6 +140,26 @@ export class ResponseWriter {
     // Before Node's own listener, which sets the keep-alive timeout of the connection.
     response.prependOnceListener('finish', () => socket.setTimeout(idle).off('timeout', drop))
   }
+}
+
+/**
+ * The lines of one of the proxy's answers, for the origin of its request: those of a replay were made for the first one's. The upstream's own
+ * `Access-Control-*` go, except that what it exposes stays exposed (docs/adr/0127).
+ */
+export function marked({ marks }: TrafficResponse, lines: string[]): string[] {
+  if (marks === undefined) return lines
+  const kept = filterLines(lines, (name) => !name.startsWith('access-control-'))
+  for (const [name, value] of pairs(marks)) {
+    if (name !== 'Vary' || !variesByOrigin(lines)) kept.push(name, value)
+    if (name === 'Access-Control-Expose-Headers')
+      kept[kept.length - 1] = [...linesOf(lines, name.toLowerCase()), value].join(', ')
+  }
+  return kept
+}
+
+function variesByOrigin(lines: readonly string[]): boolean {
+  const names = linesOf(lines, 'vary').join(',').split(',')
+  return names.some((name) => /^\s*(?:\*|origin)\s*$/i.test(name))
 }
 
 type Whole = Extract<Reply, { kind: 'response' }>

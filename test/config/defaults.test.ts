@@ -58,6 +58,7 @@ void t.test('a minimal file has every default of the property table (contract §
   }
   t.strictSame(config, {
     listen: { host: '127.0.0.1', port: 8080 },
+    http: 'plain',
     service: 'default',
     admin: {
       listen: { host: '127.0.0.1', port: 9464 },

@@ -155,7 +155,7 @@ t.test('Y15 a preflight is answered where nobody else would', async (t) => {
     'allow-origin': SHOP,
     'allow-methods': 'POST',
     'allow-headers': 'authorization,x-request-key',
-    vary: 'Origin',
+    vary: 'Origin, Access-Control-Request-Headers',
   })
   t.equal(answer.body.length, 0)
   const foreign = await ask('/pay', 'POST', FOREIGN, headers)
@@ -184,7 +184,7 @@ t.test('Y15 a preflight is answered where nobody else would', async (t) => {
     t.strictSame(exposed(own), OWN)
   }
 
-  proxy.reload(
+  await proxy.reload(
     `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\n${yaml('cors: { origins: "*", headers: [Content-Type, X-Trace] }')}`,
   )
   const any = await ask('/pay', 'POST', FOREIGN, headers)

@@ -30,7 +30,7 @@ const SUCCESSFUL = 'idempotency_config_last_reload_successful'
 interface Served {
   readonly proxy: TestProxy
   /** Returns the log line about it, which says `message`. */
-  reload(yaml: string, message?: string): Record<string, unknown>
+  reload(yaml: string, message?: string): Promise<Record<string, unknown>>
 }
 
 /** A proxy in this process, with the admin API. */
@@ -39,8 +39,8 @@ async function served(t: Test, yaml: string): Promise<Served> {
   const [proxy] = (await replicas(t, 1, admin + yaml)) as [TestProxy]
   return {
     proxy,
-    reload(next, message = RELOADED) {
-      proxy.reload(admin + next)
+    async reload(next, message = RELOADED) {
+      await proxy.reload(admin + next)
       const line = proxy.log.findLast(({ msg }) => READ.includes(String(msg)))
       if (line?.['msg'] !== message) throw new Error(JSON.stringify(line))
       return line
@@ -93,7 +93,7 @@ ${n % 2 === 0 ? '  - { name: refunds, match: { path: /refunds } }' : ''}`,
     for (let n = 1; n <= 12; n++) {
       const before = first.size
       await until(() => first.size >= before + 6)
-      reload(yaml(n))
+      await reload(yaml(n))
     }
     load.ended = true
     await Promise.all(clients)
@@ -114,7 +114,7 @@ void t.test('O08 a request in progress keeps the policy that it started with', a
   await upstream.arrived(1)
   const passing = send(proxy, null, { method: 'GET', path: '/other', body: null })
   await upstream.arrived(2)
-  reload(yaml('statusHeader: false, key: required, keep: outcome'))
+  await reload(yaml('statusHeader: false, key: required, keep: outcome'))
   upstream.finish(2)
   t.match(await passing, { status: 201, body: 'execution 2' }, 'so do pass-through requests')
   const retry = await send(proxy, key)
@@ -151,12 +151,12 @@ void t.test('changed limits take effect at once', async (t) => {
   const running = send(proxy, key)
   await upstream.arrived(1)
   t.strictSame(refusalOf(await send(proxy, newKey(), { path: '/fast' })), [503, 'overloaded'])
-  reload(yaml('inFlight: 10, waiters: 1, request: 100B, response: 1KiB'))
+  await reload(yaml('inFlight: 10, waiters: 1, request: 100B, response: 1KiB'))
   t.equal((await send(proxy, newKey(), { path: '/fast' })).status, 201)
   const waiting = send(proxy, key)
   await metricIs(proxy, 'idempotency_waiters', 1)
   t.equal((await send(proxy, key)).code, 'idempotency_key_in_progress', 'one may wait')
-  reload(yaml('inFlight: 10, waiters: 2, request: 100B, response: 1KiB'))
+  await reload(yaml('inFlight: 10, waiters: 2, request: 100B, response: 1KiB'))
   const second = send(proxy, key)
   await metricIs(proxy, 'idempotency_waiters', 2)
   upstream.finish(1)
@@ -164,9 +164,9 @@ void t.test('changed limits take effect at once', async (t) => {
 
   const body = JSON.stringify({ text: 'x'.repeat(400) })
   t.equal((await send(proxy, newKey(), { path: '/fast', body })).code, 'request_too_large')
-  reload(yaml('inFlight: 10, request: 1KiB, response: 1KiB'))
+  await reload(yaml('inFlight: 10, request: 1KiB, response: 1KiB'))
   t.equal((await send(proxy, newKey(), { path: '/fast', body })).status, 201)
-  reload(yaml('inFlight: 10, buffered: 1KiB, request: 1KiB, response: 1KiB'))
+  await reload(yaml('inFlight: 10, buffered: 1KiB, request: 1KiB, response: 1KiB'))
   const many = Array.from({ length: 6 }, () => send(proxy, newKey(), { path: '/held', body }))
   const refused = await Promise.any(
     many.map(async (one) => ((await one).code === 'overloaded' ? true : Promise.reject(new Error('served')))),
@@ -187,7 +187,7 @@ void t.test('§15.19 upstream.timeout changes for the calls that begin from then
   const running = send(proxy, newKey())
   const passing = send(proxy, null, { method: 'GET', path: '/other', body: null })
   await upstream.arrived(2)
-  const { changes } = reload(yaml('50ms'))
+  const { changes } = await reload(yaml('50ms'))
   t.strictSame(changes, ['upstream.timeout: 60s → 50ms', 'drain.timeout: 65s → 5050ms'])
   t.strictSame(refusalOf(await send(proxy, newKey())), [504, 'upstream_timeout'])
   const passed = await send(proxy, null, { method: 'GET', path: '/other', body: null })
@@ -196,7 +196,7 @@ void t.test('§15.19 upstream.timeout changes for the calls that begin from then
   upstream.finish(2)
   t.equal((await running).status, 201, 'calls in progress keep theirs')
   t.equal((await passing).status, 201)
-  reload(yaml('60s'))
+  await reload(yaml('60s'))
   const later = send(proxy, newKey())
   await upstream.arrived(5)
   upstream.finish(5)
@@ -219,10 +219,10 @@ for (const scheme of ['http', 'https'] as const)
     const { proxy, reload } = await served(t, yaml(1))
     const executing = Array.from({ length: 6 }, () => send(proxy, newKey()))
     await until(() => arrived.length === 1)
-    reload(yaml(3))
+    await reload(yaml(3))
     await until(() => arrived.length === 3)
     t.equal(await connections(), 3, 'those that waited begin at once')
-    reload(yaml(2))
+    await reload(yaml(2))
     const streamed = fetch(`${proxy.url}/up`, {
       method: 'PUT',
       body: new Blob(['a', 'b']).stream(),
@@ -258,16 +258,16 @@ void t.test(
     const good = yamlOf(upstream, 'routes: [{ name: pay, match: { path: /fast }, key: required }]')
     const { proxy, reload } = await served(t, good)
     t.equal(await proxy.metric(SUCCESSFUL), 1)
-    const { errors } = reload(`${good}lmits: { inFlight: 1 }\ndefaults: { ttl: 1x }\n`, INVALID)
+    const { errors } = await reload(`${good}lmits: { inFlight: 1 }\ndefaults: { ttl: 1x }\n`, INVALID)
     t.match(errors, [
       'test.yaml:7:1: lmits: found the unknown property',
       'test.yaml:8:18: defaults.ttl: found "1x"',
     ])
     t.equal(await proxy.metric(SUCCESSFUL), 0)
     t.strictSame(refusalOf(await send(proxy, null, { path: '/fast' })), [400, 'idempotency_key_missing'])
-    reload('{{{', INVALID)
+    await reload('{{{', INVALID)
     t.equal(await proxy.metric(SUCCESSFUL), 0)
-    reload(good, SAME)
+    await reload(good, SAME)
     t.equal(await proxy.metric(SUCCESSFUL), 1)
     t.notOk(proxy.log.some(({ msg }) => msg === RELOADED))
   },
@@ -282,7 +282,7 @@ void t.test('§10 a reload that needs a restart says exactly why, and changes no
   t.equal((await send(proxy, key, { path: '/fast' })).status, 201)
   const inForce = (await ask(proxy, '/v1/config')).text
 
-  const line = reload(
+  const line = await reload(
     `upstream: { url: "http://127.0.0.1:9" }
 service: payments
 store: { url: "redis://:secret@127.0.0.1:1/0" }
@@ -308,11 +308,11 @@ routes: [{ name: pay, match: { path: /fast }, scope: { caller: "header:x-api-key
   t.ok((await send(proxy, key, { path: '/fast' })).replayed)
   t.equal((await send(proxy, null, { path: '/fast' })).code, 'idempotency_key_missing')
 
-  reload(`${head}routes: [${pay}]\nlimits: { inFlight: 77 }\n`)
+  await reload(`${head}routes: [${pay}]\nlimits: { inFlight: 77 }\n`)
   t.equal(await proxy.metric(SUCCESSFUL), 1)
   t.match((await ask(proxy, '/v1/config')).json, { limits: { inFlight: 77 } }, 'what is in force is shown')
 
-  reload(`${head}routes: [${pay}, { name: more, match: { path: /fast/more } }]\n`)
+  await reload(`${head}routes: [${pay}, { name: more, match: { path: /fast/more } }]\n`)
   const later = newKey()
   t.equal((await send(proxy, later, { path: '/fast/more' })).status, 201)
   const body = { key: later, caller: { authorization: 'Bearer alice' }, route: 'more', method: 'POST' }
@@ -326,19 +326,20 @@ void t.test('§10 log.level changes without a restart, log.format does not', asy
   const upstream = await heldUpstream(t)
   const yaml = (log: string): string => yamlOf(upstream, `log: { ${log} }`)
   const { proxy, reload } = await served(t, yaml('level: info'))
-  const changeTo = (log: string, change: string) => t.strictSame(reload(yaml(log))['changes'], [change])
+  const changeTo = async (log: string, change: string) =>
+    t.strictSame((await reload(yaml(log)))['changes'], [change])
   const requests = (): unknown[] => proxy.log.filter(({ msg }) => msg === 'request')
-  changeTo('level: warn', 'log.level: info → warn')
+  await changeTo('level: warn', 'log.level: info → warn')
   t.equal((await send(proxy, newKey(), { path: '/fast' })).status, 201)
-  changeTo('level: debug', 'log.level: warn → debug')
+  await changeTo('level: debug', 'log.level: warn → debug')
   t.strictSame(requests(), [], 'a quieter level is in force once the log has said so')
   t.equal((await send(proxy, newKey(), { path: '/fast' })).status, 201)
   await proxy.logged(({ msg }) => msg === 'request')
   t.equal(requests().length, 1)
-  changeTo('level: silent', 'log.level: debug → silent')
-  changeTo('level: info', 'log.level: silent → info')
+  await changeTo('level: silent', 'log.level: debug → silent')
+  await changeTo('level: info', 'log.level: silent → info')
 
-  const refused = reload(yaml('level: trace, format: json'), RESTART)
+  const refused = await reload(yaml('level: trace, format: json'), RESTART)
   t.match(refused, { restart: ['log.format: auto → json'] })
 })
 
@@ -383,9 +384,9 @@ void t.test('a reload turns shadow into enforce, which honours its records, and 
   const key = newKey()
   t.equal((await send(proxy, key, { path: '/fast' })).status, 201)
   await metricIs(proxy, 'idempotency_shadow_total{route="pay",verdict="first"}', 1)
-  reload(yaml('enforce'))
+  await reload(yaml('enforce'))
   t.match(await send(proxy, key, { path: '/fast' }), { replayed: true, body: 'execution 1' })
-  const line = reload(yaml('shadow'))
+  const line = await reload(yaml('shadow'))
   t.strictSame(line['changes'], ['routes[pay].mode: enforce → shadow'])
   t.match(
     proxy.log.findLast(({ msg }) => msg === 'Route `pay`: mode shadow, so a retry executes again.'),
@@ -393,7 +394,7 @@ void t.test('a reload turns shadow into enforce, which honours its records, and 
     'the warning is repeated',
   )
   t.equal((await send(proxy, key, { path: '/fast' })).replayed, false)
-  t.match(reload(yaml('off'), IDENTIFIES), { identifies: ['routes[pay].mode: shadow → off'] })
+  t.match(await reload(yaml('off'), IDENTIFIES), { identifies: ['routes[pay].mode: shadow → off'] })
 })
 
 void t.test('after a reload the reconciler queries as the new configuration says', async (t) => {
@@ -405,7 +406,7 @@ void t.test('after a reload the reconciler queries as the new configuration says
   const first = await send(proxy, key)
   t.equal(first.code, 'upstream_failed')
   t.equal((await send(proxy, key)).code, 'idempotency_outcome_unknown')
-  reload(
+  await reload(
     yaml(
       `, reconcile: { request: { path: "/payments?record={record}" }, identity: none, completed: { status: 200 }, after: 1ms, every: 1s }`,
     ),

@@ -94,7 +94,7 @@ void t.test('Y17 admin tokens rotate, with an overlap, whatever else waits for a
     until(async () => JSON.stringify(await statuses()) === JSON.stringify(wanted))
   t.strictSame(await statuses(), [200, 401, 401])
   // A change that needs a restart is in the file all the while.
-  proxy.reload(yaml('status: { path: /status }'))
+  await proxy.reload(yaml('status: { path: /status }'))
   await proxy.logged(({ restart }) => /status\.path/.test(String(restart)))
   mount.swap({ token: 'new\nold\n' })
   await accepts(200, 200, 401)
@@ -105,14 +105,14 @@ void t.test('Y17 admin tokens rotate, with an overlap, whatever else waits for a
   t.match(await proxy.logged(({ msg }) => msg === UNUSABLE), { level: 'warn', path: 'admin.tokenFile' })
   t.strictSame(await statuses(), [401, 200, 401])
   // Nor does an unusable token keep a new configuration out.
-  proxy.reload(yaml('limits: { inFlight: 7 }'))
+  await proxy.reload(yaml('limits: { inFlight: 7 }'))
   await proxy.logged(({ msg, changes }) => msg === RELOADED && /inFlight/.test(String(changes)))
   mount.swap({ token: 'newer' })
   await accepts(401, 401, 200)
   // Another file in its place.
   const other = join(tempDir(t), 'token')
   const moved = yaml('').replace(/tokenFile: [^ ]+/, `tokenFile: ${other}`)
-  proxy.reload(moved)
+  await proxy.reload(moved)
   await proxy.logged(
     ({ path, problem }) => path === 'admin.tokenFile' && /no such file/.test(String(problem)),
   )

@@ -36,7 +36,7 @@ const EDGES: readonly Plant[] = [
   { name: "a client's fence is forwarded", file: 'src/http/headers.ts',
     from: "  'expect',\n  ...Object.values(REQUEST_HEADER).map((name) => name.toLowerCase()),\n",
     to: "  'expect',\n" },
-  { name: 'a request that comes round again is served', file: 'src/http/server.ts',
+  { name: 'a request that comes round again is served', file: 'src/http/heads.ts',
     from: 'if (isLoop(request.rawHeaders, loop)) {',
     to: 'if (isLoop(request.rawHeaders, loop) && request.method === null) {' },
   { name: 'a body may be larger than limits.request', file: 'src/http/protected.ts',

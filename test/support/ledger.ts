@@ -83,7 +83,7 @@ export async function serve(t: Test, yaml: string): Promise<Served> {
       const reads = () =>
         self.proxy.log.filter(({ msg }) => String(msg).startsWith('the configuration was reloaded'))
       const before = reads().length
-      self.proxy.reload(next)
+      await self.proxy.reload(next)
       if (reads().length === before) throw new Error(JSON.stringify(self.proxy.log.at(-1)))
     },
     async restart(next: string) {

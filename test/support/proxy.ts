@@ -19,7 +19,7 @@ export interface TestProxy extends AsyncDisposable {
   logged(accept: (line: Record<string, unknown>) => boolean): Promise<Record<string, unknown>>
   drain(): Promise<void>
   /** Reads another configuration, as SIGHUP makes a process do. */
-  reload(yaml: string): void
+  reload(yaml: string): Promise<void>
   /** A sample of /metrics; 0 if there is none. */
   metric(sample: string): Promise<number>
 }
@@ -94,7 +94,7 @@ export async function proxyProcess(
     logged: (accept) => lines.logged(accept),
     metric: (sample) => metricOf(adminUrl, sample),
     kill: (signal) => void child.kill(signal),
-    reload(yaml) {
+    async reload(yaml) {
       writeFileSync(configFile, headed(yaml))
       child.kill('SIGHUP')
     },

@@ -267,7 +267,7 @@ void t.test('§10 limits.responseHead is reloaded live, for connections that are
   await using proxy = await proxyBefore(peer)
   const statusOf = async (key: string) => (await rawRequest(proxy.port, post('/p', key, '{}'))).status
   t.equal(await statusOf('a'), 201)
-  proxy.reload(
+  await proxy.reload(
     `upstream: { url: "${peer.url}" }\nstore: { url: "memory:" }\nroutes: [{ name: r, match: { path: /p } }]\nlimits: { responseHead: 2KiB }`,
   )
   t.equal(await statusOf('b'), 502)

@@ -1,0 +1,73 @@
+import type { FastifyInstance, FastifyReply, FastifyRequest, RouteHandlerMethod } from 'fastify'
+import type { Refusal } from '../core/refusal.ts'
+import type { RequestTarget } from '../core/route.ts'
+import type { Peer } from './headers.ts'
+import type { Arrival, TrafficRequest, TrafficResponse, Way } from './request.ts'
+import { breakOff } from './write.ts'
+
+/** A request with an acceptable head. */
+export interface Incoming {
+  /** Its `req` is the request. */
+  readonly response: TrafficResponse
+  readonly target: RequestTarget
+  readonly way: Way
+  readonly peer: Peer
+}
+
+/** Thrown by hooks and handlers; the error handler answers it with a problem document. */
+export class Refused extends Error {
+  readonly refusal: Refusal
+
+  constructor(refusal: Refusal) {
+    super(refusal.detail)
+    this.refusal = refusal
+  }
+}
+
+export function requestOf({ raw }: FastifyRequest): TrafficRequest {
+  return raw as unknown as TrafficRequest
+}
+
+export function responseOf({ raw }: FastifyReply): TrafficResponse {
+  return raw as unknown as TrafficResponse
+}
+
+/** Makes the handler of a route whose answers leave through the one writer. */
+export type Hijacking = (serve: (incoming: Incoming) => unknown) => RouteHandlerMethod
+
+export function hijacking(
+  peerOf: (request: TrafficRequest) => Peer,
+  onBug: (error: unknown) => void,
+): Hijacking {
+  return (serve) => (request, reply) => {
+    reply.hijack()
+    const response = responseOf(reply)
+    const failed = (error: unknown): void => {
+      onBug(error)
+      breakOff(response)
+    }
+    const raw = requestOf(request)
+    const { target, way } = raw.arrival as Arrival
+    try {
+      const answering = serve({ response, target, way, peer: peerOf(raw) })
+      if (answering instanceof Promise) answering.catch(failed)
+    } catch (error) {
+      failed(error)
+    }
+  }
+}
+
+/** What a client calls its body is the upstream's business; Fastify refuses some types, and QUERY without one. */
+export function anyType(app: FastifyInstance): void {
+  app.addHook('preParsing', (request, _reply, payload, done) => {
+    request.raw.headers['content-type'] = 'application/octet-stream'
+    done(null, payload)
+  })
+}
+
+/** `request.body` is a body that came with its head, or null: the others are read once their heads were checked. */
+export function takeAnyBody(app: FastifyInstance): void {
+  anyType(app)
+  app.removeAllContentTypeParsers()
+  app.addContentTypeParser('*', (request, _payload, done) => done(null, requestOf(request).peekBody()))
+}

@@ -1,0 +1,206 @@
+import { randomInt } from 'node:crypto'
+import { type FastifyBaseLogger, type FastifyInstance, fastify, LogController } from 'fastify'
+import type { Config } from '../config/config.ts'
+import type { Refusal } from '../core/refusal.ts'
+import type { KeyIssuer } from '../protect/identify.ts'
+import type { WalkPorts } from '../protect/ports.ts'
+import { Shares } from '../runtime/limits.ts'
+import type { Upstream } from '../upstream/pool.ts'
+import type { TrafficServer } from './connections.ts'
+import { endpoints } from './endpoints.ts'
+import { type LoopMark, type Peer, TrustedProxies } from './headers.ts'
+import { refusedByHead, refuseUnread } from './heads.ts'
+import { hijacking, Refused, requestOf, responseOf } from './incoming.ts'
+import { type PassOptions, passing, passingOn, unmatched } from './pass.ts'
+import { type ProtectOptions, protectedRoutes, type RequestSpans, type ShadowOptions } from './protected.ts'
+import type { TrafficRequest, TrafficResponse } from './request.ts'
+import { type NearMissHandler, Routing } from './routing.ts'
+import { noRoute, trafficServer } from './server.ts'
+import type { Stalled } from './stalled.ts'
+import { breakOff, ResponseWriter } from './write.ts'
+
+const { METHODS } = process.getBuiltinModule('node:http')
+
+export interface TrafficOptions {
+  readonly config: Config
+  readonly log: FastifyBaseLogger
+  /** While draining, connections are not kept alive, so that clients move on to other replicas. */
+  readonly draining: () => boolean
+  readonly ports: WalkPorts
+  readonly upstream: Upstream
+  readonly loop: LoopMark
+  readonly issuer: KeyIssuer | null
+  readonly stalled: Stalled
+  readonly shadow: ShadowOptions
+  readonly spans: RequestSpans | null
+  readonly passed: PassOptions['passed']
+  readonly passFailed: PassOptions['passFailed']
+  /** Called when a request carries this proxy's own `CDN-Loop` entry. */
+  readonly onLoop: (method: string) => void
+  readonly onNearMiss: NearMissHandler
+  readonly onBug: (error: unknown) => void
+}
+
+/** The application of one configuration. */
+interface InForce {
+  readonly app: FastifyInstance
+  readonly config: Config
+  readonly routing: Routing
+}
+
+const kPeer = Symbol('peer')
+interface PeerSocket {
+  readonly remoteAddress?: string | undefined
+  [kPeer]?: Peer
+}
+
+/** The traffic listener: a server, and the Fastify application of the configuration in force (docs/adr/0127). */
+export class Traffic {
+  readonly server: TrafficServer
+  readonly #options: TrafficOptions
+  readonly #writer: ResponseWriter
+  readonly #proxies: TrustedProxies
+  readonly #shares = new Shares(randomInt(2 ** 32))
+  #now!: InForce
+  #uploads: typeof import('./uploads.ts').uploads | null = null
+  #turn: Promise<unknown> = Promise.resolve()
+
+  static async open(options: TrafficOptions): Promise<Traffic> {
+    const traffic = new Traffic(options)
+    await traffic.use(options.config)
+    return traffic
+  }
+
+  private constructor(options: TrafficOptions) {
+    const { config, stalled, upstream, onBug } = options
+    this.#options = options
+    this.#writer = new ResponseWriter(config.problems.baseUrl, config.upstream.idleTimeout, stalled)
+    this.#proxies = new TrustedProxies(config.trustProxy)
+    this.server = trafficServer(
+      {
+        http: config.http,
+        upstream,
+        limitsNow: () => this.#now.config.upstream,
+        writer: this.#writer,
+        proxies: this.#proxies,
+        peerOf: this.#peerOf,
+        routing: () => this.#now.routing,
+        refusedByHead: this.#refusedByHead,
+        onBug,
+      },
+      (request, response) => this.#now.app.routing(request as never, response as never),
+    )
+  }
+
+  readonly #peerOf = ({ socket }: TrafficRequest): Peer => {
+    const peer = socket as PeerSocket
+    return (peer[kPeer] ??= this.#proxies.peerOf(peer.remoteAddress))
+  }
+
+  readonly #refusedByHead = (request: TrafficRequest): Refusal | null =>
+    refusedByHead(request, this.#options.loop, this.#options.onLoop)
+
+  /** @fastify/http-proxy and undici are loaded with the first body that streams (docs/adr/0074). */
+  readonly #upload = async (response: TrafficResponse): Promise<void> => {
+    const { req: request } = response
+    this.#uploads ??= (await import('./uploads.ts')).uploads
+    if (!this.#now.routing.hasUploads) await this.use(this.#now.config)
+    request.url = request.originalUrl
+    this.#now.app.routing(request as never, response as never)
+  }
+
+  get app(): FastifyInstance {
+    return this.#now.app
+  }
+
+  /** Gives further requests to an application of this configuration; the one before finishes those that it has. */
+  use(config: Config): Promise<void> {
+    const used = this.#turn.then(async () => {
+      const before = this.#now as InForce | undefined
+      this.#now = await this.#build(config)
+      if (before !== undefined) void this.server.allAnswered().then(() => before.app.close())
+    })
+    this.#turn = used.catch(() => {})
+    return used
+  }
+
+  async close(): Promise<void> {
+    await this.#now.app.close()
+  }
+
+  /** Hooks and plugins in the order in which they see a request (docs/internals/fastify-and-ioredis.md). */
+  async #build(config: Config): Promise<InForce> {
+    const { upstream, loop, onNearMiss, log, draining, ports, stalled, spans, issuer, onBug } = this.#options
+    const writer = this.#writer
+    const uploads = this.#uploads
+    const routing = new Routing(config, { host: upstream.host, loop }, onNearMiss, uploads !== null)
+    // Each instance adds one.
+    this.server.removeAllListeners('clientError')
+    const app = fastify({
+      serverFactory: () => this.server,
+      clientErrorHandler: (error, socket) => refuseUnread(writer, error, socket),
+      rewriteUrl: routing.rewriteUrl as never,
+      exposeHeadRoutes: false,
+      routerOptions: { maxParamLength: Number.MAX_SAFE_INTEGER },
+      bodyLimit: Number.MAX_SAFE_INTEGER,
+      loggerInstance: log,
+      // A child would keep its level when a reload changes it.
+      childLoggerFactory: () => log,
+      // The guard logs a line for each protected request.
+      logController: new LogController({ disableRequestLogging: true }),
+      // There are no schemas, and their compiler takes longer to load than the framework.
+      schemaController: { compilersFactory: { buildValidator: noSchemas, buildSerializer: noSchemas } },
+    })
+    for (const method of METHODS)
+      if (!app.supportedMethods.includes(method)) app.addHttpMethod(method, { hasBody: true })
+    app.addConstraintStrategy(routing.constraint)
+
+    app.setErrorHandler((error, _request, reply) => {
+      reply.hijack()
+      const response = responseOf(reply)
+      if (error instanceof Refused) return writer.problem(response, error.refusal)
+      onBug(error)
+      breakOff(response)
+    })
+    app.setNotFoundHandler((request) => {
+      throw new Refused(noRoute(requestOf(request)))
+    })
+
+    app.addHook('onRequest', (_request, reply, done) => {
+      if (draining()) responseOf(reply).shouldKeepAlive = false
+      done()
+    })
+    if (config.cors !== null) (await import('./cors.ts')).cors(app, config.cors, config)
+    app.addHook('onRequest', (request, reply, done) => {
+      const refused = this.#refusedByHead(requestOf(request))
+      if (refused === null) return done()
+      responseOf(reply).shouldKeepAlive = false
+      done(new Refused(refused))
+    })
+
+    const handle = hijacking(this.#peerOf, onBug)
+    const protecting: ProtectOptions = {
+      ports,
+      writer,
+      proxies: this.#proxies,
+      upload: config.limits.upload,
+      forwarding: routing.forwarding,
+      uploads: { stalled, shares: this.#shares },
+      statusPath: config.status.path,
+      onBug,
+      spans,
+    }
+    const pass = passing({ ...this.#options, config, writer, protecting })
+    const passOn = passingOn(pass, this.#upload)
+    app.register(endpoints, { config, routing, issuer, protecting, handle })
+    app.register(protectedRoutes, { config, protecting, passOn, handle })
+    app.register(unmatched, { config, passOn, handle })
+    if (uploads !== null) app.register(uploads, { upstream, pass, handle })
+    await app.ready()
+    return { app, config, routing }
+  }
+}
+
+function noSchemas(): never {
+  throw new Error('no route has a schema')
+}
