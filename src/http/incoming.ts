@@ -57,17 +57,17 @@ export function hijacking(
   }
 }
 
-/** What a client calls its body is the upstream's business; Fastify refuses some types, and QUERY without one. */
-export function anyType(app: FastifyInstance): void {
-  app.addHook('preParsing', (request, _reply, payload, done) => {
-    request.raw.headers['content-type'] = 'application/octet-stream'
-    done(null, payload)
-  })
+/** What a client calls its body is the upstream's business: Fastify refuses some types, and QUERY without one. */
+export function takeAnyType({ raw }: FastifyRequest): void {
+  raw.headers['content-type'] = 'application/octet-stream'
 }
 
 /** `request.body` is a body that came with its head, or null: the others are read once their heads were checked. */
 export function takeAnyBody(app: FastifyInstance): void {
-  anyType(app)
+  app.addHook('preParsing', (request, _reply, payload, done) => {
+    takeAnyType(request)
+    done(null, payload)
+  })
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('*', (request, _payload, done) => done(null, requestOf(request).peekBody()))
 }

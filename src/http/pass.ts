@@ -1,14 +1,13 @@
-import type { FastifyInstance } from 'fastify'
 import type { Config } from '../config/config.ts'
 import { RESPONSE_HEADER } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import { requestLines } from './headers.ts'
-import { type Hijacking, type Incoming, takeAnyBody } from './incoming.ts'
+import type { Incoming } from './incoming.ts'
 import { type Pass, passthrough } from './passthrough.ts'
 import { type ProtectOptions, type ShadowOptions, tapRequest } from './protected.ts'
 import type { TrafficResponse } from './request.ts'
-import { isUpload, OTHER } from './routing.ts'
+import { isUpload } from './routing.ts'
 import type { ResponseWriter } from './write.ts'
 
 export interface PassOptions {
@@ -60,28 +59,4 @@ export function passingOn(
     pass(incoming)?.()
     return
   }
-}
-
-/** The route of requests that match no other. */
-export function unmatched(
-  app: FastifyInstance,
-  {
-    config,
-    passOn,
-    handle,
-  }: {
-    readonly config: Config
-    readonly passOn: (incoming: Incoming) => unknown
-    readonly handle: Hijacking
-  },
-  done: () => void,
-): void {
-  takeAnyBody(app)
-  app.route({
-    method: app.supportedMethods,
-    url: '*',
-    constraints: { policy: OTHER.unmatched },
-    handler: config.unmatched === 'reject' ? (_request, reply) => reply.callNotFound() : handle(passOn),
-  })
-  done()
 }

@@ -10,11 +10,11 @@ import type { TrafficServer } from './connections.ts'
 import { endpoints } from './endpoints.ts'
 import { type LoopMark, type Peer, TrustedProxies } from './headers.ts'
 import { refusedByHead, refuseUnread } from './heads.ts'
-import { hijacking, Refused, requestOf, responseOf } from './incoming.ts'
-import { type PassOptions, passing, passingOn, unmatched } from './pass.ts'
+import { hijacking, Refused, requestOf, responseOf, takeAnyType } from './incoming.ts'
+import { type PassOptions, passing, passingOn } from './pass.ts'
 import { type ProtectOptions, protectedRoutes, type RequestSpans, type ShadowOptions } from './protected.ts'
 import type { TrafficRequest, TrafficResponse } from './request.ts'
-import { type NearMissHandler, Routing } from './routing.ts'
+import { type NearMissHandler, OTHER, Routing } from './routing.ts'
 import { noRoute, trafficServer } from './server.ts'
 import type { Stalled } from './stalled.ts'
 import { breakOff, ResponseWriter } from './write.ts'
@@ -162,9 +162,6 @@ export class Traffic {
       onBug(error)
       breakOff(response)
     })
-    app.setNotFoundHandler((request) => {
-      throw new Refused(noRoute(requestOf(request)))
-    })
 
     app.addHook('onRequest', (_request, reply, done) => {
       if (draining()) responseOf(reply).shouldKeepAlive = false
@@ -192,9 +189,21 @@ export class Traffic {
     }
     const pass = passing({ ...this.#options, config, writer, protecting })
     const passOn = passingOn(pass, this.#upload)
+    const passUnmatched = handle(passOn)
+    app.setNotFoundHandler((request, reply) => {
+      const raw = requestOf(request)
+      if (raw.arrival?.way.kind === 'refuse') throw new Refused(noRoute(raw))
+      // Otherwise the router has missed a route: nothing protected may pass by that.
+      if (raw.arrival?.policy !== OTHER.unmatched) throw new Error(`no route takes ${raw.arrival?.policy}`)
+      return passUnmatched.call(app, request, reply)
+    })
+    // The rest of the lifecycle has parsers of its own.
+    app.addHook('preParsing', (request, _reply, payload, done) => {
+      if (request.is404) takeAnyType(request)
+      done(null, payload)
+    })
     app.register(endpoints, { config, routing, issuer, protecting, handle })
     app.register(protectedRoutes, { config, protecting, passOn, handle })
-    app.register(unmatched, { config, passOn, handle })
     if (uploads !== null) app.register(uploads, { upstream, pass, handle })
     await app.ready()
     return { app, config, routing }

@@ -2,7 +2,7 @@ import httpProxy from '@fastify/http-proxy'
 import type { FastifyInstance } from 'fastify'
 import { Dispatcher } from 'undici'
 import type { Upstream } from '../upstream/pool.ts'
-import { anyType, type Hijacking } from './incoming.ts'
+import { type Hijacking, takeAnyType } from './incoming.ts'
 import type { Passing } from './pass.ts'
 import { OTHER, WITHOUT_BODY } from './routing.ts'
 
@@ -30,7 +30,10 @@ export async function uploads(
     override async close(): Promise<void> {}
     override async destroy(): Promise<void> {}
   }
-  anyType(app)
+  app.addHook('preParsing', (request, _reply, payload, done) => {
+    takeAnyType(request)
+    done(null, payload)
+  })
   await app.register(httpProxy, {
     upstream: upstream.origin.origin,
     routes: ['*'],
