@@ -45,7 +45,7 @@ const limit = config.defaults.limits
 const forwarding = { host: upstream.host, loop: loopMarkOf(config), counted: identifyingHeaders(config) }
 
 const server = new TrafficServer(
-  { holds: true, requestTimeout: 0, keepAliveTimeout: 72_000 },
+  { holds: true, plain: true, requestTimeout: 0, keepAliveTimeout: 72_000 },
   (request, response) => {
     const startedAt = performance.now()
     const headers = requestLines(request.rawHeaders, peers.peerOf(request.socket.remoteAddress), forwarding)

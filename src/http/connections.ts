@@ -70,6 +70,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   readonly #sweepEvery: Millis
   readonly #onBug: (error: unknown) => void
   readonly #listener: (request: TrafficRequest, response: TrafficResponse) => void
+  readonly #holds: boolean
   /** Null: Node handles every connection. */
   readonly #plain: Set<PlainConnection> | null
   readonly #served = new Batch<PlainResponse>((response) => {
@@ -78,16 +79,24 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   })
   clock: Millis = performance.now()
 
-  /** `onBug`: a listener threw; only its connection ends. `holds`: plain requests and small bodies bypass streams (docs/adr/0075, 0076). */
+  /**
+   * `onBug`: a listener threw; only its connection ends. `holds`: small bodies bypass streams (docs/adr/0075); `plain`: so do whole requests in
+   * the plainest form (docs/adr/0076).
+   */
   constructor(
-    { holds, ...options }: ServerOptions<typeof StreamRequest> & { readonly holds?: boolean },
+    {
+      holds = false,
+      plain = false,
+      ...options
+    }: ServerOptions<typeof StreamRequest> & { readonly holds?: boolean; readonly plain?: boolean },
     listener: (request: TrafficRequest, response: TrafficResponse) => void,
     onBug: (error: unknown) => void,
   ) {
     super({ ...options, IncomingMessage: StreamRequest }, listener)
     this.#onBug = onBug
     this.#listener = listener
-    this.#plain = holds === true ? new Set() : null
+    this.#holds = holds
+    this.#plain = plain ? new Set() : null
     this.#sweepEvery = options.connectionsCheckingInterval ?? SWEEP
     if (this.#plain !== null)
       this.once('listening', () => {
@@ -125,7 +134,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     response.on('close', () => this.#answered(connection, state, response))
     // Not upgraded, and Node has discarded the bytes that followed it.
     if (request.framing.upgrade) response.shouldKeepAlive = false
-    if (this.#plain !== null && event === 'request') request.hold()
+    if (this.#holds && event === 'request') request.hold()
     if (state.answers.length === 1) {
       this.#serve(event, request, response)
       return true

@@ -38,7 +38,8 @@ export function trafficServer(
   const tunnel = tunnels(upstream, writer, options.limitsNow)
   const server = new TrafficServer(
     {
-      holds: options.http === 'plain',
+      holds: true,
+      plain: options.http === 'plain',
       requestTimeout: 0,
       headersTimeout: HEAD_TIMEOUT,
       keepAliveTimeout: KEEP_ALIVE,

@@ -1,5 +1,5 @@
 import { randomInt } from 'node:crypto'
-import { type FastifyBaseLogger, type FastifyInstance, fastify, LogController } from 'fastify'
+import { type FastifyBaseLogger, type FastifyInstance, fastify } from 'fastify'
 import type { Config } from '../config/config.ts'
 import type { Refusal } from '../core/refusal.ts'
 import type { KeyIssuer } from '../protect/identify.ts'
@@ -143,11 +143,6 @@ export class Traffic {
       exposeHeadRoutes: false,
       routerOptions: { maxParamLength: Number.MAX_SAFE_INTEGER },
       bodyLimit: Number.MAX_SAFE_INTEGER,
-      loggerInstance: log,
-      // A child would keep its level when a reload changes it.
-      childLoggerFactory: () => log,
-      // The guard logs a line for each protected request.
-      logController: new LogController({ disableRequestLogging: true }),
       // There are no schemas, and their compiler takes longer to load than the framework.
       schemaController: { compilersFactory: { buildValidator: noSchemas, buildSerializer: noSchemas } },
     })
@@ -163,7 +158,11 @@ export class Traffic {
       breakOff(response)
     })
 
-    app.addHook('onRequest', (_request, reply, done) => {
+    // `loggerInstance` would make a child and two listeners for each request; the guard logs a line for each protected one.
+    app.log = log
+    app.addHook('onRequest', (request, reply, done) => {
+      request.log = log
+      reply.log = log
       if (draining()) responseOf(reply).shouldKeepAlive = false
       done()
     })

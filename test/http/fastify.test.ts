@@ -156,15 +156,15 @@ t.test('40 routes of one pattern are no more than Fastify’s router takes', asy
   t.equal(on.chosen('POST', '/p/1'), 'r0')
 })
 
-for (const holds of [true, false])
+for (const plain of [true, false])
   t.test(
-    `routes, hooks and replies of a plugin work ${holds ? 'with' : 'without'} the plain reader`,
+    `routes, hooks and replies of a plugin work ${plain ? 'with' : 'without'} the plain reader`,
     async (t) => {
       let server!: TrafficServer
       const app: FastifyInstance = fastify({
         exposeHeadRoutes: false,
         serverFactory: (handler) => {
-          server = new TrafficServer({ holds }, handler as never, (error) => t.error(error))
+          server = new TrafficServer({ plain }, handler as never, (error) => t.error(error))
           return server
         },
       })

@@ -23,8 +23,10 @@ type Options = ConstructorParameters<typeof TrafficServer>[0]
 
 async function serving(listener: Listener, options: Options = {}) {
   const bugs: unknown[] = []
-  const server = new TrafficServer({ holds: true, requireHostHeader: false, ...options }, listener, (error) =>
-    bugs.push(error),
+  const server = new TrafficServer(
+    { holds: true, plain: true, requireHostHeader: false, ...options },
+    listener,
+    (error) => bugs.push(error),
   )
   server.maxHeadersCount = 0
   const sockets = new Map<number, Socket>()
@@ -179,6 +181,10 @@ function script(seed: number): string {
         'X-A: \t 3 \t',
         'Accept: a',
         'Accept: b',
+        'Cookie: a=1',
+        'Cookie: b=2',
+        'Authorization: a',
+        'Content-Type: x/y',
         'X-Empty:',
         'X-Blank: \t',
         'X-Latin: caf\xe9',
@@ -273,7 +279,8 @@ function script(seed: number): string {
 void t.test('a request read here is understood and answered exactly as with Node’s parser', async (t) => {
   const heard = new Map<number, Heard[]>()
   await using on = await serving((request, response) => {
-    const { method, url, httpVersion, httpVersionMinor, rawHeaders, framing, isHere, socket } = request
+    const { method, url, httpVersion, httpVersionMinor, rawHeaders, headers, framing, isHere, socket } =
+      request
     const events: string[] = []
     const head = {
       method,
@@ -281,6 +288,7 @@ void t.test('a request read here is understood and answered exactly as with Node
       httpVersion,
       httpVersionMinor,
       rawHeaders: [...rawHeaders],
+      headers: { ...headers },
       framing: { ...framing },
     }
     const note = (body: Buffer | null): void => {
