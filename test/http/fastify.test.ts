@@ -1,6 +1,6 @@
 /** The traffic listener as a Fastify application: what its routes, hooks and `inject()` do. */
 import { once } from 'node:events'
-import type { AddressInfo } from 'node:net'
+import { type AddressInfo, Socket } from 'node:net'
 import { Readable } from 'node:stream'
 import fc from 'fast-check'
 import { type FastifyInstance, type FastifyReply, type FastifyRequest, fastify } from 'fastify'
@@ -12,8 +12,9 @@ import { loadConfig } from '../../src/config/load.ts'
 import type { RouteMatch, RoutePolicy } from '../../src/core/policy.ts'
 import { parseTarget, policiesOf, Router } from '../../src/core/route.ts'
 import { TrafficServer } from '../../src/http/connections.ts'
-import { PlainRequest } from '../../src/http/plain.ts'
+import { PlainRequest, PlainResponse } from '../../src/http/plain.ts'
 import { type ProtectPlugin, protectedRoutes } from '../../src/http/protected.ts'
+import type { TrafficRequest } from '../../src/http/request.ts'
 import { Routing } from '../../src/http/routing.ts'
 import { matching } from '../core/fixtures.ts'
 import { values } from '../support/exchange.ts'
@@ -27,6 +28,8 @@ function configOf(yaml: string): Config {
   if (!loaded.ok) throw new Error('the configuration is invalid')
   return loaded.config
 }
+
+const FRAMING = { hosts: 1, length: 0, codings: [], upgrade: false }
 
 t.test('app.inject() runs a whole protected request, and its replay', async (t) => {
   await using upstream = await upstreamStub((_, response) => {
@@ -68,6 +71,19 @@ t.test('app.inject() runs a whole protected request, and its replay', async (t) 
   t.equal(upstream.seen.length, 1)
   t.equal((await app.inject({ method: 'DELETE', url: '/pay/1?a=b' })).statusCode, 201)
   t.match(upstream.seen[1], { method: 'DELETE', target: '/pay/1?a=b' })
+
+  const lost = new PlainRequest('POST', '/pay/1', [], FRAMING, new Socket(), Buffer.alloc(0))
+  let arrival: TrafficRequest['arrival']
+  Object.defineProperty(lost, 'arrival', {
+    get: () => arrival,
+    set(found: typeof arrival) {
+      arrival = found && { ...found, policy: 'no such route' }
+    },
+  })
+  const response = new PlainResponse(lost, 0, () => {})
+  app.routing(lost as never, response as never)
+  t.ok(response.destroyed, 'what the router misses does not pass unprotected')
+  t.equal(upstream.seen.length, 2)
 })
 
 /** An application with these routes alone. */
@@ -96,12 +112,11 @@ async function routed(matches: readonly RouteMatch[]): Promise<{
     },
   } as unknown as ProtectPlugin)
   await app.ready()
-  const framing = { hosts: 1, length: 0, codings: [], upgrade: false }
   return {
     policies: policiesOf(config),
     chosen(method, target) {
       found = null
-      const request = new PlainRequest(method, target, [], framing, {} as never, Buffer.alloc(0))
+      const request = new PlainRequest(method, target, [], FRAMING, {} as never, Buffer.alloc(0))
       app.routing(request as never, {} as never)
       return found
     },
