@@ -1,10 +1,8 @@
-import { isUtf8 } from 'node:buffer'
 import { createHash, hash } from 'node:crypto'
 import { formContent, MULTIPART, multipartContent, URLENCODED } from './body/form.ts'
 import { JsonReading } from './body/json.ts'
 import { nodeAt, type PointerNode, placesOf } from './body/json-pointer.ts'
 import { SHORT_BODY } from './body/json-text.ts'
-import { MODULE } from './body/json-usual-wasm.ts'
 import type { RequestDigests } from './decide.ts'
 import { type ContentType, contentType, isEncoded, linesOf, type RawHeaders } from './headers.ts'
 import { frame, type Hmac, hmacOf, part } from './identity.ts'
@@ -107,7 +105,7 @@ function shortFingerprint(request: RequestContent, policy: FingerprintPolicy): F
   const { headers, body } = request
   const type = contentType(headers)
   if (body.length > SHORT_BODY || modesOf(request, type, policy) !== AUTO_MODES.json) return null
-  const content = usualContent(body, policy) ?? shortContent(body, policy)
+  const content = shortContent(body, policy)
   const head = headOf(request, policy, content === null ? 'raw' : 'json', type.media)
   return sha256(head, content ?? body) as Fingerprint
 }
@@ -366,8 +364,6 @@ function* bodyContent(request: RequestContent, policy: FingerprintPolicy): Steps
   if (policy.body === 'none') return { mode: 'none', type: media, content: '' }
   for (const mode of modesOf(request, type, policy)) {
     if (mode === 'json') {
-      const usual = usualContent(body, policy)
-      if (usual !== null) return { mode, type: media, content: usual }
       const reading = readingOf(body, policy)
       while (!reading.step()) yield
       const content = jsonContent(reading, policy)
@@ -387,16 +383,6 @@ function autoMode(type: string): BodyMode | 'raw' {
   if (type === MULTIPART) return 'multipart'
   return type === 'application/json' || type.endsWith('+json') ? 'json' : 'raw'
 }
-
-/** JSON as most clients send it. Null: of another form, or only part of it counts. */
-function usualContent(body: Buffer, policy: FingerprintPolicy): Buffer | null {
-  if (placesIn(policy) !== null) return null
-  if (usualJson === undefined) usualJson = UsualJson.load()
-  return usualJson?.textOf(body) ?? null
-}
-
-/** Loaded with the first JSON body; null if unavailable. */
-let usualJson: UsualJson | null | undefined
 
 /** Of a short body. */
 function shortContent(body: Buffer, policy: FingerprintPolicy): Content | null {
@@ -472,56 +458,4 @@ export function digestResponse({ status, headers, body }: StoredResponse): Respo
 
 export function sameResponse(one: ResponseDigest, other: ResponseDigest): boolean {
   return one.status === other.status && one.lines === other.lines && one.digest === other.digest
-}
-
-/** The exports of assembly/json-usual.ts. */
-interface Exports {
-  readonly memory: { readonly buffer: ArrayBuffer }
-  readonly bodyAt: () => number
-  readonly textAt: () => number
-  readonly read: (length: number) => number
-}
-
-/** TypeScript declares it only in the DOM library. */
-interface WebAssemblyNamespace {
-  readonly Module: new (bytes: Buffer) => object
-  readonly Instance: new (module: object) => { readonly exports: unknown }
-}
-
-/** Reads the JSON that most clients send, sixteen bytes at a time (docs/adr/0072). */
-export class UsualJson {
-  readonly #memory: Uint8Array
-  readonly #bodyAt: number
-  readonly #textAt: number
-  readonly #read: (length: number) => number
-
-  /** Null: WebAssembly is switched off (`--jitless`), has no vectors, or may not reserve its addresses (`ulimit -v`). */
-  static load(scope: object = globalThis): UsualJson | null {
-    try {
-      const { WebAssembly: wasm } = scope as { WebAssembly: WebAssemblyNamespace }
-      const module = new wasm.Module(Buffer.from(MODULE, 'base64'))
-      return new UsualJson(new wasm.Instance(module).exports as Exports)
-    } catch {
-      return null
-    }
-  }
-
-  private constructor({ memory, bodyAt, textAt, read }: Exports) {
-    this.#memory = new Uint8Array(memory.buffer)
-    this.#bodyAt = bodyAt()
-    this.#textAt = textAt()
-    this.#read = read
-  }
-
-  /**
-   * The result of `canonicalJson`, which the next call overwrites; the body itself if it is canonical. Null: the body is longer than
-   * {@link SHORT_BODY}, not JSON, or contains something rare.
-   */
-  textOf(body: Buffer): Buffer | null {
-    if (body.length > SHORT_BODY || !isUtf8(body)) return null
-    this.#memory.set(body, this.#bodyAt)
-    const length = this.#read(body.length)
-    if (length < 0) return body
-    return length === 0 ? null : Buffer.from(this.#memory.buffer, this.#textAt, length)
-  }
 }

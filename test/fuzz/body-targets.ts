@@ -1,15 +1,13 @@
 import { formContent, multipartParts } from '../../src/core/body/form.ts'
 import { canonicalJson } from '../../src/core/body/json.ts'
-import { fingerprintOf, type RequestContent, UsualJson } from '../../src/core/fingerprint.ts'
+import { fingerprintOf, type RequestContent } from '../../src/core/fingerprint.ts'
 import { contentType, formDataBoundary } from '../../src/core/headers.ts'
 import { atOnce } from '../../src/core/steps.ts'
 import { FINGERPRINT } from '../core/fixtures.ts'
 import { canonical, decodeUtf8, parseLossless } from '../core/json-tree.ts'
 import { same, type Target } from './engine.ts'
 
-const usual = UsualJson.load()
-
-/** Byte by byte, sixteen bytes at a time, and by the slow reader that records were made by: one text. */
+/** The product's reader and the slow one that records were made by: one text. */
 export const json: Target = {
   name: 'json',
   files: ['core/body/json'],
@@ -30,8 +28,6 @@ export const json: Target = {
     const tree = text === null ? null : parseLossless(text)
     const expected = tree === null ? null : canonical(tree)
     same('canonical text', canonicalJson(Buffer.from(input))?.toString() ?? null, expected)
-    const fast = usual?.textOf(Buffer.from(input)) ?? null
-    if (fast !== null) same('sixteen bytes at a time', fast.toString(), expected)
     if (expected === null) return
     same('canonical twice', canonicalJson(Buffer.from(expected))?.toString(), expected)
     const parsed = parseLossless(JSON.stringify(JSON.parse(text as string)))
