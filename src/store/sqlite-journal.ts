@@ -1,7 +1,6 @@
 import type { DatabaseSync, StatementSync } from 'node:sqlite'
 import type { State } from '../core/record.ts'
 import { PREFIX, SMALL_RECORD, stateCode } from './codec.ts'
-import { grown, NONE } from './slots.ts'
 
 /*
  * Holds a service's newest small records until they are moved to `records` together. All writes of one transaction are one row of
@@ -25,6 +24,8 @@ const FIRST_SLOTS = 256
 /** More than the journal normally holds, so that it need not grow and leave garbage. Unused pages take no memory. */
 const FIRST_BYTES = 16 * 1024 * 1024
 const NOTHING = Buffer.alloc(0)
+/** No place in the log. */
+const NONE = -1
 /** Part of an id in {@link Journal.slots}, enough to keep neighbours together. */
 const SORTED_CHARACTERS = 4
 /** More slots than fit into the memory of a log. */
@@ -166,7 +167,11 @@ export class Journal {
 
   #give(id: string, head: number): void {
     const slot = this.#free.pop() ?? this.#count++
-    if (slot === this.#heads.length) this.#heads = grown(this.#heads, 2 * slot)
+    if (slot === this.#heads.length) {
+      const heads = new Int32Array(2 * slot)
+      heads.set(this.#heads)
+      this.#heads = heads
+    }
     this.#heads[slot] = head
     this.#slots.set(id, slot)
   }

@@ -1,8 +1,7 @@
-import crypto, { randomBytes } from 'node:crypto'
-import { syncBuiltinESMExports } from 'node:module'
 import fc from 'fast-check'
 import t from 'tap'
 import { BinaryReader, BinaryWriter } from '../../src/store/codec.ts'
+import { type Expiring, ExpiryQueue, OUTSIDE } from '../../src/store/expiry-queue.ts'
 import {
   CorruptRecord,
   Declined,
@@ -21,210 +20,39 @@ import {
   StoreUnavailable,
   Unreplicated,
 } from '../../src/store/register.ts'
-import { Schedule } from '../../src/store/schedule.ts'
-import { Slab } from '../../src/store/slab.ts'
-import { NONE, Slots } from '../../src/store/slots.ts'
-import { newId } from './fixtures.ts'
 
-/* What the memory store keeps its records in: slots, a schedule and a slab. */
-
-void t.test('a name keeps one slot from when it is added until it is removed, as in a Map', async (t) => {
-  // Short and alike, so that one is the beginning of another.
-  const name = fc.string({ unit: fc.constantFrom('a', 'b'), minLength: 1, maxLength: 5 })
-  const change = fc.record({ name, comes: fc.boolean() })
-  fc.assert(
-    fc.property(fc.array(change, { maxLength: 200, size: 'max' }), (changes) => {
-      const model = new Map<string, number>()
-      const slots = new Slots()
-      for (const { name, comes } of changes) {
-        const slot = slots.find(name)
-        if (slot !== (model.get(name) ?? NONE)) return false
-        if (comes && slot === NONE) {
-          const given = slots.add(name)
-          if ([...model.values()].includes(given)) return false
-          model.set(name, given)
-        } else if (!comes && slot !== NONE) {
-          slots.remove(slot)
-          model.delete(name)
-        }
-      }
-      const there = new Map([...slots.from(0)].map((slot) => [slots.nameOf(slot), slot]))
-      return (
-        there.size === model.size &&
-        [...model].every(([name, slot]) => slots.find(name) === slot && there.get(name) === slot)
-      )
-    }),
-    { numRuns: 300 },
-  )
-  t.pass()
-})
-
-void t.test('it holds thousands of names, and any of them can be removed', async (t) => {
-  const slots = new Slots()
-  const names = Array.from({ length: 5000 }, newId)
-  const given = names.map((name) => slots.add(name))
-  t.equal(new Set(given).size, names.length)
-  for (const [n, slot] of given.entries()) if (n % 3 === 0) slots.remove(slot)
-  for (const [n, name] of names.entries()) {
-    const expected = n % 3 === 0 ? NONE : given[n]
-    if (slots.find(name) !== expected) t.fail(`${name} has another slot`)
-  }
-  t.same(
-    [...slots.from(4000)].map((slot) => slots.nameOf(slot)),
-    names.filter((_, n) => n >= 4000 && n % 3 !== 0),
-  )
-  t.ok((given[0] as number) < names.length && slots.add(newId()) < names.length, 'slots are reused')
-})
-
-void t.test('names of one character are told apart', async (t) => {
-  const slots = new Slots()
-  const names = Array.from({ length: 90 }, (_, n) => String.fromCharCode(33 + n))
-  const given = names.map((name) => slots.add(name))
-  t.same(
-    names.map((name) => slots.find(name)),
-    given,
-  )
-})
-
-void t.test('exactly the slots in use are listed, also when there is no free one', async (t) => {
-  const slots = new Slots()
-  for (let n = 1; n <= 1024; n++) {
-    slots.add(newId())
-    if ([...slots.from(0)].length !== n) t.fail(`not ${n}`)
-    if (slots.find(newId()) !== NONE) t.fail('found one that was never added')
-  }
-  t.pass()
-})
-
-void t.test('no client can know which names collide', async (t) => {
-  const { randomInt } = crypto
-  t.teardown(() => {
-    crypto.randomInt = randomInt
-    syncBuiltinESMExports()
+void t.test('what expires first comes first, whatever was moved or removed before', async (t) => {
+  const change = fc.record({
+    item: fc.oneof(fc.nat(20), fc.nat(200)),
+    time: fc.option(fc.nat(100), { freq: 2 }),
   })
-  const limits: number[] = []
-  crypto.randomInt = (limit: number) => (limits.push(limit), 0)
-  syncBuiltinESMExports()
-  void new Slots()
-  t.equal(limits.length, 1)
-  t.ok((limits[0] as number) >= 2 ** 31)
-})
-
-void t.test('a name longer than a record id is refused', async (t) => {
-  t.throws(() => new Slots().find('x'.repeat(44)), RangeError)
-})
-
-void t.test('the earliest slot comes first, whatever was moved or removed before', async (t) => {
-  const slot = fc.oneof(fc.nat(20), fc.nat(2000))
-  const change = fc.record({ slot, time: fc.option(fc.nat(100), { freq: 2 }) })
   fc.assert(
     fc.property(fc.array(change, { maxLength: 200, size: 'max' }), (changes) => {
-      const model = new Map<number, number>()
-      const schedule = new Schedule()
-      for (const { slot, time } of changes)
+      const items = Array.from({ length: 201 }, () => ({ expiresAt: 0, place: OUTSIDE }))
+      const model = new Map<object, number>()
+      const queue = new ExpiryQueue()
+      for (const { item: n, time } of changes) {
+        const item = items[n] as Expiring
         if (time === null) {
-          model.delete(slot)
-          schedule.delete(slot)
+          model.delete(item)
+          queue.delete(item)
         } else {
-          model.set(slot, time)
-          schedule.set(slot, time)
+          model.set(item, time)
+          queue.set(item, time)
         }
-      const sorted = (slots: Iterable<number>) => JSON.stringify([...slots].sort((a, b) => a - b))
-      if (sorted(schedule.slots) !== sorted(model.keys())) return false
-      for (const time of [...model.values()].sort((a, b) => a - b)) {
-        if (schedule.due(time - 1) !== NONE) return false
-        const slot = schedule.due(time)
-        if (model.get(slot) !== time || schedule.timeOf(slot) !== time) return false
-        model.delete(slot)
-        schedule.delete(slot)
       }
-      return schedule.due(Number.POSITIVE_INFINITY) === NONE
+      for (const time of [...model.values()].sort((a, b) => a - b)) {
+        if (queue.due(time - 1) !== undefined) return false
+        const item = queue.due(time) as Expiring
+        if (model.get(item) !== time || item.expiresAt !== time) return false
+        model.delete(item)
+        queue.delete(item)
+      }
+      return queue.due(Number.POSITIVE_INFINITY) === undefined
     }),
     { numRuns: 200 },
   )
   t.pass()
-})
-
-void t.test('removing a slot that is not there changes nothing, however many there are', async (t) => {
-  const schedule = new Schedule()
-  schedule.set(0, 1)
-  for (let slot = 1; slot < 3000; slot++) schedule.delete(slot)
-  t.same([...schedule.slots], [0])
-  for (let slot = 1; slot < 600; slot++) {
-    schedule.set(slot, 1)
-    schedule.delete(slot + 1)
-    if (schedule.slots.length !== slot + 1) t.fail(`${slot} is lost`)
-  }
-})
-
-const anyLength = fc.oneof(fc.nat(3000), fc.constantFrom(0, 255, 256, 257, 512, 70_000))
-
-void t.test('kept bytes stay unchanged, whatever is written, shortened and freed beside them', async (t) => {
-  const change = fc.oneof(
-    fc.record({ length: anyLength }),
-    fc.record({ rewrite: fc.nat(), length: anyLength }),
-    fc.record({ free: fc.nat() }),
-  )
-  fc.assert(
-    fc.property(fc.array(change, { maxLength: 60, size: 'max' }), (changes) => {
-      const slab = new Slab()
-      const kept: { chain: number; bytes: Buffer }[] = []
-      for (const change of changes)
-        if ('free' in change) {
-          const [gone] = kept.splice(change.free % (kept.length + 1), 1)
-          if (gone !== undefined) slab.free(gone.chain)
-        } else {
-          const bytes = randomBytes(change.length)
-          const old = 'rewrite' in change ? kept[change.rewrite % (kept.length + 1)] : undefined
-          const chain = slab.write(bytes, old?.chain)
-          if (old === undefined) kept.push({ chain, bytes })
-          else if (chain === old.chain) old.bytes = bytes
-          else return false
-        }
-      return kept.every(({ chain, bytes }) => slab.read(chain).equals(bytes))
-    }),
-    { numRuns: 100 },
-  )
-  t.pass()
-})
-
-void t.test('freed space is reused, and bytes may need more than one chunk', async (t) => {
-  const slab = new Slab()
-  const large = randomBytes(3 * 1024 * 1024)
-  const first = slab.write(large)
-  t.ok(slab.read(first).equals(large))
-  slab.free(first)
-  const chains = Array.from({ length: 12_000 }, (_, n) => slab.write(Buffer.from(`record ${n}`)))
-  t.equal(new Set(chains).size, chains.length)
-  t.ok(Math.max(...chains) < 3 * 4096, 'within the freed space')
-  t.equal(slab.read(chains[7] as number).toString(), 'record 7')
-})
-
-void t.test('no block is lost, and none is taken in vain', async (t) => {
-  const block = Buffer.alloc(256, 1)
-  const chunk = (slab: Slab): number[] => Array.from({ length: 4096 }, () => slab.write(block))
-  const whole = new Slab()
-  t.equal(Math.max(...chunk(whole)), 4095, 'a block each')
-  t.equal(whole.write(block), 4096, 'the next one is in another chunk')
-
-  const rewritten = new Slab()
-  const long = Buffer.alloc(2000 * 256, 2)
-  const chain = rewritten.write(long)
-  for (let n = 0; n < 10; n++) for (const bytes of [long, block, long]) rewritten.write(bytes, chain)
-  const other = rewritten.write(long)
-  rewritten.free(chain)
-  rewritten.free(other)
-  t.same(new Set(chunk(rewritten)).size, 4096)
-  t.equal(rewritten.write(block), 4096)
-})
-
-void t.test('head gives the beginning in place, and read gives a copy', async (t) => {
-  const slab = new Slab()
-  const chain = slab.write(Buffer.alloc(300, 1))
-  slab.head(chain).fill(2)
-  slab.read(chain).fill(3)
-  t.same(slab.read(chain), Buffer.concat([Buffer.alloc(256, 2), Buffer.alloc(44, 1)]))
-  t.equal(slab.head(slab.write(Buffer.from('short'))).toString(), 'short')
 })
 
 /* Numbers and texts in a record. */
