@@ -19,7 +19,11 @@ export async function build(into: string): Promise<void> {
   rmSync(into, { recursive: true, force: true })
   const bundle = await rolldown({
     cwd: ROOT,
-    input: { cli: 'src/cli.ts', 'store/sqlite-worker': 'src/store/sqlite-worker.ts' },
+    input: {
+      cli: 'src/cli.ts',
+      'store/sqlite-worker': 'src/store/sqlite-worker.ts',
+      'core/key-pattern': 'src/core/key-pattern.ts',
+    },
     platform: 'node',
     // The globals of these names are accessors, which V8 calls at each use: some forty times per protected request.
     transform: {

@@ -143,7 +143,7 @@ export const POLICY = {
     maxLength: row('keyLength', 255, narrower((after, before) => after.maxLength < before.maxLength),
       'Maximum key length, unquoted.'),
     pattern: row('pattern', '', narrower((after) => after.pattern !== null),
-      'ECMAScript regular expression that the whole key must match, in linear time: no lookaround, backreferences, `\\b` or modifiers. Empty: any.'),
+      'RE2 regular expression that the whole key must match, as in Go, Envoy and Prometheus. Empty: any.'),
     forward: row('forward', 'same', live, 'Key header sent to the upstream: `same`, `none`, or the name of another header.'),
     forwardFence: row('flag', false, live, 'Sends `Idempotency-Fence` and `Idempotency-Record` to the upstream.'),
     derive: orOff('off', DERIVE, 'Derives a key from the caller and the parts named here if the client sent none.'),

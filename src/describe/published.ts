@@ -1,6 +1,6 @@
 import type { Config } from '../config/config.ts'
 import { RESPONSE_HEADER } from '../core/headers.ts'
-import type { KeySource, RoutePolicy } from '../core/policy.ts'
+import type { KeyPolicy, KeySource, RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import { REFUSALS, type RefusalCode, type RetryAdvice } from '../core/refusal.ts'
 import { isProtected, overlaps, pathPattern, policiesOf } from '../core/route.ts'
@@ -60,7 +60,7 @@ function describeRoute(route: RoutePolicy, exceptions: boolean, baseUrl: string)
       syntax: key.syntax,
       minLength: key.minLength,
       maxLength: key.maxLength,
-      ...(key.pattern === null ? {} : { pattern: key.pattern.source }),
+      ...ecmaScript(key.pattern),
       ...(key.derive === null ? {} : { derivedWhereMissing: true }),
       ...(key.issuedOnly ? { issuedOnly: true } : {}),
     },
@@ -182,4 +182,14 @@ export function isKeyHeader(name: string): boolean {
 /** A lower-case header name as people write it. */
 export function spelled(name: string): string {
   return BY_LOWER.get(name) ?? name.replace(/(?<=^|-)[a-z]/g, (first) => first.toUpperCase())
+}
+
+/** The pattern as JSON Schemas have it. None if ECMAScript refuses it, as it does with all that RE2 reads in another way. */
+export function ecmaScript(pattern: KeyPolicy['pattern']): { readonly pattern?: string } {
+  if (pattern === null) return {}
+  try {
+    return { pattern: new RegExp(pattern.source, 'u').source }
+  } catch {
+    return {}
+  }
 }

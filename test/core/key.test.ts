@@ -341,17 +341,13 @@ t.test('K20 patterns that people write match as they do in V8', async (t) => {
     '.*',
     '.+?',
     'a{0}b{2}|',
-    '\\x61\\u0062|\\u{61}',
     '[^a-z]+',
     '[^\\]]*\\]e',
     'x\\^y\\$z',
     '\\p{Lu}+|\\P{Lu}+',
-    '(?:a|b)*(?:){3}',
     '(?:^a)b$',
     'a$b|a^b',
     '(^|a)+b',
-    '\\cM|\\0|\\t|a',
-    '(?:\\ud83d\\ude00)?a|😀*ab',
     '[\\[(|){*]*a',
   ])
     for (const key of keys) t.equal(pattern(text).test(key), expected(text, key), `${text} on ${key}`)
@@ -371,45 +367,37 @@ t.test('a pattern that backtracks forever in V8 is answered at once', async (t) 
   t.notOk(pattern('[a-z]{1,1000}').test('a'.repeat(1001)))
 })
 
-t.test('a pattern may have 4000 characters to match', async (t) => {
-  t.ok(pattern('a{4000}').test('a'.repeat(4000)))
-})
-
-t.test('a pattern matches printable ASCII only, the characters of keys', async (t) => {
-  t.match(readPattern('.'), { kind: 'pattern' })
-  for (let code = 0; code < 0x100; code++)
-    t.equal(pattern('.|\\s').test(String.fromCharCode(code)), code >= 0x20 && code <= 0x7e, `${code}`)
-})
-
-t.test('a construct that cannot be matched in linear time is refused by name', async (t) => {
+t.test('a pattern that is no RE2, or too large, is refused with the reason', async (t) => {
   for (const [text, why] of [
-    ['(?=.*\\d)[a-z0-9]+', 'the lookaround (?='],
-    ['(?!x)[a-z]+', 'the lookaround (?!'],
-    ['a(?<=a)b', 'the lookaround (?<='],
-    ['a(?<!b)b', 'the lookaround (?<!'],
-    ['(a)\\1', 'the backreference \\1'],
-    ['(?<x>a)\\k<x>', 'the backreference \\k'],
-    ['\\ba', 'the word boundary \\b'],
-    ['a\\B', 'the word boundary \\B'],
-    ['(?i:a)', 'the modifier (?i:'],
-    ['(?s-i:a)', 'the modifier (?s-i:'],
-    ['(?i:a:b)', 'the modifier (?i:'],
-    [`${'('.repeat(3000)}a${')'.repeat(3000)}`, 'groups more than 100 deep'],
-    ['[a-z]{5000}', 'a pattern of that size'],
-    ['(?:[a-z]{1,100}){1,100}', 'a pattern of that size'],
-    ['(((a{1000}){1000}){1000}){1000}', 'a pattern of that size'],
-    ['(?:){1000000000}', 'a pattern of that size'],
-    ['[a-z', 'Unterminated character class'],
-    ['a{2,1}', 'numbers out of order in {} quantifier'],
-    ['\\', '\\ at end of pattern'],
-    ['\\1', 'Invalid escape'],
+    ['(?=.*\\d)[a-z0-9]+', 'invalid or unsupported Perl syntax: `(?=`'],
+    ['(?!x)[a-z]+', 'invalid or unsupported Perl syntax: `(?!`'],
+    ['a(?<=a)b', 'invalid named capture: `(?<=a)b`'],
+    ['(a)\\1', 'invalid escape sequence: `\\1`'],
+    ['(?<x>a)\\k<x>', 'invalid escape sequence: `\\k`'],
+    [`${'('.repeat(3000)}a${')'.repeat(3000)}`, 'expression nests too deeply'],
+    ['[a-z]{5000}', 'invalid repeat count: `{5000}`'],
+    ['(?:[a-z]{1,100}){1,100}', 'invalid repeat count: `{1,100}`'],
+    ['(?:[a-z]{1,100}){1,10}a{100}', 'a pattern of that size'],
+    ['(?:){1000000000}', 'invalid repeat count: `{1000000000}`'],
+    ['[a-z', 'missing closing ]: `[a-z`'],
+    ['a{2,1}', 'invalid repeat count: `{2,1}`'],
+    ['\\', 'trailing backslash at end of expression'],
   ] as const)
     t.equal(whyNot(text), why, text)
 })
 
-t.test('groups may nest a hundred deep, any number of times', async (t) => {
-  const deep = `${'('.repeat(100)}a${')'.repeat(100)}`
-  t.ok(pattern(`${deep}${deep}`).test('aa'))
+t.test('what Go, Envoy and Prometheus read is read', async (t) => {
+  for (const [text, key] of [
+    ['(?i)order-[0-9]+', 'ORDER-1'],
+    ['(?i:a)b', 'Ab'],
+    ['(?P<year>\\d{4})-\\pL+', '2026-a'],
+    ['[[:alpha:]]+', 'ab'],
+    ['\\Aa\\z', 'a'],
+    ['\\ba\\b', 'a'],
+    ['\\Qa.b\\E', 'a.b'],
+    ['[a-z]{1,255}', 'a'.repeat(255)],
+  ] as const)
+    t.ok(pattern(text).test(key), text)
 })
 
 t.test('a bug throws instead of becoming a refusal', async (t) => {

@@ -105,6 +105,8 @@ void t.test('the overlay describes keys as the route takes them', async (t) => {
   t.match(await parametersFor('{ pattern: "[0-9a-f-]{36}" }'), {
     parameters: [{ required: false, schema: { pattern: '^(?:[0-9a-f-]{36})$' } }],
   })
+  const alphabetic = await parametersFor('{ pattern: "[[:alpha:]]+" }')
+  t.notMatch(JSON.stringify(alphabetic), /alpha/, 'ECMAScript has no such class')
   const several = await parametersFor('{ from: ["header:a", "header:b-c"], presence: required }')
   t.match(several.parameters, [
     { name: 'A', required: false },

@@ -6,7 +6,7 @@ import type { Millis } from '../../core/record.ts'
 import { REFUSALS, type RefusalCode } from '../../core/refusal.ts'
 import { parseTarget, policiesOf, Router } from '../../core/route.ts'
 import { classify, concerns } from '../../core/settle.ts'
-import { answersOf, publishedPolicy, spelled } from '../published.ts'
+import { answersOf, ecmaScript, publishedPolicy, spelled } from '../published.ts'
 import type { DescribedOperation, DescribedOperations, Remark } from './operations.ts'
 import { type Description, type Json, member, objectAt, type Pointer } from './read.ts'
 
@@ -126,7 +126,7 @@ function parameterOf(
         : {
             minLength: key.minLength,
             maxLength: key.maxLength,
-            ...(key.pattern === null ? {} : { pattern: key.pattern.source }),
+            ...ecmaScript(key.pattern),
           }),
     },
   }
