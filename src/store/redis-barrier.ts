@@ -4,7 +4,7 @@ import type { Millis } from '../core/record.ts'
 import { within } from '../runtime/scheduling.ts'
 import { meets, PREFIX } from './codec.ts'
 import type { MasterShards } from './redis-cluster.ts'
-import { exactly, RedisConnection, runIdOf } from './redis-connection.ts'
+import { type ConnectionSettings, exactly, RedisConnection, runIdOf } from './redis-connection.ts'
 import { hostPortText, type Reader, type RedisLink, Refused, repliesMismatch } from './redis-link.ts'
 import { Misconfigured } from './redis-url.ts'
 import { Unreplicated, type WriteReply } from './register.ts'
@@ -17,9 +17,8 @@ const MARKER_LIFE: Millis = 60_000
 
 export type Wait = NonNullable<StoreConfig['wait']>
 
-export interface BarrierOptions {
+export interface BarrierOptions extends ConnectionSettings {
   readonly wait: Wait
-  readonly timeoutMs: Millis
   /** A key in the shard; its value does not matter. */
   readonly markerOf: (shard: number) => string
   /** Number of replicas that may be promoted, including those that are down. */
@@ -149,20 +148,23 @@ class Barrier {
 
   /** `onLost`: called when this barrier can no longer be used. */
   constructor(link: RedisLink, options: BarrierOptions, onLost: () => void) {
-    const { wait, timeoutMs } = options
+    const { wait, timeoutMs, client = {} } = options
     this.#link = link
     this.#options = options
     this.#replicas = wait.replicas === 'none' ? 0 : wait.replicas === 'all' ? 1 : wait.replicas
     // Two commands may wait in sequence.
-    this.#server = new RedisConnection({ find: () => link.address }, timeoutMs + 2 * wait.timeout, {
-      onEvent() {},
-      onReady() {},
-      // The next connection may lead to another process.
-      onLost: () => {
-        onLost()
-        void this.#server.close()
+    const target = { find: () => link.address, login: link.address }
+    this.#server = new RedisConnection(
+      target,
+      { timeoutMs: timeoutMs + 2 * wait.timeout, client },
+      {
+        // The next connection may lead to another process.
+        onLost: () => {
+          onLost()
+          void this.#server.close()
+        },
       },
-    })
+    )
   }
 
   /** @throws {Unreplicated} */

@@ -1,11 +1,16 @@
-import type { Millis, RecordId } from '../core/record.ts'
-import { type OnEvent, RedisConnection, type RedisTarget } from './redis-connection.ts'
-import { Refused, repliesMismatch, wordsOf } from './redis-link.ts'
-import type { RespReply } from './resp.ts'
+import type { RecordId } from '../core/record.ts'
+import { within } from '../runtime/scheduling.ts'
+import {
+  type ConnectionSettings,
+  type OnEvent,
+  RedisConnection,
+  type RedisTarget,
+} from './redis-connection.ts'
+import { connectionError, Refused } from './redis-link.ts'
 import { type Subscription, Subscriptions } from './subscriptions.ts'
 
 export interface ChannelOptions {
-  readonly timeoutMs: Millis
+  readonly settings: ConnectionSettings
   readonly onEvent: OnEvent
   readonly channelOf: (id: RecordId) => string
   /** The server that publishes writes to the record, as far as known. */
@@ -16,7 +21,8 @@ export interface ChannelOptions {
 
 /**
  * Watches records by pub/sub, over one extra connection per server, opened for the first watcher and then kept. Channels are sharded
- * (Redis 7): in a cluster a message goes only to the slot of its record.
+ * (Redis 7): in a cluster a message goes only to the slot of its record. Whatever is unclear ends the connection: the next one subscribes
+ * to everything again, and every watcher is told.
  */
 export class Channels {
   readonly #options: ChannelOptions
@@ -29,7 +35,7 @@ export class Channels {
 
   constructor(options: ChannelOptions) {
     this.#options = options
-    this.#subscriptions = new Subscriptions(options.timeoutMs, {
+    this.#subscriptions = new Subscriptions(options.settings.timeoutMs, {
       begin: (subscription) => this.#begin(subscription),
       end: (id) => this.#end(id),
     })
@@ -49,7 +55,9 @@ export class Channels {
   moved(): void {
     for (const subscription of this.#subscriptions.all) {
       const { id, missed } = subscription
-      if (missed || this.#targets.get(id) !== this.#options.targetOf(id)) this.#again(subscription)
+      if (!missed && this.#targets.get(id) === this.#options.targetOf(id)) continue
+      this.#subscriptions.miss(subscription)
+      this.#begin(subscription)
     }
     const used = new Set(this.#targets.values())
     for (const [target, connection] of this.#connections)
@@ -76,76 +84,68 @@ export class Channels {
     else if (!connection.isTrying) this.#subscriptions.miss(subscription)
   }
 
-  #again(subscription: Subscription): void {
-    this.#subscriptions.miss(subscription)
-    this.#begin(subscription)
-  }
-
   #end(id: RecordId): void {
     const channel = this.#options.channelOf(id)
     const connection = this.#connections.get(this.#targets.get(id) as RedisTarget)
     this.#byChannel.delete(channel)
     this.#targets.delete(id)
-    connection?.ask('sunsubscribe', [channel], ended).catch(() => {})
+    if (!connection?.isReady) return
+    const counted = this.#counted(connection.redis.sunsubscribe(channel))
+    counted.catch((error: Error) => {
+      if (!(connectionError(error) instanceof Refused)) connection.reconnect()
+    })
+  }
+
+  /** Rejects a reply that is none, which ioredis takes all the same, and one that does not come in time. */
+  async #counted(reply: Promise<unknown>): Promise<void> {
+    const count = await within(this.#options.settings.timeoutMs, reply)
+    if (typeof count !== 'number') throw new Error('replies do not match their commands')
   }
 
   async #subscribe(connection: RedisConnection, subscription: Subscription): Promise<void> {
     const { id } = subscription
     try {
       // One channel per command: a cluster requires all channels of a command to be in one slot.
-      await connection.ask('ssubscribe', [this.#options.channelOf(id)], begun)
+      await this.#counted(connection.redis.ssubscribe(this.#options.channelOf(id)))
       this.#refused = false
       this.#subscriptions.acknowledged(subscription)
     } catch (error) {
       this.#subscriptions.miss(subscription)
-      // No answer: a new connection subscribes everything again.
-      if (!(error instanceof Refused)) return connection.reconnect()
-      if (this.#options.isMoved(error, id) || this.#refused) return
+      const refused = connectionError(error as Error)
+      if (!(refused instanceof Refused)) return connection.reconnect()
+      if (this.#options.isMoved(refused, id) || this.#refused) return
       this.#refused = true
       this.#options.onEvent(
         'error',
-        `subscribing is refused, so waiting requests poll the store: ${error.message}`,
+        `subscribing is refused, so waiting requests poll the store: ${refused.message}`,
       )
     }
   }
 
   #connect(target: RedisTarget): RedisConnection {
+    const { timeoutMs, client = {} } = this.#options.settings
     const ofTarget = () => this.#subscriptions.all.filter(({ id }) => this.#targets.get(id) === target)
-    const connection = new RedisConnection(target, this.#options.timeoutMs, {
-      onReady: () => {
-        for (const subscription of ofTarget()) void this.#subscribe(connection, subscription)
+    // The command connection reports the same events.
+    const connection = new RedisConnection(
+      target,
+      { timeoutMs, client },
+      {
+        onReady: () => {
+          for (const subscription of ofTarget()) void this.#subscribe(connection, subscription)
+        },
+        onLost: () => {
+          for (const subscription of ofTarget()) this.#subscriptions.miss(subscription)
+        },
       },
-      onLost: () => {
-        for (const subscription of ofTarget()) this.#subscriptions.miss(subscription)
-      },
-      // The command connection reports the same events.
-      onEvent: () => {},
-      onMessage: (message, awaited) => this.#take(message, awaited),
+    )
+    connection.redis.on('smessage', (channel: string) => {
+      const id = this.#byChannel.get(channel)
+      if (id !== undefined) this.#subscriptions.tell(id)
     })
+    // A slot has left the server, which ends its subscriptions; ioredis does not say which.
+    connection.redis.on('moved', () => connection.reconnect())
     this.#connections.set(target, connection)
     void connection.open()
     return connection
   }
-
-  #take(message: RespReply, awaited: unknown): boolean {
-    const [kind = '', channel = ''] = wordsOf(message)
-    if (kind !== 'smessage' && (kind !== 'sunsubscribe' || awaited === ended)) return false
-    const id = this.#byChannel.get(channel)
-    const subscription = id === undefined ? undefined : this.#subscriptions.get(id)
-    if (subscription === undefined) return true
-    if (kind === 'smessage') this.#subscriptions.tell(subscription.id)
-    // The slot has moved to another server.
-    else this.#again(subscription)
-    return true
-  }
-}
-
-/* Redis confirms a subscription by `[kind, channel, number of subscriptions]`. */
-
-function begun(reply: RespReply): void {
-  if (wordsOf(reply)[0] !== 'ssubscribe') throw repliesMismatch()
-}
-
-function ended(reply: RespReply): void {
-  if (wordsOf(reply)[0] !== 'sunsubscribe') throw repliesMismatch()
 }

@@ -2,6 +2,7 @@ import { createHash } from 'node:crypto'
 import type { Millis } from '../core/record.ts'
 import {
   askAll,
+  type ConnectionSettings,
   exactly,
   type OnEvent,
   RedisConnection,
@@ -64,8 +65,6 @@ export interface ClusterEvents {
   readonly onEvent: OnEvent
   /** A node is ready for commands. */
   readonly onReady: () => void
-  /** See {@link RedisConnection}. */
-  readonly grace: Millis
   /** Shards may have new masters. */
   readonly onMap: () => void
 }
@@ -76,7 +75,7 @@ export interface ClusterEvents {
  */
 export class Cluster {
   readonly #url: ClusterUrl
-  readonly #timeoutMs: Millis
+  readonly #settings: ConnectionSettings
   readonly #events: ClusterEvents
   readonly #nodes = new Map<string, Node>()
   /** By shard; empty if still unknown. */
@@ -92,9 +91,9 @@ export class Cluster {
   #trouble = 'connecting'
   #isClosed = false
 
-  constructor(url: ClusterUrl, timeoutMs: Millis, events: ClusterEvents) {
+  constructor(url: ClusterUrl, settings: ConnectionSettings, events: ClusterEvents) {
     this.#url = url
-    this.#timeoutMs = timeoutMs
+    this.#settings = settings
     this.#events = events
     this.#known = url.hosts
   }
@@ -129,7 +128,7 @@ export class Cluster {
     const shard = shardOf(args[1] as string)
     const node = this.#map[shard]
     if (node === undefined) return this.#refuse()
-    const expiresAt = performance.now() + this.#timeoutMs
+    const expiresAt = performance.now() + this.#settings.timeoutMs
     const own = args.length
     return node.connection.run(what, args, read).catch((error: unknown) =>
       this.#follow(error, node, shard, expiresAt, ({ connection }, asks) => {
@@ -146,7 +145,7 @@ export class Cluster {
     const shard = shardOf(args[0] as string)
     const node = this.#map[shard]
     if (node === undefined) return this.#refuse()
-    const expiresAt = performance.now() + this.#timeoutMs
+    const expiresAt = performance.now() + this.#settings.timeoutMs
     return node.connection
       .ask(name, args, read)
       .catch((error: unknown) =>
@@ -301,11 +300,9 @@ export class Cluster {
     const name = hostPortText(place)
     const known = this.#nodes.get(name)
     if (known !== undefined) return known
-    const address = { ...place, ...this.#url.server }
-    const target: RedisTarget = { find: () => address }
-    const connection = new RedisConnection(target, this.#timeoutMs, {
+    const target: RedisTarget = { find: () => place, login: this.#url.server }
+    const connection = new RedisConnection(target, this.#settings, {
       onEvent: (kind, detail) => this.#events.onEvent(kind, kind === 'error' ? `${name}: ${detail}` : detail),
-      grace: this.#events.grace,
       onReady: this.#events.onReady,
       onLost: () => this.#readLater(),
     })
@@ -328,16 +325,27 @@ export class Cluster {
     const ask = (server: RedisConnection, { host }: HostPort) =>
       server.ask('cluster', ['slots'], rangesOf(host))
     if (node !== undefined) return this.#take(await ask(node.connection, node.place))
-    const known = this.#known.map((place) => ({ ...place, ...this.#url.server }))
-    const askWhole = async (server: RedisConnection, place: HostPort) => wholeOf(await ask(server, place))
+    const { timeoutMs, client = {} } = this.#settings
+    const known = new Map(
+      this.#known.map((place) => [
+        hostPortText(place),
+        new RedisConnection({ find: () => place, login: this.#url.server }, { timeoutMs, client }),
+      ]),
+    )
     try {
-      const [ranges] = (await askAll(known, this.#timeoutMs, 0, askWhole)) as [SlotRange[]]
+      for (const server of known.values()) void server.open()
+      const [ranges] = (await askAll(known, 0, async (server) =>
+        wholeOf(await ask(server, server.place)),
+      )) as [SlotRange[]]
       this.#take(ranges)
     } catch (error) {
       const { errors, message } = error as Unanswered
       if (errors.every((one) => one instanceof Uncovered || one.message.includes('cluster support disabled')))
         throw new Misconfigured(`store.url: ${message}; allowed: nodes of a cluster that covers all slots`)
       throw new StoreUnavailable(`no node of the cluster answers: ${message}`, false)
+    } finally {
+      // Not awaited: one of them may hang.
+      for (const server of known.values()) void server.close()
     }
   }
 

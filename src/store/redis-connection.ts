@@ -1,15 +1,17 @@
 import { createHash } from 'node:crypto'
 import { readFileSync } from 'node:fs'
+import { connect } from 'node:net'
 import { setImmediate as immediately } from 'node:timers/promises'
+import { AbstractConnector, Redis, type RedisOptions } from 'ioredis'
 import type { Millis } from '../core/record.ts'
 import { within } from '../runtime/scheduling.ts'
 import { reconnectDelay } from './reconnect.ts'
 import {
-  CONNECT_TIMEOUT,
+  connectionError,
+  type HostPort,
   hostPortText,
-  type LinkEvents,
+  type Login,
   type Reader,
-  type RedisAddress,
   RedisLink,
   repliesMismatch,
   type Script,
@@ -19,31 +21,50 @@ import { StoreUnavailable } from './register.ts'
 import { commandHead, type RespArg, type RespReply } from './resp.ts'
 
 export const CONNECTION_NAME = 'idempotency-proxy'
-/** The server needs no password; sending one does no harm. */
-const NEEDLESS_PASSWORD = /no password is set|without any password configured for the default user/
+const CONNECT_TIMEOUT: Millis = 2000
+/** How long to wait for a server that does not close its side. */
+export const DISCONNECT_TIMEOUT: Millis = 250
 
 export type OnEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
 
 /** Where a connection leads. */
 export interface RedisTarget {
   /** Called before each attempt. */
-  find(): RedisAddress | Promise<RedisAddress>
+  find(): HostPort | Promise<HostPort>
+  readonly login: Login
   /** Rejects replicas, which may miss records. */
   readonly isMaster?: boolean
 }
 
-export interface ConnectionEvents {
-  readonly onEvent: OnEvent
-  /** Ready for commands. */
-  readonly onReady: () => void
-  /** An attempt has failed, or the connection has ended. */
-  readonly onLost?: () => void
-  readonly onMessage?: LinkEvents['onMessage']
+export interface ConnectionSettings {
+  readonly timeoutMs: Millis
   /**
    * `store.grace`; 0 or absent: none. Each link reads the identity of the process it reaches, for scripts that `admit`. A proxy that connects
    * later than the grace after a failover has lost its claims, so an attempt takes at most half of it.
    */
   readonly grace?: Millis
+  /** Of `store.redis`. */
+  readonly client?: ClientOptions
+}
+
+export type ClientOptions = Pick<
+  RedisOptions,
+  | 'clientInfoTag'
+  | 'connectionName'
+  | 'connectTimeout'
+  | 'disableClientInfo'
+  | 'family'
+  | 'keepAlive'
+  | 'noDelay'
+  | 'protocol'
+>
+
+export interface ConnectionEvents {
+  readonly onEvent?: OnEvent
+  /** Ready for commands. */
+  readonly onReady?: () => void
+  /** An attempt has failed, or the connection has ended. */
+  readonly onLost?: () => void
 }
 
 export function script(name: string, header = ''): Script {
@@ -63,47 +84,86 @@ function scriptOf(source: string, admits: boolean): Script {
   return { source, admits, head: commandHead('evalsha', createHash('sha1').update(source).digest('hex')) }
 }
 
-/** Keeps a link open for commands and scripts. A command is never sent again on another link. */
+/**
+ * Keeps an ioredis client connected. All that ioredis does by itself is off: it queues nothing, resends nothing, subscribes to nothing
+ * again, and each of its connections is greeted here before it takes commands (ADR 124).
+ */
 export class RedisConnection {
   readonly #target: RedisTarget
-  readonly #timeoutMs: Millis
+  readonly #settings: ConnectionSettings
   readonly #events: ConnectionEvents
+  /** Of all connections, one after the other. For subscriptions; commands go through {@link run} and {@link ask}. */
+  readonly redis: Redis
+  /** Of the latest attempt; '' before the first. */
+  place: HostPort = { host: '', port: 0 }
+  /** The link once greeted. */
   #link: RedisLink | null = null
-  /** The link once greeted: only then may commands use it. */
-  #ready: RedisLink | null = null
   /** Why the last link failed; until the next one is ready. */
   #trouble: string | null = null
   #attempts = 0
+  #attempted = Promise.withResolvers<void>()
   #isTrying = false
-  /** Host and port of the latest link; '' before the first. */
-  leadsTo = ''
-  #reconnecting: NodeJS.Timeout | undefined
   #isClosed = false
+  /** Of the attempt, or until the next one. */
+  #timer: NodeJS.Timeout | undefined
 
-  constructor(target: RedisTarget, timeoutMs: Millis, events: ConnectionEvents) {
+  constructor(target: RedisTarget, settings: ConnectionSettings, events: ConnectionEvents = {}) {
     this.#target = target
-    this.#timeoutMs = timeoutMs
+    this.#settings = settings
     this.#events = events
+    const { username, password, db, tls } = target.login
+    this.redis = new Redis({
+      connectionName: CONNECTION_NAME,
+      protocol: 2,
+      ...settings.client,
+      username,
+      password,
+      db,
+      ...(tls === undefined ? {} : { tls: {} }),
+      Connector: this.#connector(),
+      lazyConnect: true,
+      connectTimeout: 0,
+      retryStrategy: null,
+      enableReadyCheck: false,
+      enableOfflineQueue: false,
+      autoResendUnfulfilledCommands: false,
+      autoResubscribe: false,
+    })
+    this.redis.on('error', (error: Error) => {
+      this.#fail(connectionError(error).message)
+      this.reconnect()
+    })
+    this.redis.on('end', () => this.#lose())
   }
 
   /** Resolves after the first attempt, whatever its outcome: the process also starts without Redis. */
   open(): Promise<void> {
-    return this.#connect()
+    this.#connect()
+    return this.attempted
   }
 
   async close(): Promise<void> {
     this.#isClosed = true
-    clearTimeout(this.#reconnecting)
-    await this.#link?.end()
+    clearTimeout(this.#timer)
+    if (!this.#isTrying && this.#link === null) return
+    const ended = new Promise((end) => this.redis.once('end', end))
+    if (this.#link !== null) this.#link.end()
+    else {
+      this.redis.disconnect()
+      this.reconnect()
+    }
+    await ended
   }
 
   /** The server may have been replaced. Commands in flight may have been applied. */
   reconnect(): void {
-    this.#link?.destroy()
+    if (this.#link !== null) this.#link.destroy()
+    // Before the first attempt there is none.
+    else (this.redis.stream as Redis['stream'] | undefined)?.destroy()
   }
 
   get isReady(): boolean {
-    return this.#ready?.isOpen === true
+    return this.#link?.isOpen === true
   }
 
   /** It is about to be ready, or lost. */
@@ -111,12 +171,21 @@ export class RedisConnection {
     return this.#isTrying
   }
 
+  /** Settled unless {@link isTrying}. */
+  get attempted(): Promise<void> {
+    return this.#attempted.promise
+  }
+
+  get leadsTo(): string {
+    return hostPortText(this.place)
+  }
+
   run<T>(what: Script, args: RespArg[], read: Reader<T>): Promise<T> {
-    return this.#ready?.isOpen ? this.#ready.run(what, args, read) : this.#refuse()
+    return this.#link?.isOpen ? this.#link.run(what, args, read) : this.#refuse()
   }
 
   ask<T>(name: string, args: readonly RespArg[], read: Reader<T>): Promise<T> {
-    return this.#ready?.isOpen ? this.#ready.ask(name, args, read) : this.#refuse()
+    return this.#link?.isOpen ? this.#link.ask(name, args, read) : this.#refuse()
   }
 
   #refuse(): Promise<never> {
@@ -124,85 +193,75 @@ export class RedisConnection {
     return Promise.reject(new StoreUnavailable(`Redis is not connected: ${why}`, false))
   }
 
-  /** Resolves when it is ready or lost. */
-  async #connect(): Promise<void> {
-    this.#isTrying = true
-    let address: RedisAddress
-    try {
-      address = await this.#target.find()
-    } catch (error) {
-      this.#fail((error as Error).message)
-      return this.#lose('')
-    }
-    if (!this.#isClosed) await new Promise<void>((attempted) => this.#begin(address, attempted))
-  }
-
-  #begin(address: RedisAddress, attempted: () => void): void {
-    const name = hostPortText(address)
-    this.leadsTo = name
-    const { grace, onMessage } = this.#events
-    const events: LinkEvents = {
-      onConnected: () => {
-        this.#greet(link, address).then(
-          () => {
-            if (link.isOpen) this.#succeed(link, name)
-            attempted()
-          },
-          (error: Error) => {
-            // A link that has ended has said why, or there never was one.
-            if (link.isOpen || this.#trouble === null) this.#fail(error.message)
-            link.destroy()
-          },
-        )
-      },
-      onError: (message) => this.#fail(message),
-      onClosed: () => {
-        this.#lose(name)
-        attempted()
-      },
-      onMessage,
-    }
-    const connectWithin = grace ? Math.min(grace / 2, CONNECT_TIMEOUT) : CONNECT_TIMEOUT
-    const link = new RedisLink(address, this.#timeoutMs, events, connectWithin)
-    this.#link = link
-  }
-
-  #succeed(link: RedisLink, name: string): void {
-    this.#isTrying = false
-    this.#ready = link
-    this.#trouble = null
-    this.#attempts = 0
-    this.#events.onReady()
-    this.#events.onEvent('connected', name)
-  }
-
-  #lose(name: string): void {
-    if (this.#ready !== null && this.#trouble === null) this.#events.onEvent('disconnected', name)
-    this.#isTrying = false
-    this.#ready = null
-    this.#events.onLost?.()
+  /** It ends by `#succeed` or, on ioredis's event, by `#lose`. */
+  #connect(): void {
     if (this.#isClosed) return
-    this.#reconnecting = setTimeout(() => void this.#connect(), reconnectDelay(++this.#attempts))
+    this.#isTrying = true
+    this.#attempted = Promise.withResolvers()
+    this.redis
+      .connect()
+      .then(() => this.#greet())
+      .catch((error: Error) => {
+        // A connection that has ended has said why, or there never was one.
+        if (!this.redis.stream?.destroyed || this.#trouble === null) this.#fail(error.message)
+        this.reconnect()
+      })
   }
 
-  #fail(message: string): void {
-    // All attempts to reconnect fail alike: one report is enough.
-    if (message !== this.#trouble) this.#events.onEvent('error', message)
-    this.#trouble = message
-  }
-
-  /** Rejects if the link is useless: wrong user, wrong database, or the server is still loading its data. */
-  async #greet(link: RedisLink, address: RedisAddress): Promise<void> {
-    const { username, password, db } = address
-    const steps: Promise<unknown>[] = []
-    if (username || password) {
-      const credentials = (username ? [username, password] : [password]).map((text) => Buffer.from(text))
-      steps.push(link.ask('auth', credentials, exactly('OK')).catch(unless(NEEDLESS_PASSWORD)))
+  /** ioredis's interface for whoever knows better where to connect: per attempt the address, and the files of TLS. */
+  #connector() {
+    const open = async (): Promise<Redis['stream']> => {
+      const { login } = this.#target
+      const place = await this.#target.find()
+      this.place = place
+      const tls = login.tls?.()
+      const {
+        client: { family = 0, connectTimeout = CONNECT_TIMEOUT } = {},
+        grace,
+        timeoutMs,
+      } = this.#settings
+      const options = { ...place, family, ...tls }
+      const socket =
+        tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
+      this.#endIn(socket, 'connect ETIMEDOUT', grace ? Math.min(grace / 2, connectTimeout) : connectTimeout)
+      socket.once(tls === undefined ? 'connect' : 'secureConnect', () =>
+        this.#endIn(socket, 'no answer from Redis: Command timed out', timeoutMs),
+      )
+      return socket
     }
-    if (db !== 0) steps.push(link.ask('select', [db], exactly('OK')))
-    if (this.#target.isMaster) steps.push(link.ask('role', [], ofMaster(hostPortText(address))))
-    steps.push(link.ask('ping', [], exactly('PONG')).catch(unless(/NOPERM/)))
-    if (this.#events.grace)
+    return class extends AbstractConnector {
+      constructor() {
+        super(DISCONNECT_TIMEOUT)
+      }
+
+      async connect(): Promise<Redis['stream']> {
+        this.connecting = true
+        const stream = await open()
+        if (!this.connecting) stream.destroy()
+        stream.once('error', (error) => {
+          this.firstError = error
+        })
+        this.stream = stream
+        return stream
+      }
+    }
+  }
+
+  #endIn(socket: Redis['stream'], why: string, limit: Millis): void {
+    clearTimeout(this.#timer)
+    // Only after pending input was read: a busy event loop does not mean a silent server.
+    this.#timer = setTimeout(
+      () => setImmediate(() => this.#isTrying && socket.destroy(new Error(why))),
+      limit,
+    )
+  }
+
+  /** Rejects if the connection is useless: no master, or the server is still loading its data. */
+  async #greet(): Promise<void> {
+    const link = new RedisLink(this.redis, { ...this.place, ...this.#target.login }, this.#settings.timeoutMs)
+    const steps = [link.ask('ping', [], exactly('PONG')).catch(unless(/NOPERM/))]
+    if (this.#target.isMaster) steps.push(link.ask('role', [], ofMaster(this.leadsTo)))
+    if (this.#settings.grace)
       steps.push(
         link.ask('info', ['server'], runIdOf).then(
           (id) => {
@@ -211,9 +270,33 @@ export class RedisConnection {
           unless(/NOPERM/),
         ),
       )
-    // Shown by CLIENT LIST.
-    link.ask('client', ['setname', CONNECTION_NAME], exactly('OK')).catch(() => {})
     await Promise.all(steps)
+    if (!link.isOpen || !this.redis.stream.writable) throw new Error('Connection is closed.')
+    clearTimeout(this.#timer)
+    this.#isTrying = false
+    this.#link = link
+    this.#trouble = null
+    this.#attempts = 0
+    this.#events.onReady?.()
+    this.#events.onEvent?.('connected', this.leadsTo)
+    this.#attempted.resolve()
+  }
+
+  #lose(): void {
+    clearTimeout(this.#timer)
+    if (this.#link !== null) this.#link.isOpen = false
+    if (this.#link !== null && this.#trouble === null) this.#events.onEvent?.('disconnected', this.leadsTo)
+    this.#isTrying = false
+    this.#link = null
+    this.#events.onLost?.()
+    if (!this.#isClosed) this.#timer = setTimeout(() => this.#connect(), reconnectDelay(++this.#attempts))
+    this.#attempted.resolve()
+  }
+
+  #fail(message: string): void {
+    // All attempts to reconnect fail alike: one report is enough.
+    if (message !== this.#trouble && !this.#isClosed) this.#events.onEvent?.('error', message)
+    this.#trouble = message
   }
 }
 
@@ -221,59 +304,45 @@ export class RedisConnection {
 export class Unanswered extends Error {
   readonly errors: readonly Error[]
 
-  constructor(addresses: readonly RedisAddress[], errors: readonly Error[]) {
-    super(
-      errors.map(({ message }, n) => `${hostPortText(addresses[n] as RedisAddress)}: ${message}`).join('; '),
-    )
+  constructor(names: readonly string[], errors: readonly Error[]) {
+    super(errors.map(({ message }, n) => `${names[n]}: ${message}`).join('; '))
     this.errors = errors
   }
 }
 
 /**
- * Asks several servers at once, each on its own connection. Resolves with all answers that arrive within `others` of the first.
+ * Asks several servers at once. Resolves with all answers that arrive within `others` of the first.
  * @throws {Unanswered} if there was none.
  */
 export async function askAll<T>(
-  addresses: readonly RedisAddress[],
-  timeoutMs: Millis,
+  servers: ReadonlyMap<string, RedisConnection>,
   others: Millis,
-  ask: (server: RedisConnection, address: RedisAddress) => Promise<T>,
+  ask: (server: RedisConnection) => Promise<T>,
 ): Promise<T[]> {
-  const connections: RedisConnection[] = []
   const answers: T[] = []
-  const attempts = addresses.map(async (address) => {
-    const events = { onEvent() {}, onReady() {} }
-    const connection = new RedisConnection({ find: () => address }, timeoutMs, events)
-    connections.push(connection)
-    await connection.open()
-    answers.push(await ask(connection, address))
+  const attempts = [...servers.values()].map(async (server) => {
+    await server.attempted
+    answers.push(await ask(server))
   })
-  return (
-    Promise.any(attempts)
-      .catch((error: AggregateError) => {
-        throw new Unanswered(addresses, error.errors as Error[])
-      })
-      .then(() => within(others, Promise.allSettled(attempts)))
-      // Only after pending input was read: a busy event loop does not mean a silent server.
-      .then(() => immediately())
-      .then(() => [...answers])
-      .finally(() => {
-        // Not awaited: one of them may hang.
-        for (const connection of connections) void connection.close()
-      })
-  )
+  await Promise.any(attempts).catch((error: AggregateError) => {
+    throw new Unanswered([...servers.keys()], error.errors as Error[])
+  })
+  await within(others, Promise.allSettled(attempts))
+  // Only after pending input was read: a busy event loop does not mean a silent server.
+  await immediately()
+  return [...answers]
 }
 
 /** Expects this reply. */
 export function exactly(expected: string) {
   return (reply: RespReply): void => {
-    if (reply !== expected) throw repliesMismatch()
+    if (!Buffer.isBuffer(reply) || String(reply) !== expected) throw repliesMismatch()
   }
 }
 
 /** Identifies the process: new after each start. '': the server does not report it. */
 export function runIdOf(reply: RespReply): string {
-  if (!Buffer.isBuffer(reply)) throw repliesMismatch()
+  if (!/^\w+:/m.test(String(reply))) throw repliesMismatch()
   return /^run_id:([0-9a-f]+)\r?$/m.exec(String(reply))?.[1] ?? ''
 }
 

@@ -1,28 +1,18 @@
-import { connect, type Socket } from 'node:net'
+import { type Redis, ReplyError } from 'ioredis'
 import type { Millis } from '../core/record.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from './register.ts'
-import {
-  CommandBuffer,
-  type CommandHead,
-  commandHead,
-  ProtocolError,
-  Replies,
-  ReplyError,
-  type RespArg,
-  type RespReply,
-} from './resp.ts'
+import { type CommandHead, commandHead, encoded, type RespArg, type RespReply } from './resp.ts'
 
-export const CONNECT_TIMEOUT: Millis = 2000
-/** How long to wait for a server that does not close its side. */
-export const DISCONNECT_TIMEOUT: Millis = 250
-const KEEP_ALIVE: Millis = 30_000
 /** Commands in a row that time out on a silent connection before it counts as dead: a lost host sends no reset. */
 const SILENT_COMMANDS = 5
-const READ_BYTES = 64 * 1024
 
-export interface RedisAddress {
+export interface HostPort {
   readonly host: string
   readonly port: number
+}
+
+/** How to greet a server. */
+export interface Login {
   readonly username: string
   readonly password: string
   readonly db: number
@@ -30,23 +20,14 @@ export interface RedisAddress {
   readonly tls?: () => object
 }
 
-export type HostPort = Pick<RedisAddress, 'host' | 'port'>
+export type RedisAddress = HostPort & Login
 
 export function hostPortText({ host, port }: HostPort): string {
   return `${host.includes(':') ? `[${host}]` : host}:${port}`
 }
 
-export interface LinkEvents {
-  readonly onConnected: () => void
-  readonly onError: (message: string) => void
-  readonly onClosed: () => void
-  /** On a subscribing link, messages arrive between replies. True: it was a message. `awaited` reads the next expected reply, if any. */
-  readonly onMessage?: ((message: RespReply, awaited: Read | undefined) => boolean) | undefined
-}
-
 /** Converts a reply into a result; throws a {@link ProtocolError} if it cannot belong to its command. `link`: the link it arrived on. */
 export type Reader<T> = (reply: never, link: RedisLink) => T
-export type Read = Reader<unknown>
 
 export interface Script {
   readonly source: string
@@ -56,95 +37,164 @@ export interface Script {
   readonly head: CommandHead
 }
 
-/** The commands of one turn of the event loop, which leave in one write. */
-interface CommandBatch {
-  /** Until it is written, only this process has seen its commands. */
-  written: boolean
-  expiresAt: Millis
-  /** Number of reads when it was written. */
-  reads: number
+/** A reply that cannot belong to its command: no later one can be trusted. */
+export class ProtocolError extends Error {
+  override readonly name = 'ProtocolError'
 }
 
-/** A command whose reply has not come. */
-interface Pending {
-  readonly batch: CommandBatch
+/** The commands of one turn of the event loop, which leave in one write. ioredis writes into it as into a pipeline of its own. */
+class Turn {
+  readonly isPipeline = true
+  readonly destination: { readonly redis: Redis }
+  readonly calls: Call[] = []
+  /** Until it is written, only this process has seen its commands. */
+  isWritten = false
+  /** Number of replies when it was written. */
+  replies = 0
+  timer: NodeJS.Timeout | undefined
+  #text = ''
+  #pieces: (string | Buffer)[] = []
+  unsettled = 0
+
+  constructor(redis: Redis) {
+    this.destination = { redis }
+  }
+
+  add(call: Call): void {
+    this.calls.push(call)
+    this.unsettled++
+  }
+
+  settled(): void {
+    if (--this.unsettled === 0) clearTimeout(this.timer)
+  }
+
+  readonly write = (piece: string | Buffer): void => {
+    if (typeof piece === 'string') this.#text += piece
+    else {
+      this.#pieces.push(this.#text, piece)
+      this.#text = ''
+    }
+  }
+
+  send(stream: Redis['stream']): void {
+    stream.cork()
+    for (const piece of this.#pieces) stream.write(piece, 'latin1')
+    stream.write(this.#text, 'latin1')
+    stream.uncork()
+    this.#pieces = []
+    this.#text = ''
+    this.isWritten = true
+  }
+}
+
+/** What a call asks for, and who waits for it. */
+interface Order {
+  readonly head: CommandHead
+  readonly args: readonly RespArg[]
+  readonly read: Reader<unknown>
   readonly resolve: (value: unknown) => void
   readonly reject: (error: unknown) => void
-  readonly read: Read
   /** Needed to send it as `EVAL` if Redis does not know the script. */
   readonly script: Script | null
-  readonly args: readonly RespArg[]
   /** For a script: the number that its reply ends with. Null: a plain command. */
   readonly number: number | null
 }
 
+/** What ioredis's queue needs of a `Command`, whose own timers, transformers and second promise would cost as much again (ADR 124). */
+class Call {
+  readonly isTraced = true
+  readonly name: string
+  readonly args: readonly RespArg[]
+  readonly #order: Order
+  readonly #link: RedisLink
+  readonly #turn: Turn
+  isSettled = false
+
+  constructor(order: Order, link: RedisLink, turn: Turn) {
+    this.name = order.head.name
+    this.args = order.args
+    this.#order = order
+    this.#link = link
+    this.#turn = turn
+  }
+
+  setReplyContext(): void {}
+
+  toWritable(): string {
+    return encoded(this.#order.head, this.args, this.#turn.write)
+  }
+
+  /** Also runs for a call that has timed out: a reply that does not match it may belong to one that has not. */
+  resolve(reply: RespReply): void {
+    const { number, read } = this.#order
+    this.#link.answered()
+    this.#settle()
+    try {
+      if (this.#link.isBroken) throw repliesMismatch()
+      this.#order.resolve(read(ownReply(number, reply) as never, this.#link))
+    } catch (error) {
+      if (!(error instanceof ProtocolError)) return this.#order.reject(error)
+      this.#order.reject(unanswered(error.message, true))
+      this.#link.break(error)
+    }
+  }
+
+  /** By Redis, or by ioredis when the connection has ended. */
+  reject(error: Error): void {
+    if (!(error instanceof ReplyError)) return this.fail(closed(this.#turn.isWritten))
+    if (this.#link.isBroken) return this.resolve(error)
+    this.#link.answered()
+    if (this.isSettled) return
+    const message = refusalOf(error)
+    const { script } = this.#order
+    if (script !== null && message.startsWith('NOSCRIPT') && this.#link.isOpen) {
+      this.#settle()
+      return this.#link.send({ ...this.#order, head: commandHead('eval', script.source), script: null })
+    }
+    // After a failover this may be the old primary; reconnecting by name may reach the new one.
+    if (message.startsWith('READONLY')) this.#link.end()
+    this.fail(redisFailure(message))
+  }
+
+  fail(error: Error): void {
+    this.#settle()
+    this.#order.reject(error)
+  }
+
+  #settle(): void {
+    if (this.isSettled) return
+    this.isSettled = true
+    this.#turn.settled()
+  }
+}
+
 /**
- * One connection to Redis. Replies are matched to commands by order, and replies of scripts also carry their command's number: if a reply
- * is lost, no claim takes the next one as its own. This is the hot path, hence one promise per command, and one write, one clock reading
- * and one timer for all commands of a turn (ADR 70).
+ * One connection of an ioredis client, from its greeting to its end: nothing is sent again on another. Replies of scripts carry their
+ * command's number: if a reply is lost, no claim takes the next one as its own. One write and one timer for all commands of a turn.
  */
 export class RedisLink {
-  readonly #socket: Socket
+  readonly #redis: Redis
+  readonly #stream: Redis['stream']
   readonly #timeout: Millis
-  readonly #events: LinkEvents
-  readonly #ended: Promise<void>
-  readonly #outgoing = new CommandBuffer()
-  readonly #replies: Replies
-  /** Commands in the order of their replies: a ring, so that old objects do not keep short-lived ones alive (ADR 17). */
-  #ring: (Pending | null)[] = Array.from({ length: 64 }, () => null)
-  #first = 0
-  #count = 0
-  /** How many of the first have timed out. Their replies are still awaited, or the rest would be mismatched. */
-  #expired = 0
-  /** The batch of this turn, if any. */
-  #batch: CommandBatch | null = null
-  #reads = 0
+  /** The commands of this turn, if any. */
+  #turn: Turn | null = null
+  #replies = 0
   #silentCommands = 0
   #scripts = 0
-  #timer: NodeJS.Timeout | undefined
   readonly address: RedisAddress
   /** Takes commands. */
-  isOpen = false
+  isOpen = true
+  /** A reply was lost or spurious. */
+  isBroken = false
   /** The process at its other end; '': unknown, or not needed. */
   identity = ''
 
-  constructor(address: RedisAddress, timeoutMs: Millis, events: LinkEvents, connectWithin = CONNECT_TIMEOUT) {
-    const { host, port, tls } = address
+  constructor(redis: Redis, address: RedisAddress, timeoutMs: Millis) {
+    this.#redis = redis
+    this.#stream = redis.stream
     this.address = address
     this.#timeout = timeoutMs
-    this.#events = events
-    const { onMessage } = events
-    this.#replies = new Replies(
-      onMessage === undefined
-        ? (reply) => this.#settle(reply)
-        : (reply) => {
-            if (!onMessage(reply, this.#ring[this.#first]?.read)) this.#settle(reply)
-          },
-    )
-    const onread = {
-      buffer: Buffer.allocUnsafeSlow(READ_BYTES),
-      callback: (length: number, bytes: Uint8Array) => this.#read(bytes as Buffer, length),
-    }
-    const options = { host, port, onread, ...tls?.() }
-    const socket =
-      tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
-    this.#socket = socket
-    this.#startTimer(() => socket.destroy(new Error('connect ETIMEDOUT')), connectWithin)
-    socket.once(tls === undefined ? 'connect' : 'secureConnect', () => {
-      this.#clearTimer()
-      socket.setNoDelay(true)
-      socket.setKeepAlive(true, KEEP_ALIVE)
-      this.isOpen = true
-      events.onConnected()
-    })
-    // The error of a connection to several addresses has a code and no message.
-    socket.on('error', (error: NodeJS.ErrnoException) => events.onError(error.message || String(error.code)))
-    this.#ended = new Promise((ended) => {
-      socket.once('close', () => {
-        this.#close()
-        ended()
-      })
-    })
   }
 
   /**
@@ -153,7 +203,7 @@ export class RedisLink {
    * @param read converts the reply; throws a {@link ProtocolError} if it cannot belong to this command.
    */
   ask<T>(name: string, args: readonly RespArg[], read: Reader<T>): Promise<T> {
-    return this.#send(commandHead(name), args, read, null, null) as Promise<T>
+    return this.#promise(commandHead(name), args, read, null, null)
   }
 
   /**
@@ -166,175 +216,86 @@ export class RedisLink {
     const number = ++this.#scripts
     if (script.admits) args.push(this.identity)
     args.push(number)
-    return this.#send(script.head, args, read, script, number) as Promise<T>
+    return this.#promise(script.head, args, read, script, number)
   }
 
-  /** Closes the connection after the commands already sent; resolves when it is closed. */
-  end(): Promise<void> {
-    if (!this.isOpen) this.#socket.destroy()
-    else {
-      this.isOpen = false
-      this.#flush()
-      this.#socket.end()
-      this.#startTimer(() => this.#socket.destroy(), DISCONNECT_TIMEOUT)
-    }
-    return this.#ended
+  /** Closes the connection after the commands already sent. */
+  end(): void {
+    this.isOpen = false
+    this.#flush()
+    this.#redis.disconnect()
   }
 
   /** Nothing more is sent or read. */
   destroy(error?: Error): void {
     this.isOpen = false
-    this.#socket.destroy(error)
+    this.#stream.destroy(error)
   }
 
-  #send(
+  /** Replies are no longer believed. */
+  break(error: Error): void {
+    this.isBroken = true
+    this.destroy(error)
+  }
+
+  answered(): void {
+    this.#replies++
+    this.#silentCommands = 0
+  }
+
+  send(order: Order): void {
+    if (this.#turn === null) {
+      this.#turn = new Turn(this.#redis)
+      setImmediate(() => this.#flush())
+    }
+    const call = new Call(order, this, this.#turn)
+    this.#turn.add(call)
+    this.#redis.sendCommand(call as never, this.#turn)
+  }
+
+  #promise<T>(
     head: CommandHead,
     args: readonly RespArg[],
-    read: Read,
+    read: Reader<T>,
     script: Script | null,
     number: number | null,
-  ): Promise<unknown> {
+  ): Promise<T> {
     return new Promise((resolve, reject) => {
-      // Its end may have been reported already, so that nothing would settle this.
       if (!this.isOpen) return reject(closed(false))
-      this.#outgoing.add(head, args)
-      this.#push({ batch: this.#ofThisTurn(), resolve, reject, read, script, args, number })
+      this.send({ head, args, read, resolve: resolve as (value: unknown) => void, reject, script, number })
     })
   }
 
-  #ofThisTurn(): CommandBatch {
-    if (this.#batch !== null) return this.#batch
-    setImmediate(() => this.#flush())
-    this.#batch = { written: false, expiresAt: performance.now() + this.#timeout, reads: 0 }
-    return this.#batch
-  }
-
-  #push(pending: Pending): void {
-    if (this.#count === this.#ring.length) this.#widen()
-    this.#ring[(this.#first + this.#count++) & (this.#ring.length - 1)] = pending
-  }
-
-  #widen(): void {
-    const inOrder = [...this.#ring.slice(this.#first), ...this.#ring.slice(0, this.#first)]
-    this.#ring = [...inOrder, ...inOrder.map(() => null)]
-    this.#first = 0
-  }
-
   #flush(): void {
-    const socket = this.#socket
-    const batch = this.#batch
-    this.#batch = null
-    // If no longer writable, its end is about to be reported, and nothing of this batch was sent.
-    if (batch === null || !socket.writable) return
-    batch.written = true
-    batch.reads = this.#reads
-    const parts = this.#outgoing.take()
-    if (parts.length > 1) socket.cork()
-    for (const part of parts) socket.write(part)
-    if (parts.length > 1) socket.uncork()
-    if (socket.writableLength === 0) this.#outgoing.reuse()
-    if (this.#timer === undefined) this.#expireIn(this.#timeout)
-  }
-
-  #expireIn(time: Millis): void {
+    const turn = this.#turn
+    this.#turn = null
+    // If no longer writable, its end is about to be reported, and nothing of this turn was sent.
+    if (turn === null || !this.#stream.writable) return
+    turn.replies = this.#replies
+    turn.send(this.#stream)
     // Only after pending input was read: a busy event loop does not mean a silent Redis.
-    this.#startTimer(() => setImmediate(() => this.#expire()), Math.ceil(time))
+    if (turn.unsettled > 0)
+      turn.timer = setTimeout(() => setImmediate(() => this.#expire(turn)), this.#timeout)
   }
 
-  #expire(): void {
-    if (!this.isOpen) return
-    this.#clearTimer()
-    const now = performance.now()
-    while (this.#expired < this.#count) {
-      const { batch, reject } = this.#at(this.#expired)
-      if (batch.expiresAt > now) return this.#expireIn(batch.expiresAt - now)
-      this.#expired++
-      reject(new StoreUnavailable('no answer from Redis: Command timed out', true))
-      const isSilent = batch.reads === this.#reads
-      this.#silentCommands++
+  #expire({ calls, replies }: Turn): void {
+    const isSilent = replies === this.#replies
+    for (const call of calls) {
+      if (!this.isOpen) return
+      if (call.isSettled) continue
+      call.fail(unanswered('Command timed out', true))
       // If other replies arrived but not this one, no later reply can be trusted.
-      if (!isSilent || this.#silentCommands >= SILENT_COMMANDS) return this.destroy()
+      if (!isSilent || ++this.#silentCommands >= SILENT_COMMANDS) this.destroy()
     }
-  }
-
-  #read(bytes: Buffer, length: number): boolean {
-    this.#reads++
-    this.#silentCommands = 0
-    try {
-      this.#replies.push(bytes.subarray(0, length))
-    } catch (error) {
-      this.destroy(error as Error)
-    }
-    return true
-  }
-
-  #settle(reply: RespReply): void {
-    if (this.#count === 0) throw new ProtocolError('an unexpected reply')
-    const pending = this.#shift()
-    const isExpired = this.#expired > 0
-    if (isExpired) this.#expired--
-    if (reply instanceof ReplyError) {
-      if (!isExpired) this.#refuse(pending, reply.message)
-      return
-    }
-    // Expired commands, too: a mismatched reply may belong to a command that has not expired.
-    try {
-      pending.resolve(pending.read(ownReply(pending.number, reply) as never, this))
-    } catch (error) {
-      if (!(error instanceof ProtocolError)) return pending.reject(error)
-      pending.reject(new StoreUnavailable(`no answer from Redis: ${error.message}`, true))
-      throw error
-    }
-  }
-
-  #refuse(pending: Pending, message: string): void {
-    const { script, args } = pending
-    if (script !== null && message.startsWith('NOSCRIPT') && this.isOpen) {
-      this.#outgoing.add(commandHead('eval', script.source), args)
-      this.#push({ ...pending, batch: this.#ofThisTurn(), script: null })
-      return
-    }
-    // After a failover this may be the old primary; reconnecting by name may reach the new one.
-    if (message.startsWith('READONLY')) void this.end()
-    pending.reject(redisFailure(message))
-  }
-
-  #close(): void {
-    this.isOpen = false
-    this.#clearTimer()
-    for (let n = this.#expired; n < this.#count; n++) {
-      const { batch, reject } = this.#at(n)
-      reject(closed(batch.written))
-    }
-    this.#count = 0
-    this.#events.onClosed()
-  }
-
-  #at(n: number): Pending {
-    return this.#ring[(this.#first + n) & (this.#ring.length - 1)] as Pending
-  }
-
-  #shift(): Pending {
-    const pending = this.#at(0)
-    this.#ring[this.#first] = null
-    this.#first = (this.#first + 1) & (this.#ring.length - 1)
-    this.#count--
-    return pending
-  }
-
-  #startTimer(done: () => void, after: Millis): void {
-    this.#clearTimer()
-    this.#timer = setTimeout(done, after)
-  }
-
-  #clearTimer(): void {
-    clearTimeout(this.#timer)
-    this.#timer = undefined
   }
 }
 
+function unanswered(why: string, maybeApplied: boolean): StoreUnavailable {
+  return new StoreUnavailable(`no answer from Redis: ${why}`, maybeApplied)
+}
+
 function closed(maybeApplied: boolean): StoreUnavailable {
-  return new StoreUnavailable('no answer from Redis: Connection is closed.', maybeApplied)
+  return unanswered('Connection is closed.', maybeApplied)
 }
 
 /** @throws {ProtocolError} if it answers another command. */
@@ -348,7 +309,7 @@ export function repliesMismatch(): ProtocolError {
   return new ProtocolError('replies do not match their commands')
 }
 
-/** The bulk strings of an array, '' for other elements; empty if the reply is not an array. */
+/** The strings of an array, '' for other elements; empty if the reply is not an array. */
 export function wordsOf(reply: RespReply): string[] {
   return Array.isArray(reply) ? reply.map((part) => (Buffer.isBuffer(part) ? part.toString() : '')) : []
 }
@@ -363,7 +324,19 @@ export class Refused extends StoreUnavailable {
   }
 }
 
-export function redisFailure(message: string): StoreUnavailable | CorruptRecord {
+/** Redis quotes the arguments of unknown commands, among them the password of AUTH. */
+function refusalOf({ message }: Error): string {
+  return message.replace(/, with args beginning with.*/s, '')
+}
+
+/** Whatever ioredis reports, as one of ours. */
+export function connectionError(error: Error & { readonly code?: string }): Error {
+  if (error instanceof ReplyError) return redisFailure(refusalOf(error))
+  // The error of a connection to several addresses has a code and no message.
+  return error.message === '' ? new Error(error.code) : error
+}
+
+function redisFailure(message: string): StoreUnavailable | CorruptRecord {
   if (message.startsWith('WRONGTYPE'))
     return new CorruptRecord('the key of the record holds a value of another type')
   if (message.startsWith('OOM')) return new StoreFull(`Redis is full: ${message}`)

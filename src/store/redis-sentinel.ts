@@ -1,13 +1,12 @@
 import type { Millis } from '../core/record.ts'
-import { askAll, RedisConnection, type RedisTarget, type Unanswered } from './redis-connection.ts'
 import {
-  type HostPort,
-  hostPortText,
-  type RedisAddress,
-  Refused,
-  repliesMismatch,
-  wordsOf,
-} from './redis-link.ts'
+  askAll,
+  type ConnectionSettings,
+  RedisConnection,
+  type RedisTarget,
+  type Unanswered,
+} from './redis-connection.ts'
+import { type HostPort, hostPortText, type Login, Refused, repliesMismatch, wordsOf } from './redis-link.ts'
 import { Misconfigured, type SentinelUrl } from './redis-url.ts'
 import { StoreUnavailable } from './register.ts'
 import type { RespReply } from './resp.ts'
@@ -25,12 +24,18 @@ interface MasterReport {
   readonly epoch: number
 }
 
-/** The master that the Sentinels monitor, wherever it is. */
+/**
+ * The master that the Sentinels monitor, wherever it is. ioredis's own connector believes the first Sentinel that answers, and misses
+ * what is announced while it does not listen (ADR 124).
+ */
 export class Sentinels implements RedisTarget {
   readonly isMaster = true
+  readonly login: Login
   readonly #url: SentinelUrl
-  readonly #timeoutMs: Millis
-  readonly #watching: RedisConnection[] = []
+  /** One connection to each, by its name. RESP3: it takes commands while it is subscribed. */
+  readonly #all = new Map<string, RedisConnection>()
+  /** What follows the announcements, if anything does. */
+  #server: FollowedConnection | null = null
   /** Their latest answer, and how many gave it. */
   #latest: MasterReport | null = null
   #answers = 0
@@ -41,26 +46,35 @@ export class Sentinels implements RedisTarget {
   /** Set if every server answered that it knows no such master, or is no Sentinel: only a person can fix that. */
   misconfigured: Misconfigured | null = null
 
-  constructor(url: SentinelUrl, timeoutMs: Millis) {
+  constructor(url: SentinelUrl, { timeoutMs, client }: ConnectionSettings) {
     this.#url = url
-    this.#timeoutMs = timeoutMs
+    this.login = url.server
+    for (const address of url.sentinels) {
+      const connection: RedisConnection = new RedisConnection(
+        { find: () => address, login: address },
+        { timeoutMs, client: { ...client, protocol: 3 } },
+        { onReady: () => this.#listen(connection) },
+      )
+      connection.redis.on('message', (_channel, text) => this.#take(text))
+      this.#all.set(hostPortText(address), connection)
+      void connection.open()
+    }
   }
 
   /** Asks all at once, since any may be down or silent. The latest configuration counts. */
-  async find(): Promise<RedisAddress> {
-    const { sentinels, master, server } = this.#url
+  async find(): Promise<HostPort> {
     const news = this.#news
     try {
-      const all = await this.#ask(sentinels)
+      const all = await this.#ask(this.#all)
       // A Sentinel announced a change meanwhile, perhaps after it had answered.
       if (news !== this.#news) return this.find()
       this.#answers = all.length
       this.#latest = all.reduce((latest, answer) => (answer.epoch > latest.epoch ? answer : latest))
-      return { ...this.#latest.place, ...server }
+      return this.#latest.place
     } catch (error) {
       const { errors, message } = error as Unanswered
-      const named = `the master ${JSON.stringify(master)}`
-      const hosts = sentinels.map(hostPortText).join(', ')
+      const named = `the master ${JSON.stringify(this.#url.master)}`
+      const hosts = [...this.#all.keys()].join(', ')
       const why = errors.every(isNoSentinel)
         ? `no Sentinel at ${hosts}, but a Redis; allowed: the addresses of Sentinels, or redis:// for one server`
         : errors.every((one) => one instanceof UnknownMaster)
@@ -74,18 +88,17 @@ export class Sentinels implements RedisTarget {
 
   /** How many replicas of the master they know, including those that are down; the highest of differing answers. */
   async replicas(): Promise<number> {
-    const { sentinels, master } = this.#url
-    const all = await askAll(sentinels, this.#timeoutMs, OTHERS, (sentinel) =>
-      sentinel.ask('sentinel', ['replicas', master], lengthOf),
+    const { master } = this.#url
+    const counts = await askAll(this.#all, OTHERS, (one) =>
+      one.ask('sentinel', ['replicas', master], lengthOf),
     )
-    return Math.max(...all)
+    return Math.max(...counts)
   }
 
   /** For people, once a master is found. */
   topology(): string {
-    const { sentinels, master } = this.#url
     const { place, epoch } = this.#latest as MasterReport
-    return `of ${sentinels.length} Sentinels ${this.#answers} answered; the latest configuration (epoch ${epoch}) names ${hostPortText(place)} as the master ${JSON.stringify(master)}`
+    return `of ${this.#all.size} Sentinels ${this.#answers} answered; the latest configuration (epoch ${epoch}) names ${hostPortText(place)} as the master ${JSON.stringify(this.#url.master)}`
   }
 
   /**
@@ -93,31 +106,27 @@ export class Sentinels implements RedisTarget {
    * is not subscribed, so it asks each Sentinel after subscribing.
    */
   watch(server: FollowedConnection): void {
-    for (const address of this.#url.sentinels) {
-      const connection: RedisConnection = new RedisConnection({ find: () => address }, this.#timeoutMs, {
-        onEvent() {},
-        onReady: () => void this.#listen(connection, address, server).catch(() => {}),
-        onMessage: (message) => this.#take(message, server),
-      })
-      this.#watching.push(connection)
-      void connection.open()
-    }
+    this.#server = server
+    for (const connection of this.#all.values()) if (connection.isReady) this.#listen(connection)
   }
 
   async close(): Promise<void> {
-    await Promise.all(this.#watching.map((connection) => connection.close()))
+    await Promise.all([...this.#all.values()].map((connection) => connection.close()))
   }
 
-  /** Rejects if the Sentinel refuses or disconnects. */
-  async #listen(sentinel: RedisConnection, address: RedisAddress, server: FollowedConnection): Promise<void> {
-    await sentinel.ask('subscribe', [SWITCH], subscribed)
-    const [answer] = (await this.#ask([address])) as [MasterReport]
-    if (answer.epoch >= this.#epoch) this.#follow(answer.place, server)
+  #listen(sentinel: RedisConnection): void {
+    if (this.#server === null) return
+    const subscribed = sentinel.redis.subscribe(SWITCH).then(async () => {
+      const [answer] = (await this.#ask(new Map([['', sentinel]]))) as [MasterReport]
+      if (answer.epoch >= this.#epoch) this.#follow(answer.place)
+    })
+    // It refuses, or has disconnected.
+    subscribed.catch(() => {})
   }
 
-  async #ask(sentinels: readonly RedisAddress[]): Promise<MasterReport[]> {
+  async #ask(sentinels: ReadonlyMap<string, RedisConnection>): Promise<MasterReport[]> {
     const { master } = this.#url
-    const all = await askAll(sentinels, this.#timeoutMs, OTHERS, async (sentinel) => {
+    const all = await askAll(sentinels, OTHERS, async (sentinel) => {
       // During a failover the epoch changes before the address: asked in this order, an address never gets a later epoch.
       const [epoch, place] = await Promise.all([
         sentinel.ask('sentinel', ['master', master], epochIn).catch(unknown),
@@ -130,17 +139,14 @@ export class Sentinels implements RedisTarget {
     return all
   }
 
-  #take(message: RespReply, server: FollowedConnection): boolean {
-    const [kind, , text = ''] = wordsOf(message)
-    if (kind !== 'message') return false
+  #take(text: string): void {
     const [master, , , host = '', port] = text.split(' ')
-    if (master === this.#url.master) this.#follow({ host, port: Number(port) }, server)
-    return true
+    if (master === this.#url.master) this.#follow({ host, port: Number(port) })
   }
 
-  #follow(place: HostPort, server: FollowedConnection): void {
+  #follow(place: HostPort): void {
     this.#news++
-    if (hostPortText(place) !== server.leadsTo) server.reconnect()
+    if (hostPortText(place) !== this.#server?.leadsTo) this.#server?.reconnect()
   }
 }
 
@@ -170,11 +176,7 @@ function placeIn(reply: RespReply): HostPort | null {
   return { host, port: Number(port) }
 }
 
-function subscribed(reply: RespReply): void {
-  if (wordsOf(reply)[0] !== 'subscribe') throw repliesMismatch()
-}
-
-export function lengthOf(reply: RespReply): number {
+function lengthOf(reply: RespReply): number {
   if (!Array.isArray(reply)) throw repliesMismatch()
   return reply.length
 }

@@ -1,17 +1,19 @@
-import type { Millis, RecordId } from '../core/record.ts'
+import type { RecordId } from '../core/record.ts'
 import type { Soon } from '../runtime/scheduling.ts'
 import { Channels } from './redis-channels.ts'
 import { Cluster, type MasterShards, replicasIn, type View } from './redis-cluster.ts'
-import { type OnEvent, RedisConnection, type RedisTarget } from './redis-connection.ts'
+import {
+  type ConnectionSettings,
+  type OnEvent,
+  RedisConnection,
+  type RedisTarget,
+} from './redis-connection.ts'
 import { Sentinels } from './redis-sentinel.ts'
 import { redisUrl } from './redis-url.ts'
 
-export interface ServersOptions {
+export interface ServersOptions extends ConnectionSettings {
   /** Validated by `config/urls.ts`. */
   readonly url: string
-  readonly timeoutMs: Millis
-  /** How long claims are held back after a failover; absent: 0. */
-  readonly grace?: Millis
   readonly onEvent: OnEvent
 }
 
@@ -50,12 +52,12 @@ export interface Servers {
 }
 
 export function serversOf(options: ServersOptions, layout: Layout): Servers {
-  const { timeoutMs, onEvent, grace = 0 } = options
+  const { timeoutMs, grace = 0, client = {}, onEvent } = options
+  const settings: ConnectionSettings = { timeoutMs, grace, client }
   const url = redisUrl(options.url, onEvent)
   if (url.kind === 'cluster') {
-    const cluster = new Cluster(url, timeoutMs, {
+    const cluster = new Cluster(url, settings, {
       onEvent,
-      grace,
       onReady: layout.onServers,
       onMap: () => {
         channels.moved()
@@ -63,7 +65,7 @@ export function serversOf(options: ServersOptions, layout: Layout): Servers {
       },
     })
     const channels = new Channels({
-      timeoutMs,
+      settings,
       onEvent,
       channelOf: layout.channelOf,
       targetOf: (id) => cluster.targetOf(layout.shardOf(id)),
@@ -83,18 +85,18 @@ export function serversOf(options: ServersOptions, layout: Layout): Servers {
       close: async () => void (await Promise.all([cluster.close(), channels.close()])),
     }
   }
-  const sentinels = url.kind === 'sentinel' ? new Sentinels(url, timeoutMs) : null
-  const target: RedisTarget = url.kind === 'server' ? { find: () => url.server } : (sentinels as Sentinels)
+  const sentinels = url.kind === 'sentinel' ? new Sentinels(url, settings) : null
+  const target: RedisTarget =
+    url.kind === 'server' ? { find: () => url.server, login: url.server } : (sentinels as Sentinels)
   const channels = new Channels({
-    timeoutMs,
+    settings,
     onEvent,
     channelOf: layout.channelOf,
     targetOf: () => target,
     isMoved: () => false,
   })
-  const server = new RedisConnection(target, timeoutMs, {
+  const server = new RedisConnection(target, settings, {
     onEvent,
-    grace,
     onReady: () => {
       channels.resubscribe()
       layout.onServers()
@@ -114,7 +116,7 @@ export function serversOf(options: ServersOptions, layout: Layout): Servers {
     async open() {
       await server.open()
       if (sentinels?.misconfigured) {
-        await server.close()
+        await Promise.all([server.close(), sentinels.close()])
         throw sentinels.misconfigured
       }
       sentinels?.watch(server)

@@ -1,4 +1,4 @@
-import type { HostPort, RedisAddress } from './redis-link.ts'
+import type { HostPort, Login, RedisAddress } from './redis-link.ts'
 import { StoreUnavailable } from './register.ts'
 import { type OnUnusable, tlsFiles } from './tls-files.ts'
 
@@ -11,17 +11,15 @@ export interface SentinelUrl {
   /** Its name in the Sentinels' configuration. */
   readonly master: string
   /** How to greet the master, wherever it is. */
-  readonly server: Greeting
+  readonly server: Login
 }
 
 export interface ClusterUrl {
   readonly kind: 'cluster'
   /** Some of its nodes. */
   readonly hosts: readonly HostPort[]
-  readonly server: Greeting
+  readonly server: Login
 }
-
-type Greeting = Omit<RedisAddress, keyof HostPort>
 
 /** The URL does not match the servers that it leads to: only a person can fix that. */
 export class Misconfigured extends StoreUnavailable {

@@ -97,13 +97,14 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
           onHeld: options.onHeld ?? (() => {}),
         })
   const seen = (id: RecordId): Millis => epochs?.seen[keys.shardOf(id)] ?? 0
-  const { wait = null, timeoutMs, onWaited } = options
+  const { wait = null, timeoutMs, client = {}, onWaited } = options
   const barriers =
     wait === null
       ? null
       : new Barriers({
           wait,
           timeoutMs,
+          client,
           markerOf: (shard) => keys.marker(shard),
           replicasOf: (master) => servers.replicasOf(master),
           onWaited,

@@ -7,7 +7,6 @@ import { readDescription } from '../../src/describe/openapi/read.ts'
 import { decodeRecord, encodeDraft } from '../../src/store/codec.ts'
 import { decodeEntry } from '../../src/store/outbox.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
-import { ProtocolError, Replies, type RespReply } from '../../src/store/resp.ts'
 import { entryFrame, readSegment } from '../../src/store/spool.ts'
 import { bearer, NOW, POLICY, pair, token } from '../credentials/support.ts'
 import { draft, newToken } from '../store/fixtures.ts'
@@ -168,39 +167,5 @@ export const spool: Target = {
     }
     if (bytes > input.length) throw new Error('more than there is')
     decodeEntry(input, 'payments', null)
-  },
-}
-
-function replies(bytes: Buffer, size: number): { readonly heard: RespReply[]; readonly isBroken: boolean } {
-  const heard: RespReply[] = []
-  const parser = new Replies((reply) => void heard.push(reply))
-  try {
-    for (let at = 0; at < bytes.length; at += size) parser.push(bytes.subarray(at, at + size))
-    return { heard, isBroken: false }
-  } catch (error) {
-    if (!(error instanceof ProtocolError)) throw error
-    return { heard, isBroken: true }
-  }
-}
-
-/** In whatever pieces a server's replies come, they are the same ones. */
-export const resp: Target = {
-  name: 'resp',
-  files: ['store/resp'],
-  seeds: [
-    '+OK\r\n:1\r\n$2\r\nab\r\n*2\r\n$-1\r\n:0\r\n',
-    '-ERR x\r\n*0\r\n*-1\r\n',
-    '*1\r\n*1\r\n*1\r\n:-5\r\n',
-  ],
-  // biome-ignore format: a list
-  words: [
-    '\r\n', '\r', '\n', '$', '*', ':', '+', '-', '0', '-1', '$3\r\n', '*2\r\n', ':9007199254740991\r\n',
-    '$99999999999\r\n', '*1048577\r\n', '+OK\r\n',
-  ],
-  check(input) {
-    // Such a string would be waited for, and room made.
-    if (/\$\d{6}/.test(input.toString('latin1'))) return
-    const whole = replies(input, input.length || 1)
-    for (const size of [1, 3]) same(`pieces of ${size}`, replies(input, size), whole)
   },
 }

@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs'
 import { fingerprint, form, json, mediaType, multipart } from './body-targets.ts'
 import type { Target } from './engine.ts'
-import { config, jwt, openapi, record, resp, spool } from './file-targets.ts'
+import { config, jwt, openapi, record, spool } from './file-targets.ts'
 import { httpHead, key, keyPattern, pattern, target } from './http-targets.ts'
 import { upstreamResponse } from './upstream-targets.ts'
 
@@ -21,7 +21,6 @@ export const TARGETS: readonly Target[] = [
   openapi,
   record,
   spool,
-  resp,
   upstreamResponse,
 ]
 

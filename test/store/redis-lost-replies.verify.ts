@@ -4,8 +4,8 @@ import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
 import type { Soon } from '../../src/runtime/scheduling.ts'
 import type { Page, Store } from '../../src/store/register.ts'
-import { Replies } from '../../src/store/resp.ts'
 import { RedisServer } from '../support/redis.ts'
+import { repliesTo } from '../support/replies.ts'
 import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
 import { APPLIED, answers, open as openStore } from './redis-fixtures.ts'
 
@@ -36,7 +36,7 @@ async function middlebox(t: Test, server: RedisServer) {
     let reply: number[] = []
     const whole: Buffer[] = []
     let came = Promise.withResolvers<void>()
-    const replies = new Replies(() => {
+    const read = repliesTo(() => {
       whole.push(Buffer.from(reply))
       reply = []
       came.resolve()
@@ -59,7 +59,7 @@ async function middlebox(t: Test, server: RedisServer) {
     redis.on('data', (bytes: Buffer) => {
       for (const byte of bytes) {
         reply.push(byte)
-        replies.push(Buffer.of(byte))
+        read(Buffer.of(byte))
       }
     })
     for (const socket of [client, redis]) {

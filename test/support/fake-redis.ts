@@ -4,7 +4,7 @@ import { type AddressInfo, createServer, type Socket } from 'node:net'
 import { createServer as createTlsServer } from 'node:tls'
 import type { Test } from 'tap'
 import { admittingScript, script } from '../../src/store/redis-connection.ts'
-import { Replies } from '../../src/store/resp.ts'
+import { repliesTo } from './replies.ts'
 
 export type Answer = (command: string[], socket: Socket) => string | Buffer | null
 
@@ -14,11 +14,11 @@ export async function fake(t: Test, answer: Answer, tls?: { readonly cert: Buffe
   const take = (socket: Socket): void => {
     sockets.push(socket)
     socket.on('error', () => {})
-    const commands = new Replies((command) => {
+    const read = repliesTo((command) => {
       const reply = answer((command as Buffer[]).map(String), socket)
       if (reply !== null) socket.write(reply)
     })
-    socket.on('data', (bytes) => commands.push(bytes))
+    socket.on('data', read)
   }
   const server = (tls === undefined ? createServer(take) : createTlsServer(tls, take)).listen(0, '127.0.0.1')
   await once(server, 'listening')
