@@ -202,8 +202,8 @@ export class RedisConnection {
       .connect()
       .then(() => this.#greet())
       .catch((error: Error) => {
-        // A connection that has ended has said why, or there never was one.
-        if (!this.redis.stream?.destroyed || this.#trouble === null) this.#fail(error.message)
+        // A connection that has ended has said why.
+        if (!this.redis.stream?.destroyed) this.#fail(error.message)
         this.reconnect()
       })
   }
@@ -284,8 +284,12 @@ export class RedisConnection {
 
   #lose(): void {
     clearTimeout(this.#timer)
-    if (this.#link !== null) this.#link.isOpen = false
-    if (this.#link !== null && this.#trouble === null) this.#events.onEvent?.('disconnected', this.leadsTo)
+    if (this.#link === null) {
+      if (this.#trouble === null) this.#fail('Connection is closed.')
+    } else {
+      this.#link.isOpen = false
+      if (this.#trouble === null) this.#events.onEvent?.('disconnected', this.leadsTo)
+    }
     this.#isTrying = false
     this.#link = null
     this.#events.onLost?.()

@@ -1,4 +1,4 @@
-import { type Redis, ReplyError } from 'ioredis'
+import { Command, type Redis, ReplyError } from 'ioredis'
 import type { Millis } from '../core/record.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from './register.ts'
 import { type CommandHead, commandHead, encoded, type RespArg, type RespReply } from './resp.ts'
@@ -42,58 +42,26 @@ export class ProtocolError extends Error {
   override readonly name = 'ProtocolError'
 }
 
-/** The commands of one turn of the event loop, which leave in one write. ioredis writes into it as into a pipeline of its own. */
-class Turn {
-  readonly isPipeline = true
-  readonly destination: { readonly redis: Redis }
-  readonly calls: Call[] = []
-  /** Until it is written, only this process has seen its commands. */
-  isWritten = false
-  /** Number of replies when it was written. */
-  replies = 0
-  timer: NodeJS.Timeout | undefined
-  #text = ''
-  #pieces: (string | Buffer)[] = []
-  unsettled = 0
+/** Its bytes are ready, and stay out of what ioredis tells of a command: errors, traces. */
+class ReadyCommand extends Command {
+  readonly #bytes: Buffer
 
-  constructor(redis: Redis) {
-    this.destination = { redis }
+  constructor(head: CommandHead, args: readonly RespArg[]) {
+    super(head.name, [], { replyEncoding: null })
+    this.#bytes = encoded(head, args)
   }
 
-  add(call: Call): void {
-    this.calls.push(call)
-    this.unsettled++
-  }
-
-  settled(): void {
-    if (--this.unsettled === 0) clearTimeout(this.timer)
-  }
-
-  readonly write = (piece: string | Buffer): void => {
-    if (typeof piece === 'string') this.#text += piece
-    else {
-      this.#pieces.push(this.#text, piece)
-      this.#text = ''
-    }
-  }
-
-  send(stream: Redis['stream']): void {
-    stream.cork()
-    for (const piece of this.#pieces) stream.write(piece, 'latin1')
-    stream.write(this.#text, 'latin1')
-    stream.uncork()
-    this.#pieces = []
-    this.#text = ''
-    this.isWritten = true
+  override toWritable(): Buffer {
+    return this.#bytes
   }
 }
 
-/** What a call asks for, and who waits for it. */
-interface Order {
+/** A command whose reply somebody waits for. */
+interface Call {
   readonly head: CommandHead
   readonly args: readonly RespArg[]
   readonly read: Reader<unknown>
-  readonly resolve: (value: unknown) => void
+  readonly resolve: (value: never) => void
   readonly reject: (error: unknown) => void
   /** Needed to send it as `EVAL` if Redis does not know the script. */
   readonly script: Script | null
@@ -101,71 +69,31 @@ interface Order {
   readonly number: number | null
 }
 
-/** What ioredis's queue needs of a `Command`, whose own timers, transformers and second promise would cost as much again (ADR 124). */
-class Call {
-  readonly isTraced = true
-  readonly name: string
-  readonly args: readonly RespArg[]
-  readonly #order: Order
-  readonly #link: RedisLink
-  readonly #turn: Turn
-  isSettled = false
+/** The commands of one turn of the event loop, which leave in one write. To ioredis it is a pipeline. */
+class Turn {
+  readonly isPipeline = true
+  readonly destination: { readonly redis: Redis }
+  readonly calls = new Set<Call>()
+  readonly bytes: (string | Buffer)[] = []
+  /** Until it is written, only this process has seen its commands. */
+  isWritten = false
+  /** Number of replies when it was written. */
+  replies = 0
+  timer: NodeJS.Timeout | undefined
 
-  constructor(order: Order, link: RedisLink, turn: Turn) {
-    this.name = order.head.name
-    this.args = order.args
-    this.#order = order
-    this.#link = link
-    this.#turn = turn
+  constructor(redis: Redis) {
+    this.destination = { redis }
   }
 
-  setReplyContext(): void {}
-
-  toWritable(): string {
-    return encoded(this.#order.head, this.args, this.#turn.write)
+  write(bytes: string | Buffer): void {
+    this.bytes.push(bytes)
   }
 
-  /** Also runs for a call that has timed out: a reply that does not match it may belong to one that has not. */
-  resolve(reply: RespReply): void {
-    const { number, read } = this.#order
-    this.#link.answered()
-    this.#settle()
-    try {
-      if (this.#link.isBroken) throw repliesMismatch()
-      this.#order.resolve(read(ownReply(number, reply) as never, this.#link))
-    } catch (error) {
-      if (!(error instanceof ProtocolError)) return this.#order.reject(error)
-      this.#order.reject(unanswered(error.message, true))
-      this.#link.break(error)
-    }
-  }
-
-  /** By Redis, or by ioredis when the connection has ended. */
-  reject(error: Error): void {
-    if (!(error instanceof ReplyError)) return this.fail(closed(this.#turn.isWritten))
-    if (this.#link.isBroken) return this.resolve(error)
-    this.#link.answered()
-    if (this.isSettled) return
-    const message = refusalOf(error)
-    const { script } = this.#order
-    if (script !== null && message.startsWith('NOSCRIPT') && this.#link.isOpen) {
-      this.#settle()
-      return this.#link.send({ ...this.#order, head: commandHead('eval', script.source), script: null })
-    }
-    // After a failover this may be the old primary; reconnecting by name may reach the new one.
-    if (message.startsWith('READONLY')) this.#link.end()
-    this.fail(redisFailure(message))
-  }
-
-  fail(error: Error): void {
-    this.#settle()
-    this.#order.reject(error)
-  }
-
-  #settle(): void {
-    if (this.isSettled) return
-    this.isSettled = true
-    this.#turn.settled()
+  /** Whether somebody still waits. */
+  settle(call: Call): boolean {
+    const isWaiting = this.calls.delete(call)
+    if (this.calls.size === 0) clearTimeout(this.timer)
+    return isWaiting
   }
 }
 
@@ -177,16 +105,15 @@ export class RedisLink {
   readonly #redis: Redis
   readonly #stream: Redis['stream']
   readonly #timeout: Millis
-  /** The commands of this turn, if any. */
   #turn: Turn | null = null
   #replies = 0
   #silentCommands = 0
   #scripts = 0
+  /** A reply was lost or spurious. */
+  #isBroken = false
   readonly address: RedisAddress
   /** Takes commands. */
   isOpen = true
-  /** A reply was lost or spurious. */
-  isBroken = false
   /** The process at its other end; '': unknown, or not needed. */
   identity = ''
 
@@ -203,7 +130,7 @@ export class RedisLink {
    * @param read converts the reply; throws a {@link ProtocolError} if it cannot belong to this command.
    */
   ask<T>(name: string, args: readonly RespArg[], read: Reader<T>): Promise<T> {
-    return this.#promise(commandHead(name), args, read, null, null)
+    return this.#call({ head: commandHead(name), args, read, script: null, number: null })
   }
 
   /**
@@ -216,7 +143,7 @@ export class RedisLink {
     const number = ++this.#scripts
     if (script.admits) args.push(this.identity)
     args.push(number)
-    return this.#promise(script.head, args, read, script, number)
+    return this.#call({ head: script.head, args, read, script, number })
   }
 
   /** Closes the connection after the commands already sent. */
@@ -232,58 +159,81 @@ export class RedisLink {
     this.#stream.destroy(error)
   }
 
-  /** Replies are no longer believed. */
-  break(error: Error): void {
-    this.isBroken = true
-    this.destroy(error)
+  #call<T>(call: Omit<Call, 'resolve' | 'reject'>): Promise<T> {
+    return new Promise((resolve, reject) => {
+      if (this.isOpen) this.#send({ ...call, resolve, reject })
+      else reject(closed(false))
+    })
   }
 
-  answered(): void {
-    this.#replies++
-    this.#silentCommands = 0
-  }
-
-  send(order: Order): void {
+  #send(call: Call): void {
     if (this.#turn === null) {
       this.#turn = new Turn(this.#redis)
       setImmediate(() => this.#flush())
     }
-    const call = new Call(order, this, this.#turn)
-    this.#turn.add(call)
-    this.#redis.sendCommand(call as never, this.#turn)
+    const turn = this.#turn
+    turn.calls.add(call)
+    const command = new ReadyCommand(call.head, call.args)
+    command.promise.then(
+      (reply) => this.#take(call, turn, reply),
+      (error) => this.#refuse(call, turn, error),
+    )
+    this.#redis.sendCommand(command, turn)
   }
 
-  #promise<T>(
-    head: CommandHead,
-    args: readonly RespArg[],
-    read: Reader<T>,
-    script: Script | null,
-    number: number | null,
-  ): Promise<T> {
-    return new Promise((resolve, reject) => {
-      if (!this.isOpen) return reject(closed(false))
-      this.send({ head, args, read, resolve: resolve as (value: unknown) => void, reject, script, number })
-    })
+  /** Also reads for a call that has timed out: a reply that does not match it may belong to one that has not. */
+  #take(call: Call, turn: Turn, reply: RespReply): void {
+    this.#replies++
+    this.#silentCommands = 0
+    turn.settle(call)
+    try {
+      if (this.#isBroken) throw repliesMismatch()
+      call.resolve(call.read(ownReply(call.number, reply) as never, this) as never)
+    } catch (error) {
+      if (!(error instanceof ProtocolError)) return call.reject(error)
+      call.reject(unanswered(error.message, true))
+      this.#isBroken = true
+      this.destroy(error)
+    }
+  }
+
+  /** By Redis, or by ioredis when the connection has ended. */
+  #refuse(call: Call, turn: Turn, error: Error): void {
+    const isAnswer = error instanceof ReplyError
+    if (isAnswer && this.#isBroken) return this.#take(call, turn, error)
+    if (!turn.settle(call)) return
+    if (!isAnswer) return call.reject(closed(turn.isWritten))
+    this.#replies++
+    this.#silentCommands = 0
+    const failure = redisFailure(error)
+    if (call.script !== null && isRefusal(failure, 'NOSCRIPT') && this.isOpen)
+      return this.#send({ ...call, head: commandHead('eval', call.script.source), script: null })
+    // After a failover this may be the old primary; reconnecting by name may reach the new one.
+    if (isRefusal(failure, 'READONLY')) this.end()
+    call.reject(failure)
   }
 
   #flush(): void {
-    const turn = this.#turn
+    const [turn, stream] = [this.#turn, this.#stream]
     this.#turn = null
     // If no longer writable, its end is about to be reported, and nothing of this turn was sent.
-    if (turn === null || !this.#stream.writable) return
+    if (turn === null || !stream.writable) return
+    turn.isWritten = true
     turn.replies = this.#replies
-    turn.send(this.#stream)
+    stream.cork()
+    for (const bytes of turn.bytes.splice(0)) stream.write(bytes)
+    stream.uncork()
     // Only after pending input was read: a busy event loop does not mean a silent Redis.
-    if (turn.unsettled > 0)
+    if (turn.calls.size > 0)
       turn.timer = setTimeout(() => setImmediate(() => this.#expire(turn)), this.#timeout)
   }
 
-  #expire({ calls, replies }: Turn): void {
-    const isSilent = replies === this.#replies
-    for (const call of calls) {
+  #expire(turn: Turn): void {
+    const isSilent = turn.replies === this.#replies
+    for (const call of turn.calls) {
       if (!this.isOpen) return
-      if (call.isSettled) continue
-      call.fail(unanswered('Command timed out', true))
+      turn.settle(call)
+      call.reject(unanswered('Command timed out', true))
       // If other replies arrived but not this one, no later reply can be trusted.
       if (!isSilent || ++this.#silentCommands >= SILENT_COMMANDS) this.destroy()
     }
@@ -324,19 +274,20 @@ export class Refused extends StoreUnavailable {
   }
 }
 
-/** Redis quotes the arguments of unknown commands, among them the password of AUTH. */
-function refusalOf({ message }: Error): string {
-  return message.replace(/, with args beginning with.*/s, '')
+export function isRefusal(error: unknown, ...codes: readonly string[]): error is Refused {
+  return error instanceof Refused && codes.some((code) => error.reply.startsWith(code))
 }
 
 /** Whatever ioredis reports, as one of ours. */
 export function connectionError(error: Error & { readonly code?: string }): Error {
-  if (error instanceof ReplyError) return redisFailure(refusalOf(error))
+  if (error instanceof ReplyError) return redisFailure(error)
   // The error of a connection to several addresses has a code and no message.
   return error.message === '' ? new Error(error.code) : error
 }
 
-function redisFailure(message: string): StoreUnavailable | CorruptRecord {
+function redisFailure(error: Error): StoreUnavailable | CorruptRecord {
+  // Redis quotes the arguments of unknown commands, among them the password of AUTH.
+  const message = error.message.replace(/, with args beginning with.*/s, '')
   if (message.startsWith('WRONGTYPE'))
     return new CorruptRecord('the key of the record holds a value of another type')
   if (message.startsWith('OOM')) return new StoreFull(`Redis is full: ${message}`)
