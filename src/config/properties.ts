@@ -50,6 +50,7 @@ const METHODS = ['POST', 'PATCH']
 const POINTER = '^(/([^~/]|~[01])*)+$'
 const POINTERS = 'JSON pointers, such as /data/0/id'
 const HEADER = `^${TOKEN}$`
+const HOST_PORT = '^([^:\\[\\]]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$'
 const STATUSES = 'statuses (200 to 599) and classes (2xx to 5xx)'
 
 const when = row(
@@ -63,6 +64,36 @@ const when = row(
 const ANSWER = {
   status: row('answerStatus', unset, live, 'Status of such a response; required.'),
   when,
+}
+
+const OF_URL = 'which belongs to `store.url`'
+const ABOUT_REPLICAS = 'since replicas may lack records and are never asked'
+const RUNS_LATE =
+  'which stays off: a command that is kept for later, or sent again, would run after its caller has given up'
+/** Options of ioredis by which a command could run twice, late or elsewhere, or that are said elsewhere. */
+const REFUSED_REDIS = {
+  enableOfflineQueue: RUNS_LATE,
+  autoResendUnfulfilledCommands: RUNS_LATE,
+  maxRetriesPerRequest: RUNS_LATE,
+  reconnectOnError: RUNS_LATE,
+  retryStrategy: 'which is fixed: a proxy that reconnects later than `store.grace` has lost its claims',
+  commandTimeout: 'which is `store.timeout`',
+  enableAutoPipelining: 'since all commands of a turn leave together',
+  keyPrefix: 'since the layout of keys is fixed; use `service`',
+  protocol: 'since replies are read as RESP2',
+  scaleReads: ABOUT_REPLICAS,
+  role: ABOUT_REPLICAS,
+  readOnly: ABOUT_REPLICAS,
+  host: OF_URL,
+  port: OF_URL,
+  username: OF_URL,
+  password: OF_URL,
+  db: OF_URL,
+  tls: OF_URL,
+  sentinels: OF_URL,
+  name: OF_URL,
+  sentinelUsername: OF_URL,
+  sentinelPassword: OF_URL,
 }
 
 const ACTIONS = ['store', 'release', 'unknown'] as const
@@ -326,6 +357,16 @@ export const PROPERTIES = {
       disk: row(['none', 'local', 'replicas'], 'none', restart, 'Whose disks must also have it: the server’s, or the replicas’ as well (Redis 7.2 or later).'),
       timeout: row('wait', '100ms', restart, 'Maximum time per round; a claim waits for at most two.'),
     }, 'Redis: a claim executes only once replicas or disks have it; otherwise 503 (docs/redis.md#wait-for-replicas).'),
+    redis: group({
+      connectTimeout: row('timeout', '2s', restart, 'Maximum time to connect, including TLS; at most half of `store.grace`.'),
+      keepAlive: row('delay', '30s', restart, 'Idle time before TCP probes the server.'),
+      noDelay: row('flag', true, restart, 'Sends small commands at once (`TCP_NODELAY`).'),
+      family: row([0, 4, 6], 0, restart, 'Version of IP; `0`: either.'),
+      connectionName: row('serviceName', 'idempotency-proxy', restart, 'Name in `CLIENT LIST`.'),
+      disableClientInfo: row('flag', false, restart, 'Does not send the name and version of the library (`CLIENT SETINFO`).'),
+      natMap: row(map(HOST_PORT, 'addresses that nodes announce, such as 10.0.0.1:6379', 'address'), unset, restart,
+        'Where to reach servers that Sentinels or cluster nodes announce: `"10.0.0.1:6379": redis-a.example:7000`.'),
+    }, { help: 'Redis: options of ioredis (docs/redis.md#options-of-ioredis).', refused: REFUSED_REDIS }),
     acceptRisk: row('flag', false, restart, 'Serves `strict` routes on a store that evicts records, or that does not say whether it does.'),
     migrate: orOff('off', {
       from: row('storeUrl', required, restart, 'The store to move from; `store.url` is the one to move to.'),

@@ -174,6 +174,8 @@ const NO_TLS =
 
 function unknownProperty(row: PropertyRow, name: string, path: string): string {
   if (row.group === undefined) return `found \`${name}\`; allowed: ${allowedMapping(row)}`
+  const why = Object.hasOwn(row.refused ?? {}, name) ? row.refused?.[name] : undefined
+  if (why !== undefined) return `found \`${name}\`, ${why}; allowed: ${allowedMapping(row)}`
   const near = (path === '' ? deeper(row.group, name) : null) ?? didYouMean(name, Object.keys(row.group))
   const hint = path === '' && name === 'tls' ? NO_TLS : didYouMeanText(near)
   return `found the unknown property \`${name}\`${hint}; allowed: ${allowedMapping(row)}`

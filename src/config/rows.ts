@@ -56,6 +56,8 @@ export interface PropertyRow<Written = unknown, Filled = unknown> {
   readonly reload?: Reload
   /** A group compared as one value when a configuration changes. */
   readonly whole?: boolean
+  /** Names that a reader may expect in the group, and why they are not there. */
+  readonly refused?: Readonly<Record<string, string>>
   /** Types only. */
   readonly written?: Written
   readonly filled?: Filled
@@ -133,6 +135,7 @@ interface GroupOptions {
   readonly short?: true
   readonly whole?: true
   readonly byDefault?: typeof required
+  readonly refused?: Readonly<Record<string, string>>
 }
 
 export function group<R extends Rows>(

@@ -36,7 +36,7 @@ const SHARED_LIFE: Millis = 60_000
 const NO_SECRET = Buffer.alloc(0)
 
 interface StoreOf extends Pick<Config, 'service'> {
-  readonly store: Omit<StoreConfig, 'migrate'> & Partial<Pick<StoreConfig, 'migrate'>>
+  readonly store: Omit<StoreConfig, 'migrate' | 'redis'> & Partial<Pick<StoreConfig, 'migrate' | 'redis'>>
 }
 type Opener = (config: StoreOf, hooks: StoreHooks) => Promise<Store>
 
@@ -52,7 +52,8 @@ interface StoreRow {
 /** Loaded on demand: its client takes a tenth of the startup time. */
 const openRedis: Opener = async (config, hooks) => {
   const { openRedisStore } = await import('./redis.ts')
-  return openRedisStore({ ...serverOf(config), ...hooks, wait: config.store.wait })
+  const { redis: client = {}, wait } = config.store
+  return openRedisStore({ ...serverOf(config), ...hooks, client, wait })
 }
 
 /** Likewise. */
@@ -203,7 +204,7 @@ async function openCache({ service, store }: StoreOf, url: string, { onEvent }: 
 }
 
 /** Whether recent writes may have to be repeated. */
-export function hasGrace({ grace, url, migrate }: Config['store']): boolean {
+export function hasGrace({ grace, url, migrate }: Pick<StoreConfig, 'grace' | 'url' | 'migrate'>): boolean {
   return grace > 0 && [url, migrate?.from ?? url].some((one) => STORES[schemeOf(one)]?.hasGrace)
 }
 

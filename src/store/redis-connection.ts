@@ -47,17 +47,20 @@ export interface ConnectionSettings {
   readonly client?: ClientOptions
 }
 
-export type ClientOptions = Pick<
-  RedisOptions,
-  | 'clientInfoTag'
-  | 'connectionName'
-  | 'connectTimeout'
-  | 'disableClientInfo'
-  | 'family'
-  | 'keepAlive'
-  | 'noDelay'
-  | 'protocol'
->
+export interface ClientOptions
+  extends Pick<
+    RedisOptions,
+    | 'connectionName'
+    | 'connectTimeout'
+    | 'disableClientInfo'
+    | 'family'
+    | 'keepAlive'
+    | 'noDelay'
+    | 'protocol'
+  > {
+  /** Where announced addresses are reached. */
+  readonly natMap?: Readonly<Record<string, HostPort>> | null
+}
 
 export interface ConnectionEvents {
   readonly onEvent?: OnEvent
@@ -112,10 +115,11 @@ export class RedisConnection {
     this.#settings = settings
     this.#events = events
     const { username, password, db, tls } = target.login
+    const { natMap: _, ...options } = settings.client ?? {}
     this.redis = new Redis({
       connectionName: CONNECTION_NAME,
       protocol: 2,
-      ...settings.client,
+      ...options,
       username,
       password,
       db,
@@ -215,12 +219,9 @@ export class RedisConnection {
       const place = await this.#target.find()
       this.place = place
       const tls = login.tls?.()
-      const {
-        client: { family = 0, connectTimeout = CONNECT_TIMEOUT } = {},
-        grace,
-        timeoutMs,
-      } = this.#settings
-      const options = { ...place, family, ...tls }
+      const { client = {}, grace, timeoutMs } = this.#settings
+      const { connectTimeout = CONNECT_TIMEOUT, family = 0, natMap } = client
+      const options = { ...(natMap?.[hostPortText(place)] ?? place), family, ...tls }
       const socket =
         tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
       this.#endIn(socket, 'connect ETIMEDOUT', grace ? Math.min(grace / 2, connectTimeout) : connectTimeout)

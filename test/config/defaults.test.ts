@@ -87,6 +87,15 @@ void t.test('a minimal file has every default of the property table (contract §
       migrate: null,
       spool: null,
       wait: null,
+      redis: {
+        connectTimeout: 2 * SECOND,
+        keepAlive: 30 * SECOND,
+        noDelay: true,
+        family: 0,
+        connectionName: 'idempotency-proxy',
+        disableClientInfo: false,
+        natMap: null,
+      },
       acceptRisk: false,
     },
     limits: {

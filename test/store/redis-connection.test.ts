@@ -1,6 +1,6 @@
 import dns from 'node:dns'
 import { once } from 'node:events'
-import { type AddressInfo, createServer } from 'node:net'
+import { type AddressInfo, createServer, type Socket } from 'node:net'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import type { GetReply, Store } from '../../src/store/register.ts'
@@ -9,6 +9,7 @@ import {
   type Answer,
   array,
   bulk,
+  DONE,
   fake,
   int,
   isLeft,
@@ -442,4 +443,47 @@ void t.test('a claim that is held fails alone', async (t) => {
     { value: { now: 1 } },
   ])
   t.equal(events.length, 1)
+})
+
+void t.test(
+  'a claim is sent the identity of the process that it reaches, whatever ends meanwhile',
+  async (t) => {
+    const own = (socket: Socket) => server.sockets.indexOf(socket).toString(16).padStart(4, '0')
+    let claims = 0
+    const strange: string[] = []
+    const server = await scripted(t, {
+      'info server': (_, socket) => bulk(`# Server\r\nrun_id:${own(socket)}`),
+      put: (command, socket) => {
+        claims++
+        if (command.at(-2) !== own(socket)) strange.push(`${command.at(-2)} to ${own(socket)}`)
+        if (claims % 7 === 0) socket.destroy()
+        return DONE
+      },
+    })
+    const { store, events } = await open(t, server.url, { grace: 500_000 })
+    while (events.filter((event) => event.startsWith('connected')).length < 5) {
+      await Promise.allSettled(Array.from({ length: 3 }, () => claim(store)))
+      await new Promise(setImmediate)
+    }
+    t.ok(claims > 0)
+    t.strictSame(strange, [])
+  },
+)
+
+void t.test('options of store.redis reach ioredis, and announced addresses are translated', async (t) => {
+  const server = await scripted(t)
+  const names: unknown[] = []
+  server.says['client'] = (command) => {
+    names.push(command.slice(1))
+    return OK
+  }
+  const { events } = await open(t, 'redis://10.0.0.1:6379', {
+    client: {
+      connectionName: 'payments',
+      disableClientInfo: true,
+      natMap: { '10.0.0.1:6379': { host: '127.0.0.1', port: server.port } },
+    },
+  })
+  t.strictSame(events, ['connected: 10.0.0.1:6379'])
+  t.strictSame(names, [['setname', 'payments']])
 })
