@@ -153,7 +153,7 @@ class Barrier {
     this.#options = options
     this.#replicas = wait.replicas === 'none' ? 0 : wait.replicas === 'all' ? 1 : wait.replicas
     // Two commands may wait in sequence.
-    const target = { find: () => link.address, login: link.address }
+    const target = { place: link.address, login: link.address }
     this.#server = new RedisConnection(
       target,
       { timeoutMs: timeoutMs + 2 * wait.timeout, client },

@@ -1,4 +1,5 @@
 import { createHash } from 'node:crypto'
+import { Command } from 'ioredis'
 import type { Millis } from '../core/record.ts'
 import {
   askAll,
@@ -16,6 +17,7 @@ import {
   Refused,
   repliesMismatch,
   type Script,
+  unanswered,
   wordsOf,
 } from './redis-link.ts'
 import { type ClusterUrl, Misconfigured } from './redis-url.ts'
@@ -28,15 +30,6 @@ const MAX_REDIRECTS = 3
 /** Pause between map reads while something is wrong, doubled after each failure up to `MAX_REREAD`. */
 const REREAD: Millis = 250
 const MAX_REREAD: Millis = 2000
-
-/** A master, now or a moment ago. */
-interface Node {
-  readonly place: HostPort
-  readonly target: RedisTarget
-  readonly connection: RedisConnection
-  /** Settles after the first attempt to connect. */
-  readonly opened: Promise<void>
-}
 
 interface SlotRange {
   readonly first: number
@@ -77,9 +70,10 @@ export class Cluster {
   readonly #url: ClusterUrl
   readonly #settings: ConnectionSettings
   readonly #events: ClusterEvents
-  readonly #nodes = new Map<string, Node>()
+  /** By name: masters, now or a moment ago. */
+  readonly #nodes = new Map<string, RedisConnection>()
   /** By shard; empty if still unknown. */
-  #map: Node[] = []
+  #map: RedisConnection[] = []
   /** Addresses to ask for the map if no master answers. */
   #known: readonly HostPort[]
   #turn = 0
@@ -113,51 +107,37 @@ export class Cluster {
       }
       this.#fail(error as Error)
     }
-    await Promise.all([...this.#nodes.values()].map(({ opened }) => opened))
+    await Promise.all([...this.#nodes.values()].map(({ attempted }) => attempted))
   }
 
   async close(): Promise<void> {
     this.#isClosed = true
     this.#trouble = 'closed'
     clearTimeout(this.#rereading)
-    await Promise.all([...this.#nodes.values()].map(({ connection }) => connection.close()))
+    await Promise.all([...this.#nodes.values()].map((node) => node.close()))
   }
 
   /** Routes by the first key. */
   run<T>(what: Script, args: RespArg[], read: Reader<T>): Promise<T> {
-    const shard = shardOf(args[1] as string)
-    const node = this.#map[shard]
-    if (node === undefined) return this.#refuse()
-    const expiresAt = performance.now() + this.#settings.timeoutMs
     const own = args.length
-    return node.connection.run(what, args, read).catch((error: unknown) =>
-      this.#follow(error, node, shard, expiresAt, ({ connection }, asks) => {
-        // Arguments appended for the previous server.
-        args.length = own
-        // A server with permission for a single command (`ASKING`) may not know the script, and would need a second permission.
-        return connection.run(asks ? inFull(what) : what, args, read)
-      }),
-    )
+    return this.#route(args[1] as string, (node, asks) => {
+      // Arguments appended for the previous server.
+      args.length = own
+      // A server with permission for a single command (`ASKING`) may not know the script, and would need a second permission.
+      return node.run(asks ? inFull(what) : what, args, read)
+    })
   }
 
   /** By the first argument, a key. */
   ask<T>(name: string, args: readonly RespArg[], read: Reader<T>): Promise<T> {
-    const shard = shardOf(args[0] as string)
-    const node = this.#map[shard]
-    if (node === undefined) return this.#refuse()
-    const expiresAt = performance.now() + this.#settings.timeoutMs
-    return node.connection
-      .ask(name, args, read)
-      .catch((error: unknown) =>
-        this.#follow(error, node, shard, expiresAt, ({ connection }) => connection.ask(name, args, read)),
-      )
+    return this.#route(args[0] as string, (node) => node.ask(name, args, read))
   }
 
   /** A connection that is ready, if any is: the cluster is up even if one of its masters is not. */
   askAnyone<T>(name: string, args: readonly RespArg[], read: Reader<T>): Promise<T> {
     const nodes = [...this.#nodes.values()]
-    const node = nodes.find(({ connection }) => connection.isReady) ?? nodes[0]
-    return node === undefined ? this.#refuse() : node.connection.ask(name, args, read)
+    const node = nodes.find(({ isReady }) => isReady) ?? nodes[0]
+    return node === undefined ? this.#refuse() : node.ask(name, args, read)
   }
 
   /** The current masters, freshly read. */
@@ -169,23 +149,15 @@ export class Cluster {
 
   /** The masters as last read. */
   known(): readonly MasterShards[] {
-    const byNode = Map.groupBy(this.#map.keys(), (shard) => this.#map[shard] as Node)
-    return [...byNode].map(([node, shards]) => ({
-      name: hostPortText(node.place),
-      server: node.connection,
-      shards,
-    }))
+    const byNode = Map.groupBy(this.#map.keys(), (shard) => this.#map[shard] as RedisConnection)
+    return [...byNode].map(([server, shards]) => ({ name: server.leadsTo, server, shards }))
   }
 
   /**
    * The masters that, according to any master, have the shard, or any shard (null): not all of them learn of a move at once.
    */
   async view(shard: number | null): Promise<View> {
-    const maps = await Promise.all(
-      [...this.#nodes.values()].map(({ connection, place }) =>
-        connection.ask('cluster', ['slots'], rangesOf(place.host)),
-      ),
-    )
+    const maps = await Promise.all([...this.#nodes.values()].map(slotsOf))
     const slot = shard === null ? null : (SLOT_OF_SHARD[shard] as number)
     const masters = new Map<string, HostPort>()
     const views = maps.map((ranges) =>
@@ -197,23 +169,18 @@ export class Cluster {
     )
     if (masters.size === 0) return this.#refuse()
     const nodes = [...masters.keys()].sort().map((name) => this.#nodeAt(masters.get(name) as HostPort))
-    await Promise.all(nodes.map(({ opened }) => opened))
+    await Promise.all(nodes.map(({ attempted }) => attempted))
     const id = createHash('sha1').update(JSON.stringify(views)).digest('hex').slice(0, 8)
-    return { id, servers: nodes.map(({ connection }) => connection) }
+    return { id, servers: nodes }
   }
 
   /** How the shards are distributed, for people. */
   topology(): string {
-    const shares = [...Map.groupBy(this.#map, ({ place }) => hostPortText(place))].map(
-      ([name, { length }]) => ({
-        name,
-        length,
-      }),
-    )
-    const largest = Math.max(...shares.map(({ length }) => length))
-    const each = shares.map(({ name, length }) => `${name} has ${length}`).join(', ')
-    const times = ((largest * shares.length) / this.#map.length).toFixed(2)
-    return `${shares.length} masters share ${this.#map.length} shards of records: ${each}; the largest share is ${times} times the mean`
+    const parts = this.known()
+    const largest = Math.max(...parts.map(({ shards }) => shards.length))
+    const each = parts.map(({ name, shards }) => `${name} has ${shards.length}`).join(', ')
+    const times = ((largest * parts.length) / this.#map.length).toFixed(2)
+    return `${parts.length} masters share ${this.#map.length} shards of records: ${each}; the largest share is ${times} times the mean`
   }
 
   /** The server that publishes writes to the shard. Null: unknown. */
@@ -229,17 +196,24 @@ export class Cluster {
     return true
   }
 
+  #route<T>(key: string, send: (node: RedisConnection, asks: boolean) => Promise<T>): Promise<T> {
+    const shard = shardOf(key)
+    const node = this.#map[shard]
+    if (node === undefined) return this.#refuse()
+    const expiresAt = performance.now() + this.#settings.timeoutMs
+    return send(node, false).catch((error: unknown) => this.#follow(error, node, shard, expiresAt, send))
+  }
+
   async #follow<T>(
     refused: unknown,
-    from: Node,
+    from: RedisConnection,
     shard: number,
     expiresAt: Millis,
-    send: (node: Node, asks: boolean) => Promise<T>,
+    send: (node: RedisConnection, asks: boolean) => Promise<T>,
   ): Promise<T> {
-    let error = refused
-    let node = from
+    let [error, node] = [refused, from]
     const { promise: late, reject } = Promise.withResolvers<never>()
-    const timedOut = new StoreUnavailable('no answer from Redis: Command timed out', true)
+    const timedOut = unanswered('Command timed out', true)
     const timer = setTimeout(reject, Math.max(0, expiresAt - performance.now()), timedOut)
     try {
       for (let n = 0; n < MAX_REDIRECTS; n++) {
@@ -247,9 +221,9 @@ export class Cluster {
         if (redirect === null) break
         node = redirect.node
         const refusal = error
-        await Promise.race([late, node.opened]).catch(() => Promise.reject(refusal))
+        await Promise.race([late, node.attempted]).catch(() => Promise.reject(refusal))
         // Leaves in one write with the next command.
-        if (redirect.asks) node.connection.ask('asking', [], exactly('OK')).catch(() => {})
+        if (redirect.asks) node.ask('asking', [], exactly('OK')).catch(() => {})
         try {
           return await Promise.race([late, send(node, redirect.asks)])
         } catch (next) {
@@ -263,20 +237,20 @@ export class Cluster {
   }
 
   /** The breaker must not open while other masters can be reached. */
-  #partly(error: unknown, node: Node): unknown {
+  #partly(error: unknown, node: RedisConnection): unknown {
     if (!(error instanceof StoreUnavailable) || error instanceof StoreFull || error instanceof Declined)
       return error
     const others = [...this.#nodes.values()].filter((one) => one !== node)
-    if (!others.some(({ connection }) => connection.isReady)) return error
+    if (!others.some(({ isReady }) => isReady)) return error
     return new PartlyUnavailable(error.message, error.maybeApplied)
   }
 
   /** Where the node's refusal redirects to. Null: nowhere. */
   #redirect(
     error: unknown,
-    from: Node,
+    from: RedisConnection,
     shard: number,
-  ): { readonly node: Node; readonly asks: boolean } | null {
+  ): { readonly node: RedisConnection; readonly asks: boolean } | null {
     if (!(error instanceof Refused)) return null
     // The node may be cut off from the rest of the cluster.
     if (error.reply.startsWith('CLUSTERDOWN')) this.#readLater()
@@ -296,18 +270,17 @@ export class Cluster {
     return Promise.reject(new StoreUnavailable(`Redis is not connected: ${this.#trouble}`, false))
   }
 
-  #nodeAt(place: HostPort): Node {
+  #nodeAt(place: HostPort): RedisConnection {
     const name = hostPortText(place)
     const known = this.#nodes.get(name)
     if (known !== undefined) return known
-    const target: RedisTarget = { find: () => place, login: this.#url.server }
-    const connection = new RedisConnection(target, this.#settings, {
+    const node = new RedisConnection({ place, login: this.#url.server }, this.#settings, {
       onEvent: (kind, detail) => this.#events.onEvent(kind, kind === 'error' ? `${name}: ${detail}` : detail),
       onReady: this.#events.onReady,
       onLost: () => this.#readLater(),
     })
-    const node = { place, target, connection, opened: connection.open() }
     this.#nodes.set(name, node)
+    void node.open()
     return node
   }
 
@@ -320,23 +293,17 @@ export class Cluster {
 
   async #readMap(): Promise<void> {
     // In turn: a node cut off from the others has a stale map.
-    const ready = [...this.#nodes.values()].filter(({ connection }) => connection.isReady)
+    const ready = [...this.#nodes.values()].filter(({ isReady }) => isReady)
     const node = ready[this.#turn++ % ready.length]
-    const ask = (server: RedisConnection, { host }: HostPort) =>
-      server.ask('cluster', ['slots'], rangesOf(host))
-    if (node !== undefined) return this.#take(await ask(node.connection, node.place))
+    if (node !== undefined) return this.#take(await slotsOf(node))
     const { timeoutMs, client = {} } = this.#settings
-    const known = new Map(
-      this.#known.map((place) => [
-        hostPortText(place),
-        new RedisConnection({ find: () => place, login: this.#url.server }, { timeoutMs, client }),
-      ]),
-    )
+    const login = this.#url.server
+    const known = this.#known.map((place) => new RedisConnection({ place, login }, { timeoutMs, client }))
     try {
-      for (const server of known.values()) void server.open()
-      const [ranges] = (await askAll(known, 0, async (server) =>
-        wholeOf(await ask(server, server.place)),
-      )) as [SlotRange[]]
+      for (const server of known) void server.open()
+      const [ranges] = (await askAll(known, 0, async (server) => wholeOf(await slotsOf(server)))) as [
+        SlotRange[],
+      ]
       this.#take(ranges)
     } catch (error) {
       const { errors, message } = error as Unanswered
@@ -345,7 +312,7 @@ export class Cluster {
       throw new StoreUnavailable(`no node of the cluster answers: ${message}`, false)
     } finally {
       // Not awaited: one of them may hang.
-      for (const server of known.values()) void server.close()
+      for (const server of known) void server.close()
     }
   }
 
@@ -354,7 +321,7 @@ export class Cluster {
     const map = SLOT_OF_SHARD.map((slot, shard) => {
       const master = ranges.find(({ first, last }) => first <= slot && slot <= last)?.nodes[0]
       // A node removed from the cluster knows no slots. The previous owner will redirect if it lost the slot.
-      return master === undefined ? (this.#map[shard] as Node) : this.#nodeAt(master)
+      return master === undefined ? (this.#map[shard] as RedisConnection) : this.#nodeAt(master)
     })
     const isOther = map.some((node, shard) => node !== this.#map[shard])
     this.#map = map
@@ -364,7 +331,7 @@ export class Cluster {
     for (const [name, node] of this.#nodes)
       if (!map.includes(node)) {
         this.#nodes.delete(name)
-        void node.connection.close()
+        void node.close()
       }
     if (isOther) this.#events.onMap()
   }
@@ -382,7 +349,7 @@ export class Cluster {
       () => this.#events.onMap(),
       (error: Error) => this.#fail(error),
     )
-    if (!this.#map.every(({ connection }) => connection.isReady)) this.#readLater()
+    if (!this.#map.every(({ isReady }) => isReady)) this.#readLater()
   }
 
   #fail({ message }: Error): void {
@@ -399,17 +366,9 @@ function shardOf(key: string): number {
   return Number.parseInt(key.slice(at, at + 2), 16)
 }
 
-const SLOT_OF_SHARD = Array.from({ length: 256 }, (_, n) => slotOf(n.toString(16).padStart(2, '0')))
-
-/** CRC16 (XMODEM), as the cluster specification has it. */
-function slotOf(tag: string): number {
-  let crc = 0
-  for (const byte of Buffer.from(tag)) {
-    crc ^= byte << 8
-    for (let bit = 0; bit < 8; bit++) crc = crc & 0x8000 ? (crc << 1) ^ 0x1021 : crc << 1
-  }
-  return (crc & 0xffff) % SLOTS
-}
+const SLOT_OF_SHARD = Array.from({ length: 256 }, (_, n) =>
+  new Command('get', [n.toString(16).padStart(2, '0')]).getSlot(),
+)
 
 /** A node's map does not cover all slots. */
 class Uncovered extends Error {}
@@ -425,16 +384,15 @@ function inFull({ source, admits }: Script): Script {
   return { source, admits, head: commandHead('eval', source) }
 }
 
-/** @param host of the queried server, which omits its own name if it does not know it. */
-function rangesOf(host: string) {
-  return (reply: RespReply): SlotRange[] => {
+function slotsOf(server: RedisConnection): Promise<SlotRange[]> {
+  return server.ask('cluster', ['slots'], (reply: RespReply) => {
     if (!Array.isArray(reply)) throw repliesMismatch()
     return reply.map((range) => {
       const [first, last, ...nodes] = Array.isArray(range) ? range : []
       if (typeof first !== 'number' || typeof last !== 'number' || nodes.length === 0) throw repliesMismatch()
-      return { first, last, nodes: nodes.map((node) => placeOf(node, host)) }
+      return { first, last, nodes: nodes.map((node) => placeOf(node, server.place.host)) }
     })
-  }
+  })
 }
 
 /** Number of replicas of the node that sent this reply to `CLUSTER NODES`, including those that are down. */
@@ -448,6 +406,7 @@ export function replicasIn(reply: RespReply): number {
   return nodes.filter(([, , , master]) => master === own[0]).length
 }
 
+/** @param queried the host of the queried server, which omits its own name if it does not know it. */
 function placeOf(node: RespReply, queried: string): HostPort {
   const [host = ''] = wordsOf(node)
   const port = Array.isArray(node) ? node[1] : undefined

@@ -29,8 +29,9 @@ export type OnEvent = (kind: 'connected' | 'disconnected' | 'error', detail: str
 
 /** Where a connection leads. */
 export interface RedisTarget {
-  /** Called before each attempt. */
-  find(): HostPort | Promise<HostPort>
+  /** Absent: asked before each attempt. */
+  readonly place?: HostPort
+  find?(): Promise<HostPort>
   readonly login: Login
   /** Rejects replicas, which may miss records. */
   readonly isMaster?: boolean
@@ -92,13 +93,13 @@ function scriptOf(source: string, admits: boolean): Script {
  * again, and each of its connections is greeted here before it takes commands (ADR 124).
  */
 export class RedisConnection {
-  readonly #target: RedisTarget
+  readonly target: RedisTarget
   readonly #settings: ConnectionSettings
   readonly #events: ConnectionEvents
   /** Of all connections, one after the other. For subscriptions; commands go through {@link run} and {@link ask}. */
   readonly redis: Redis
   /** Of the latest attempt; '' before the first. */
-  place: HostPort = { host: '', port: 0 }
+  place: HostPort
   /** The link once greeted. */
   #link: RedisLink | null = null
   /** Why the last link failed; until the next one is ready. */
@@ -111,7 +112,8 @@ export class RedisConnection {
   #timer: NodeJS.Timeout | undefined
 
   constructor(target: RedisTarget, settings: ConnectionSettings, events: ConnectionEvents = {}) {
-    this.#target = target
+    this.target = target
+    this.place = target.place ?? { host: '', port: 0 }
     this.#settings = settings
     this.#events = events
     const { username, password, db, tls } = target.login
@@ -215,8 +217,7 @@ export class RedisConnection {
   /** ioredis's interface for whoever knows better where to connect: per attempt the address, and the files of TLS. */
   #connector() {
     const open = async (): Promise<Redis['stream']> => {
-      const { login } = this.#target
-      const place = await this.#target.find()
+      const { place = (await this.target.find?.()) as HostPort, login } = this.target
       this.place = place
       const tls = login.tls?.()
       const { client = {}, grace, timeoutMs } = this.#settings
@@ -259,9 +260,9 @@ export class RedisConnection {
 
   /** Rejects if the connection is useless: no master, or the server is still loading its data. */
   async #greet(): Promise<void> {
-    const link = new RedisLink(this.redis, { ...this.place, ...this.#target.login }, this.#settings.timeoutMs)
+    const link = new RedisLink(this.redis, { ...this.place, ...this.target.login }, this.#settings.timeoutMs)
     const steps = [link.ask('ping', [], exactly('PONG')).catch(unless(/NOPERM/))]
-    if (this.#target.isMaster) steps.push(link.ask('role', [], ofMaster(this.leadsTo)))
+    if (this.target.isMaster) steps.push(link.ask('role', [], ofMaster(this.leadsTo)))
     if (this.#settings.grace)
       steps.push(
         link.ask('info', ['server'], runIdOf).then(
@@ -309,8 +310,8 @@ export class RedisConnection {
 export class Unanswered extends Error {
   readonly errors: readonly Error[]
 
-  constructor(names: readonly string[], errors: readonly Error[]) {
-    super(errors.map(({ message }, n) => `${names[n]}: ${message}`).join('; '))
+  constructor(servers: readonly RedisConnection[], errors: readonly Error[]) {
+    super(errors.map(({ message }, n) => `${servers[n]?.leadsTo}: ${message}`).join('; '))
     this.errors = errors
   }
 }
@@ -320,17 +321,17 @@ export class Unanswered extends Error {
  * @throws {Unanswered} if there was none.
  */
 export async function askAll<T>(
-  servers: ReadonlyMap<string, RedisConnection>,
+  servers: readonly RedisConnection[],
   others: Millis,
   ask: (server: RedisConnection) => Promise<T>,
 ): Promise<T[]> {
   const answers: T[] = []
-  const attempts = [...servers.values()].map(async (server) => {
+  const attempts = servers.map(async (server) => {
     await server.attempted
     answers.push(await ask(server))
   })
   await Promise.any(attempts).catch((error: AggregateError) => {
-    throw new Unanswered([...servers.keys()], error.errors as Error[])
+    throw new Unanswered(servers, error.errors as Error[])
   })
   await within(others, Promise.allSettled(attempts))
   // Only after pending input was read: a busy event loop does not mean a silent server.

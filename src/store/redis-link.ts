@@ -240,7 +240,7 @@ export class RedisLink {
   }
 }
 
-function unanswered(why: string, maybeApplied: boolean): StoreUnavailable {
+export function unanswered(why: string, maybeApplied: boolean): StoreUnavailable {
   return new StoreUnavailable(`no answer from Redis: ${why}`, maybeApplied)
 }
 

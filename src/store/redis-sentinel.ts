@@ -32,8 +32,8 @@ export class Sentinels implements RedisTarget {
   readonly isMaster = true
   readonly login: Login
   readonly #url: SentinelUrl
-  /** One connection to each, by its name. RESP3: it takes commands while it is subscribed. */
-  readonly #all = new Map<string, RedisConnection>()
+  /** One connection to each. RESP3: it takes commands while it is subscribed. */
+  readonly #all: readonly RedisConnection[]
   /** What follows the announcements, if anything does. */
   #server: FollowedConnection | null = null
   /** Their latest answer, and how many gave it. */
@@ -49,16 +49,15 @@ export class Sentinels implements RedisTarget {
   constructor(url: SentinelUrl, { timeoutMs, client }: ConnectionSettings) {
     this.#url = url
     this.login = url.server
-    for (const address of url.sentinels) {
-      const connection: RedisConnection = new RedisConnection(
-        { find: () => address, login: address },
-        { timeoutMs, client: { ...client, protocol: 3 } },
-        { onReady: () => this.#listen(connection) },
-      )
+    this.#all = url.sentinels.map((address) => {
+      const settings: ConnectionSettings = { timeoutMs, client: { ...client, protocol: 3 } }
+      const connection: RedisConnection = new RedisConnection({ place: address, login: address }, settings, {
+        onReady: () => this.#listen(connection),
+      })
       connection.redis.on('message', (_channel, text) => this.#take(text))
-      this.#all.set(hostPortText(address), connection)
       void connection.open()
-    }
+      return connection
+    })
   }
 
   /** Asks all at once, since any may be down or silent. The latest configuration counts. */
@@ -74,7 +73,7 @@ export class Sentinels implements RedisTarget {
     } catch (error) {
       const { errors, message } = error as Unanswered
       const named = `the master ${JSON.stringify(this.#url.master)}`
-      const hosts = [...this.#all.keys()].join(', ')
+      const hosts = this.#all.map(({ leadsTo }) => leadsTo).join(', ')
       const why = errors.every(isNoSentinel)
         ? `no Sentinel at ${hosts}, but a Redis; allowed: the addresses of Sentinels, or redis:// for one server`
         : errors.every((one) => one instanceof UnknownMaster)
@@ -98,7 +97,7 @@ export class Sentinels implements RedisTarget {
   /** For people, once a master is found. */
   topology(): string {
     const { place, epoch } = this.#latest as MasterReport
-    return `of ${this.#all.size} Sentinels ${this.#answers} answered; the latest configuration (epoch ${epoch}) names ${hostPortText(place)} as the master ${JSON.stringify(this.#url.master)}`
+    return `of ${this.#all.length} Sentinels ${this.#answers} answered; the latest configuration (epoch ${epoch}) names ${hostPortText(place)} as the master ${JSON.stringify(this.#url.master)}`
   }
 
   /**
@@ -107,24 +106,24 @@ export class Sentinels implements RedisTarget {
    */
   watch(server: FollowedConnection): void {
     this.#server = server
-    for (const connection of this.#all.values()) if (connection.isReady) this.#listen(connection)
+    for (const connection of this.#all) if (connection.isReady) this.#listen(connection)
   }
 
   async close(): Promise<void> {
-    await Promise.all([...this.#all.values()].map((connection) => connection.close()))
+    await Promise.all(this.#all.map((connection) => connection.close()))
   }
 
   #listen(sentinel: RedisConnection): void {
     if (this.#server === null) return
     const subscribed = sentinel.redis.subscribe(SWITCH).then(async () => {
-      const [answer] = (await this.#ask(new Map([['', sentinel]]))) as [MasterReport]
+      const [answer] = (await this.#ask([sentinel])) as [MasterReport]
       if (answer.epoch >= this.#epoch) this.#follow(answer.place)
     })
     // It refuses, or has disconnected.
     subscribed.catch(() => {})
   }
 
-  async #ask(sentinels: ReadonlyMap<string, RedisConnection>): Promise<MasterReport[]> {
+  async #ask(sentinels: readonly RedisConnection[]): Promise<MasterReport[]> {
     const { master } = this.#url
     const all = await askAll(sentinels, OTHERS, async (sentinel) => {
       // During a failover the epoch changes before the address: asked in this order, an address never gets a later epoch.

@@ -87,7 +87,7 @@ export function serversOf(options: ServersOptions, layout: Layout): Servers {
   }
   const sentinels = url.kind === 'sentinel' ? new Sentinels(url, settings) : null
   const target: RedisTarget =
-    url.kind === 'server' ? { find: () => url.server, login: url.server } : (sentinels as Sentinels)
+    url.kind === 'server' ? { place: url.server, login: url.server } : (sentinels as Sentinels)
   const channels = new Channels({
     settings,
     onEvent,
