@@ -217,12 +217,11 @@ export class RedisConnection {
   /** ioredis's interface for whoever knows better where to connect: per attempt the address, and the files of TLS. */
   #connector() {
     const open = async (): Promise<Redis['stream']> => {
-      const { place = (await this.target.find?.()) as HostPort, login } = this.target
-      this.place = place
-      const tls = login.tls?.()
+      this.place = this.target.place ?? (await this.target.find?.()) ?? this.place
+      const tls = this.target.login.tls?.()
       const { client = {}, grace, timeoutMs } = this.#settings
       const { connectTimeout = CONNECT_TIMEOUT, family = 0, natMap } = client
-      const options = { ...(natMap?.[hostPortText(place)] ?? place), family, ...tls }
+      const options = { ...(natMap?.[this.leadsTo] ?? this.place), family, ...tls }
       const socket =
         tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
       this.#endIn(socket, 'connect ETIMEDOUT', grace ? Math.min(grace / 2, connectTimeout) : connectTimeout)
