@@ -30,6 +30,7 @@ export class Channels {
   readonly #byChannel = new Map<string, RecordId>()
   readonly #targets = new Map<RecordId, RedisTarget | null>()
   readonly #connections = new Map<RedisTarget, RedisConnection>()
+  readonly #suspects = new Set<RedisConnection>()
   #refused = false
   #closed = false
 
@@ -46,9 +47,16 @@ export class Channels {
     return this.#subscriptions.watch(id, changed)
   }
 
-  /** The server may have been replaced: subscribe again. */
+  /** The server may be replaced, without an end of these connections. */
+  suspect(): void {
+    for (const connection of this.#connections.values())
+      if (connection.isReady) this.#suspects.add(connection)
+  }
+
+  /** It may have been: those that are left of the time before subscribe again. */
   resubscribe(): void {
-    for (const connection of this.#connections.values()) if (connection.isReady) connection.reconnect()
+    for (const connection of this.#suspects) connection.reconnect()
+    this.#suspects.clear()
   }
 
   /** Some records may have moved to other servers. */
@@ -134,6 +142,7 @@ export class Channels {
           for (const subscription of ofTarget()) void this.#subscribe(connection, subscription)
         },
         onLost: () => {
+          this.#suspects.delete(connection)
           for (const subscription of ofTarget()) this.#subscriptions.miss(subscription)
         },
       },

@@ -97,6 +97,7 @@ export function serversOf(options: ServersOptions, layout: Layout): Servers {
   })
   const server = new RedisConnection(target, settings, {
     onEvent,
+    onLost: () => channels.suspect(),
     onReady: () => {
       channels.resubscribe()
       layout.onServers()
