@@ -64,7 +64,7 @@ export interface ClusterEvents {
 
 /**
  * The masters of a cluster, a connection to each, and which of the 256 shards it has. The map may be stale: a node that does not have a
- * key's slot redirects to the one that does. Replicas are never asked for a key (ADR 81).
+ * key's slot redirects to the one that does. Replicas are never asked for a key (ADR 124).
  */
 export class Cluster {
   readonly #url: ClusterUrl
