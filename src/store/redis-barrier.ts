@@ -3,9 +3,10 @@ import type { StoreConfig } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
 import { within } from '../runtime/scheduling.ts'
 import { meets, PREFIX } from './codec.ts'
+import type { ReadResult } from './redis-batch.ts'
 import type { MasterShards } from './redis-cluster.ts'
 import { type ConnectionSettings, exactly, RedisConnection, runIdOf } from './redis-connection.ts'
-import { hostPortText, type Reader, type RedisLink, Refused, repliesMismatch } from './redis-link.ts'
+import { hostPortText, type RedisLink, Refused, repliesMismatch } from './redis-link.ts'
 import { Misconfigured } from './redis-url.ts'
 import { Unreplicated, type WriteReply } from './register.ts'
 import type { RespReply } from './resp.ts'
@@ -64,15 +65,15 @@ export class Barriers {
   async claim<Found extends Buffer | null>(
     shard: number,
     bytes: Buffer,
-    write: (read: Reader<WriteReply<Found>>) => Promise<WriteReply<Found>>,
-    read: (reply: never) => WriteReply<Found>,
+    write: (read: ReadResult<WriteReply<Found>>) => Promise<WriteReply<Found>>,
+    read: ReadResult<WriteReply<Found>>,
   ): Promise<WriteReply<Found>> {
     // The store takes ownership of the bytes.
     const own = { token: Buffer.from(bytes.subarray(PREFIX.token, PREFIX.createdAt)), states: OPEN }
     let link: RedisLink | null = null
-    const reply = await write((answer, by) => {
+    const reply = await write((result, at, now, by) => {
       link = by
-      return read(answer)
+      return read(result, at, now, by)
     })
     if (reply.done || (reply.bytes !== null && meets(reply.bytes, own)))
       await this.#wait(link as unknown as RedisLink, shard)

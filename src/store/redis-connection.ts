@@ -71,21 +71,18 @@ export interface ConnectionEvents {
   readonly onLost?: () => void
 }
 
-export function script(name: string, header = ''): Script {
-  return scriptOf(header + sourceOf(name), false)
-}
-
 /** A script that grants claims, or checks whether the server may. */
-export function admittingScript(name: string, header = ''): Script {
-  return scriptOf(header + sourceOf('epoch') + sourceOf(name), true)
+export function script(text: string): Script {
+  return {
+    source: text,
+    admits: true,
+    head: commandHead('evalsha', createHash('sha1').update(text).digest('hex')),
+  }
 }
 
-function sourceOf(name: string): string {
+/** Of a script, or a part of one. */
+export function source(name: string): string {
   return readFileSync(new URL(`../store/lua/${name}.lua`, import.meta.url), 'utf8')
-}
-
-function scriptOf(source: string, admits: boolean): Script {
-  return { source, admits, head: commandHead('evalsha', createHash('sha1').update(source).digest('hex')) }
 }
 
 /**

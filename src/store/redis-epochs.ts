@@ -1,12 +1,12 @@
 import type { Millis, RecordId } from '../core/record.ts'
 import type { MasterShards } from './redis-cluster.ts'
-import { admittingScript, type RedisConnection } from './redis-connection.ts'
+import { type RedisConnection, script, source } from './redis-connection.ts'
 import { Refused } from './redis-link.ts'
 import type { NewEpoch } from './register.ts'
 import type { RespArg } from './resp.ts'
 import type { Safety } from './safety.ts'
 
-const ADMIT = admittingScript('admit')
+export const ADMIT = script(source('epoch') + source('admit'))
 /** Checks per grace period: a proxy must notice a failover and rewrite its claims before others may claim. */
 const CHECKS = 4
 

@@ -169,7 +169,8 @@ export class RedisLink {
   #send(call: Call): void {
     if (this.#turn === null) {
       this.#turn = new Turn(this.#redis)
-      setImmediate(() => this.#flush())
+      // Operations of the store come together already (redis-batch.ts).
+      process.nextTick(() => this.#flush())
     }
     const turn = this.#turn
     turn.calls.add(call)
@@ -205,7 +206,7 @@ export class RedisLink {
     if (!isAnswer) return call.reject(closed(turn.isWritten))
     this.#replies++
     this.#silentCommands = 0
-    const failure = redisFailure(error)
+    const failure = redisFailure(error.message)
     if (call.script !== null && isRefusal(failure, 'NOSCRIPT') && this.isOpen)
       return this.#send({ ...call, head: commandHead('eval', call.script.source), script: null })
     // After a failover this may be the old primary; reconnecting by name may reach the new one.
@@ -280,14 +281,14 @@ export function isRefusal(error: unknown, ...codes: readonly string[]): error is
 
 /** Whatever ioredis reports, as one of ours. */
 export function connectionError(error: Error & { readonly code?: string }): Error {
-  if (error instanceof ReplyError) return redisFailure(error)
+  if (error instanceof ReplyError) return redisFailure(error.message)
   // The error of a connection to several addresses has a code and no message.
   return error.message === '' ? new Error(error.code) : error
 }
 
-function redisFailure(error: Error): StoreUnavailable | CorruptRecord {
+export function redisFailure(text: string): StoreUnavailable | CorruptRecord {
   // Redis quotes the arguments of unknown commands, among them the password of AUTH.
-  const message = error.message.replace(/, with args beginning with.*/s, '')
+  const message = text.replace(/, with args beginning with.*/s, '')
   if (message.startsWith('WRONGTYPE'))
     return new CorruptRecord('the key of the record holds a value of another type')
   if (message.startsWith('OOM')) return new StoreFull(`Redis is full: ${message}`)

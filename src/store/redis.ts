@@ -1,21 +1,23 @@
-import { setImmediate as immediately } from 'node:timers/promises'
 import { type Millis, RECORD_ID, type RecordId, type Spans, type State } from '../core/record.ts'
 import { settled } from '../runtime/scheduling.ts'
-import { BODIES_FROM, isClaim, placesDue, SMALL_RECORD, stateCode } from './codec.ts'
+import { BODIES_FROM, isClaim, placesDue, SMALL_RECORD, stateCode, U48 } from './codec.ts'
 import { Barriers, type Wait } from './redis-barrier.ts'
+import { Batches, FOUND, HELD, type ReadResult, YES } from './redis-batch.ts'
 import type { MasterShards, View } from './redis-cluster.ts'
-import { admittingScript, type RedisConnection, script } from './redis-connection.ts'
+import { type RedisConnection } from './redis-connection.ts'
 import { Epochs } from './redis-epochs.ts'
-import { type Reader, repliesMismatch } from './redis-link.ts'
+import { repliesMismatch } from './redis-link.ts'
 import { type ServersOptions, serversOf } from './redis-servers.ts'
 import { redisTraits, together } from './redis-traits.ts'
 import { Misconfigured } from './redis-url.ts'
 import {
+  type Condition,
   type DueKind,
   type DuePosition,
   type GetReply,
   InGrace,
   inOrder,
+  type KeptNote,
   type NewEpoch,
   type PutKind,
   type PutReply,
@@ -25,23 +27,9 @@ import {
   type Store,
   type WriteReply,
 } from './register.ts'
-import type { RespArg, RespReply } from './resp.ts'
+import type { RespReply } from './resp.ts'
 import { Safety } from './safety.ts'
 import { readNote } from './side-ports.ts'
-
-const PUT = admittingScript('put')
-const SWAP = admittingScript('swap')
-/** Even a full store must take the outcome of an execution, and in a grace what it has lost. For records without a body. */
-const FULL_TOO = '#!lua flags=allow-oom\n'
-const PUT_AGAIN = admittingScript('put', FULL_TOO)
-const SWAP_SMALL = admittingScript('swap', FULL_TOO)
-const GET = script('get')
-const RENEW = script('renew')
-const REMOVE = script('remove')
-const DUE = script('due')
-const THROTTLE = script('throttle')
-const NOTE = script('note')
-const NOTES = script('notes')
 
 export interface RedisOptions extends ServersOptions {
   /** Hides the records of other services on the same server. */
@@ -56,18 +44,9 @@ export interface RedisOptions extends ServersOptions {
   readonly onWaited?: ((satisfied: boolean) => void) | undefined
 }
 
-type Written = [1, now: Millis, version: number, fence: number, createdAt: Millis]
-type Held = [2, now: Millis, since: Millis, left: Millis]
-
 const ENTRIES: Readonly<Record<PutKind, number>> = { claim: 0, fresh: 1, again: 2 }
-
-/** History entries sent together. */
-interface Noting {
-  readonly keys: string[]
-  readonly args: RespArg[]
-  /** 1 or 0 for each record. */
-  readonly done: Promise<readonly number[]>
-}
+/** Of an operation that has none. */
+const NO_BODY: Buffer = Buffer.alloc(0)
 
 /**
  * Resolves after the first attempt to connect, whatever its outcome: the process also starts without Redis.
@@ -77,12 +56,17 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
   const { skew = () => 0, grace = 0 } = options
   const keys = new RedisKeys(options.service)
   const servers = serversOf(options, {
-    onServers: () => void epochs?.look(),
+    onServers: () => {
+      batches.forget()
+      void epochs?.look()
+    },
     shards: keys.shards,
     shardOf: (id) => keys.shardOf(id),
     channelOf: (id) => keys.channel(id),
   })
   const redis = servers.commands
+  const { timeoutMs } = options
+  const batches = new Batches({ commands: redis, isCluster: servers.isCluster, grace, skew, timeoutMs })
   const epochs =
     grace === 0
       ? null
@@ -97,7 +81,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
           onHeld: options.onHeld ?? (() => {}),
         })
   const seen = (id: RecordId): Millis => epochs?.seen[keys.shardOf(id)] ?? 0
-  const { wait = null, timeoutMs, client = {}, onWaited } = options
+  const { wait = null, client = {}, onWaited } = options
   const barriers =
     wait === null
       ? null
@@ -109,19 +93,6 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
           replicasOf: (master) => servers.replicasOf(master),
           onWaited,
         })
-  /** By shard in a cluster, otherwise all in one. */
-  const noting: (Noting | undefined)[] = []
-
-  /** One command for all history entries of a turn of the event loop: every executed request has one. */
-  const noteTogether = (group: number): Noting => {
-    const noteKeys: string[] = []
-    const args: RespArg[] = [skew()]
-    const done = immediately().then(() => {
-      noting[group] = undefined
-      return redis.run(NOTE, [noteKeys.length, ...noteKeys, ...args], (done: number[]) => done)
-    })
-    return { keys: noteKeys, args, done }
-  }
   const ping = async (): Promise<Millis> => {
     return (await servers.askAnyone('time', timeOf)) + skew()
   }
@@ -137,24 +108,30 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     return (await Promise.all(shards.map(range))).flat()
   }
 
-  /** The first arguments of every script that writes a record. */
-  const writing = (id: RecordId, bytes: Buffer, { dueIn, dropIn }: Spans): RespArg[] => [
-    3,
-    keys.record(id),
-    keys.index(id),
-    keys.epoch(id),
-    id,
-    bytes,
-    dueIn,
-    dropIn,
-    skew(),
-  ]
+  /** Runs an operation on a record. `names`: the other keys of it. */
+  const run = <T>(
+    id: RecordId,
+    head: Buffer,
+    read: ReadResult<T>,
+    others: readonly ('index' | 'epoch' | 'history')[] = [],
+    body = NO_BODY,
+    thoughFull = false,
+  ): Promise<T> =>
+    batches.run({
+      shard: keys.shardOf(id),
+      key: keys.record(id),
+      others: () => others.map((other) => keys[other](id)),
+      head,
+      body,
+      thoughFull,
+      read,
+    })
 
   /** A claim waits for the replicas, if required. */
   const claiming = <Found extends Buffer | null>(
     id: RecordId,
     bytes: Buffer,
-    write: (read: Reader<WriteReply<Found>>) => Promise<WriteReply<Found>>,
+    write: (read: ReadResult<WriteReply<Found>>) => Promise<WriteReply<Found>>,
   ) =>
     barriers === null || !isClaim(bytes)
       ? write(writeReply<Found>)
@@ -175,32 +152,33 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     name: 'redis',
 
     put(id, bytes, spans, entry = 'claim') {
-      const args = writing(id, bytes, spans)
-      args.push(ENTRIES[entry], grace, seen(id))
+      const head = writing(PUT, ENTRIES[entry], spans, seen(id), null)
       const isLost = entry === 'again' && epochs?.isInGrace === true
-      const what = isLost && bytes.length <= SMALL_RECORD ? PUT_AGAIN : PUT
-      const write = (read: Reader<PutReply>) => redis.run(what, args, read)
+      const thoughFull = isLost && bytes.length <= SMALL_RECORD
+      const write = (read: ReadResult<PutReply>) => run(id, head, read, WRITTEN_KEYS, bytes, thoughFull)
       return entry === 'again' ? write(writeReply) : claiming(id, bytes, write)
     },
 
     swap(id, condition, bytes, spans, nextFence) {
-      const args = writing(id, bytes, spans)
-      args.push(nextFence ? 1 : 0)
-      if ('version' in condition) args.push(condition.version, '', '')
-      else args.push('', condition.token, codesOf(condition.states))
-      args.push(grace, seen(id))
-      const what = bytes.length <= SMALL_RECORD ? SWAP_SMALL : SWAP
-      const write = (read: Reader<WriteReply<Buffer | null>>) => redis.run(what, args, read)
+      const head = writing(SWAP, nextFence ? 1 : 0, spans, seen(id), condition)
+      const thoughFull = bytes.length <= SMALL_RECORD
+      const write = (read: ReadResult<WriteReply<Buffer | null>>) =>
+        run(id, head, read, WRITTEN_KEYS, bytes, thoughFull)
       return nextFence ? claiming(id, bytes, write) : write(writeReply)
     },
 
-    get: (id) => redis.run(GET, [1, keys.record(id), skew()], getReply),
+    get: (id) => run(id, GET, getReply),
 
     renew: (items) =>
       settled(
-        items.map(({ id, token, dueIn, dropIn }) =>
-          redis.run(RENEW, [2, ...keys.recordAndIndex(id), id, token, dueIn, dropIn, skew()], isDone),
-        ),
+        items.map(({ id, token, dueIn, dropIn }) => {
+          const head = Buffer.allocUnsafe(13 + token.length)
+          head[0] = RENEW
+          head.writeIntBE(dueIn, 1, U48)
+          head.writeIntBE(dropIn, 7, U48)
+          token.copy(head, 13)
+          return run(id, head, isDone, ['index'], NO_BODY, true)
+        }),
         false,
       ),
 
@@ -214,14 +192,18 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       ).flat()
       const first = found.toSorted((a, b) => a.due - b.due).slice(0, limit)
       const exists = await settled(
-        first.map(({ id }) => redis.run(DUE, [2, ...keys.recordAndIndex(id), id, skew()], isDone)),
+        first.map(({ id }) => run(id, DUE, isDone, ['index'])),
         false,
       )
       return first.filter((_, n) => exists[n]).map(({ id }) => id)
     },
 
-    remove: (id, version) =>
-      redis.run(REMOVE, [3, ...keys.recordAndIndex(id), keys.history(id), id, version, skew()], isDone),
+    remove(id, version) {
+      const head = Buffer.allocUnsafe(1 + U48)
+      head[0] = REMOVE
+      head.writeUIntBE(version, 1, U48)
+      return run(id, head, isDone, ['index', 'history'])
+    },
 
     async list(which, cursor, limit) {
       if (which === 'unresolved') {
@@ -249,30 +231,27 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     ping,
 
     history: {
-      async append(id, notes) {
-        const group = servers.isCluster ? keys.shardOf(id) : 0
-        const batch = (noting[group] ??= noteTogether(group))
-        const nth = batch.keys.push(keys.record(id), keys.history(id)) / 2 - 1
-        batch.args.push(notes.length)
-        for (const { tag, count, firstAgo, lastAgo, text } of notes)
-          batch.args.push(
-            Buffer.from(tag),
-            count,
-            Math.round(firstAgo),
-            Math.round(lastAgo),
-            Buffer.from(text),
-          )
-        return (await batch.done)[nth] === 1
+      append(id, notes) {
+        const lines = notes.map(
+          ({ tag, count, firstAgo, lastAgo, text }) =>
+            `${tag} ${count} ${Math.round(firstAgo)} ${Math.round(lastAgo)} ${text}\n`,
+        )
+        return run(id, NOTE, isDone, ['history'], Buffer.from(lines.join('')))
       },
-      read: (id) =>
-        redis.run(NOTES, [2, keys.record(id), keys.history(id), skew()], (lines: Buffer[]) =>
-          lines.map((line) => readNote(String(line))),
-        ),
+      read: (id) => run(id, NOTES, linesOf, ['history']),
     },
 
     limits: {
-      take: (bucket, { count, per }, units) =>
-        redis.run(THROTTLE, [1, keys.bucket(bucket), count, per, units, skew()], ([wait]: [Millis]) => wait),
+      take(bucket, { count, per }, units) {
+        const head = Buffer.allocUnsafe(14)
+        head[0] = THROTTLE
+        head.writeUIntBE(count, 1, U48)
+        head.writeUIntBE(per, 7, U48)
+        head.writeInt8(units, 13)
+        const [key, shard] = [keys.bucket(bucket), keys.shardOf(bucket)]
+        const others = () => []
+        return batches.run({ shard, key, others, head, body: NO_BODY, thoughFull: false, read: waitOf })
+      },
     },
 
     watch: (id, changed) => servers.watch(id, changed),
@@ -305,25 +284,84 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
 
     async close() {
       epochs?.close()
+      batches.flush()
       await Promise.all([barriers?.close(), servers.close()])
     },
   }
 }
 
-function isDone([done]: [number]): boolean {
-  return done === 1
+/* The heads of operations, and their results: see lua/. */
+
+const GET = Buffer.from('g')
+const DUE = Buffer.from('u')
+const NOTE = Buffer.from('n')
+const NOTES = Buffer.from('h')
+const PUT = code('p')
+const SWAP = code('s')
+const RENEW = code('r')
+const REMOVE = code('d')
+const THROTTLE = code('t')
+/** Before the condition of a swap. */
+const WRITING = 20
+const WRITTEN_KEYS = ['index', 'epoch'] as const
+
+function code(letter: string): number {
+  return letter.charCodeAt(0)
 }
 
-function getReply([now, bytes]: [Millis, Buffer | null]): GetReply {
-  return { now, bytes }
+function writing(
+  operation: number,
+  how: number,
+  { dueIn, dropIn }: Spans,
+  seen: Millis,
+  condition: Condition | null,
+): Buffer {
+  const head = Buffer.allocUnsafe(WRITING + (condition === null ? 0 : lengthOf(condition)))
+  head[0] = operation
+  head[1] = how
+  head.writeIntBE(dueIn, 2, U48)
+  head.writeIntBE(dropIn, 8, U48)
+  head.writeUIntBE(seen, 14, U48)
+  if (condition === null) return head
+  if ('version' in condition) head.writeUIntBE(condition.version, WRITING, U48)
+  else {
+    condition.token.copy(head, WRITING)
+    codesOf(condition.states).copy(head, WRITING + condition.token.length)
+  }
+  return head
+}
+
+function lengthOf(condition: Condition): number {
+  return 'version' in condition ? U48 : condition.token.length + condition.states.length
+}
+
+function isDone(reply: readonly RespReply[], at: number): boolean {
+  return reply[at] === YES
+}
+
+function getReply(reply: readonly RespReply[], at: number, now: Millis): GetReply {
+  return { now, bytes: reply[at + 1] as Buffer | null }
+}
+
+function waitOf(reply: readonly RespReply[], at: number): Millis {
+  return reply[at + 1] as Millis
+}
+
+function linesOf(reply: readonly RespReply[], at: number): KeptNote[] {
+  const count = reply[at + 1] as number
+  return (reply.slice(at + 2, at + 2 + count) as Buffer[]).map((line) => readNote(String(line)))
 }
 
 /** @throws {InGrace} */
-function writeReply<Found>(reply: Written | [0, Millis, Found] | Held): WriteReply<Found> {
-  if (reply[0] === 0) return { done: false, now: reply[1], bytes: reply[2] }
-  if (reply[0] === 2) throw new InGrace(reply[1], reply[2], reply[3])
-  const [, now, version, fence, createdAt] = reply
-  return { done: true, now, stamp: { version, fence, createdAt } }
+function writeReply<Found>(reply: readonly RespReply[], at: number, now: Millis): WriteReply<Found> {
+  const [kind, first, second, third] = [reply[at], reply[at + 1], reply[at + 2], reply[at + 3]]
+  if (kind === FOUND) return { done: false, now, bytes: first as Found }
+  if (kind === HELD) throw new InGrace(now, first as Millis, second as Millis)
+  return {
+    done: true,
+    now,
+    stamp: { version: first as number, fence: second as number, createdAt: third as Millis },
+  }
 }
 
 /** The guard passes the same list with every outcome. */

@@ -1,7 +1,7 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { SMALL_RECORD } from '../../src/store/codec.ts'
-import type { Store } from '../../src/store/register.ts'
+import type { PutKind, Store } from '../../src/store/register.ts'
 import { array, bulk, int, type Says, scripted, words } from '../support/fake-redis.ts'
 import { newId, newToken, SPANS } from './fixtures.ts'
 import { APPLIED, claiming, KEYS, NOT_APPLIED, open } from './redis-fixtures.ts'
@@ -44,7 +44,7 @@ void t.test('what is due is the earliest of all indexes that still exists', asyn
 void t.test('what one of several commands fails with is not what the others say', async (t) => {
   const [id, other] = [newId(), newId()]
   const items = [id, other].map((id) => ({ id, token: newToken(), ...SPANS }))
-  const refusing = (args: readonly string[]) => (args.includes(other) ? '-ERR no\r\n' : [int(1)])
+  const refusing = (args: readonly string[]) => (args[3]?.endsWith(other) ? '-ERR no\r\n' : [int(1)])
   const { store, server } = await storeOn(t, {
     renew: refusing,
     due: refusing,
@@ -79,20 +79,39 @@ void t.test(
   async (t) => {
     const held = ([, , count]: readonly string[]) =>
       Array.from({ length: 2 * Number(count) }, (_, n) => int(n % 2 ? 9 : 40_000))
-    const { store, server, held: seen } = await storeOn(t, { admit: held }, { grace: 500_000 })
+    const full = '-OOM command not allowed\r\n'
+    const says = { swap: full, put: full, renew: full, 'renew though full': [int(1)], throttle: full }
+    const { store, server, held: seen } = await storeOn(t, { ...says, admit: held }, { grace: 500_000 })
     const sized = (length: number) => Buffer.concat([claiming(), Buffer.alloc(length)]).subarray(0, length)
     while (seen.at(-1) !== 40_000) await new Promise(setImmediate)
+    const refused = { name: 'StoreFull', maybeApplied: false }
+    const asking = (length: number, on: Store, entries: readonly PutKind[] = ['claim', 'fresh', 'again']) =>
+      Promise.allSettled([
+        on.swap(newId(), { version: 1 }, sized(length), SPANS, false),
+        ...entries.map((entry) => on.put(newId(), sized(length), SPANS, entry)),
+        on.renew([{ id: newId(), token: newToken(), ...SPANS }]),
+        on.limits.take(newId(), { count: 1, per: 1 }, 1),
+      ])
     server.asked.splice(0)
-    for (const length of [SMALL_RECORD, SMALL_RECORD + 1]) {
-      await store.swap(newId(), { version: 1 }, sized(length), SPANS, false)
-      for (const entry of ['claim', 'fresh', 'again'] as const)
-        await store.put(newId(), sized(length), SPANS, entry)
-    }
-    const small = ['swap though full', 'put', 'put', 'put though full']
-    t.strictSame(server.asked, [...small, 'swap', 'put', 'put', 'put'])
-    const calm = await storeOn(t, {})
-    await calm.store.put(newId(), claiming(), SPANS, 'again')
-    t.strictSame(calm.server.asked, ['put'])
+    t.match(await asking(SMALL_RECORD, store), [
+      { value: { done: true } },
+      { reason: refused },
+      { reason: refused },
+      { value: { done: true } },
+      { value: [true] },
+      { reason: refused },
+    ])
+    const all = ['swap', 'put', 'put', 'put', 'renew', 'throttle']
+    t.strictSame(server.asked, [...all, 'swap though full', 'put though full', 'renew though full'])
+    server.asked.splice(0)
+    t.match(await asking(SMALL_RECORD + 1, store), [
+      ...Array.from({ length: 4 }, () => ({ reason: refused })),
+      { value: [true] },
+      { reason: refused },
+    ])
+    t.strictSame(server.asked, [...all, 'renew though full'])
+    const calm = await storeOn(t, says)
+    t.match((await asking(SMALL_RECORD, calm.store, ['again']))[1], { reason: refused })
   },
 )
 

@@ -79,7 +79,7 @@ void t.test('W05 a claim that is recognised as oneâ€™s own waits again; anotherâ
     own.fill(0)
     t.match(await put, { done: false })
   }
-  server.says['swap though full'] = [int(0), int(1), NULL]
+  server.says['swap'] = [int(0), int(1), NULL]
   t.match(await store.swap(newId(), { version: 1 }, claiming(token), SPANS, true), { bytes: null })
   t.strictSame(waited, [true, true])
 })
@@ -121,13 +121,14 @@ void t.test('W05 claims of one turn share a round, and later ones the next', asy
   const { server, store, asked, waited } = await waiting(t, {}, { wait: null })
   server.says['put'] = null
   const [commands] = server.sockets
-  let first = 1
-  /** Claims that are answered in one piece. */
+  let [puts, batches] = [0, 0]
+  const [done = '', now = '', ...stamps] = DONE
+  /** Claims of one turn, and so of one batch. */
   const claims = async (...shards: number[]) => {
     const asked = shards.map((shard) => claim(store, idIn(shard)))
-    const puts = () => server.asked.filter((name) => name === 'put').length
-    await until(() => puts() === first - 1 + shards.length)
-    commands?.write(shards.map(() => array(...DONE, int(first++))).join(''))
+    puts += shards.length
+    await until(() => server.asked.filter((name) => name === 'put').length === puts)
+    commands?.write(array(now, ...shards.flatMap(() => [done, ...stamps]), int(++batches)))
     return () => Promise.all(asked)
   }
   const early = await claims(1, 2, 3)

@@ -2,7 +2,8 @@ import { Redis } from 'ioredis'
 import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { openRedisStore, RedisKeys } from '../../src/store/redis.ts'
-import { admittingScript } from '../../src/store/redis-connection.ts'
+import { BATCH } from '../../src/store/redis-batch.ts'
+import { ADMIT } from '../../src/store/redis-epochs.ts'
 import { RedisServer } from '../support/redis.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
 
@@ -11,7 +12,8 @@ import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
 const GRACE = 10 * HOUR
 const OWN = 'a'.repeat(40)
 const OTHER = 'b'.repeat(40)
-const EPOCH = 'epoch'
+const SHARD = 'idempotency:pay:{00}:'
+const EPOCH = `${SHARD}e`
 const SLACK = 5000
 
 const server = await RedisServer.start()
@@ -21,12 +23,6 @@ t.teardown(async () => {
   await server[Symbol.asyncDispose]()
 })
 t.beforeEach(async () => void (await redis.flushall()))
-
-const [PUT, ADMIT, SWAP] = ['put', 'admit', 'swap'].map((name) => admittingScript(name).source) as [
-  string,
-  string,
-  string,
-]
 
 async function clock(): Promise<Millis> {
   const [seconds, micros] = (await redis.time()) as unknown as [string, string]
@@ -42,17 +38,35 @@ interface Asked {
 
 /** What a check returns: how long claims are held, and since when. */
 async function check({ seen = 0, identity = OWN, skew = 0, grace = GRACE }: Asked = {}) {
-  const reply = (await redis.call('EVAL', ADMIT, 1, EPOCH, grace, skew, seen, identity, 7)) as number[]
+  const reply = (await redis.call('EVAL', ADMIT.source, 1, EPOCH, grace, skew, seen, identity, 7)) as number[]
   return { left: reply[0] as number, since: reply[1] as number, number: reply[2] }
+}
+
+function packed(...numbers: readonly Millis[]): Buffer {
+  const bytes = Buffer.alloc(6 * numbers.length)
+  for (const [n, number] of numbers.entries()) bytes.writeIntBE(number, 6 * n, 6)
+  return bytes
+}
+
+/** What a batch of one operation answers: the first of its result, the server's clock, the rest of its result. */
+async function operate(
+  id: string,
+  letter: string,
+  how: number,
+  more: readonly Millis[],
+  { seen = 0, identity = OWN, skew = 0, grace = GRACE }: Asked,
+) {
+  const head = Buffer.concat([Buffer.from(letter), Buffer.of(how), packed(HOUR, 2 * HOUR, seen, ...more)])
+  const args = [packed(grace, skew, 2 ** 46), head, bytesOf('in_progress', newToken()), identity, 7]
+  const reply = await redis.call('EVAL', BATCH.source, 1, `${SHARD}r:${id}`, ...args)
+  const [now, first, ...rest] = (reply as number[]).slice(0, -1) as [number, number, ...number[]]
+  if (first === 3) throw new Error(String(rest[0]))
+  return [first, now, ...rest]
 }
 
 let ids = 0
 /** What a claim returns: 1 and its stamps, or 2, now, since and how long. */
-async function claim(entry: 0 | 1 | 2, { seen = 0, identity = OWN, skew = 0, grace = GRACE }: Asked = {}) {
-  const id = `id${ids++}`
-  const args = [id, bytesOf('in_progress', newToken()), HOUR, 2 * HOUR, skew, entry, grace, seen, identity, 7]
-  return (await redis.call('EVAL', PUT, 3, id, 'index:u', EPOCH, ...args)) as number[]
-}
+const claim = (entry: 0 | 1 | 2, asked: Asked = {}) => operate(`id${ids++}`, 'p', entry, [], asked)
 
 /** The key of the epoch; its times as ages and distances from now. */
 async function epoch() {
@@ -186,11 +200,9 @@ void t.test('a takeover is held as a claim is, and extends nothing', async (t) =
     before = async (): Promise<unknown> => null,
   ) => {
     const id = `id${ids}`
-    const [, , version] = (await claim(1, { identity: '' })) as [number, number, number]
-    const bytes = bytesOf('in_progress', newToken())
+    const [, , version = 0] = await claim(1, { identity: '' })
     await before()
-    const args = [id, bytes, HOUR, 2 * HOUR, skew, 1, version, '', '', GRACE, seen, OWN, 7]
-    return (await redis.call('EVAL', SWAP, 3, id, 'index:u', EPOCH, ...args)) as number[]
+    return operate(id, 's', 1, [version], { seen, skew })
   }
   await set(OTHER, now - 9, now - 9)
   const [kind, at, since, left] = await takeOver()
@@ -208,7 +220,19 @@ void t.test('a check tells of each shard by itself', async (t) => {
   const now = await clock()
   await redis.mset('e1', `${OWN} ${now - 9} ${now - 9}`, 'e2', `${OTHER} ${now - 9} ${now - 9}`)
   const seen = [now - 9, now - 9, 0]
-  const reply = (await redis.call('EVAL', ADMIT, 3, 'e1', 'e2', 'e3', GRACE, 0, ...seen, OWN, 8)) as number[]
+  const reply = (await redis.call(
+    'EVAL',
+    ADMIT.source,
+    3,
+    'e1',
+    'e2',
+    'e3',
+    GRACE,
+    0,
+    ...seen,
+    OWN,
+    8,
+  )) as number[]
   t.strictSame([reply[0], reply[1], reply[2], reply[4]], [0, now - 9, GRACE, 0])
   t.equal(reply[6], 8)
   t.equal(reply.length, 7)
@@ -240,7 +264,7 @@ void t.test('rights that a check lacks are no failover, unless it has to write',
   await redis.call('ACL', 'SETUSER', 'app', 'on', '>pw', '~*', '&*', '+@all', '-persist')
   const app = new Redis(server.url.replace('//', '//app:pw@'), { protocol: 2 })
   t.teardown(() => app.disconnect())
-  const asked = async () => (await app.call('EVAL', ADMIT, 1, EPOCH, GRACE, 0, 5, OWN, 7)) as number[]
+  const asked = async () => (await app.call('EVAL', ADMIT.source, 1, EPOCH, GRACE, 0, 5, OWN, 7)) as number[]
   t.equal((await asked())[0], GRACE)
   await redis.call('ACL', 'SETUSER', 'app', '+persist', '-set')
   await redis.del(EPOCH)

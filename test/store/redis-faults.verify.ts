@@ -41,14 +41,13 @@ void t.test('R03 operations on a hanging Redis time out, and it is used again wh
   server.pause()
   const first = await Promise.allSettled([claim(store, id), store.get(id), store.ping()])
   for (const one of first) t.match(one, { status: 'rejected', reason: { ...APPLIED, message: /timed out/ } })
-  await Promise.allSettled([store.ping(), store.ping()])
+  await Promise.allSettled([store.ping(), store.ping(), store.ping()])
   await until(() => events.some((event) => event.startsWith('disconnected')))
   await t.rejects(store.ping(), NOT_APPLIED, 'a wholly silent connection is given up')
   server.resume()
   const read = () => store.get(id).catch(() => null)
   await until(async () => (await read()) !== null)
-  await until(async () => Boolean((await read())?.bytes))
-  t.pass('the claim had been applied, as maybeApplied said')
+  t.equal((await read())?.bytes, null, 'nothing is applied after its caller has given up')
 })
 
 void t.test('commands in flight when the connection breaks are not sent again', async (t) => {

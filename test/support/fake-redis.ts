@@ -1,9 +1,10 @@
-import { createHash } from 'node:crypto'
 import { once } from 'node:events'
 import { type AddressInfo, createServer, type Socket } from 'node:net'
 import { createServer as createTlsServer } from 'node:tls'
 import type { Test } from 'tap'
-import { admittingScript, script } from '../../src/store/redis-connection.ts'
+import { BATCH, BATCH_THOUGH_FULL } from '../../src/store/redis-batch.ts'
+import { ADMIT } from '../../src/store/redis-epochs.ts'
+import type { Script } from '../../src/store/redis-link.ts'
 import { repliesTo } from './replies.ts'
 
 export type Answer = (command: string[], socket: Socket) => string | Buffer | null
@@ -56,21 +57,44 @@ export const slots = (...ranges: readonly (readonly [first: number, last: number
   )
 export const LAST_SLOT = 16_383
 
-/** By their SHA-1. */
-const SCRIPTS = new Map(
-  ['get', 'renew', 'remove', 'due', 'throttle', 'note', 'notes']
-    .map((name) => [name, script(name)] as const)
-    .concat(['put', 'swap', 'admit'].map((name) => [name, admittingScript(name)]))
-    .concat(
-      ['put', 'swap'].map((name) => [
-        `${name} though full`,
-        admittingScript(name, '#!lua flags=allow-oom\n'),
-      ]),
-    )
-    .map(([name, { source }]) => [createHash('sha1').update(source).digest('hex'), name]),
-)
+/** The operations of a batch, by the letter of their head. */
+const OPERATIONS: Readonly<Record<string, string>> = {
+  p: 'put',
+  s: 'swap',
+  g: 'get',
+  r: 'renew',
+  d: 'remove',
+  u: 'due',
+  t: 'throttle',
+  n: 'note',
+  h: 'notes',
+}
 
-/** Bytes; no answer (null); or a script's reply without the number of its call. */
+function isOf(what: Script, word: string, text: string): boolean {
+  return word === 'eval' ? text === what.source : word === 'evalsha' && what.head.text.includes(text)
+}
+
+/** The result of an operation in the reply of its batch. */
+function resultOf(name: string, said: string | readonly string[]): readonly string[] {
+  if (typeof said === 'string') return [int(3), bulk(said.slice(1, -2))]
+  const [first = '', ...more] = said
+  if (/^(put|swap)/.test(name)) return [first, ...more.slice(1)]
+  if (name === 'get') return [int(0), ...more]
+  if (name === 'throttle') return [int(6), first]
+  if (name === 'notes') return [int(7), int(said.length), ...said]
+  return [int(first === int(1) ? 4 : 5)]
+}
+
+/** The server's clock, in what an operation says. */
+function nowIn(name: string, said: string | readonly string[]): string {
+  if (typeof said !== 'string' && /^(put|swap)/.test(name)) return said[1] as string
+  return typeof said !== 'string' && name === 'get' ? (said[0] as string) : int(1)
+}
+
+/** What an operation alone fails with; any other refusal is one of the whole batch. */
+const FAILS_ALONE = /^-(ERR|WRONGTYPE|OOM) /
+
+/** Bytes; no answer (null); the reply of `admit` without its number; or that of an operation, with the clock where it tells it. */
 type Said = string | null | readonly string[]
 type Saying = Said | ((command: readonly string[], socket: Socket) => Said)
 /** By the name of a script or command, or by its first two words. */
@@ -105,17 +129,40 @@ export async function scripted(t: Test, more: Says = {}) {
   const commands: string[][] = []
   const server = await fake(t, (command, socket) => {
     const [word = '', second = ''] = command
-    const sha = word === 'eval' ? createHash('sha1').update(second).digest('hex') : second
-    const own = word.startsWith('eval') ? SCRIPTS.get(sha) : undefined
-    const name = own ?? word
-    const both = `${word} ${second}`
-    const said = both in says ? says[both] : name in says ? says[name] : OK
-    if (!GREETS.has(name) && !GREETS.has(both)) {
-      asked.push(word === 'eval' ? `${name} in full` : name)
-      commands.push([name, ...command.slice(own === undefined ? 1 : 2)])
+    const isThoughFull = isOf(BATCH_THOUGH_FULL, word, second)
+    const isBatch = isThoughFull || isOf(BATCH, word, second)
+    const ask = (name: string, both: string, one: string[], identity: readonly string[] = []) => {
+      const said = both in says ? says[both] : name in says ? says[name] : OK
+      if (!GREETS.has(name) && !GREETS.has(both)) {
+        asked.push(word === 'eval' ? `${name} in full` : name)
+        commands.push([name, ...one.slice(word.startsWith('eval') ? 2 : 1)])
+      }
+      return typeof said === 'function' ? said([...one, ...identity], socket) : (said ?? null)
     }
-    const reply = typeof said === 'function' ? said(command, socket) : (said ?? null)
-    return typeof reply === 'string' || reply === null ? reply : array(...reply, int(Number(command.at(-1))))
+    const number = int(Number(command.at(-1)))
+    if (!isBatch) {
+      const name = isOf(ADMIT, word, second) ? 'admit' : word
+      const reply = ask(name, `${word} ${second}`, command)
+      return typeof reply === 'string' || reply === null ? reply : array(...reply, number)
+    }
+    const count = (command.length - 6 - Number(command[2])) / 2
+    const first = 4 + Number(command[2])
+    const results = Array.from({ length: count }, (_, n): [string, Said] => {
+      const [key = '', head = '', body = ''] = [
+        command[3 + n],
+        command[first + 2 * n],
+        command[first + 2 * n + 1],
+      ]
+      const name = `${OPERATIONS[head[0] as string]}${isThoughFull ? ' though full' : ''}`
+      return [name, ask(name, name, [word, second, '1', key, head, body], command.slice(-2, -1))]
+    })
+    const whole = results.find(
+      ([, said]) => said === null || (typeof said === 'string' && !FAILS_ALONE.test(said)),
+    )
+    if (whole !== undefined) return whole[1] as string | null
+    const told = results as [string, string | readonly string[]][]
+    const now = nowIn(...(told[0] as [string, string | readonly string[]]))
+    return array(now, ...told.flatMap(([name, said]) => resultOf(name, said)), number)
   })
   return {
     ...server,

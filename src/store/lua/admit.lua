@@ -14,9 +14,10 @@ end
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[2]
 local reply = {}
-local identity = ARGV[#ARGV - 1]
+local identity, grace = ARGV[#ARGV - 1], tonumber(ARGV[1])
 for n, key in ipairs(KEYS) do
-  local left, since = held_for(key, identity, ARGV[2 + n], ARGV[1], now, false, true)
+  local seen = tonumber(ARGV[2 + n])
+  local left, since = held_for(key, redis.call('GET', key), identity, seen, grace, now, false, true)
   if type(left) == 'table' then return left end
   reply[#reply + 1] = math.max(0, left)
   reply[#reply + 1] = since

@@ -1,11 +1,18 @@
 -- The grace after a failover (docs/adr/0091), for the scripts that hand out executions. `key` tells as which process the server was first
--- seen, when that was, and until when claims are held: "<run_id> <since> <till>". `identity` is '' where there is no grace. `seen` is the
--- <since> that the proxy knows, 0 if this is its first look.
--- Returns how long claims are held yet and since when the server is who it is; or the error that keeps it from being written.
-local function held_for(key, identity, seen, grace, now, is_reclaim, is_check)
-  if identity == '' then return 0, 0 end
-  local known, since, till = (redis.call('GET', key) or ''):match('^(%S+) (%d+) (%d+)$')
-  since, till, seen = tonumber(since), tonumber(till), tonumber(seen)
+-- seen, when that was, and until when claims are held: "<run_id> <since> <till>"; `stored` is what it holds. `identity` is '' where there is
+-- no grace. `seen` is the <since> that the proxy knows, 0 if this is its first look.
+-- Returns how long claims are held yet, since when the server is who it is, and what the key holds now; or the error that keeps it from
+-- being written.
+local read, known, since_read, till_read
+local function held_for(key, stored, identity, seen, grace, now, is_reclaim, is_check)
+  if identity == '' then return 0, 0, stored end
+  -- The shards of a server mostly hold the same.
+  if stored ~= read then
+    read = stored
+    known, since_read, till_read = (stored or ''):match('^(%S+) (%d+) (%d+)$')
+    since_read, till_read = tonumber(since_read), tonumber(till_read)
+  end
+  local since, till = since_read, till_read
   if known == nil and seen == 0 then
     -- A new store: as far as this proxy knows, nothing can be lost. One that knows better says so below.
     since, till = now, now
@@ -21,10 +28,14 @@ local function held_for(key, identity, seen, grace, now, is_reclaim, is_check)
     -- Where one claim is written again, others are likely to follow.
     till = math.max(till, math.min(now + 200, since + 2 * grace))
   else
-    return till - now, since
+    return till - now, since, stored
   end
-  local written = redis.pcall('SET', key, string.format('%s %.0f %.0f', identity, since, till))
+  local value = string.format('%s %.0f %.0f', identity, since, till)
+  local written = redis.pcall('SET', key, value)
   -- Without room for it there is none for a claim; what is there answers all the same.
-  if type(written) == 'table' and written.err and written.err:sub(1, 3) ~= 'OOM' then return written end
-  return till - now, since
+  if type(written) == 'table' and written.err then
+    if written.err:sub(1, 3) ~= 'OOM' then return written end
+    value = stored
+  end
+  return till - now, since, value
 end

@@ -1,0 +1,37 @@
+-- The operations of one turn of the event loop (docs/adr/0125). Before this, `apply(op, key, head, body)` has been made of them.
+-- KEYS  the record, or bucket, of each operation; then, where all must be named, what else they touch
+-- ARGV  1 grace, skew, the last instant at which the batch may be applied; then of each operation its head, which begins with the letter
+--       of the operation, and its body; last identity, number
+-- Returns {now, the results one after the other, number}, or {'late', now, number}: nothing was applied. 3, text: that operation failed,
+-- the others did not
+local reply = {now}
+local at = 1
+for n = 1, items do
+  local head = ARGV[2 * n]
+  local ok, kind, a, b, c = pcall(apply, head:sub(1, 1), KEYS[n], head, ARGV[2 * n + 1])
+  if not ok then
+    kind, a, b, c = 3, type(kind) == 'table' and kind.err or kind, nil, nil
+    -- It never was anything but a replica since the batch began.
+    if a:sub(1, 8) == 'READONLY' then return {err = a} end
+  end
+  reply[at + 1] = kind
+  if type(a) == 'table' then
+    reply[at + 2] = #a
+    at = at + 2
+    for _, line in ipairs(a) do
+      at = at + 1
+      reply[at] = line
+    end
+  else
+    reply[at + 2], reply[at + 3], reply[at + 4] = a, b, c
+    at = at + (c ~= nil and 4 or b ~= nil and 3 or a ~= nil and 2 or 1)
+  end
+end
+-- Messages are refused where the user has no right to channels, or an old server knows none: the writes stand. Mostly nobody listens, and one
+-- question costs less than many messages.
+local listening = #ended > 1 and redis.pcall('PUBSUB', 'SHARDNUMSUB', unpack(ended)) or {}
+for n, channel in ipairs(ended) do
+  if listening[2 * n] ~= 0 then redis.pcall('SPUBLISH', channel, '') end
+end
+reply[at + 1] = number
+return reply

@@ -1,0 +1,204 @@
+import type { Millis } from '../core/record.ts'
+import { U48 } from './codec.ts'
+import { type RedisConnection, script, source } from './redis-connection.ts'
+import { type RedisLink, redisFailure, repliesMismatch, type Script } from './redis-link.ts'
+import { StoreFull, StoreUnavailable } from './register.ts'
+import type { RespArg, RespReply } from './resp.ts'
+
+const OPERATIONS = ['put', 'swap', 'get', 'renew', 'remove', 'due', 'throttle', 'note', 'notes']
+/** One function: making one for each of them would take as long as one of them. */
+const SOURCE = [
+  source('epoch'),
+  source('shared'),
+  'local function apply(op, key, head, body)\n',
+  ...OPERATIONS.map(source),
+  'end\n',
+  source('batch'),
+].join('')
+export const BATCH = script(SOURCE)
+export const BATCH_THOUGH_FULL = script(`#!lua flags=allow-oom\n${SOURCE}`)
+
+/** Operations per batch: the server does nothing else meanwhile. */
+const MOST = 64
+/** Bytes after which a batch is full. */
+const LARGE = 1024 * 1024
+/** How often a batch that came too late is sent once more. */
+const MOST_LATE = 2
+
+/** How many elements a result has, by the first one. */
+const LENGTHS = [2, 4, 3, 2, 1, 1, 2, 2]
+export const [FOUND, WRITTEN, HELD, FAILED, YES, NO, WAIT, LINES] = [0, 1, 2, 3, 4, 5, 6, 7]
+
+/** Converts the result of an operation, which begins in the reply of its batch at `at`. */
+export type ReadResult<T> = (reply: readonly RespReply[], at: number, now: Millis, link: RedisLink) => T
+
+export interface Operation<T> {
+  readonly shard: number
+  /** Of the record or bucket. */
+  readonly key: string
+  /** What else it touches, for servers that have to know. */
+  readonly others: () => readonly string[]
+  /** See the files in lua/. */
+  readonly head: Buffer
+  readonly body: Buffer
+  /** A full store must take it, too: the outcome of an execution, a lease's renewal, and in a grace what was lost. */
+  readonly thoughFull: boolean
+  readonly read: ReadResult<T>
+}
+
+interface Pending {
+  readonly operation: Operation<unknown>
+  readonly resolve: (value: unknown) => void
+  readonly reject: (error: unknown) => void
+}
+
+export interface BatchOptions {
+  readonly commands: Pick<RedisConnection, 'run'>
+  /** The keys of a command have to be in one shard. */
+  readonly isCluster: boolean
+  readonly grace: Millis
+  readonly skew: () => Millis
+  readonly timeoutMs: Millis
+}
+
+/**
+ * Sends all operations of a turn of the event loop in one call of a script; in a cluster one for each shard (ADR 125). Each call carries
+ * the last instant, by the server's clock, at which it may be applied: whatever delays it or sends it again, it does nothing after its caller
+ * has given up.
+ */
+export class Batches {
+  readonly #options: BatchOptions
+  #isByShard: boolean
+  /** Of this turn: by shard, or all in one. */
+  #open = new Map<number, Pending[]>()
+  #size = 0
+  /** By the same: the server's clock minus this process's own, at least. */
+  readonly #clocks = new Map<number, Millis>()
+
+  constructor(options: BatchOptions) {
+    this.#options = options
+    this.#isByShard = options.isCluster
+  }
+
+  run<T>(operation: Operation<T>): Promise<T> {
+    return new Promise((resolve, reject) => {
+      this.#add({ operation, resolve: resolve as (value: unknown) => void, reject })
+    })
+  }
+
+  /** The server may be another one, with another clock. */
+  forget(): void {
+    this.#clocks.clear()
+  }
+
+  readonly flush = (): void => {
+    const open = this.#open
+    if (open.size === 0) return
+    this.#open = new Map()
+    this.#size = 0
+    const until = performance.now() + this.#options.timeoutMs
+    for (const [group, items] of open) this.#send(group, items, BATCH, until, 0)
+  }
+
+  #add(pending: Pending): void {
+    const { shard, body } = pending.operation
+    const group = this.#isByShard ? shard : 0
+    if (this.#open.size === 0) setImmediate(this.flush)
+    const items = this.#open.get(group)
+    if (items === undefined) this.#open.set(group, [pending])
+    else items.push(pending)
+    this.#size += body.length
+    if (items?.length === MOST || this.#size > LARGE) this.flush()
+  }
+
+  /** `until`: when the callers give up. `late`: how often it has come too late. */
+  #send(group: number, items: readonly Pending[], what: Script, until: Millis, late: number): void {
+    const { commands, grace, skew } = this.#options
+    const travelled = skew()
+    const clock = this.#clocks.get(group)
+    // Comes too late while the clock is unknown, which makes it known.
+    const notAfter = clock === undefined ? 0 : Math.floor(clock + until) + travelled
+    const head = Buffer.allocUnsafe(3 * U48)
+    head.writeUIntBE(grace, 0, U48)
+    head.writeIntBE(travelled, U48, U48)
+    head.writeUIntBE(notAfter, 2 * U48, U48)
+    const args: RespArg[] = [0]
+    for (const { operation } of items) args.push(operation.key)
+    if (this.#isByShard) for (const { operation } of items) args.push(...operation.others())
+    args[0] = args.length - 1
+    args.push(head)
+    for (const { operation } of items) args.push(operation.head, operation.body)
+    const read = (reply: RespReply[], link: RedisLink): boolean => {
+      const isLate = Buffer.isBuffer(reply[0])
+      const now = Number(reply[isLate ? 1 : 0])
+      this.#clocks.set(group, now - travelled - performance.now())
+      if (!isLate) {
+        const full = settle(items, reply, now, link, what === BATCH)
+        if (full.length > 0) this.#send(group, full, BATCH_THOUGH_FULL, until, late)
+      }
+      return isLate
+    }
+    const timer =
+      late === 0
+        ? undefined
+        : setTimeout(rejectAll, until - performance.now(), items, notAnswered('Command timed out', true))
+    commands.run(what, args, read).then(
+      (isLate) => {
+        clearTimeout(timer)
+        if (!isLate) return
+        if (late < MOST_LATE && performance.now() < until) this.#send(group, items, what, until, late + 1)
+        else rejectAll(items, notAnswered('it came too late for the server’s clock', false))
+      },
+      (error: unknown) => {
+        clearTimeout(timer)
+        this.#fail(group, items, what, until, error)
+      },
+    )
+  }
+
+  #fail(group: number, items: readonly Pending[], what: Script, until: Millis, error: unknown): void {
+    const { message } = error as Error
+    // Such refusals apply nothing: the only node of a cluster, and a slot that is being moved and lacks what another operation names.
+    if (message.startsWith('Redis refuses: CROSSSLOT') && !this.#isByShard) {
+      this.#isByShard = true
+      this.forget()
+      for (const one of items) this.#add(one)
+    } else if (message.startsWith('Redis refuses: TRYAGAIN') && items.length > 1)
+      for (const one of items) this.#send(group, [one], what, until, 0)
+    else rejectAll(items, error)
+  }
+}
+
+function rejectAll(items: readonly Pending[], error: unknown): void {
+  for (const { reject } of items) reject(error)
+}
+
+/** Gives each operation its result. Returns those that a full store is to be asked for once more. */
+function settle(
+  items: readonly Pending[],
+  reply: readonly RespReply[],
+  now: Millis,
+  link: RedisLink,
+  mayRepeat: boolean,
+): readonly Pending[] {
+  const full: Pending[] = []
+  let at = 1
+  for (const item of items) {
+    const { operation, resolve, reject } = item
+    const kind = reply[at] as number
+    try {
+      if (kind === FAILED) throw redisFailure((reply[at + 1] as Buffer).toString())
+      resolve(operation.read(reply, at, now, link))
+    } catch (error) {
+      if (mayRepeat && operation.thoughFull && error instanceof StoreFull) full.push(item)
+      else reject(error)
+    }
+    at += (LENGTHS[kind] as number) + (kind === LINES ? (reply[at + 1] as number) : 0)
+  }
+  if (at !== reply.length) throw repliesMismatch()
+  return full
+}
+
+function notAnswered(why: string, maybeApplied: boolean): StoreUnavailable {
+  return new StoreUnavailable(`no answer from Redis: ${why}`, maybeApplied)
+}
