@@ -22,6 +22,8 @@ export const BATCH_THOUGH_FULL = script(`#!lua flags=allow-oom\n${SOURCE}`)
 const MOST = 64
 /** Bytes after which a batch is full. */
 const LARGE = 1024 * 1024
+/** Refusals that apply nothing, and may concern one operation: its slot is being moved, or it writes and others only read. */
+const OF_ONE = /^Redis refuses: (TRYAGAIN|NOREPLICAS|MISCONF)/
 /** How often a batch that came too late is sent once more. */
 const MOST_LATE = 2
 
@@ -158,12 +160,12 @@ export class Batches {
 
   #fail(group: number, items: readonly Pending[], what: Script, until: Millis, error: unknown): void {
     const { message } = error as Error
-    // Such refusals apply nothing: the only node of a cluster, and a slot that is being moved and lacks what another operation names.
+    // The only node of a cluster.
     if (message.startsWith('Redis refuses: CROSSSLOT') && !this.#isByShard) {
       this.#isByShard = true
       this.forget()
       for (const one of items) this.#add(one)
-    } else if (message.startsWith('Redis refuses: TRYAGAIN') && items.length > 1)
+    } else if (items.length > 1 && OF_ONE.test(message))
       for (const one of items) this.#send(group, [one], what, until, 0)
     else rejectAll(items, error)
   }

@@ -7,12 +7,12 @@ import { Batches, type Operation } from '../../src/store/redis-batch.ts'
 import { Refused } from '../../src/store/redis-link.ts'
 import type { Store } from '../../src/store/register.ts'
 import type { RespArg, RespReply } from '../../src/store/resp.ts'
-import { scripted } from '../support/fake-redis.ts'
+import { DONE, scripted } from '../support/fake-redis.ts'
 import { RedisServer } from '../support/redis.ts'
 import { relay } from '../support/relay.ts'
 import { repliesTo } from '../support/replies.ts'
 import { bytesOf, claim, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
-import { APPLIED, claiming, idIn, KEYS, NOT_APPLIED, NOTE, open } from './redis-fixtures.ts'
+import { APPLIED, claiming, end, idIn, KEYS, NOT_APPLIED, NOTE, open, watch } from './redis-fixtures.ts'
 
 /* All operations of a turn are one call of a script, which may be applied until its callers give up (docs/adr/0125). */
 
@@ -74,6 +74,23 @@ void t.test('a batch has at most 64 operations, and no more after a megabyte of 
   const large = Array.from({ length: 5 }, () => Buffer.concat([claiming(), Buffer.alloc(600_000)]))
   await Promise.all(large.map(async (bytes) => store.put(newId(), bytes, SPANS)))
   t.equal(await calls(), 3)
+})
+
+void t.test('whoever waits for one of the attempts that end in a turn is told, and no other', async (t) => {
+  const user = 'app:pw@'
+  await server.command('ACL', 'SETUSER', 'app', 'on', '>pw', '~*', '&*', '+@all', '-pubsub')
+  for (const url of [server.url, server.url.replace('//', `//${user}`)]) {
+    const { store } = await open(t, url)
+    const [waited, other] = [newId(), newId()]
+    await Promise.all([waited, other].map((id) => claim(store, id)))
+    const watcher = await watch(store, waited)
+    await calls()
+    await Promise.all([waited, other].map((id) => end(store, id)))
+    await until(() => watcher.told > 0)
+    watcher.stop()
+    const stats = String(await server.command('INFO', 'commandstats'))
+    t.equal(Number(/cmdstat_spublish:calls=(\d+)/.exec(stats)?.[1]), url.includes(user) ? 2 : 1)
+  }
 })
 
 void t.test('when its reply is lost, each operation of a batch may have been applied', async (t) => {
@@ -283,16 +300,32 @@ void t.test('a claim that a stepped clock lets in late meets what has been writt
   t.strictSame((await other.get(id)).bytes, after)
 })
 
-void t.test('in a slot that is being moved, an operation is refused alone', async (t) => {
-  const moving = await scripted(t)
-  const { store } = await open(t, moving.cluster)
-  const [there, gone] = [idIn(1), idIn(1)]
-  moving.says['put'] = ([, , , key = '']) =>
-    key === KEYS.record(gone)
-      ? '-TRYAGAIN Multiple keys\r\n'
-      : [1, 100, 101, 102, 103].map(String).map((n) => `:${n}\r\n`)
-  t.match(await Promise.allSettled([claim(store, there), claim(store, gone)]), [
-    { value: { done: true } },
-    { reason: { maybeApplied: false, message: /TRYAGAIN/ } },
-  ])
-})
+void t.test(
+  'what a server refuses to one operation, it does not refuse to the others of its turn',
+  async (t) => {
+    const node = await scripted(t)
+    const [a, b] = [newId(), newId()]
+    for (const [url, refusal] of [
+      [node.cluster, 'TRYAGAIN Multiple keys'],
+      [node.url, 'NOREPLICAS Not enough good replicas'],
+      [node.url, 'MISCONF Errors writing to the AOF file'],
+    ] as const) {
+      const { store } = await open(t, url)
+      const [there, gone] = [idIn(1), idIn(1)]
+      node.says['put'] = ([, , , key]) => (key === KEYS.record(gone) ? `-${refusal}\r\n` : DONE)
+      t.match(await Promise.allSettled([claim(store, there), claim(store, gone)]), [
+        { value: { done: true } },
+        { reason: { maybeApplied: false, message: `Redis refuses: ${refusal}` } },
+      ])
+    }
+    // A real one that may not write still reads.
+    const { store } = await open(t, server.url)
+    await claim(store, a)
+    await server.command('CONFIG', 'SET', 'min-replicas-to-write', '1')
+    t.match(await Promise.allSettled([claim(store, b), store.get(a)]), [
+      { reason: { ...NOT_APPLIED, message: /NOREPLICAS/ } },
+      { value: { bytes: Buffer } },
+    ])
+    await server.command('CONFIG', 'SET', 'min-replicas-to-write', '0')
+  },
+)

@@ -11,8 +11,8 @@ for n = 1, items do
   local ok, kind, a, b, c = pcall(apply, head:sub(1, 1), KEYS[n], head, ARGV[2 * n + 1])
   if not ok then
     kind, a, b, c = 3, type(kind) == 'table' and kind.err or kind, nil, nil
-    -- It never was anything but a replica since the batch began.
-    if a:sub(1, 8) == 'READONLY' then return {err = a} end
+    -- So nothing has been written, and nothing will be.
+    if a:find('^READONLY') or a:find('^NOREPLICAS') or a:find('^MISCONF') then return {err = a} end
   end
   reply[at + 1] = kind
   if type(a) == 'table' then
