@@ -165,16 +165,19 @@ void t.test(
   async (t) => {
     const now = await clock()
     const grace = HOUR
-    const cases: [since: Millis, till: Millis, reclaimed: (at: Millis) => Millis][] = [
-      [now - 10, now + HOUR, () => now + HOUR],
-      [now - HOUR + 50_000, now + 100, (at) => at + 200],
-      [now - HOUR - 60_000, now + 100, (at) => at + 200],
+    // The instants by the clock before each of them: what is about to end ends soon.
+    const cases: [since: Millis, till: Millis, extended: boolean][] = [
+      [-10, HOUR, false],
+      [-HOUR + 50_000, 190, true],
+      [-HOUR - 60_000, 190, true],
     ]
-    for (const [since, till, wanted] of cases) {
+    for (const [began, ends, extended] of cases) {
+      const before = await clock()
+      const [since, till] = [before + began, before + ends]
       await set(OWN, since, till)
       const [kind, at = 0] = await claim(2, { seen: since, grace })
       t.equal(kind, 1, 'it is written in any case')
-      t.strictSame(await epoch(), { identity: OWN, since, till: wanted(at) })
+      t.strictSame(await epoch(), { identity: OWN, since, till: extended ? at + 200 : till })
     }
     // It ends a little later than now, and then never again.
     await set(OWN, now - 2 * HOUR + SLACK, now + SLACK)
@@ -207,9 +210,10 @@ void t.test('a takeover is held as a claim is, and extends nothing', async (t) =
   await set(OTHER, now - 9, now - 9)
   const [kind, at, since, left] = await takeOver()
   t.strictSame([kind, since, left], [2, at, GRACE])
-  await set(OWN, now - 10, now + SLACK)
+  const soon = (await clock()) + SLACK
+  await set(OWN, now - 10, soon)
   t.equal((await takeOver({ seen: now - 10, skew: SLACK - 100 }))[0], 2)
-  t.equal((await epoch()).till, now + SLACK)
+  t.equal((await epoch()).till, soon)
   await set(OTHER, now - 9, now - 9)
   const cutOff = () => redis.config('SET', 'min-replicas-to-write', '1')
   await t.rejects(takeOver({}, cutOff), { message: /^NOREPLICAS/ })

@@ -17,7 +17,7 @@ if op == 'p' then
 
   local value = pack('>c4I6I6c16I6I6I6I6', body, now, fence, body:sub(17, 32), created, now, due, now + drop_in)
     .. body:sub(57)
-  local ttl = text(math.max(1, drop_in))
+  local ttl = math.max(1, drop_in)
   local old = redis.pcall('SET', key, value, 'NX', 'GET', 'PX', ttl)
   if type(old) == 'table' then
     -- A full store refuses new claims, and still answers from what it has.

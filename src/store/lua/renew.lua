@@ -19,6 +19,6 @@ if op == 'r' then
     redis.call('SETRANGE', key, 50, pack('>I6', now + drop_in))
     redis.call('PEXPIRE', key, drop_in)
   end
-  redis.call('ZADD', key:sub(1, own) .. 'u', text(due), key:sub(own + 3))
+  redis.call('ZADD', key:sub(1, own) .. 'u', due, key:sub(own + 3))
   return 4
 end

@@ -16,17 +16,6 @@ local function lives(bytes)
   return unpacked('>I6', bytes, 51) > now
 end
 
--- Redis itself writes a number with all digits that it may have, which takes longer than many a command.
-local texts = {}
-local function text(n)
-  local known = texts[n]
-  if not known then
-    known = string.format('%.0f', n)
-    texts[n] = known
-  end
-  return known
-end
-
 local epochs
 
 -- How long claims of the shard are held yet, and since when its server is who it is.
@@ -61,10 +50,10 @@ local ended = {}
 local function wrote(shard, id, bytes, due, was_there)
   local state = bytes:byte(4)
   if state == 1 or state == 4 then
-    redis.call('ZADD', shard .. 'u', text(due), id)
+    redis.call('ZADD', shard .. 'u', due, id)
   elseif state == 2 and (bytes:byte(61) or 0) % 8 > 3 then
     -- Its response ends before it: behind all instants.
-    redis.call('ZADD', shard .. 'u', text(281474976710656 + due), id)
+    redis.call('ZADD', shard .. 'u', string.format('%.0f', 281474976710656 + due), id)
   elseif was_there then
     redis.call('ZREM', shard .. 'u', id)
   end

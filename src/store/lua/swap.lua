@@ -28,7 +28,7 @@ if op == 's' then
   version, fence = version + 1, math.max(fence + raise, (unpacked('>I6', body, 11)))
   local value = pack('>c4I6I6c16I6I6I6I6', body, version, fence, body:sub(17, 32), created, now, due, now + drop_in)
     .. body:sub(57)
-  redis.call('SET', key, value, 'PX', text(math.max(1, drop_in)))
+  redis.call('SET', key, value, 'PX', math.max(1, drop_in))
   wrote(shard, key:sub(own + 3), body, due, true)
   return 1, version, fence, created
 end
