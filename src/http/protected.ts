@@ -325,12 +325,14 @@ export function observeBody(
     const finish = (reading: BodyReading): void => {
       if (over) return
       over = true
+      stream.socket.off('close', onClose)
       if (reading.kind !== 'body') {
         chunks.take()
         budget.give(size)
       }
       resolve(reading)
     }
+    const onClose = (): void => finish({ kind: 'aborted' })
     const onData = (chunk: Buffer): void => {
       if (over) return
       if (size + chunk.length > limit) finish({ kind: 'too_large' })
@@ -346,6 +348,8 @@ export function observeBody(
       else finish({ kind: 'body', body: chunks.take(), release: () => budget.give(size) })
     }
     EventEmitter.prototype.on.call(stream, 'data', onData)
-    stream.on('end', onEnd).on('close', () => finish({ kind: 'aborted' }))
+    stream.on('end', onEnd).on('close', onClose)
+    // Once it is answered, Node does not tell a request that its client has left.
+    stream.socket.once('close', onClose)
   })
 }
