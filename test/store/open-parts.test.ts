@@ -53,7 +53,7 @@ void t.test(
       { ...HOOKS, onHeld: (left) => void held.push(left), onBreaker: (state) => void states.push(state) },
     )
     // Before there is a breaker.
-    await until(() => held.includes(1))
+    await until(() => held.includes(1) && waiting.length > 0)
     waiting[0]?.write('*2\r\n:1\r\n:0\r\n')
     const store = await opening
     says.left = 0
