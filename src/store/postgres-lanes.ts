@@ -334,6 +334,7 @@ export class Lanes {
       return { text: first.text, args: [number, ...first.args()], kind, calls: [first], batch, tries: 0 }
     }
     const taken = new Map<RecordId, Call>()
+    const items: BatchItem[] = []
     let bytes = 0
     this.#waiting[kind] = this.#waiting[kind].filter((call) => {
       const { together } = call
@@ -344,10 +345,10 @@ export class Lanes {
         return true
       bytes += together.item.bytes.length
       taken.set(together.item.id, call)
+      items.push(together.item)
       return false
     })
     const calls = [...taken.values()]
-    const items = calls.flatMap(({ together }) => together?.item ?? [])
     return { text: batch.text, args: [number, ...batch.argsOf(items)], kind, calls, batch, tries: 0 }
   }
 

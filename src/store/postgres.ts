@@ -402,8 +402,8 @@ function arraysOf(items: readonly BatchItem[], numbers: readonly ((item: BatchIt
     arrayOf(({ spans }) => spans.dueIn),
     arrayOf(({ spans }) => spans.dropIn),
     `{${starts.join()}}`,
-    `{${items.map(({ bytes }, n) => (starts[n] ?? 0) + headEnd(bytes)).join()}}`,
-    `{${items.map(({ bytes }, n) => (starts[n] ?? 0) + bytes.length).join()}}`,
+    `{${items.map(({ bytes }, n) => (starts[n] as number) + headEnd(bytes)).join()}}`,
+    `{${items.map(({ bytes }, n) => (starts[n] as number) + bytes.length).join()}}`,
     Buffer.concat(items.map(({ bytes }) => bytes)),
   ]
 }

@@ -183,6 +183,9 @@ function settle(
   link: RedisLink,
   mayRepeat: boolean,
 ): readonly Pending[] {
+  let end = 1
+  for (const _ of items) end += lengthAt(reply, end)
+  if (end !== reply.length) throw repliesMismatch()
   const full: Pending[] = []
   let at = 1
   for (const item of items) {
@@ -195,10 +198,15 @@ function settle(
       if (mayRepeat && operation.thoughFull && error instanceof StoreFull) full.push(item)
       else reject(error)
     }
-    at += (LENGTHS[kind] as number) + (kind === LINES ? (reply[at + 1] as number) : 0)
+    at += lengthAt(reply, at)
   }
-  if (at !== reply.length) throw repliesMismatch()
   return full
+}
+
+/** NaN: nothing that a batch returns. */
+function lengthAt(reply: readonly RespReply[], at: number): number {
+  const kind = reply[at] as number
+  return (LENGTHS[kind] as number) + (kind === LINES ? (reply[at + 1] as number) : 0)
 }
 
 function notAnswered(why: string, maybeApplied: boolean): StoreUnavailable {

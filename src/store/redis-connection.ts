@@ -114,7 +114,7 @@ export class RedisConnection {
     this.#settings = settings
     this.#events = events
     const { username, password, db, tls } = target.login
-    const { natMap: _, ...options } = settings.client ?? {}
+    const { natMap: _, ...options }: ClientOptions = { ...settings.client }
     this.redis = new Redis({
       connectionName: CONNECTION_NAME,
       protocol: 2,

@@ -1,4 +1,4 @@
-import { copyFileSync, readFileSync, writeFileSync } from 'node:fs'
+import { copyFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
 import type { FullView, PageView, RecordView } from '../../src/admin/schemas.ts'
@@ -394,6 +394,14 @@ void t.test('a file of other services is not taken for an empty store', async (t
     (await command(['doctor', '--store', redis.url, '--service', 'typo'])).out,
     /service typo: 0 records/,
   )
+})
+
+void t.test('a file that cannot be opened is told of once', async (t) => {
+  const file = `${tempDir(t)}/records.db`
+  mkdirSync(file)
+  const { code, err } = await command(['list', '--store', `sqlite:${file}`])
+  t.equal(code, 1)
+  t.equal(err.match(/unable to open/g)?.length, 1)
 })
 
 void t.test('resolve --config takes a response that is larger than the admin listener reads', async (t) => {

@@ -395,7 +395,14 @@ t.test(
       ['[{"a":1},{"a" :2}]', '[{"a" :1},{"a" :2}]', '{"b":{"d":[{"z":1,"y": 2},{"z":3,"y":4}],"c":1},"a":1}'],
       '{"a name of more than sixteen bytes":1,"a name of more than fifteen bytes":2}',
       [nested(MAX_DEPTH), deep, `{${numbers(32).reverse().join()}}`, `{${numbers(6000).join()}}`],
-      [`"${'x'.repeat(SHORT_BODY - 2)}"`, '123456789012345', '{"\ue000":1,"😀":2}', `{${wide.join()}}`, '-0'],
+      [
+        `"${'x'.repeat(SHORT_BODY - 2)}"`,
+        '123456789012345',
+        '{"\ue000":1,"😀":2}',
+        `{${wide.join()}}`,
+        `[{${wide.join()}},{${wide.join()}}]`,
+        '-0',
+      ],
       words`"\u0041" {"\n":1} 0.0 0.01 1e1 1E1 1.5e1 1234567890123456 1.23456789012345`,
       `"${'x'.repeat(SHORT_BODY - 1)}"`,
     ].flat())

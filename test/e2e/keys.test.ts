@@ -189,14 +189,14 @@ for (const kind of KINDS)
         const ask = async (sent: Sent, isKeyed = true): Promise<Reply> => {
           const reply = await send(proxy, sent.key ?? null, sent)
           const isDerived = isKeyed && way.isDerived === true && sent.key === undefined
-          t.equal(reply.headers.get('idempotency-key-derived'), isDerived ? 'true' : null, sent.body ?? '')
+          t.equal(reply.headers.get('idempotency-key-derived'), isDerived ? 'true' : null, String(sent.body))
           return reply
         }
         const executes = async (sent: Sent, isKeyed = true): Promise<void> => {
           const body = `execution ${upstream.seen.length + 1}`
-          t.match(await ask(sent, isKeyed), { status: 201, body, replayed: false }, sent.body ?? '')
+          t.match(await ask(sent, isKeyed), { status: 201, body, replayed: false }, String(sent.body))
           t.match(upstream.seen.at(-1), { target: sent.path, body: Buffer.from(sent.body ?? '{"amount":1}') })
-          if (isKeyed) t.match(await ask(sent), { status: 201, body, replayed: true }, sent.body ?? '')
+          if (isKeyed) t.match(await ask(sent), { status: 201, body, replayed: true }, String(sent.body))
         }
         await executes(way.first)
         const { body } = await ask(way.first)
@@ -209,7 +209,7 @@ for (const kind of KINDS)
           [400, 'idempotency_key_missing', way.missing],
         ] as const)
           for (const sent of all ?? [])
-            t.strictSame(refusalOf(await ask(sent, status === 422)), [status, code], sent.body ?? '')
+            t.strictSame(refusalOf(await ask(sent, status === 422)), [status, code], String(sent.body))
         t.equal(upstream.seen.length, executed)
         for (const sent of way.passed ?? []) for (const _ of [1, 2]) await executes(sent, false)
         t.strictSame(await recordsIn(store), before, 'nothing is recorded')

@@ -102,6 +102,15 @@ void t.test('when its reply is lost, each operation of a batch may have been app
   for (const one of await lost) t.match(one, { reason: APPLIED })
 })
 
+void t.test('a reply that is not as long as its results proves nothing of any operation', async (t) => {
+  for (const put of [[...DONE, ':9\r\n'], [':8\r\n', ':1\r\n'], DONE.slice(0, -1)]) {
+    const odd = await scripted(t, { put, get: [':1\r\n', '$-1\r\n'] })
+    const { store } = await open(t, odd.url)
+    for (const one of await Promise.allSettled([claim(store), store.get(newId())]))
+      t.match(one, { reason: APPLIED })
+  }
+})
+
 /** A store behind a relay, which has spoken with its server. */
 async function relayed(t: Test, timeoutMs: Millis) {
   const between = await relay(server.port)

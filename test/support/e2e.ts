@@ -24,7 +24,7 @@ export interface Reply {
 export interface Ask {
   readonly method?: string
   readonly path?: string
-  readonly body?: string | null
+  readonly body?: string | Buffer<ArrayBuffer> | null
   readonly headers?: Readonly<Record<string, string>>
 }
 
