@@ -198,6 +198,7 @@ export class RedisConnection {
 
   /** It ends by `#succeed` or, on ioredis's event, by `#lose`. */
   #connect(): void {
+    /* c8 ignore next: only where it is closed in the turn in which its timer fires */
     if (this.#isClosed) return
     this.#isTrying = true
     this.#attempted = Promise.withResolvers()
@@ -214,6 +215,7 @@ export class RedisConnection {
   /** ioredis's interface for whoever knows better where to connect: per attempt the address, and the files of TLS. */
   #connector() {
     const open = async (): Promise<Redis['stream']> => {
+      /* c8 ignore next: a target has a place, or finds one */
       this.place = this.target.place ?? (await this.target.find?.()) ?? this.place
       const tls = this.target.login.tls?.()
       const { client = {}, grace, timeoutMs } = this.#settings
@@ -235,6 +237,7 @@ export class RedisConnection {
       async connect(): Promise<Redis['stream']> {
         this.connecting = true
         const stream = await open()
+        /* c8 ignore next: only where it is closed while it looks for the address */
         if (!this.connecting) stream.destroy()
         stream.once('error', (error) => {
           this.firstError = error

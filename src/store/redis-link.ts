@@ -201,6 +201,7 @@ export class RedisLink {
   /** By Redis, or by ioredis when the connection has ended. */
   #refuse(call: Call, turn: Turn, error: Error): void {
     const isAnswer = error instanceof ReplyError
+    /* c8 ignore next: only where a refusal follows the spurious reply in the same read */
     if (isAnswer && this.#isBroken) return this.#take(call, turn, error)
     if (!turn.settle(call)) return
     if (!isAnswer) return call.reject(closed(turn.isWritten))

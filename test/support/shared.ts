@@ -111,7 +111,7 @@ const NO_MARK = `id <> '${IDENTIFICATION_MARK}'`
 
 function ofPostgres(server: PostgresServer) {
   return {
-    wire: { claim: having('idempotency.put('), outcome: having('idempotency.swap(') },
+    wire: { claim: having('idempotency.claims('), outcome: having('idempotency.outcomes(') },
     through: (port: number) => `postgres://owner@127.0.0.1:${port}/records`,
     clear: () => clearPostgres(server),
     count: async () =>
