@@ -154,6 +154,7 @@ export const upstreamResponse: Target = {
     'HTTP/1.1 200 OK\nContent-Length: 2\n\nok',
     `${OK}Content-Length: 2\r\nContent-Length: 2\r\n\r\nok`,
     `${OK}Content-Length: 7\r\nTransfer-Encoding: chunked\r\n\r\n2 \r\nok\n0\n\n`,
+    `${OK}Content-Length: 7\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n`,
     `${OK}X(1): a\r\nTransfer-Encoding: identity\r\nContent-Length: 2, 2\r\n\r\nok`,
     `${OK}Transfer-Encoding: chunked, identity\r\n\r\n2\r\nok\r\n0\r\n\r\n`,
     `${OK}Transfer-Encoding: chunked,\r\n\r\n2\r\nok\r\n0\r\n\r\n`,
