@@ -130,7 +130,6 @@ export async function compose(
   })
   if (certificates !== null) closing.use(certificates)
   const shared = {
-    http: config.http,
     material: certificates?.current ?? {},
     habits: new Habits(config.upstream.keepAlive),
     mostHead: () => state.config.limits.responseHead,
