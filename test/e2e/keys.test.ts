@@ -200,7 +200,8 @@ for (const kind of KINDS)
         }
         await executes(way.first)
         const { body } = await ask(way.first)
-        for (const same of way.same ?? []) t.match(await ask(same), { body, replayed: true }, String(same.body))
+        for (const same of way.same ?? [])
+          t.match(await ask(same), { body, replayed: true }, String(same.body))
         const before = await recordsIn(store)
         const executed = upstream.seen.length
         for (const [status, code, all] of [
