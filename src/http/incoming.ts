@@ -1,4 +1,10 @@
-import type { FastifyInstance, FastifyReply, FastifyRequest, RouteHandlerMethod } from 'fastify'
+import type {
+  FastifyInstance,
+  FastifyReply,
+  FastifyRequest,
+  preParsingHookHandler,
+  RouteHandlerMethod,
+} from 'fastify'
 import type { Refusal } from '../core/refusal.ts'
 import type { RequestTarget } from '../core/route.ts'
 import type { Peer } from './headers.ts'
@@ -58,23 +64,21 @@ export function hijacking(
 }
 
 /**
- * What a client calls its body is the upstream's business: Fastify refuses some types, and QUERY without one. A body that came with its head needs
+ * A `preParsing` hook. What a client calls its body is the upstream's business: Fastify refuses some types, and QUERY without one. A body that came with its head needs
  * no parser: without these headers Fastify runs none, which would cost as much as the rest of its work for a request.
  */
-export function takeAnyType(request: FastifyRequest): void {
+export const takeAnyType: preParsingHookHandler = (request, _reply, payload, done) => {
   const { headers } = request.raw
   request.body = requestOf(request).peekBody()
   const isHere = request.body !== null && request.method !== 'QUERY'
   headers['content-type'] = isHere ? undefined : 'application/octet-stream'
   if (isHere) headers['content-length'] = undefined
+  done(null, payload)
 }
 
 /** `request.body` is a body that came with its head, or null: the others are read once their heads were checked. */
 export function takeAnyBody(app: FastifyInstance): void {
-  app.addHook('preParsing', (request, _reply, payload, done) => {
-    takeAnyType(request)
-    done(null, payload)
-  })
+  app.addHook('preParsing', takeAnyType)
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('*', ({ body }, _payload, done) => done(null, body))
 }

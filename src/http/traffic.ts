@@ -197,9 +197,9 @@ export class Traffic {
       return passUnmatched.call(app, request, reply)
     })
     // The rest of the lifecycle has parsers of its own.
-    app.addHook('preParsing', (request, _reply, payload, done) => {
-      if (request.is404) takeAnyType(request)
-      done(null, payload)
+    app.addHook('preParsing', function (request, reply, payload, done) {
+      if (request.is404) takeAnyType.call(this, request, reply, payload, done)
+      else done(null, payload)
     })
     app.register(endpoints, { config, routing, issuer, protecting, handle })
     app.register(protectedRoutes, { config, protecting, passOn, handle })

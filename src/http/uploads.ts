@@ -30,10 +30,7 @@ export async function uploads(
     override async close(): Promise<void> {}
     override async destroy(): Promise<void> {}
   }
-  app.addHook('preParsing', (request, _reply, payload, done) => {
-    takeAnyType(request)
-    done(null, payload)
-  })
+  app.addHook('preParsing', takeAnyType)
   await app.register(httpProxy, {
     upstream: upstream.origin.origin,
     routes: ['*'],

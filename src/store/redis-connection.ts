@@ -27,15 +27,20 @@ export const DISCONNECT_TIMEOUT: Millis = 250
 
 export type OnEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
 
-/** Where a connection leads. */
-export interface RedisTarget {
-  /** Absent: asked before each attempt. */
-  readonly place?: HostPort
-  find?(): Promise<HostPort>
+interface Target {
   readonly login: Login
   /** Rejects replicas, which may miss records. */
   readonly isMaster?: boolean
 }
+
+/** Asked before each attempt. */
+export interface SoughtTarget extends Target {
+  readonly place?: undefined
+  find(): Promise<HostPort>
+}
+
+/** Where a connection leads. */
+export type RedisTarget = (Target & { readonly place: HostPort }) | SoughtTarget
 
 export interface ConnectionSettings {
   readonly timeoutMs: Millis
@@ -215,8 +220,7 @@ export class RedisConnection {
   /** ioredis's interface for whoever knows better where to connect: per attempt the address, and the files of TLS. */
   #connector() {
     const open = async (): Promise<Redis['stream']> => {
-      /* c8 ignore next: a target has a place, or finds one */
-      this.place = this.target.place ?? (await this.target.find?.()) ?? this.place
+      this.place = this.target.place ?? (await this.target.find())
       const tls = this.target.login.tls?.()
       const { client = {}, grace, timeoutMs } = this.#settings
       const { connectTimeout = CONNECT_TIMEOUT, family = 0, natMap } = client

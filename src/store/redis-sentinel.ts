@@ -3,7 +3,7 @@ import {
   askAll,
   type ConnectionSettings,
   RedisConnection,
-  type RedisTarget,
+  type SoughtTarget,
   type Unanswered,
 } from './redis-connection.ts'
 import { type HostPort, hostPortText, type Login, Refused, repliesMismatch, wordsOf } from './redis-link.ts'
@@ -28,7 +28,7 @@ interface MasterReport {
  * The master that the Sentinels monitor, wherever it is. ioredis's own connector believes the first Sentinel that answers, and misses
  * what is announced while it does not listen (ADR 124).
  */
-export class Sentinels implements RedisTarget {
+export class Sentinels implements SoughtTarget {
   readonly isMaster = true
   readonly login: Login
   readonly #url: SentinelUrl
