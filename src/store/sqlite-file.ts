@@ -120,9 +120,8 @@ const LOOKED_AT = 100_000
 
 /** Which services have records there, for people; none if the file cannot be read. */
 export function servicesIn(file: string): string[] {
-  let db: DatabaseSync | undefined
   try {
-    db = new DatabaseSync(file, { readOnly: true })
+    using db = new DatabaseSync(file, { readOnly: true })
     const rows = db
       .prepare(`SELECT service FROM (SELECT service FROM records LIMIT ?) UNION SELECT service FROM journal`)
       .all(LOOKED_AT) as { service: string }[]
@@ -130,8 +129,6 @@ export function servicesIn(file: string): string[] {
   } catch {
     // Opening it as a store says why.
     return []
-  } finally {
-    db?.close()
   }
 }
 

@@ -335,6 +335,8 @@ export class PostgresServer implements Database {
     const pid = this.#process?.pid
     if (pid === undefined) return []
     process.kill(pid, 'SIGSTOP')
+    // Until it has stopped, it may still start a process that is not listed.
+    while (!isStopped(pid));
     const all = this.pids
     for (const one of all) process.kill(one, signal)
     return all
@@ -359,6 +361,12 @@ export class PostgresServer implements Database {
 function childrenOf(pid: number): number[] {
   const children = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8')
   return children.trim().split(' ').filter(Boolean).map(Number)
+}
+
+function isStopped(pid: number): boolean {
+  const stat = readFileSync(`/proc/${pid}/stat`, 'utf8')
+  // "pid (name) state": Z has ended already.
+  return /[TZ]/.test(stat.charAt(stat.lastIndexOf(')') + 2))
 }
 
 function isAlive(pid: number): boolean {
