@@ -192,7 +192,7 @@ export class Digests implements RequestDigests {
   /** Computing the fingerprint takes much longer than asking a store for a record with the same bytes. */
   get isLong(): boolean {
     const { body, headers } = this.#readable
-    return body.length > SHORT_BODY && modesOf(this.#readable, contentType(headers), this.#policy).length > 0
+    return body.length > CLAIMED_AT_ONCE && modesOf(this.#readable, contentType(headers), this.#policy).length > 0
   }
 
   /** Even the raw digest is slow enough to be computed in steps. */
@@ -270,6 +270,9 @@ export class Digests implements RequestDigests {
 
 /** Up to this length parts are joined before hashing: hashing in pieces costs more. */
 const JOINED = Buffer.alloc(16 * 1024)
+
+/** Bytes. Reading JSON of this length costs several times what asking a store does. */
+const CLAIMED_AT_ONCE = 32 * 1024
 
 /** Takes a millisecond where the processor has no instructions for it. Bytes. */
 const HASHED_AT_ONCE = 256 * 1024
