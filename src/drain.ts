@@ -1,5 +1,5 @@
 import { setTimeout as wait } from 'node:timers/promises'
-import type { ProxyParts } from './compose.ts'
+import type { ProxyParts } from './compose/proxy.ts'
 import type { Millis } from './core/record.ts'
 import { unknownBecause } from './core/settle.ts'
 import { closeServer } from './http/connections.ts'

@@ -1,5 +1,6 @@
 import { resolve } from 'node:path'
-import { compose, type ProxyParts, type StartOptions } from './compose.ts'
+import { compose, type ProxyParts } from './compose/proxy.ts'
+import type { StartOptions } from './compose/store.ts'
 import type { Config } from './config/config.ts'
 import type { Loaded } from './config/load.ts'
 import type { Millis } from './core/record.ts'

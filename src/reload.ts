@@ -1,4 +1,4 @@
-import type { ProxyParts } from './compose.ts'
+import type { ProxyParts } from './compose/proxy.ts'
 import type { Config } from './config/config.ts'
 import { type ConfigChange, changeLine, changesBetween, orphanedBy } from './config/diff.ts'
 import { formatConfigError, type Loaded } from './config/load.ts'

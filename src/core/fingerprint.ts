@@ -192,7 +192,9 @@ export class Digests implements RequestDigests {
   /** Computing the fingerprint takes much longer than asking a store for a record with the same bytes. */
   get isLong(): boolean {
     const { body, headers } = this.#readable
-    return body.length > CLAIMED_AT_ONCE && modesOf(this.#readable, contentType(headers), this.#policy).length > 0
+    return (
+      body.length > CLAIMED_AT_ONCE && modesOf(this.#readable, contentType(headers), this.#policy).length > 0
+    )
   }
 
   /** Even the raw digest is slow enough to be computed in steps. */

@@ -1,0 +1,122 @@
+import type { Server } from 'node:http'
+import { openAdminAccess } from '../admin/access.ts'
+import type { Config } from '../config/config.ts'
+import { adminServer, opsServer } from '../http/admin.ts'
+import { closeServer } from '../http/connections.ts'
+import { type Health, healthOf } from '../http/health.ts'
+import { Traffic } from '../http/traffic.ts'
+import { auditLog } from '../observe/log.ts'
+import { passObserver } from '../observe/observer.ts'
+import { Recheck } from '../reconcile/control.ts'
+import { VERSION } from '../version.ts'
+import type { Base } from './base.ts'
+import type { Guard } from './guard.ts'
+import { followTokens } from './secrets.ts'
+import type { OpenStore } from './store.ts'
+import type { OpenUpstream } from './upstream.ts'
+
+export async function makeTraffic(
+  { config, log, state, metrics, tracing, closing, onBug }: Base,
+  { passing, loop, stalled, shadowBudget }: OpenUpstream,
+  { ports, issuer, shadow }: Guard,
+): Promise<Traffic> {
+  const nearMissed = new Set<string>()
+  const traffic = await Traffic.open({
+    config,
+    log,
+    draining: () => state.draining,
+    ports,
+    upstream: passing,
+    loop,
+    issuer,
+    stalled,
+    shadow: { shadow, budget: shadowBudget },
+    spans: tracing,
+    passed: passObserver(metrics),
+    passFailed: (method, cause) => log.warn({ method, cause }, 'an unprotected request got no answer'),
+    onLoop: (method) => log.warn({ method }, 'loop detected: the upstream leads back to this proxy'),
+    onNearMiss: (route, method, path) => {
+      metrics.count('idempotency_route_near_miss_total', { route })
+      if (nearMissed.has(route)) return
+      nearMissed.add(route)
+      log.warn(
+        { route, method, path },
+        'a request matches no route, and would match this one if letter case, ;parameters or a file extension did not count: if the upstream takes them for equal, set match.case or match.parameters',
+      )
+    },
+    onBug,
+  })
+  closing.defer(() => traffic.close())
+  return traffic
+}
+
+type AdminAccess = Awaited<ReturnType<typeof openAdminAccess>>
+
+/** The admin API and its tokens, which a reload may read from another file. */
+export async function openAdmin(
+  { config, log, output, state, metrics, closing }: Base,
+  { records, store, history }: OpenStore,
+  { queries }: OpenUpstream,
+  { settler, waiters, running, reclaimer }: Guard,
+): Promise<{ readonly access: AdminAccess; readonly followTokensOf: (next: Config) => void }> {
+  const startedAt = Date.now()
+  let following = followTokens(config, log)
+  closing.defer(() => following?.[Symbol.dispose]())
+  const tokens = following && {
+    get current() {
+      return following?.current ?? []
+    },
+  }
+  const access = await openAdminAccess(state, {
+    tokens,
+    records,
+    store,
+    waiters,
+    own: {
+      isRunning: (id) => running.has(id),
+      tell: (id) => settler.flush(id),
+      decided: reclaimer.decided,
+    },
+    history,
+    announceDrain: (draining) => (state.draining = draining || state.stopping),
+    recheck: new Recheck(queries),
+    counters: async () => ({ since: startedAt, samples: await metrics.samples() }),
+    version: VERSION,
+    onAudit: auditLog(log, config.audit.file === null ? output : null),
+  })
+  closing.use(access)
+  return {
+    access,
+    // Until the other file has some, the tokens of the one before stay in force.
+    followTokensOf(next) {
+      const before = following
+      following = followTokens(next, log, before?.current)
+      before?.[Symbol.dispose]()
+    },
+  }
+}
+
+export function makeServers(
+  { config, state, metrics, closing, onBug }: Base,
+  { store, agreement }: OpenStore,
+  access: AdminAccess,
+): { readonly admin: Server | null; readonly ops: Server | null } {
+  const health: Health = {
+    draining: () => state.draining,
+    started: () => state.started,
+    readinessNeedsStore: config.readiness.store,
+    conflict: () => agreement?.conflict ?? null,
+    metrics,
+    store: () => healthOf(store),
+  }
+  const admin = config.admin.listen === null ? null : adminServer(health, access, onBug)
+  const ops = config.ops.listen === null ? null : opsServer(health, onBug)
+  for (const server of [admin, ops]) if (server !== null) closing.defer(() => closeAbruptly(server))
+  return { admin, ops }
+}
+
+async function closeAbruptly(server: Server): Promise<void> {
+  const closed = closeServer(server)
+  server.closeAllConnections()
+  await closed
+}

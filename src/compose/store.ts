@@ -1,0 +1,169 @@
+import { hostname } from 'node:os'
+import type { Config } from '../config/config.ts'
+import { isSharedStore } from '../config/urls.ts'
+import { identificationOf } from '../core/identification.ts'
+import { History } from '../observe/history.ts'
+import type { Logger } from '../observe/log.ts'
+import { StoreHealth } from '../observe/observer.ts'
+import type { Reclaimer } from '../protect/reclaimer.ts'
+import { type Settler, spoolRoom } from '../protect/settler.ts'
+import { Agreement } from '../store/agreement.ts'
+import { all, type BreakerState, inPhase } from '../store/around.ts'
+import { asOne, hasGrace, openStores, storeName } from '../store/open.ts'
+import { type LeftOutcome, Outbox } from '../store/outbox.ts'
+import { DECIDING, Lookout, Presence } from '../store/phases.ts'
+import { RecentWrites, Records } from '../store/records.ts'
+import { type NewEpoch, SEAL_ERRORS, type SealError, type Store } from '../store/register.ts'
+import { sealerOf } from '../store/sealing.ts'
+import { type Base, clock } from './base.ts'
+
+export interface StartOptions {
+  /** Claims beside replicas that identify records differently (`--accept-rescope`). */
+  readonly acceptsRescope: boolean
+}
+
+/** Whom the store tells of a failover, and that it answers again. Null: nothing to rewrite yet, and nothing held. */
+export interface StoreListeners {
+  reclaimer: Reclaimer | null
+  settler: Settler | null
+}
+
+/** The store and what is known of it. */
+export type OpenStore = Awaited<ReturnType<typeof openStore>>
+
+/** @throws if the embedded store cannot be opened. */
+export async function openStore(base: Base, { acceptsRescope }: StartOptions) {
+  const { config, log, metrics, tracing, closing, onBug } = base
+  const storeHealth = new StoreHealth(storeName(config.store.url), metrics, log)
+  if (config.store.wait !== null) storeHealth.startWaits()
+  const listeners: StoreListeners = { reclaimer: null, settler: null }
+  let agreeing: Agreement | null = null
+  const onNewEpoch = (epoch: NewEpoch): void => {
+    void agreeing?.rewrite().catch(onBug)
+    void listeners.reclaimer?.begin(epoch)
+  }
+  const onBack = (): void => listeners.settler?.storeIsBack()
+  const recent = hasGrace(config.store) ? new RecentWrites(clock) : null
+  const opened = await openInPhase(base, { storeHealth, onNewEpoch, onBack, recent, acceptsRescope })
+  const { presence, agreement } = opened
+  agreeing = agreement
+  const store = tracing?.store(opened.store) ?? opened.store
+  closing.defer(() => store.close())
+  closing.defer(async () => void (await Promise.all([presence?.stop(), agreement?.stop()])))
+  closing.defer(() => tracing?.flush())
+  for (const reason of SEAL_ERRORS) metrics.count('idempotency_seal_errors_total', { reason }, 0)
+  const onSealError = (reason: SealError): void => metrics.count('idempotency_seal_errors_total', { reason })
+  const records = new Records(store, onSealError, recent)
+  await storeHealth.watch(store, config.store.grace)
+  closing.defer(() => storeHealth.stop())
+  const history = new History({
+    note: (id, notes) => store.history.append(id, notes),
+    replica: `${hostname()}:${process.pid}`,
+    onDropped: (count) => log.warn({ count }, 'history entries were dropped'),
+  })
+  closing.defer(() => history.close())
+  return { store, records, history, storeHealth, recent, presence, agreement, listeners }
+}
+
+interface StoreHooks extends StartOptions {
+  readonly storeHealth: StoreHealth
+  readonly onNewEpoch: (epoch: NewEpoch) => void
+  /** A store answers again. */
+  readonly onBack: () => void
+  readonly recent: RecentWrites | null
+}
+
+/**
+ * It claims only while sure of its phase in a migration between stores, or that no migration has gone past it; and that no replica identifies
+ * records differently.
+ */
+async function openInPhase(
+  { config, metrics, log }: Base,
+  { storeHealth: health, onNewEpoch, onBack, recent, acceptsRescope }: StoreHooks,
+): Promise<{
+  readonly store: Store
+  readonly presence: Presence | Lookout | null
+  readonly agreement: Agreement | null
+}> {
+  const { migrate, url } = config.store
+  const hooks = ({ onEvent, onBreaker, onOperation, onPruned, onHeld, onWaited }: StoreHealth) => ({
+    onEvent,
+    onBreaker: (state: BreakerState) => {
+      onBreaker(state)
+      if (state === 'closed') onBack()
+    },
+    onOperation,
+    onPruned,
+    onHeld,
+    onWaited,
+    onNewEpoch,
+    onSafe: recent?.safeBefore(),
+  })
+  const ofOld = migrate && hooks(new StoreHealth(`from_${storeName(migrate.from)}`, metrics, log))
+  const { to, from } = await openStores(config, hooks(health), ofOld ?? undefined)
+  const store = asOne({ to, from }, config)
+  // Nobody else sees its records.
+  if (url === 'memory:') return { store, presence: null, agreement: null }
+  const presence = phaseOf(config, store, from && { from, to }, log)
+  if (![url, migrate?.from ?? url].some(isSharedStore))
+    return { store: inPhase(store, presence), presence, agreement: null }
+  const sides =
+    from === null || migrate === null ? [to] : DECIDING[migrate.phase].map((side) => ({ from, to })[side])
+  const agreement = new Agreement(sides, {
+    own: identificationOf(config),
+    accepts: acceptsRescope,
+    say: (why) =>
+      why === null
+        ? log.info('replicas: all that are alive identify records alike; this one claims')
+        : log.warn(
+            { why },
+            acceptsRescope ? 'replicas: this one claims beside others' : 'replicas: nothing is claimed',
+          ),
+  })
+  return { store: inPhase(store, all([presence, agreement])), presence, agreement }
+}
+
+/** `sides`: of a migration; null: there is none. */
+function phaseOf(
+  { store: { migrate } }: Config,
+  store: Store,
+  sides: { readonly from: Store; readonly to: Store } | null,
+  log: Logger,
+): Presence | Lookout {
+  if (migrate === null || sides === null)
+    return new Lookout(store, {
+      say: (why) =>
+        why === null
+          ? log.info('migration: this replica may claim again')
+          : log.error({ why }, 'migration: nothing is claimed'),
+    })
+  const { phase } = migrate
+  const replica = `${hostname()}:${process.pid}`
+  const say = (why: string | null): void =>
+    why === null
+      ? log.info({ phase }, 'migration: in phase')
+      : log.error({ phase, why }, 'migration: nothing is claimed')
+  return new Presence(sides, { phase, replica, say })
+}
+
+/**
+ * Opens the spool, where outcomes survive this process, and reads those that an earlier one left.
+ * @throws if it cannot be opened.
+ */
+export async function openOutbox({
+  config: { service, store, limits },
+  log,
+}: Base): Promise<{ outbox: Outbox | null; left: readonly LeftOutcome[] }> {
+  if (store.spool === null) return { outbox: null, left: [] }
+  try {
+    return await Outbox.open({
+      service,
+      sealer: sealerOf(store),
+      directory: store.spool,
+      maxBytes: spoolRoom(limits.buffered),
+      say: (message, detail) => log.warn(detail, message),
+    })
+  } catch (error) {
+    throw new Error(`store.spool: ${(error as Error).message}`, { cause: error })
+  }
+}
