@@ -1,5 +1,5 @@
 import { randomInt } from 'node:crypto'
-import type { IncomingMessage } from 'node:http'
+import type { ClientRequest, IncomingMessage } from 'node:http'
 import { Socket } from 'node:net'
 import { type Duplex, pipeline } from 'node:stream'
 import type { UpstreamConfig } from '../config/config.ts'
@@ -79,25 +79,8 @@ function tunnel(
   { connectTimeout, timeout }: TunnelLimits,
   { request, target, lines, socket: client, head }: Handshake,
 ): void {
-  const { origin, address, tls } = upstream
-  const isSecure = origin.protocol === 'https:'
-  // Loaded on demand: `node:https` and `node:tls` add 10 ms to the start.
-  const sent = process.getBuiltinModule(isSecure ? 'node:https' : 'node:http').request({
-    method: 'GET',
-    path: target,
-    headers: [
-      // A `Trailer` line announces trailers of a body; a handshake has none, and Node's client would throw.
-      ...filterLines(lines, (name) => name !== 'trailer'),
-      'Connection',
-      'Upgrade',
-      'Upgrade',
-      request.headers.upgrade as string,
-    ],
-    agent: false,
-    maxHeaderSize: upstream.mostHead(),
-    ...address,
-    ...tls,
-  })
+  const isSecure = upstream.origin.protocol === 'https:'
+  const sent = handshakeTo(upstream, { request, target, lines })
   let refused = refusal('upstream_unreachable', `no connection to the upstream within ${connectTimeout} ms`)
   let answered = false
   let timer = setTimeout(() => sent.destroy(new Error(refused.detail)), connectTimeout)
@@ -160,6 +143,33 @@ function tunnel(
   })
   client.read(0)
   sent.end()
+}
+
+function handshakeTo(
+  upstream: Upstream,
+  { request, target, lines }: Pick<Handshake, 'request' | 'target' | 'lines'>,
+): ClientRequest {
+  const { origin, address, tls } = upstream
+  // Loaded on demand: `node:https` and `node:tls` add 10 ms to the start.
+  const { request: open } = process.getBuiltinModule(
+    origin.protocol === 'https:' ? 'node:https' : 'node:http',
+  )
+  return open({
+    method: 'GET',
+    path: target,
+    headers: [
+      // A `Trailer` line announces trailers of a body; a handshake has none, and Node's client would throw.
+      ...filterLines(lines, (name) => name !== 'trailer'),
+      'Connection',
+      'Upgrade',
+      'Upgrade',
+      request.headers.upgrade as string,
+    ],
+    agent: false,
+    maxHeaderSize: upstream.mostHead(),
+    ...address,
+    ...tls,
+  })
 }
 
 function headOf({ statusCode, statusMessage }: IncomingMessage, lines: readonly string[]): string {

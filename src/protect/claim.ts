@@ -127,12 +127,12 @@ function answered(
   ports: WalkPorts,
   request: Claiming,
   identified: Identified,
-  { askedAt, earlier }: Began,
+  began: Began,
   result: ClaimDecision,
 ): Claim | Promise<Claim> {
   const { route, progress } = request
-  const { id, asked } = identified
-  progress.storeMs += performance.now() - askedAt
+  const { id } = identified
+  progress.storeMs += performance.now() - began.askedAt
   switch (result.kind) {
     case 'existing':
       return result
@@ -153,66 +153,89 @@ function answered(
         error: String(result.error),
       })
       return storeUnavailable(ports, request, id, 'the stored record cannot be read by this version')
-    case 'unavailable': {
-      // Only if needed: computing the fingerprint of a long body takes time.
-      const unclaimed = (): Execution => {
-        const claimed = { attempt: result.attempt, operation: identified.operation(), before: null }
-        return newExecution(id, route, claimed, 0, askedAt, result)
-      }
-      // Shadow mode has sent it in any case.
-      const error = request.onGone === null ? null : result.error
-      const held = error instanceof InGrace
-      const unreplicated = error instanceof Unreplicated
-      const bypass =
-        route.onStoreUnavailable === 'bypass' &&
-        !held &&
-        !unreplicated &&
-        !(error instanceof OutOfPhase) &&
-        identified.mayClaim &&
-        !ports.settler.full &&
-        !request.clientGone()
-      // Other requests may have made progress while the store was asked.
-      const own = knownHere(ports, route, identified, askedAt, bypass)
-      if (bypass && own === null) {
-        ports.observer.claimed(route.name, 'error')
-        return begin(ports, progress, unclaimed())
-      }
-      const withdrawn = result.lost ? ports.settler.withdraw(unclaimed(), result) : undefined
-      if (own !== null) return answeredHere(ports, id, own)
-      if (held && request.clientGone()) return nobody()
-      const why = held
-        ? 'the store may just have lost claims, and hands out no new ones yet'
-        : unreplicated
-          ? 'the claim did not reach the replicas that store.wait requires'
-          : error instanceof OutOfPhase
-            ? 'this replica does not execute new keys beside replicas of another configuration'
-            : 'the store does not answer'
-      const detail = `${why}; nothing was executed for this request`
-      // The retry may arrive at once, at another replica.
-      return after(withdrawn, () => storeUnavailable(ports, request, id, detail, result.error.message))
-    }
-    case 'granted': {
-      const { execution, lapsed } = result
-      const { before } = execution
-      // Regardless of the store: a request that this replica knows to be running, or to have ended meanwhile, is not executed twice.
-      const other = meet(ports, id) ?? earlier
-      if (other !== undefined) {
-        const own = existing(runningRecord(other), asked, route)
-        if (own !== null) return yieldTo(ports, other, result).then(() => answeredHere(ports, id, own))
-      }
-      // An attempt without a claim may have begun and ended here while the store was asked.
-      const held = existing(ports.settler.held(id, askedAt), asked, route)
-      if (held !== null)
-        return after(ports.settler.settleAsHeld(execution, askedAt), () => answeredHere(ports, id, held))
-      if (lapsed) ports.observer.leaseExpired(route.name)
-      ports.observer.claimed(route.name, before === 'absent' ? 'created' : 'failed_retry')
-      if (!request.clientGone()) return begin(ports, progress, execution)
-      const ended = { kind: 'not_executed', reason: 'the client left before the request was sent' } as const
-      return after(finish(ports, progress, execution, ended, NOTHING_HELD), ({ state }) =>
-        nobody({ before, after: state }),
-      )
-    }
+    case 'unavailable':
+      return notClaimed(ports, request, identified, began, result)
+    case 'granted':
+      return claimed(ports, request, identified, began, result)
   }
+}
+
+/** The store holds no claim of this request, as far as known: executes without one, where the route says so, or refuses. */
+function notClaimed(
+  ports: WalkPorts,
+  request: Claiming,
+  identified: Identified,
+  { askedAt }: Began,
+  result: Unclaimed,
+): Claim | Promise<Claim> {
+  const { route, progress } = request
+  const { id } = identified
+  // Only if needed: computing the fingerprint of a long body takes time.
+  const unclaimed = (): Execution => {
+    const claimed = { attempt: result.attempt, operation: identified.operation(), before: null }
+    return newExecution(id, route, claimed, 0, askedAt, result)
+  }
+  // Shadow mode has sent it in any case.
+  const error = request.onGone === null ? null : result.error
+  const held = error instanceof InGrace
+  const unreplicated = error instanceof Unreplicated
+  const bypass =
+    route.onStoreUnavailable === 'bypass' &&
+    !held &&
+    !unreplicated &&
+    !(error instanceof OutOfPhase) &&
+    identified.mayClaim &&
+    !ports.settler.full &&
+    !request.clientGone()
+  // Other requests may have made progress while the store was asked.
+  const own = knownHere(ports, route, identified, askedAt, bypass)
+  if (bypass && own === null) {
+    ports.observer.claimed(route.name, 'error')
+    return begin(ports, progress, unclaimed())
+  }
+  const withdrawn = result.lost ? ports.settler.withdraw(unclaimed(), result) : undefined
+  if (own !== null) return answeredHere(ports, id, own)
+  if (held && request.clientGone()) return nobody()
+  const why = held
+    ? 'the store may just have lost claims, and hands out no new ones yet'
+    : unreplicated
+      ? 'the claim did not reach the replicas that store.wait requires'
+      : error instanceof OutOfPhase
+        ? 'this replica does not execute new keys beside replicas of another configuration'
+        : 'the store does not answer'
+  const detail = `${why}; nothing was executed for this request`
+  // The retry may arrive at once, at another replica.
+  return after(withdrawn, () => storeUnavailable(ports, request, id, detail, result.error.message))
+}
+
+/** The store holds the claim: executes, unless this replica knows of another execution. */
+function claimed(
+  ports: WalkPorts,
+  request: Claiming,
+  { id, asked }: Identified,
+  { askedAt, earlier }: Began,
+  result: Granted,
+): Claim | Promise<Claim> {
+  const { route, progress } = request
+  const { execution, lapsed } = result
+  const { before } = execution
+  // Regardless of the store: a request that this replica knows to be running, or to have ended meanwhile, is not executed twice.
+  const other = meet(ports, id) ?? earlier
+  if (other !== undefined) {
+    const own = existing(runningRecord(other), asked, route)
+    if (own !== null) return yieldTo(ports, other, result).then(() => answeredHere(ports, id, own))
+  }
+  // An attempt without a claim may have begun and ended here while the store was asked.
+  const held = existing(ports.settler.held(id, askedAt), asked, route)
+  if (held !== null)
+    return after(ports.settler.settleAsHeld(execution, askedAt), () => answeredHere(ports, id, held))
+  if (lapsed) ports.observer.leaseExpired(route.name)
+  ports.observer.claimed(route.name, before === 'absent' ? 'created' : 'failed_retry')
+  if (!request.clientGone()) return begin(ports, progress, execution)
+  const ended = { kind: 'not_executed', reason: 'the client left before the request was sent' } as const
+  return after(finish(ports, progress, execution, ended, NOTHING_HELD), ({ state }) =>
+    nobody({ before, after: state }),
+  )
 }
 
 /** Facts that only this replica knows are disclosed once they are on disk, just as for its own client. */
