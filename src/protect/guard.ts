@@ -17,6 +17,7 @@ import type { Forwarded, UpstreamRequest } from '../upstream/port.ts'
 import { discard, overloaded, refuse, refuseBody, responseUnavailable, sentUnanswered } from './answers.ts'
 import { claim } from './claim.ts'
 import { duplicate } from './existing.ts'
+import { finish, NOTHING_HELD } from './finish.ts'
 import { callerName, DERIVED_HEADER, type Identified, identify, readHead } from './identify.ts'
 import { meaningOf } from './meaning.ts'
 import type { WalkPorts } from './ports.ts'
@@ -31,7 +32,6 @@ import type {
   RequestLabels,
   RequestSummary,
 } from './request.ts'
-import { finish, NOTHING_HELD } from './settler.ts'
 
 /** Handles a protected request: claim → forward → settle (contract §3). */
 export function guard(ports: WalkPorts, request: ProtectedRequest): Promise<Answer> {

@@ -9,9 +9,10 @@ import type { Records } from '../store/records.ts'
 import type { Store, StoreFitness } from '../store/register.ts'
 import type { Forward } from '../upstream/port.ts'
 import type { AnswerPorts } from './answers.ts'
+import type { Leases } from './leases.ts'
 import type { CallerChanges, KeyChurn, RecentGrants } from './recent.ts'
 import type { Execution } from './request.ts'
-import type { Leases, Settler } from './settler.ts'
+import type { Settler } from './settler.ts'
 import type { WaitingRoom } from './waiting-room.ts'
 
 /** The ports of the walk. */

@@ -5,6 +5,7 @@ import { type Outcome, type RecordId } from '../core/record.ts'
 import { keepsBody, replayable, unknownBecause } from '../core/settle.ts'
 import { stateFound } from '../protect/answers.ts'
 import { claim } from '../protect/claim.ts'
+import { finish } from '../protect/finish.ts'
 import { noteCaller, noteOperation, summarize } from '../protect/guard.ts'
 import { callerName, type Identified, identify, readHead } from '../protect/identify.ts'
 import { SHADOW_VERDICTS, type ShadowVerdict } from '../protect/outcomes.ts'
@@ -19,7 +20,6 @@ import {
   type RequestLabels,
   type ShadowSummary,
 } from '../protect/request.ts'
-import { finish } from '../protect/settler.ts'
 import { inSteps } from '../runtime/scheduling.ts'
 import type { TappedExchange } from '../upstream/port.ts'
 import { type Beside, mergeOutcome, type ObservedOutcome } from './merge-outcome.ts'

@@ -12,7 +12,7 @@ import {
 import type { Millis, StoredResponse } from '../core/record.ts'
 import { BodyBuffer, type Budget } from '../runtime/limits.ts'
 import { Batch } from '../runtime/scheduling.ts'
-import type { Http1DispatchOptions } from './http1.ts'
+import type { Http1DispatchOptions } from './http1-request.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
 import { AnswerRefused } from './response-parser.ts'
 

@@ -3,7 +3,8 @@ import type { UpstreamConfig } from '../config/config.ts'
 import type { TlsMaterial } from '../runtime/pem.ts'
 import type { UpstreamDispatcher } from './forward.ts'
 import type { Habits } from './habits.ts'
-import { Http1Client, type Http1Options } from './http1.ts'
+import { Http1Client } from './http1.ts'
+import type { Http1Options } from './http1-connection.ts'
 
 export interface Upstream {
   readonly dispatcher: UpstreamDispatcher

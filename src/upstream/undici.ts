@@ -1,7 +1,7 @@
 import { buildConnector, Client, Dispatcher, Pool } from 'undici'
 import WrapHandler from 'undici/lib/handler/wrap-handler.js'
 import type { Millis } from '../core/record.ts'
-import type { Http1Options } from './http1.ts'
+import type { Http1Options } from './http1-connection.ts'
 import { AnswerRefused, headTooLarge } from './response-parser.ts'
 import { withFixes } from './undici-fixes.ts'
 

@@ -6,6 +6,7 @@ import type { Profile, Rate, RoutePolicy } from '../../src/core/policy.ts'
 import { type IdempotencyRecord, type RecordId, readAt, type Spans } from '../../src/core/record.ts'
 import type { RefusalCode } from '../../src/core/refusal.ts'
 import { guard, newProgress } from '../../src/protect/guard.ts'
+import { Leases } from '../../src/protect/leases.ts'
 import type { WalkPorts } from '../../src/protect/ports.ts'
 import { CallerChanges, KeyChurn, Latency, RecentGrants } from '../../src/protect/recent.ts'
 import {
@@ -16,7 +17,7 @@ import {
   type ProtectedRequest,
   type RequestSummary,
 } from '../../src/protect/request.ts'
-import { Leases, Settler } from '../../src/protect/settler.ts'
+import { Settler } from '../../src/protect/settler.ts'
 import { WaitingRoom } from '../../src/protect/waiting-room.ts'
 import { Budget, InFlight } from '../../src/runtime/limits.ts'
 import { RecordMap } from '../../src/runtime/record-map.ts'

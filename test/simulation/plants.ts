@@ -106,7 +106,7 @@ export const PLANTS: readonly (Plant & { readonly seed: number })[] = [
     model: 'an outcome that was refused is not remembered',
     from: 'return isRecorded(record, draft) || (record.fence <= draft.fence && record.createdAt === draft.createdAt)',
     to: 'return false' },
-  { name: 'a claim that no replica has is not withdrawn', seed: 34, file: 'src/protect/claim.ts',
+  { name: 'a claim that no replica has is not withdrawn', seed: 34, file: 'src/protect/contest.ts',
     from: `      // It is there for sure.
       this.any = true`,
     to: '' },
@@ -117,7 +117,7 @@ export const PLANTS: readonly (Plant & { readonly seed: number })[] = [
     also: 'test/reconcile/clock.test.ts',
     from: 'Math.max(leaseInForce, record.lease ?? leaseInForce)',
     to: 'leaseInForce' },
-  { name: 'a first byte leaves on an old lease', seed: 15072, file: 'src/protect/settler.ts',
+  { name: 'a first byte leaves on an old lease', seed: 15072, file: 'src/protect/leases.ts',
     model: 'the first byte leaves on an old lease',
     from: 'return () => performance.now() < held.sureUntil',
     to: 'return () => true' },

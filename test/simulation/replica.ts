@@ -1,6 +1,7 @@
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import { drain } from '../../src/drain.ts'
 import { guard, newProgress } from '../../src/protect/guard.ts'
+import { Leases } from '../../src/protect/leases.ts'
 import type { WalkPorts } from '../../src/protect/ports.ts'
 import { CallerChanges, KeyChurn, Latency, RecentGrants } from '../../src/protect/recent.ts'
 import { Reclaimer } from '../../src/protect/reclaimer.ts'
@@ -11,7 +12,7 @@ import {
   type Problem,
   type ProtectedRequest,
 } from '../../src/protect/request.ts'
-import { Leases, Settler } from '../../src/protect/settler.ts'
+import { Settler } from '../../src/protect/settler.ts'
 import { WaitingRoom } from '../../src/protect/waiting-room.ts'
 import { Control } from '../../src/reconcile/control.ts'
 import { Reconciler } from '../../src/reconcile/reconciler.ts'
