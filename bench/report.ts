@@ -24,14 +24,6 @@ export interface Results {
 
 const DOCUMENT = new URL('../docs/internals/performance.md', import.meta.url)
 
-/** The rows that a scenario's rows are compared with, a column each. */
-const BASES = [
-  ['÷ nginx + Lua', 'nginx-lua'],
-  ['÷ @node-idempotency', 'node-idempotency'],
-  ['÷ own POST', 'unprotected'],
-  ['÷ http-proxy', 'http-proxy'],
-] as const satisfies readonly (readonly [string, CandidateName])[]
-
 interface Goal {
   readonly title: string
   readonly must: number
@@ -138,9 +130,8 @@ export function report(results: Results): string {
   const { cells, tail, cost, start, records, stops, skipped, cores, plan } = results
   const parts = [
     `Node ${process.versions.node}, ${cpus()[0]?.model.trim()}; ${cores.remark}. ` +
-      `${plan.connections} keep-alive connections without a pause, medians of ${plan.rounds} rounds of ` +
-      `${plan.milliseconds / 1000} s after a round of up to ${WARM.toLocaleString('en')} requests that does not count, candidates taking turns. CPU is user and system ` +
-      'time of the whole process and its children per request; p50 and p99 are mostly the queue that a load without pause makes.',
+      `${plan.connections} keep-alive connections, medians of ${plan.rounds} rounds of ${plan.milliseconds / 1000} s ` +
+      `after a round of up to ${WARM.toLocaleString('en')} requests that does not count.`,
     ...skipped,
   ]
   if (cells.length > 0) parts.push(cellTable(cells))
@@ -169,18 +160,16 @@ export function write(text: string, section: 'bench' | 'bench stores', file: URL
 }
 
 function cellTable(cells: readonly Cell[]): string {
-  const head = ['scenario', 'candidate', 'CPU µs', ...BASES.map(([title]) => title)]
   const rows = cells.map((cell) => [
     cell.scenario.title,
     TITLES[cell.candidate],
     cell.cpuPerRequest.toFixed(1),
-    ...BASES.map(([, base]) => ratioOf(cells, cell, base)?.toFixed(2) ?? ''),
     Math.round(cell.perSecond).toLocaleString('en'),
     cell.p50.toFixed(1),
     cell.p99.toFixed(1),
     cell.residentMb.toFixed(0),
   ])
-  return table([...head, 'requests/s', 'p50 ms', 'p99 ms', 'resident MB'], rows)
+  return table(['scenario', 'candidate', 'CPU µs', 'requests/s', 'p50 ms', 'p99 ms', 'resident MB'], rows)
 }
 
 function ratioOf(cells: readonly Cell[], cell: Cell, base: CandidateName): number | null {
@@ -229,12 +218,12 @@ function costTable(cost: readonly Cost[]): string {
   )
 }
 
-/** The sum, then calls made by at least every tenth request. */
+/** The sum, then calls that a request makes at least once. */
 function callsText(calls: ReadonlyMap<string, number>): string {
   if (calls.size === 0) return ''
   const sum = [...calls.values()].reduce((total, count) => total + count, 0)
-  const often = [...calls].filter(([, count]) => count >= 0.1).sort(([, a], [, b]) => b - a)
-  return `**${sum.toFixed(1)}**: ${often.map(([name, count]) => `${name} ${count.toFixed(1)}`).join(', ')}`
+  const often = [...calls].filter(([, count]) => count >= 0.95).sort(([, a], [, b]) => b - a)
+  return `**${sum.toFixed(1)}** ${often.map(([name, count]) => `${name} ${count.toFixed(1)}`).join(', ')}`
 }
 
 function startTable(start: readonly StartUp[]): string {
@@ -299,8 +288,10 @@ function ratio(scenario: string, candidate: CandidateName, base: CandidateName):
   }
 }
 
+/** A first cell is not repeated in the rows below it. */
 function table(head: readonly string[], rows: readonly (readonly string[])[]): string {
+  const shown = rows.map(([first = '', ...rest], n) => [first === rows[n - 1]?.[0] ? '' : first, ...rest])
   const line = (cells: readonly string[]): string => `| ${cells.join(' | ')} |`
   const rule = `|${head.map((_, n) => (n === 0 ? '---' : '---:')).join('|')}|`
-  return [line(head), rule, ...rows.map(line)].join('\n')
+  return [line(head), rule, ...shown.map(line)].join('\n')
 }
