@@ -80,7 +80,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   clock: Millis = performance.now()
 
   /**
-   * `onBug`: a listener threw; only its connection ends. `holds`: small bodies bypass streams (docs/adr/0075); `plain`: so do whole requests in
+   * `onBug`: a listener threw; only its connection ends. `holds`: small bodies bypass streams; `plain`: so do whole requests in
    * the plainest form (docs/adr/0076).
    */
   constructor(

@@ -101,7 +101,7 @@ const NOTHING = Buffer.alloc(0)
 
 /**
  * A request parsed by Node. Its body is an ordinary Node stream, unless it is small and arrives in one piece, as most do, with their heads.
- * Such bodies, and empty ones, never enter the stream, whose events would cost more than the rest of the reading (docs/adr/0075).
+ * Such bodies, and empty ones, never enter the stream, whose events would cost more than the rest of the reading (docs/adr/0076).
  */
 export class StreamRequest extends IncomingMessage implements TrafficRequest {
   refusal?: Refusal
