@@ -143,7 +143,7 @@ export function report(results: Results): string {
   }
   if (start !== null) parts.push(startTable(start))
   if (records !== null) parts.push(recordsTable(records))
-  if (stops !== null) parts.push(stopsTable(stops))
+  if (stops !== null) parts.push(stopsText(stops))
   const goals = goalRows(results)
   if (goals.length > 0) parts.push(table(['goal', 'must', 'aim', 'measured', ''], goals))
   return parts.join('\n\n')
@@ -165,11 +165,10 @@ function cellTable(cells: readonly Cell[]): string {
     TITLES[cell.candidate],
     cell.cpuPerRequest.toFixed(1),
     Math.round(cell.perSecond).toLocaleString('en'),
-    cell.p50.toFixed(1),
     cell.p99.toFixed(1),
     cell.residentMb.toFixed(0),
   ])
-  return table(['scenario', 'candidate', 'CPU µs', 'requests/s', 'p50 ms', 'p99 ms', 'resident MB'], rows)
+  return table(['scenario', 'candidate', 'CPU µs', 'requests/s', 'p99 ms', 'resident MB'], rows)
 }
 
 function ratioOf(cells: readonly Cell[], cell: Cell, base: CandidateName): number | null {
@@ -218,12 +217,9 @@ function costTable(cost: readonly Cost[]): string {
   )
 }
 
-/** The sum, then calls that a request makes at least once. */
 function callsText(calls: ReadonlyMap<string, number>): string {
   if (calls.size === 0) return ''
-  const sum = [...calls.values()].reduce((total, count) => total + count, 0)
-  const often = [...calls].filter(([, count]) => count >= 0.95).sort(([, a], [, b]) => b - a)
-  return `**${sum.toFixed(1)}** ${often.map(([name, count]) => `${name} ${count.toFixed(1)}`).join(', ')}`
+  return [...calls.values()].reduce((total, count) => total + count, 0).toFixed(1)
 }
 
 function startTable(start: readonly StartUp[]): string {
@@ -263,11 +259,11 @@ function recordsTable(records: readonly LiveRecords[]): string {
   )
 }
 
-function stopsTable(stops: readonly Stop[]): string {
-  return table(
-    ['request of 1 MiB', 'longest stop of the event loop ms'],
-    stops.map(({ shape, milliseconds }) => [shape, milliseconds.toFixed(1)]),
-  )
+/** The three that stop it for longest. */
+function stopsText(stops: readonly Stop[]): string {
+  const worst = stops.toSorted((a, b) => b.milliseconds - a.milliseconds).slice(0, 3)
+  const said = worst.map(({ shape, milliseconds }) => `${milliseconds.toFixed(1)} (${shape})`)
+  return `Longest stops of the event loop, ms, by ${stops.length} kinds of requests of 1 MiB: ${said.join(', ')}.`
 }
 
 function goalRows(results: Results): string[][] {
