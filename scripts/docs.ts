@@ -60,8 +60,10 @@ function line(path: string, row: PropertyRow): string {
   const shown = isShown
     ? ` = \`${typeof byDefault === 'string' ? byDefault : JSON.stringify(byDefault)}\``
     : ''
-  const choices = typeof scalar === 'object' ? ` One of ${scalar.map((one) => `\`${one}\``).join(', ')}.` : ''
-  return `- \`${path}\`${shown}: ${propertyHelp(row)}${choices}${effects(ruleOf(row))}`
+  const help = propertyHelp(row)
+  const values = typeof scalar === 'object' ? scalar.map((one) => `\`${one}\``) : []
+  const isToldApart = values.every((one) => help.includes(one) || shown.includes(one))
+  return `- \`${path}\`${shown}: ${help}${isToldApart ? '' : ` One of ${values.join(', ')}.`}${effects(ruleOf(row))}`
 }
 
 function effects(rule: Reload): string {

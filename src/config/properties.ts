@@ -137,20 +137,20 @@ export const RECONCILE = {
 // biome-ignore format: a table
 const DERIVE = {
   json: row(list('jsonPointer'), [], identifies, 'JSON pointers into the body whose values are part of the derived key.'),
-  form: row(list('fieldName'), [], identifies, 'Form fields that are part of it, urlencoded or multipart. Cannot be combined with `json`.'),
+  form: row(list('fieldName'), [], identifies, 'Form fields that are part of it, instead of `json`.'),
   headers: row(list('headerName'), [], identifies, 'Headers that are part of it.'),
   bucket: row('bucket', 'none', identifies,
-    "Time window that is part of it: the store's time divided by this, rounded down. A retry in the next window executes again. `none`: no window."),
+    "Time window that is part of it, by the store's clock; a retry in the next one executes again."),
 }
 
 /** Bounds that a route may override. */
 // biome-ignore format: a table
 const ROUTE_LIMITS = {
-  request: row('bodySize', '1MiB', live, 'Maximum request body; a larger one is refused with 413.'),
+  request: row('bodySize', '1MiB', live, 'Maximum request body; a larger one gets 413.'),
   response: row('bodySize', '5MiB', live,
-    'Maximum response body that is stored; a larger one is streamed and recorded as completed without its body.'),
+    'Maximum response body that is stored; a larger one is streamed and recorded without its body.'),
   newKeys: row('rateOrOff', 'off', live,
-    'Maximum rate of new keys per caller, such as `100/m` (s, m, h, d); more are refused with 429. `off`: unlimited.'),
+    'Maximum rate of new keys per caller, such as `100/m` (s, m, h, d); more get 429.'),
 }
 
 /** Properties of both routes and `defaults`. */
@@ -166,7 +166,7 @@ export const POLICY = {
     presence: row(['required', 'optional', 'ignored'], 'optional', identifiesBy(({ key }) => key.presence === 'ignored'),
       'Whether a request must carry a key.'),
     from: row(list('keySource', 1), ['header:idempotency-key'], identifies,
-      'Where the key may come from: `header:<name>`, `query:<name>`, `form:<field>` (urlencoded or multipart) or `json:<pointer>` into the body. CloudEvents: `header:ce-id` includes `ce-source`, `json:/id` includes `/source`. Sources that disagree are refused with 400.'),
+      'Where the key may come from: `header:<name>`, `query:<name>`, `form:<field>` or `json:<pointer>` into the body (docs/keys.md).'),
     syntax: row(['lenient', 'strict'], 'lenient', narrower((after) => after.syntax === 'strict'),
       '`lenient`: `"abc"` and `abc` are the same key; `strict`: only a quoted String is accepted.'),
     minLength: row('keyLength', byProfile(1, { strict: 16 }), narrower((after, before) => after.minLength > before.minLength),
@@ -174,16 +174,16 @@ export const POLICY = {
     maxLength: row('keyLength', 255, narrower((after, before) => after.maxLength < before.maxLength),
       'Maximum key length, unquoted.'),
     pattern: row('pattern', '', narrower((after) => after.pattern !== null),
-      'RE2 regular expression that the whole key must match, as in Go, Envoy and Prometheus. Empty: any.'),
+      'RE2 regular expression that the whole key must match. Empty: any.'),
     forward: row('forward', 'same', live, 'Key header sent to the upstream: `same`, `none`, or the name of another header.'),
     forwardFence: row('flag', false, live, 'Sends `Idempotency-Fence` and `Idempotency-Record` to the upstream.'),
     derive: orOff('off', DERIVE, 'Derives a key from the caller and the parts named here if the client sent none.'),
     issuedOnly: row('flag', false, narrower((after) => after.issuedOnly),
-      'Accepts only keys made by the `issuer`, which have about 190 characters. Cannot be combined with `derive`.'),
+      'Accepts only keys made by the `issuer`, of about 190 characters.'),
   }, { short: true, help: 'The key. `required` is short for `{ presence: required }`.' }),
   scope: group({
     caller: row(oneOrList('callers', 'caller'), 'header:authorization', identifies,
-      'What identifies the caller: `header:<name>`, `cookie:<name>`, `jwt:<claim>` (of the bearer token, verified as `jwt` says), a list of these combined, or `none`. Must be written, with `anonymous`, unless `listen` is on loopback.'),
+      'What identifies the caller: `header:<name>`, `cookie:<name>`, `jwt:<claim>` of the verified bearer token, a list of these combined, or `none`. Required, with `anonymous`, unless `listen` is on loopback.'),
     // A claim identifies a caller only together with its issuer.
     jwt: group({
       jwks: row('jwksUrl', 'none', identifies, '`https://` URL of the JWK Set (`http://` only on loopback). Either this or `keyFile`.'),
@@ -193,9 +193,9 @@ export const POLICY = {
       audience: row(oneOrList('audiences', 'audience'), 'none', identifies,
         'Required `aud`, or a list of which one must match; `none`: any.'),
     }, { whole: true, help: 'Verification of bearer tokens, where `caller` names a claim.' }),
-    path: row(['exact', 'route', 'none'], 'exact', identifies, 'Which part of the path is part of the scope of a key.'),
+    path: row(['exact', 'route', 'none'], 'exact', identifies, 'Which part of the path is in the scope of a key.'),
     host: row('flag', false, identifies,
-      'Makes the requested host part of the scope of a key, for an upstream that serves several: `Host`, or `X-Forwarded-Host` from a peer in `trustProxy`.'),
+      'Makes the requested host part of the scope, for an upstream that serves several.'),
     // A client refused without a caller retries with one, under another record id.
     anonymous: row(['share', 'reject'], byProfile('share', { strict: 'reject' }),
       identifiesBy(({ scope }) => (scope.caller.length === 0 ? null : scope.anonymous)),
@@ -206,16 +206,16 @@ export const POLICY = {
   fingerprint: group({
     body: row(['auto', 'json', 'form', 'multipart', 'raw', 'none'], 'auto', identifies,
       'How request bodies are compared; `auto`: by media type.'),
-    ignore: row(list('jsonPointer'), [], identifies, 'JSON pointers to exclude from the comparison. Cannot be combined with `only`.'),
-    only: row(list('jsonPointer'), [], identifies, 'JSON pointers to compare; everything else is ignored. Cannot be combined with `ignore`.'),
+    ignore: row(list('jsonPointer'), [], identifies, 'JSON pointers to exclude from the comparison.'),
+    only: row(list('jsonPointer'), [], identifies, 'JSON pointers to compare, and nothing else of the body.'),
     headers: row(orWord('none', list('headerName')), [], identifies,
-      'Headers to compare beside those that select an account or a tenant, such as `Stripe-Account` and `X-Tenant-Id` (docs/keys.md). `none`: neither.'),
+      'Headers to compare beside those that select an account or a tenant (docs/keys.md). `none`: neither.'),
     query: row(['include', 'ignore', 'sorted'], 'include', identifies,
       'Whether the query is compared; `sorted`: regardless of the order of its parameters.'),
   }),
   inFlight: group({
     mode: row(['reject', 'wait'], 'reject', live,
-      'Answer to a retry while the first request is still running: an error at once, or the first response when it arrives.'),
+      'Answer to a retry while the first request runs: an error at once, or the first response when it arrives.'),
     wait: row('wait', '10s', live, 'Maximum time that `mode: wait` holds a retry.'),
     status: row([409, 423, 425, 429, 202, 503], 409, live, 'Status for a retry that is not held, or whose wait is over.'),
   }, { short: true, help: 'Retries while the first request is still running.' }),
@@ -223,43 +223,43 @@ export const POLICY = {
     status: row([400, 409, 422], byProfile(422, { stripe: 400 }), live, 'Status for a key that was used for a different request.'),
   }),
   // These apply to claims and outcomes written from now on.
-  lease: row('timeout', '30s', live, 'How long a claim lasts without renewal; renewed after every third of it. At least 1s.'),
+  lease: row('timeout', '30s', live, 'How long a claim lasts without renewal, at least 1s; renewed after every third of it.'),
   ttl: group({
-    record: row('retention', '24h', live, 'How long a completed record answers retries. At least `upstream.timeout`. `ttl: 24h` is short for `ttl: { record: 24h }`.'),
+    record: row('retention', '24h', live, 'How long a completed record answers retries, at least `upstream.timeout`. `ttl: 24h` is short for it.'),
     body: row('retention', unset, live,
-      'How long its response is kept, headers included; afterwards a retry gets the status and `Location` only, as with `keep: outcome`. At most `record`. Default: as long as the record.'),
+      'How long its response is kept; afterwards a retry gets the status and `Location` only. Default: as long as the record.'),
   }, { short: true, help: 'How long a completed record answers, and how long its response is kept. `24h` is short for `{ record: 24h }`.' }),
   ttlFailed: row('retention', unset, live, 'The `ttl` of stored responses that are not 2xx. Default: `ttl`.'),
   tombstone: row('tombstone', byProfile('off', { strict: '7d' }), live,
-    'How long after `ttl` the key is still refused as expired; `off`: not at all.'),
-  unresolvedTtl: row('retention', '30d', live, 'How long an unresolved record is kept. At least `ttl` and `lease`.'),
+    'How long after `ttl` the key is still refused as expired.'),
+  unresolvedTtl: row('retention', '30d', live, 'How long an unresolved record is kept, at least `ttl` and `lease`.'),
   respondWithin: row('respondWithin', 'none', live,
-    'Responds with 504 after this time while the call continues; `none`: waits for the response.'),
+    'Responds with 504 after this time while the call continues.'),
   outcomes: row(orListOf(OUTCOME, map(STATUS, STATUSES, ACTIONS)), unset, live,
-    'Outcome of each upstream status, exact ("503") before class ("5xx"); or a list of `{ status, when, outcome }`, of which the first that applies counts, where `when` looks into JSON responses. The entries of a route come first, then those of `defaults`, then the profile.'),
+    'Outcome of each upstream status, exact ("503") before class ("5xx"); or a list of `{ status, when, outcome }`, where `when` looks into JSON and the first that applies counts. Entries of the route come before those of `defaults` and the profile.'),
   onLeaseExpired: row(['unknown', 'retry'], byProfile('unknown', { lenient: 'retry' }), live,
     '`retry`: one retry executes again once the lease has expired.'),
   onStoreUnavailable: row(['reject', 'bypass'], byProfile('reject', { lenient: 'bypass' }), live,
     '`bypass`: forwards requests unprotected while the store is down.'),
   keep: row(['response', 'outcome', 'stream'], 'response', live,
-    '`outcome`: the body is not stored; a retry gets the status only. `stream`: a finished stream of at most `limits.response` is stored, too.'),
+    '`response`: stored; `outcome`: without it, a retry gets the status only; `stream`: a finished stream of at most `limits.response` too.'),
   stream: row(['auto', 'always', 'never'], 'auto', live,
-    'Whether responses are passed on while they are made: `auto`, those whose media type is read that way, such as `text/event-stream`, `application/x-ndjson` and gRPC, or that carry `X-Accel-Buffering: no`.'),
+    'Whether responses are passed on while they are made; `auto`: by media type, such as `text/event-stream`, or `X-Accel-Buffering: no`.'),
   replay: group({
-    excludeHeaders: row(list('headerName'), [], live, 'Response headers that are not replayed: `[set-cookie]` where sessions are kept in cookies (docs/guides/browsers.md#session-cookies).'),
+    excludeHeaders: row(list('headerName'), [], live, 'Response headers that are not replayed, such as `[set-cookie]` (docs/guides/browsers.md#session-cookies).'),
   }),
   statusHeader: row('flag', false, live, 'Adds `Idempotency-Status` and `Idempotency-Expires` to responses.'),
   authorizeReplay: orOff('none', {
     path: row('probeTarget', unset, live, "Path of this GET request, which carries the caller's headers; required."),
-    cache: row('delay', '0s', live, 'How long a 2xx is cached per caller; 0s: not at all.'),
+    cache: row('delay', '0s', live, 'How long a 2xx is cached per caller.'),
   }, 'Asks the upstream before a replay whether the caller may still see it.'),
   // Takes effect with the next status query.
   reconcile: orOff('none', RECONCILE,
-    'Asks the upstream for the outcome of a request whose outcome is unknown (docs/reconciliation.md). `none`: left to an operator.'),
+    'Asks the upstream for unknown outcomes (docs/reconciliation.md).'),
   limits: group(ROUTE_LIMITS, { help: 'Default: the top-level `limits`.' }),
   record: group({
     label: row('labelSourceOrOff', 'off', live,
-      'What names a request for people, such as an order number: a JSON pointer into the body, `header:<name>`, or `path::name` for a `:name` of the path. Kept with the record (at most 200 characters, sealed by `store.encryption`), and shown in the log, by `list`, by `inspect` and on the page. `off`: none.'),
+      'What names a request for people, such as an order number: a JSON pointer into the body, `header:<name>`, or `path::name` for a `:name` of the path. Kept with the record (at most 200 characters), and shown in the log, by commands and on the page.'),
   }),
 }
 
@@ -277,7 +277,7 @@ export const ROUTE = {
     'Unique name; labels the route in metrics and logs.'),
   match: group({
     methods: row(list('method', 1), METHODS, identifiesBy(({ match }) => match.methods.toSorted().join()), 'Methods of the route.'),
-    path: row('routePath', required, identifies, 'Exact, `:name` for one segment, a trailing `/*` for everything below.'),
+    path: row('routePath', required, identifies, 'Exact, with `:name` for one segment, a trailing `/*` for all below.'),
     exact: row('flag', false, identifies, 'Matches the path as sent instead of its normalized form.'),
     ...FOLDING,
   }, { byDefault: required }),
@@ -289,19 +289,19 @@ export const PROPERTIES = {
   // Open sockets.
   listen: row('address', '127.0.0.1:8080', restart, 'Address for clients; port 0 picks any free port.'),
   http: row(['plain', 'node'], 'plain', restart,
-    'Who reads requests: `plain`, a reader for usual ones, with Node.js for all others; `node`: Node.js alone, which takes more CPU.'),
+    'Who reads requests: `plain`, a reader for usual ones, Node.js for others; `node`: Node.js alone, with more CPU.'),
   admin: group({
     listen: row('addressOrNone', '127.0.0.1:9464', restart,
-      'Address for the admin API and metrics; `none` turns it off. Requires `tokenFile` unless it is on loopback.'),
+      'Address for the admin API and metrics, or `none`. Off loopback it requires `tokenFile`.'),
     tokenFile: row('filePath', unset, { effect: restart, when: (before, after) => before === undefined || after === undefined },
-      'Bearer token file for the admin API, one token a line; read again when it changes. Without it, only health and metrics are served.'),
+      'Bearer token file for the admin API, one token a line. Without it, only health and metrics are served.'),
     hosts: row(list('hostLine'), ['localhost', '127.0.0.1', '[::1]'], restart,
-      'Host names accepted in the `Host` header, besides the address that the request was sent to.'),
+      'Host names accepted besides the address that the request was sent to.'),
   }),
   // Opened or logged once, at the start.
   audit: group({
     file: row('filePathOrNone', 'none', restart,
-      'File that records every change made by an operator; its directory must be writable. `none`: the log.'),
+      'File that records every change by an operator, in a writable directory. `none`: the log.'),
   }),
   ops: group({
     listen: row('addressOrNone', 'none', restart, 'Address for health and metrics only, for the kubelet and Prometheus.'),
@@ -311,7 +311,7 @@ export const PROPERTIES = {
   }),
   // Part of every record id.
   service: row('serviceName', unset, identifies,
-    'Name of the protected service, such as `payments`. Services that share a store share no records. Required where the store can be shared (all but `memory:` and `sqlite:`, which default to `default`), here or as `--service`.'),
+    'Name of the protected service, such as `payments`; services on one store share no records. Required unless the store is `memory:` or `sqlite:`, here or as `--service`.'),
   // Calls in progress keep what they began with.
   upstream: group({
     url: row('upstreamUrl', unset, restart,
@@ -320,11 +320,11 @@ export const PROPERTIES = {
     timeout: row('timeout', '60s', live, 'Maximum time for the whole call, or until the headers of a streamed response.'),
     idleTimeout: row('timeout', '60s', restart, 'Maximum pause between two bytes of a response.'),
     keepAlive: row('delay', '1s', restart,
-      'How long an idle connection is kept; at most half as long as the upstream announces (`Keep-Alive: timeout=N`) or was seen to keep it. `0s`: not at all.'),
+      'How long an idle connection is kept; at most half as long as the upstream announces or was seen to keep it.'),
     connections: row('count', 128, live,
       'Maximum connections to the upstream for protected requests; as many again for all others, and for WebSockets.'),
     tls: group({
-      ca: row('filePath', unset, restart, 'PEM file of the trusted authorities. Default: those of the system. The three files are read again when they change.'),
+      ca: row('filePath', unset, restart, 'PEM file of the trusted authorities. Default: those of the system.'),
       cert: row('filePath', unset, restart, 'PEM file of the client certificate.'),
       key: row('filePath', unset, restart, 'PEM file of its private key.'),
       servername: row('hostName', unset, restart, 'Host name that the certificate must have. Default: the host of `url`.'),
@@ -340,18 +340,18 @@ export const PROPERTIES = {
     }),
     timeout: row('timeout', '500ms', restart, 'Maximum time for each store command.'),
     grace: row('graceOrOff', '2s', restart,
-      'How long the store grants no claims after it has changed its identity (a failover, a restart, a flush): proxies rewrite their claims, and requests with new keys wait (docs/stores.md). No effect on `memory:`, `sqlite:` and `dynamodb:`.'),
+      'How long Redis or PostgreSQL grants no claims after a failover, a restart or a flush, while proxies rewrite theirs (docs/stores.md).'),
     secretFile: row('filePath', unset, identifies, 'HMAC-SHA-256 key file for record ids and fingerprints, at least 16 bytes.'),
     encryption: group({
       keys: { ...listOfGroups({
         id: row('sealingKeyId', required, restart, 'Name of the key, stored with each record that it seals; never reuse it for another key.'),
         file: row('filePath', required, restart, 'Key file: 32 random bytes, raw, in hex or in base64.'),
-      }, 'The first key seals records, every key opens them; without `encryption` nothing is sealed (docs/encryption.md).', 1), byDefault: required, reload: restart },
+      }, 'The first key seals records, every key opens them (docs/encryption.md).', 1), byDefault: required, reload: restart },
     }),
     compression: row(['off', 'gzip', 'zstd'], 'off', restart,
-      'Compression of stored responses of at least 512 bytes, if it makes them smaller (docs/encryption.md#compression).'),
+      'Compression of stored responses (docs/encryption.md#compression).'),
     spool: row('directoryPathOrOff', 'off', restart,
-      'Directory, for this process alone, where outcomes survive a restart until the store accepts them.'),
+      'Directory of this process alone, where outcomes survive a restart until the store accepts them.'),
     wait: orOff('off', {
       replicas: row([1, 2, 3, 4, 5, 'all', 'none'], 1, restart, 'How many replicas must have a claim; `all`: every known one, including those that are down.'),
       disk: row(['none', 'local', 'replicas'], 'none', restart, 'Whose disks must also have it: the server’s, or the replicas’ as well (Redis 7.2 or later).'),
@@ -377,10 +377,10 @@ export const PROPERTIES = {
   limits: group({
     ...ROUTE_LIMITS,
     buffered: row('bufferSize', '64MiB', live,
-      'Maximum bytes of bodies held at once; a single client address gets at most 15/16 of them for its uploads.'),
+      'Maximum bytes of bodies held at once; one client address gets at most 15/16 for its uploads.'),
     inFlight: row('count', 2000, live,
-      'Maximum protected requests at once, counted once the body has arrived; a single client address or caller gets at most 15/16 of them.'),
-    waiters: row('count', 1000, live, 'Maximum number of retries that `inFlight: wait` holds; further ones are answered at once.'),
+      'Maximum protected requests at once, counted once the body has arrived; one client address or caller gets at most 15/16.'),
+    waiters: row('count', 1000, live, 'Maximum retries that `inFlight: wait` holds; further ones are answered at once.'),
     upload: row('timeout', '30s', live, 'Maximum time for the body of a request to arrive.'),
     responseHead: row('headSize', '64KiB', live,
       'Maximum status line and headers of a response; a larger one leaves the outcome unknown.'),
@@ -391,31 +391,31 @@ export const PROPERTIES = {
       'Origins whose pages may read responses, such as `https://shop.example`, or `"*"`: any.'),
     credentials: row('flag', false, live, 'Also to requests with cookies. Not with `"*"`.'),
     headers: row(list('headerName'), [], live,
-      'Request headers that a preflight allows beside those that carry keys. Empty: all that it asks for.'),
+      'Request headers that a preflight allows beside those with keys. Empty: all that it asks for.'),
   }, 'Lets pages of other origins read problems and replays (docs/guides/browsers.md#other-origins).'),
   problems: group({
     baseUrl: row('problemBase', 'urn:idempotency-proxy:', restart, 'Prefix of the `type` of problem responses.'),
   }),
   // Paths that the proxy itself serves, and its signing key.
   issuer: group({
-    path: row('ownPath', required, restart, 'Path where POST issues a key. Takes precedence over every route.'),
+    path: row('ownPath', required, restart, 'Path where POST issues a key.'),
     // Keys issued before are refused, so clients come again with new keys.
     secretFile: row('filePath', required, restartOrIdentifies(({ key }) => key.issuedOnly),
       'HMAC-SHA-256 key file that signs issued keys, at least 32 bytes.'),
     ttl: row('retention', '24h', restart, 'How long an issued key can make a claim.'),
   }, { help: 'Issues signed keys that expire. Off if omitted.' }),
   status: group({
-    path: row('ownPathOrOff', 'off', restart, 'Path where GET returns the state of a record. Takes precedence over every route.'),
+    path: row('ownPathOrOff', 'off', restart, 'Path where GET returns the state of a record.'),
   }),
   // Computed from the configuration in force, so a reload changes it at once.
   wellKnown: row('flag', false, live,
-    'Serves what clients need to know about each route at `/.well-known/idempotency` (docs/adoption.md). Takes precedence over every route.'),
+    'Serves what clients need to know about each route at `/.well-known/idempotency` (docs/adoption.md).'),
   drain: group({
     delay: row('delay', '0s', live, 'How long requests are still served after readiness fails.'),
     timeout: row('delay', unset, live, 'Maximum time for requests in progress to finish. Default: `upstream.timeout` + 5s.'),
   }),
   metrics: group({
-    defaults: row('flag', true, restart, 'Also serves the metrics of Node.js and of the process at `/metrics`.'),
+    defaults: row('flag', true, restart, 'Also serves the metrics of Node.js and of the process.'),
   }),
   log: group({
     level: row(['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent'], 'info', live, 'Minimum level to log.'),
