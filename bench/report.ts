@@ -134,7 +134,7 @@ export function report(results: Results): string {
       `after a round of up to ${WARM.toLocaleString('en')} requests that does not count.`,
     ...skipped,
   ]
-  if (cells.length > 0) parts.push(cellTable(cells))
+  parts.push(...cellTables(cells))
   if (tail !== null && tail.length > 0) parts.push(tailTable(tail))
   if (cost !== null && cost.length > 0) {
     parts.push(costTable(cost))
@@ -159,16 +159,23 @@ export function write(text: string, section: 'bench' | 'bench stores', file: URL
   writeFileSync(file, `${before.slice(0, begin + first.length)}\n\n${text}\n\n${before.slice(end)}`)
 }
 
-function cellTable(cells: readonly Cell[]): string {
-  const rows = cells.map((cell) => [
-    cell.scenario.title,
-    TITLES[cell.candidate],
-    cell.cpuPerRequest.toFixed(1),
-    Math.round(cell.perSecond).toLocaleString('en'),
-    cell.p99.toFixed(1),
-    cell.residentMb.toFixed(0),
-  ])
-  return table(['scenario', 'candidate', 'CPU µs', 'requests/s', 'p99 ms', 'resident MB'], rows)
+/** A table for each kind of body, with a row for each candidate. */
+function cellTables(cells: readonly Cell[]): string[] {
+  const bodies = Map.groupBy(cells, ({ scenario }) => scenario.title.split(', JSON of ')[1] ?? '')
+  return [...bodies].map(([body, those]) => {
+    const scenarios = [...new Set(those.map(({ scenario }) => scenario))]
+    const candidates = [...new Set(those.map(({ candidate }) => candidate))]
+    const rows = candidates.map((candidate) => [
+      TITLES[candidate],
+      ...scenarios.flatMap((scenario) => {
+        const cell = those.find((one) => one.scenario === scenario && one.candidate === candidate)
+        if (cell === undefined) return ['', '']
+        return [cell.cpuPerRequest.toFixed(1), Math.round(cell.perSecond).toLocaleString('en')]
+      }),
+    ])
+    const head = scenarios.flatMap(({ title }) => [`${title.split(', JSON')[0]}: CPU µs`, 'requests/s'])
+    return table([body === '' ? 'candidate' : `JSON of ${body}`, ...head], rows)
+  })
 }
 
 function ratioOf(cells: readonly Cell[], cell: Cell, base: CandidateName): number | null {
