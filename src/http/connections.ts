@@ -12,15 +12,15 @@ const { Server } = process.getBuiltinModule('node:http')
 
 /** How many requests a connection may send ahead before it is no longer read. */
 const READ_AHEAD = 16
-/** Reading then resumes briefly, since only a read notices that the client has left, but not beyond this. */
+/** While paused, it is read briefly every second, to notice a client that has left, up to this many requests. */
 const HOLD: Millis = 1000
 const FAR_AHEAD = 2_500
 /** The same across all connections, since one read may hold 2,400 requests. Beyond it, the connection furthest ahead is cut. */
 const MOST_READ_AHEAD = 10_000
 
-/** A listener that is never quiet closes all the same. */
+/** Turns of the event loop after which a busy listener closes anyway. */
 const BUSY_TURNS = 1000
-/** How long connections that were accepted last may take to bring their request. */
+/** How long the connections accepted last may take to send their request. */
 const LAST: Millis = 1000
 
 /** How often idle plain connections are checked. */
@@ -65,7 +65,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   #waiting = 0
   /** Connections accepted, and requests answered, so far. */
   #moves = 0
-  /** Until then, connections may bring a last request. */
+  /** Until this time, connections may still send a last request. */
   #lastUntil = Number.POSITIVE_INFINITY
   readonly #sweepEvery: Millis
   readonly #onBug: (error: unknown) => void
@@ -132,7 +132,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     state.answers.push(response)
     this.#unanswered++
     response.on('close', () => this.#answered(connection, state, response))
-    // Not upgraded, and Node has discarded the bytes that followed it.
+    // It is not upgraded, and Node has discarded the bytes behind it: no other request can follow.
     if (request.framing.upgrade) response.shouldKeepAlive = false
     if (this.#holds && event === 'request') request.hold()
     if (state.answers.length === 1) {
@@ -146,19 +146,19 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     return true
   }
 
-  /** Makes the open answers close their connections; later ones do so by themselves. */
+  /** Makes the open answers close their connections. Later ones do so by themselves. */
   endConnections(): void {
     for (const connection of this.#connections)
       for (const response of stateOf(connection).answers) response.shouldKeepAlive = false
   }
 
-  /** Resolves when the requests that are here have been answered. */
+  /** Resolves once every request that has arrived by now is answered. */
   async allAnswered(): Promise<void> {
     const open = [...this.#connections].flatMap((connection) => stateOf(connection).answers)
     await Promise.all(open.map((response) => new Promise((resolve) => response.once('close', resolve))))
   }
 
-  /** Connections whose request is on its way: they are new, or part of it is here. */
+  /** How many connections may be about to send a request: they are new, or part of one has arrived. */
   get awaiting(): number {
     let count = 0
     for (const connection of this.#connections) if (this.#isAwaited(connection)) count++
@@ -166,8 +166,8 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   }
 
   /**
-   * Resolves in a turn of the event loop in which nobody came, nor was answered and may come again. To be called before `close`, which
-   * resets the connections that the kernel has accepted for this process.
+   * Resolves after a turn of the event loop without a new connection or an answered request. Call it before `close`, which resets
+   * connections that the kernel has accepted but this process has not seen yet.
    */
   async acceptLast(): Promise<void> {
     for (let turn = 0, before = -1; turn < BUSY_TURNS && this.#moves !== before; turn++) {
@@ -181,7 +181,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     return super.close(done)
   }
 
-  /** Node's own, which `close` calls too, destroys connections whose answer has not left yet, or whose request is just arriving. */
+  /** Overridden, as `close` calls it too: Node's destroys connections whose answer has not left yet, or whose request is just arriving. */
   override closeIdleConnections(): void {
     for (const connection of this.#connections) {
       const { answers, isTunnel } = stateOf(connection)
@@ -189,7 +189,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     }
   }
 
-  /** The same, once what has arrived was read. */
+  /** The same, after reading what has arrived. */
   async closeIdle(): Promise<void> {
     await immediately()
     this.closeIdleConnections()
@@ -227,7 +227,8 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     const connection = response.req.socket
     const state = stateOf(connection)
     this.#answered(connection, state, response)
-    // Its head was sent too early to announce that. If Node has discarded what followed, no timeout would end the connection.
+    // The head had left before this was decided, so it could not say `Connection: close`. If Node has discarded what followed, no timeout
+    // would end the connection.
     if (!response.shouldKeepAlive && state.answers.length === 0) connection.destroySoon()
   }
 
@@ -238,14 +239,14 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
 
   #giveToNode(connection: TrackedSocket): boolean {
     super.emit('connection', connection)
-    // Node resumes it by itself, for example after a body. Behind Node's own listener, which starts reading.
+    // Node resumes a paused connection by itself, for example after a body. Added after Node's own listener, which starts reading.
     connection.on('resume', () => {
       if (stateOf(connection).held !== null) connection.pause()
     })
     return true
   }
 
-  /** What Node's parser and socket timeouts do for connections of Node's. */
+  /** Does for plain connections what Node's timeouts do for its own. */
   #sweep(): void {
     this.clock = performance.now()
     // `since` may be a sweep too early.

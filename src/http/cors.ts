@@ -6,7 +6,7 @@ import { policiesOf } from '../core/route.ts'
 import { requestOf, responseOf } from './incoming.ts'
 import { OTHER } from './routing.ts'
 
-/** Lines of the proxy's own that scripts need (contract §15). */
+/** Header lines of the proxy's own that scripts may read (docs/guides/browsers.md). */
 const EXPOSED = [
   RESPONSE_HEADER.replayed,
   RESPONSE_HEADER.status,
@@ -42,7 +42,7 @@ export function cors(
     ...(headers.length === 0 ? {} : { allowedHeaders: [...new Set([...headers, ...keys])] }),
     preflight: false,
   })
-  // Answers of the writer are no replies of Fastify's.
+  // The writer does not send through Fastify's reply, so it gets these lines separately.
   app.addHook('onRequest', (_request, reply, done) => {
     responseOf(reply).marks = MARKS.flatMap((name) => {
       const value = reply.getHeader(name)

@@ -74,7 +74,7 @@ export function refuseUnread(writer: ResponseWriter, error: NodeJS.ErrnoExceptio
   if (last === undefined) endRefused(socket, writer.problemMessage(refused))
   // Earlier requests are answered; the last of them ends the connection.
   else if (last.req.isHere) last.shouldKeepAlive = false
-  // The unreadable body is the last one's, which waits for its turn, or is being answered.
+  // The body that cannot be read belongs to the last request. If that waits for its turn, it is refused then.
   else if (answers.length > 1) last.req.refusal = refused
   else {
     if (!last.headersSent) socket.end(writer.problemMessage(refused))

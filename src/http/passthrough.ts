@@ -153,7 +153,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     response.writeHead(status, reason, withProxyHeaders(kept, this.#passage.proxyHeaders))
     this.#begun = true
     if (!hasContent(response, status)) this.#end(null)
-    // Without a body so far, the head leaves alone at the end of this turn.
+    // If no body arrives in this turn, the head is sent alone.
     else
       setImmediate(() => {
         if (!this.#ended && !this.#headLeft) this.#leave()
@@ -174,7 +174,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     if (response.write(chunk) || this.#isFull) return
     this.#isFull = true
     this.#controller?.pause()
-    // It holds an upstream connection, so an occasional byte is not enough.
+    // A slow reader holds an upstream connection, so an occasional byte is not enough.
     const timer = setTimeout(() => breakOff(response), this.#options.idleTimeout)
     const stop = (): void => clearTimeout(timer)
     response.once('close', stop)
@@ -238,7 +238,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
  */
 function endIdleUpload(response: StreamResponse, { idleTimeout, writer }: PassthroughOptions): void {
   const { req: request } = response
-  // Taken here: undici takes it away from a request whose body it gave up.
+  // Kept here: undici removes `socket` from a request whose body it gave up on.
   const { socket } = request
   let heard = socket.bytesRead
   const timer = setInterval(() => {

@@ -29,7 +29,7 @@ export class PlainConnection {
   /** When it was accepted, or last answered. */
   #since: Millis
   #isNew = true
-  /** Bytes that Node's parser gets first, as soon as it may. */
+  /** Bytes for Node's parser, until the connection is handed over. */
   #others: Buffer[] = []
 
   constructor(socket: Socket, host: PlainHost) {
@@ -57,8 +57,8 @@ export class PlainConnection {
   }
 
   /**
-   * Also behind an unanswered request: the rest waits for its turn in the host. Not before the stream requests more data in the next tick:
-   * it would keep reading, into a paused parser, where Node has stopped.
+   * Hands the connection to Node, even behind an unanswered request: the host makes what follows wait. It takes two ticks, because the
+   * stream asks for more data in the next one: handed over before that, it would keep reading into a paused parser.
    */
   #handOver(bytes: Buffer): void {
     this.#others.push(bytes)
@@ -70,10 +70,10 @@ export class PlainConnection {
     if (socket.destroyed) return
     socket.off('data', this.#read).off('end', this.#ended).off('error', ignore)
     this.#host.handOver(this)
-    // This object lives as long as the connection.
+    // Emptied, since this object lives as long as the connection.
     const others = this.#others
     this.#others = []
-    // Not pushed back into the stream, which would also ask for more.
+    // `unshift` would also make the stream ask for more.
     for (const bytes of others) socket.emit('data', bytes)
   }
 
@@ -85,13 +85,13 @@ export class PlainConnection {
     this.#host.answered(response)
   }
 
-  /** As in Node: a client that ends its side gets no more. */
+  /** As in Node: a client that ends its side gets no further answer. */
   readonly #ended = (): void => void this.socket.end()
 
   readonly #drained = (): void => this.#response?.drained()
 }
 
-/** The connection closes by itself. */
+/** After an error the connection closes by itself. */
 function ignore(): void {}
 
 const { maxHeaderSize } = process.getBuiltinModule('node:http')

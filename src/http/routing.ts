@@ -75,13 +75,13 @@ export class Routing {
     const way = this.wayOf(request, target)
     const policy = this.hasUploads && isUpload(way, request) ? OTHER.upload : policyOf(way)
     request.arrival = { target, way, policy }
-    // http-proxy would refuse or change some paths, and forwards none of them.
+    // http-proxy would refuse or change some paths. It needs none: the request is forwarded by its `Arrival`.
     if (policy === OTHER.upload) return '/'
     const route = 'route' in way ? way.route : null
     return routerUrl(route === null ? target.path : comparedPath(route.match, target), target.query)
   }
 
-  /** Holds find-my-way to the route that was chosen. */
+  /** Makes find-my-way return the route that was chosen. */
   readonly constraint = {
     name: 'policy',
     storage: () => new Map(),

@@ -29,7 +29,7 @@ export interface ServerOptions {
   readonly onBug: (error: unknown) => void
 }
 
-/** What `serverFactory` returns: everything of the traffic listener that is no request for Fastify. */
+/** The server for `serverFactory`. It also handles what never reaches Fastify: upgrades, `CONNECT` and expectations. */
 export function trafficServer(
   options: ServerOptions,
   handler: (request: TrafficRequest, response: TrafficResponse) => void,
@@ -43,7 +43,7 @@ export function trafficServer(
       requestTimeout: 0,
       headersTimeout: HEAD_TIMEOUT,
       keepAliveTimeout: KEEP_ALIVE,
-      // Behind an unanswered request a handshake is an ordinary GET: its answer must not overtake.
+      // Behind an unanswered request a handshake is an ordinary GET: its answer must not overtake the one before.
       shouldUpgradeCallback: (request) => isWebSocket(request) && answersOn(request.socket).length === 0,
       // `refuseHead` does this, as a problem document.
       requireHostHeader: false,
@@ -54,7 +54,7 @@ export function trafficServer(
   // Unlimited: Node would silently drop lines after the 2000th, framing and keys included.
   server.maxHeadersCount = 0
   server.on('checkContinue', (request: StreamRequest, response: StreamResponse) => {
-    // Otherwise the refusal is the answer.
+    // If the head is refused, the client gets the refusal instead of `100 Continue`.
     if (refuseHead(request) === null) response.writeContinue()
     server.emit('request', request, response)
   })
@@ -81,11 +81,11 @@ export function trafficServer(
     const refuse = (): void => endRefused(socket, writer.problemMessage(malformed(501, 'the method CONNECT')))
     const last = answersOn(socket).at(-1)
     if (last === undefined) return refuse()
-    // Node has released the connection: nobody else reads it, or tells its answers that it has room.
+    // Node has let go of the connection, so nothing else reads it or passes `drain` on to its answers.
     socket.on('drain', () => answersOn(socket)[0]?.emit('drain'))
     socket.resume()
     last.once('close', () => {
-      // Unless the answer was the last of its connection.
+      // Not writable if that answer closed the connection.
       if (socket.writable) refuse()
     })
   })

@@ -134,7 +134,7 @@ export class Traffic {
     const writer = this.#writer
     const uploads = this.#uploads
     const routing = new Routing(config, { host: upstream.host, loop }, onNearMiss, uploads !== null)
-    // Each instance adds one.
+    // Each Fastify instance adds a listener to the shared server.
     this.server.removeAllListeners('clientError')
     const app = fastify({
       serverFactory: () => this.server,
@@ -192,11 +192,11 @@ export class Traffic {
     app.setNotFoundHandler((request, reply) => {
       const raw = requestOf(request)
       if (raw.arrival?.way.kind === 'refuse') throw new Refused(noRoute(raw))
-      // Otherwise the router has missed a route: nothing protected may pass by that.
+      // Otherwise the router has missed a route: the request must not pass unprotected.
       if (raw.arrival?.policy !== OTHER.unmatched) throw new Error(`no route takes ${raw.arrival?.policy}`)
       return passUnmatched.call(app, request, reply)
     })
-    // The rest of the lifecycle has parsers of its own.
+    // Plugins with routes install their own parsers.
     app.addHook('preParsing', function (request, reply, payload, done) {
       if (request.is404) takeAnyType.call(this, request, reply, payload, done)
       else done(null, payload)

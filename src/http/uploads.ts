@@ -26,7 +26,7 @@ export async function uploads(
       ;(body as Uploading)[kStream]?.()
       return true
     }
-    // The connections are not this application's.
+    // The upstream's connections outlive this application.
     override async close(): Promise<void> {}
     override async destroy(): Promise<void> {}
   }

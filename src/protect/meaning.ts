@@ -7,8 +7,8 @@ import { readableBody } from '../runtime/coding.ts'
 import { inSteps, type Soon } from '../runtime/scheduling.ts'
 
 /**
- * {@link outcomeOf} a complete answer. Where the route's `outcomes` look into its body, that is decoded and read first; what was not kept,
- * decodes to more than `limits.response` bytes or is no JSON matches no condition (contract §15).
+ * {@link outcomeOf} for a complete answer. If the route's `outcomes` look into the body, it is decoded and read first. A body that was
+ * not kept, decodes to more than `limits.response` bytes or is not JSON matches no condition.
  */
 export function meaningOf(
   route: RoutePolicy,

@@ -96,14 +96,14 @@ export function hashOf(text: string, seed = 0x811c9dc5): number {
   return hash >>> 0
 }
 
-/** A session or a token is renewed well within this time of the first attempt, and a retry comes within it. */
+/** Sessions and tokens are renewed, and retries arrive, well within this time of the first attempt. */
 const SAME_KEY: Millis = 600_000
-/** One for each number of 16 bits. A table of 768 KiB: ten minutes of a hundred executions a second. */
+/** A table of 768 KiB, indexed by 16 bits: room for ten minutes of a hundred executions a second. */
 const SLOTS = 65_536
 
 /**
  * Detects a key that comes with the same operation from another caller: what identifies the caller may change between retries, which then
- * execute again (contract §15). Only a hint, from this replica's latest executions, by 48 bits of key and operation.
+ * execute again (docs/keys.md). Only a hint, from this replica's latest executions, by 48 bits of key and operation.
  */
 export class CallerChanges {
   /** Per slot: the rest of the operation, the caller, and the second of the execution. */

@@ -9,7 +9,10 @@ import type { Settler } from './settler.ts'
 
 /** Concurrent requests to the store: enough to keep it busy, few enough for others to get through. */
 const TOGETHER = 256
-/** Pause before a retry: a tenth of the time it has taken so far, within these. Short while a grace may last, sparing a store that is full. */
+/**
+ * Bounds of the pause before a retry, a tenth of the time taken so far: short while a grace may last, longer to spare a store that is
+ * full.
+ */
 const RETRY: Millis = 100
 const RETRY_MOST: Millis = 2000
 const MOST_DECISIONS = 1000

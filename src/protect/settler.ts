@@ -27,14 +27,14 @@ import type { Execution, Observer, Unclaimed } from './request.ts'
 
 /** Pauses between retries of a write that the store did not accept. */
 const RETRY_FIRST: Millis = 100
-/** If it refuses them, such as a full one, which is asked for each. */
+/** The pause if the store refuses writes, for example because it is full: each one is tried. */
 const RETRY_REFUSED: Millis = 5_000
-/** If it is not reached: one write in each round. It may be back before the breaker has opened, which would tell. */
+/** The pause if it cannot be reached: one write per round. It may be back before the breaker has opened, and then nothing reports that. */
 const RETRY_UNREACHED: Millis = 500
 /** About 1 KiB each without bodies, which are counted in `limits.buffered`. */
 const MAX_HELD = 10_000
 const BYTES_WITHOUT_BODY = 1024
-/** Many more than claims that wait for their replies. */
+/** Far more than there are claims waiting for a reply. */
 const MAX_LATELY = 1000
 /**
  * How long an answer waits for its outcome to reach the disk: much longer than a healthy disk needs, but no longer than a hanging store

@@ -18,7 +18,7 @@ import { AnswerRefused } from './response-parser.ts'
 
 type Controller = Dispatcher.DispatchController
 
-/** Any of undici's. What only ours can is left out by others. */
+/** Any undici dispatcher; the optional members are implemented only by ours. */
 export interface UpstreamDispatcher extends Dispatcher {
   dispatch(options: Http1DispatchOptions, handler: Dispatcher.DispatchHandler): boolean
   /** Forgets a request that still waits for a connection. */
@@ -61,7 +61,7 @@ export function forwarder(dispatcher: UpstreamDispatcher, limits: ForwardLimits)
     })
 }
 
-/** Media types that are read while they are made (contract §15). */
+/** Media types that clients read while they are sent (contract §7). */
 const STREAMED =
   /^(?:text\/event-stream|application\/(?:(?:x-)?ndjson|jsonl|x-jsonlines|json-seq|stream\+json|grpc[^;\s]*|connect\+[^;\s]*)|multipart\/x-mixed-replace)\s*(?:;|$)/i
 
@@ -107,7 +107,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
     this.#resolve = resolve
     const timeout = limits.timeout()
     if (Number.isFinite(timeout))
-      // A process that stood still first reads what came meanwhile.
+      // After a pause of the process, first read what arrived during it.
       this.#timer = setTimeout(() => setImmediate(() => this.#timeout(timeout)), timeout)
   }
 

@@ -1,11 +1,11 @@
 import type { Millis } from '../core/record.ts'
 
-/** A connection that ends sooner meets a restart, or has carried its number of requests: no server's idle timeout is that short. */
+/** A connection that ends sooner was closed by a restart or a limit on requests per connection: no idle timeout is that short. */
 const SHORTEST: Millis = 20
 /** How long an observation counts: a restarted upstream also closes connections early. */
 const REMEMBERED: Millis = 600_000
 
-/** How one upstream treats connections, as far as it was seen; for all clients of it. */
+/** How one upstream has been seen to treat connections; shared by all clients of it. */
 export class Habits {
   /** It once sent bytes that answered no request. */
   sendsUnasked = false

@@ -1,15 +1,54 @@
+import type { IncomingHttpHeaders } from 'node:http'
+import { connect, type NetConnectOpts, type Socket } from 'node:net'
+import type { Readable } from 'node:stream'
+import type { ConnectionOptions } from 'node:tls'
 import type { Dispatcher as UndiciDispatcher } from 'undici'
 import errors from 'undici/lib/core/errors.js'
 import Dispatcher from 'undici/lib/dispatcher/dispatcher.js'
+import WrapHandler from 'undici/lib/handler/wrap-handler.js'
 import type { Millis } from '../core/record.ts'
-import { type Http1Options, UpstreamConnection } from './http1-connection.ts'
-import { type Http1DispatchOptions, Http1Request } from './http1-request.ts'
+import type { Habits } from './habits.ts'
+import { expectsContent, headersOf, messageOf } from './request-head.ts'
+import { type AnswerParts, type Following, ResponseParser } from './response-parser.ts'
 
 type Handler = UndiciDispatcher.DispatchHandler
 
+/** Options with undici's names mean what they do there. */
+export interface Http1Options {
+  /** Where to connect: host and port, or the path of a socket. */
+  readonly to: { readonly host: string; readonly port: number } | { readonly path: string }
+  /** Null: no TLS. With it, certificates are verified. Asked for each connection. */
+  readonly tls: () => ConnectionOptions | null
+  /** The `Host` of requests without one. */
+  readonly host: string
+  readonly connectTimeout: Millis
+  readonly connections: number
+  readonly habits: Habits
+  /** Bytes of a response's head; asked for each. */
+  readonly maxHeaderSize: () => number
+}
+
+/** Members that undici's own dispatchers ignore are options of this client. */
+export interface Http1DispatchOptions extends UndiciDispatcher.DispatchOptions {
+  /** `raw`: the handler is given `controller.rawHeaders` and `rawTrailers` only, in place of objects made from them. */
+  readonly responseHeaders?: 'raw' | null
+}
+
+/** Whoever closes a connection this soon after a request had most likely closed it before. */
+const AT_ONCE: Millis = 1000
+
+/** How long the rest of a request may take to leave after its answer. */
+const ENDING: Millis = 4000
+
+/** undici's own. */
+const USUAL_TIMEOUT: Millis = 300_000
+
+/** Requests up to this size are written as one string, for which libuv needs no extra memory. */
+const ONE_STRING = 16 * 1024
+
 /**
  * An undici dispatcher for HTTP/1.1 to one upstream, over TCP, TLS or a unix socket: one request at a time per connection, never pipelined, never sent
- * twice. A connection is reused only if nothing can follow the answer on it (contract §15). Between an answer and the next request the event loop polls
+ * twice. A connection is reused only if nothing can follow the answer on it (contract §3). Between an answer and the next request the event loop polls
  * for input at least once: bytes or a close after an answer must not be taken for the next answer (undici's GHSA-35p6-xmwp-9g52).
  *
  * `onRequestStart` is called right before the first byte is written, on a connected (and, with TLS, authenticated) socket; a handler that aborts there
@@ -84,7 +123,7 @@ export class Http1Client extends Dispatcher {
     if (this.#open.length === 0) this.#over.resolve()
   }
 
-  /** From now on; what is busy beyond it is closed once it carries nothing. */
+  /** Applies from now on; busy connections beyond it are closed once they are idle. */
   resize(connections: number): void {
     this.#connections = connections
     for (let surplus = this.#open.length - connections; surplus > 0; surplus--)
@@ -132,7 +171,7 @@ export class Http1Client extends Dispatcher {
     if (time >= this.#timerAt) return
     if (this.#timer !== null) clearTimeout(this.#timer)
     this.#timerAt = time
-    // A process that stood still first reads what came meanwhile.
+    // After a pause of the process, first read what arrived during it.
     this.#timer = setTimeout(() => setImmediate(this.#look), time - now).unref()
   }
 
@@ -171,5 +210,394 @@ export class Http1Client extends Dispatcher {
     if (this.#queue.length <= this.#resting.length || this.#open.length >= this.#connections) return false
     this.#open.push(new UpstreamConnection(this, this.#queue.shift() as Http1Request))
     return true
+  }
+}
+
+/** A request, and undici's controller of it. Calls for one that is over do nothing. */
+class Http1Request implements UndiciDispatcher.DispatchController {
+  readonly options: Http1DispatchOptions
+  readonly handler: Handler
+  /** The connection that carries it, once it has begun. */
+  connection: UpstreamConnection | null = null
+  paused = false
+  aborted = false
+  reason: Error | null = null
+  rawHeaders: string[] | null = null
+  rawTrailers: string[] | null = null
+  /** The answer is complete, and no socket holds any of the body. */
+  isTaken = false
+
+  readonly #isRaw: boolean
+
+  constructor(options: Http1DispatchOptions, handler: Handler) {
+    this.options = options
+    this.handler = WrapHandler.wrap(handler)
+    // undici's wrapper of an old handler needs the object of headers.
+    this.#isRaw = options.responseHeaders === 'raw' && this.handler === handler
+  }
+
+  abort(reason: Error): void {
+    if (this.connection !== null) this.connection.destroy(reason)
+    // In `onRequestStart`.
+    else if (this.rawTrailers === null) this.fail(reason)
+  }
+
+  pause(): void {
+    this.paused = true
+    this.connection?.pause()
+  }
+
+  resume(): void {
+    if (!this.paused) return
+    this.paused = false
+    this.connection?.resume()
+  }
+
+  begins(): boolean {
+    try {
+      this.handler.onRequestStart?.(this, undefined)
+    } catch (error) {
+      this.fail(error as Error)
+    }
+    return !this.aborted
+  }
+
+  headed(status: number, reason: string, lines: string[]): void {
+    this.rawHeaders = lines
+    this.handler.onResponseStart?.(this, status, this.#read(lines), reason)
+  }
+
+  ended(trailers: string[]): void {
+    this.rawTrailers = trailers
+    try {
+      this.handler.onResponseEnd?.(this, this.#read(trailers))
+    } catch (error) {
+      this.fail(error as Error)
+    }
+  }
+
+  fail(error: Error): void {
+    if (this.aborted) return
+    this.aborted = true
+    this.reason = error
+    this.connection = null
+    this.handler.onResponseError?.(this, error)
+  }
+
+  #read(lines: string[]): IncomingHttpHeaders {
+    return this.#isRaw ? NONE : headersOf(lines)
+  }
+}
+
+const NONE: IncomingHttpHeaders = Object.freeze({})
+
+/** Shared read buffer: everything is copied out of it before the next read. */
+const READ = Buffer.allocUnsafeSlow(64 * 1024)
+
+type ConnectionPhase = 'connecting' | 'head' | 'body' | 'idle' | 'ending' | 'over'
+
+/** One connection, with the request that it carries. */
+class UpstreamConnection implements AnswerParts {
+  readonly #client: Http1Client
+  readonly #socket: Socket
+  readonly #parser: ResponseParser
+  readonly #generation: number
+  #request: Http1Request | null
+  #phase: ConnectionPhase = 'connecting'
+  /** Whether it may carry another request after this one. */
+  #reusable = true
+  /** Stops the body, if it is a stream that has not ended. */
+  #upload: (() => void) | null = null
+  /** How its last answer ended. */
+  #following: Following = 'explicit'
+  /** How long it had been idle before this request, until a byte of the answer has come; null: not at all. */
+  #rested: Millis | null = null
+  /** When the awaited peer was last heard, and how long to wait; 0: forever. */
+  #since: Millis
+  #patience: Millis
+
+  constructor(client: Http1Client, request: Http1Request) {
+    this.#client = client
+    this.#generation = client.generation
+    this.#request = request
+    this.#parser = new ResponseParser(this, client.options.maxHeaderSize)
+    const { to, connectTimeout } = client.options
+    const tls = client.options.tls()
+    const read = (bytes: number): boolean => this.#read(bytes)
+    const options = {
+      ...to,
+      noDelay: true,
+      keepAlive: true,
+      keepAliveInitialDelay: 60_000,
+      onread: { buffer: READ, callback: read },
+    } as NetConnectOpts
+    this.#socket = (tls === null ? connect(options) : this.#secured({ ...options, ...tls }))
+      .on(tls === null ? 'connect' : 'secureConnect', () => this.#connected())
+      .on('end', () => this.#ended())
+      .on('error', (error) => this.#closedBy(error))
+      .on('close', () => this.#closed())
+    this.#since = performance.now()
+    this.#patience = connectTimeout
+    this.#wake()
+  }
+
+  begin(request: Http1Request): void {
+    const { options } = request
+    const { method } = options
+    let message: { readonly head: string; readonly body: Uint8Array | Readable; readonly length: number }
+    try {
+      message = messageOf(options, this.#client.options.host)
+    } catch (error) {
+      // Nothing was sent.
+      this.#free()
+      return request.fail(error as Error)
+    }
+    const { head, body, length } = message
+    this.#request = request
+    if (!request.begins()) return this.#free()
+    request.connection = this
+    const now = performance.now()
+    this.#rested = this.#phase === 'idle' ? now - this.#since : null
+    this.#phase = 'head'
+    this.#reusable = method !== 'HEAD' && (length === 0 || expectsContent(method))
+    this.#parser.expect(method)
+    this.#since = now
+    this.#patience = options.headersTimeout ?? USUAL_TIMEOUT
+    this.#wake()
+    const socket = this.#socket
+    if (!(body instanceof Uint8Array)) {
+      socket.write(head, 'latin1')
+      this.#stream(body, length)
+    } else if (length === 0) socket.write(head, 'latin1')
+    else if (body instanceof Buffer && length + head.length <= ONE_STRING)
+      socket.write(head + body.toString('latin1'), 'latin1')
+    else {
+      socket.cork()
+      socket.write(head, 'latin1')
+      socket.write(body)
+      socket.uncork()
+    }
+  }
+
+  /** Writes the body as fast as the upstream takes it. `length`: as announced; infinite: in chunks. */
+  #stream(body: Readable, length: number): void {
+    const socket = this.#socket
+    const isChunked = length === Number.POSITIVE_INFINITY
+    let left = length
+    const onData = (chunk: Buffer): void => {
+      left -= chunk.length
+      if (left < 0) return onBroken(new errors.RequestContentLengthMismatchError())
+      // An empty chunk would be the last.
+      if (chunk.length === 0) return
+      this.#heard()
+      if (isChunked) {
+        socket.cork()
+        socket.write(`${chunk.length.toString(16)}\r\n`, 'latin1')
+        socket.write(chunk)
+        socket.write('\r\n', 'latin1')
+        socket.uncork()
+      } else socket.write(chunk)
+      if (socket.writableNeedDrain) body.pause()
+    }
+    const onEnd = (): void => {
+      if (!isChunked && left > 0) return onBroken(new errors.RequestContentLengthMismatchError())
+      this.#stopUpload()
+      this.#heard()
+      if (isChunked) socket.write('0\r\n\r\n', 'latin1')
+    }
+    const onBroken = (error?: Error | null): void =>
+      this.destroy(error ?? new errors.RequestAbortedError('the body of the request broke off'))
+    const onDrain = (): void => void body.resume()
+    this.#upload = () => {
+      body.off('data', onData).off('end', onEnd).off('error', onBroken).off('close', onBroken)
+      socket.off('drain', onDrain)
+    }
+    socket.on('drain', onDrain)
+    if (body.readableEnded) onEnd()
+    else if (body.destroyed) onBroken(body.errored)
+    else body.on('end', onEnd).on('error', onBroken).on('close', onBroken).on('data', onData)
+  }
+
+  #stopUpload(): void {
+    this.#upload?.()
+    this.#upload = null
+  }
+
+  /** More of the request has left: the time for an answer begins again. */
+  #heard(): void {
+    if (this.#phase === 'head') this.#since = performance.now()
+  }
+
+  isOverdue(now: Millis): boolean {
+    return now >= this.#since + this.#patience
+  }
+
+  distrust(): void {
+    if (this.#following !== 'explicit') this.destroy(null)
+  }
+
+  /** Ends the connection and its request with this error; null: it has none. */
+  destroy(error: Error | null): void {
+    if (this.#phase === 'over') return
+    if (this.#phase === 'idle') this.#client.lost(this)
+    this.#phase = 'over'
+    this.#parser.stop()
+    this.#stopUpload()
+    const request = this.#request
+    this.#request = null
+    this.#socket.destroy()
+    if (error !== null) request?.fail(error)
+  }
+
+  pause(): void {
+    this.#socket.pause()
+  }
+
+  resume(): void {
+    this.#since = performance.now()
+    this.#wake()
+    this.#socket.resume()
+  }
+
+  onInterim(): void {
+    this.#since = performance.now()
+  }
+
+  onHead(status: number, reason: string, lines: string[]): void {
+    const request = this.#request as Http1Request
+    this.#phase = 'body'
+    this.#since = performance.now()
+    this.#patience = request.options.bodyTimeout ?? USUAL_TIMEOUT
+    this.#wake()
+    request.headed(status, reason, lines)
+  }
+
+  onBody(bytes: Buffer, from: number, to: number): void {
+    const request = this.#request
+    request?.handler.onResponseData?.(request, bytes.subarray(from, to))
+  }
+
+  onUnasked(): void {
+    this.#client.unasked()
+  }
+
+  onComplete(trailers: string[], following: Following): void {
+    const request = this.#request as Http1Request
+    this.#request = null
+    request.connection = null
+    const isSent = this.#upload === null
+    request.isTaken = isSent && this.#socket.writableLength === 0
+    this.#following = this.#reusable && isSent ? following : 'nothing'
+    const isTrusted = following === 'explicit' || !this.#client.options.habits.sendsUnasked
+    // Paused by the last bytes of the answer: without reading, a close would go unnoticed.
+    if (request.paused) this.#socket.resume()
+    if (this.#following !== 'nothing' && isTrusted) this.#keep()
+    else this.destroy(null)
+    request.ended(trailers)
+  }
+
+  /** Aborts what has waited too long; returns when to check again. */
+  look(now: Millis): Millis {
+    if (this.#phase === 'over' || this.#patience === 0 || this.#request?.paused)
+      return Number.POSITIVE_INFINITY
+    // The upstream waits for the client.
+    if (this.#upload !== null && this.#phase === 'head' && !this.#socket.writableNeedDrain) this.#since = now
+    const due = this.#since + this.#patience
+    if (now < due) return due
+    const within = `within ${this.#patience} ms`
+    if (this.#phase === 'idle' || this.#phase === 'ending') this.destroy(null)
+    else if (this.#phase === 'connecting')
+      this.destroy(new errors.ConnectTimeoutError(`no connection ${within}`))
+    else if (this.#phase === 'head')
+      this.destroy(new errors.HeadersTimeoutError(`no head of an answer ${within}`))
+    else this.destroy(new errors.BodyTimeoutError(`no further byte of the answer ${within}`))
+    return Number.POSITIVE_INFINITY
+  }
+
+  #wake(): void {
+    if (this.#patience > 0) this.#client.wakeAt(this.#since + this.#patience, this.#since)
+  }
+
+  #secured(options: ConnectionOptions): Socket {
+    const client = this.#client
+    // `node:tls` adds to the start, and is not needed without it.
+    return process
+      .getBuiltinModule('node:tls')
+      .connect({
+        ALPNProtocols: ['http/1.1'],
+        ...options,
+        ...(client.session && { session: client.session }),
+      })
+      .on('session', (session) => {
+        if (this.#generation === client.generation) client.session = session
+      })
+  }
+
+  #connected(): void {
+    if (this.#phase === 'connecting') this.begin(this.#request as Http1Request)
+  }
+
+  /** True: read on. */
+  #read(length: number): boolean {
+    if (this.#request === null) {
+      // Bytes for an aborted request: TLS still delivers what it has decrypted.
+      if (this.#phase === 'over') return false
+      // Unasked bytes must not be taken for the answer to the next request.
+      this.destroy(null)
+      this.#client.unasked()
+      return true
+    }
+    this.#rested = null
+    if (this.#phase === 'body') this.#since = performance.now()
+    try {
+      this.#parser.execute(READ, length)
+    } catch (error) {
+      this.destroy(error as Error)
+    }
+    return !this.#request?.paused
+  }
+
+  #ended(): void {
+    const isConnecting = this.#phase === 'connecting'
+    if (this.#request === null || (!isConnecting && this.#parser.finish())) this.#closedBy(null)
+    else this.#closedBy(new Error('the upstream closed the connection'))
+  }
+
+  #closed(): void {
+    this.#closedBy(new Error('the connection to the upstream was closed'))
+    this.#client.gone(this)
+  }
+
+  /** The upstream ended it, or the network did. */
+  #closedBy(error: Error | null): void {
+    const now = performance.now()
+    const { habits } = this.#client.options
+    if (this.#phase === 'idle') habits.closedAfter(now - this.#since)
+    else if (this.#phase === 'head' && this.#rested !== null && now - this.#since < AT_ONCE)
+      habits.closedAfter(this.#rested)
+    this.destroy(error)
+  }
+
+  /** The request it was opened for did not begin. */
+  #free(): void {
+    this.#request = null
+    if (this.#phase !== 'over') this.#keep()
+  }
+
+  #keep(): void {
+    this.#since = performance.now()
+    // An answer that arrived before the whole request was sent: the server gets the rest, and no further request.
+    if (this.#socket.writableLength > 0) {
+      this.#phase = 'ending'
+      this.#patience = ENDING
+      this.#socket.end()
+      return this.#wake()
+    }
+    const isFormer = this.#generation !== this.#client.generation
+    this.#patience = isFormer ? 0 : this.#client.options.habits.keepFor(this.#parser.keepAlive)
+    if (this.#patience <= 0) return this.destroy(null)
+    this.#phase = 'idle'
+    this.#wake()
+    this.#client.idle(this)
   }
 }

@@ -17,9 +17,9 @@ export interface Upstream {
   readonly address: { readonly host: string; readonly port: number } | { readonly socketPath: string }
   /** For new connections. */
   readonly tls: TlsMaterial & { readonly servername?: string }
-  /** Changes the most connections that it may have. */
+  /** Changes the maximum number of connections. */
   resize(connections: number): void
-  /** Uses other certificates from now on: no further request begins on a connection made with the ones before. */
+  /** Uses other certificates from now on: no further request begins on a connection made with the previous ones. */
   renew(material: TlsMaterial): void
   close(): Promise<void>
 }

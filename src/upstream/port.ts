@@ -10,7 +10,7 @@ export interface UpstreamRequest {
   readonly body: Buffer
   /** Largest response body that is buffered; more is streamed live. */
   readonly responseLimit: number
-  /** Whether the answer is passed on while it is made: `auto`, the default, by its media type (contract §15). */
+  /** Whether the answer is streamed as it arrives; `auto`, the default: by its media type (contract §7). */
   readonly stream?: 'auto' | 'always' | 'never'
   /** Keeps a stream of at most `responseLimit` bytes, too: {@link LiveResponse.kept}. */
   readonly keepsStream?: boolean

@@ -34,15 +34,15 @@ const TRAILERS = 7
 /** Most heads end within this, so only this much is first converted to a string. */
 const USUAL_HEAD = 2048
 
-/** RFC 9112 §4 and §5, to the letter. The reason is checked by who writes it. */
+/** A head exactly as RFC 9112 §4 and §5 have it. The reason phrase is checked where it is written. */
 const PLAIN_HEAD = new RegExp(
   String.raw`^HTTP/1\.[01] [1-9]\d\d(?: [^\r\n]*)?(?:\r\n${TOKEN}:[\t\x20-\x7e\x80-\xff]*)*$`,
 )
-/** As nginx and curl read it: several spaces. */
+/** As nginx and curl read it: several spaces are allowed. */
 const STATUS_LINE = /^HTTP\/1\.[01] +[1-9]\d\d(?: [^\r\n]*)?$/
 /** The end of a line and an empty one; a recipient may take a lone LF for a line's end (RFC 9112 §2.2). */
 const BLOCK_END = /\n\r?\n/g
-/** RFC 9112 §7.1, with the white space of old senders, and extensions that are not looked at. */
+/** RFC 9112 §7.1, with the white space that old senders add. Extensions are ignored. */
 const CHUNK_LINE = /^([0-9A-Fa-f]{1,16})(?:[\t ;][^\r\n]*)?\r?\n$/
 const PLAIN_CHUNK_LINE = /^[0-9A-Fa-f]+\r\n$/
 const CHUNK_LINE_BEGUN = /^(?:[0-9A-Fa-f]{0,16}|[0-9A-Fa-f]{1,16}(?:[\t ;][^\r\n]*)?\r?)$/
@@ -70,7 +70,7 @@ export class ResponseParser {
   /** Bytes left of the body, or of its chunk. */
   #remaining = 0
   #following: Following = 'nothing'
-  /** Whether its lines have been as RFC 9112 has them. */
+  /** Whether the answer so far follows RFC 9112 exactly. */
   #isPlain = true
   /** `Keep-Alive` of the latest answer; null: none. */
   keepAlive: string | null = null
@@ -133,7 +133,7 @@ export class ResponseParser {
           at = this.#trailers(bytes, at, end)
           break
         default:
-          // The end of the answer was reported with the following bytes in mind.
+          // The answer has ended; `onUnasked` has reported the bytes that follow it.
           return
       }
     }
@@ -157,7 +157,7 @@ export class ResponseParser {
       const text = bytes.toString('latin1', at, Math.min(end, at + USUAL_HEAD))
       const close = text.indexOf('\r\n\r\n')
       const head = text.slice(0, close)
-      // Within the expression there is no other end.
+      // A head that matches has no bare LF, so it cannot have ended earlier.
       if (close >= 0 && close + 4 <= this.#mostHead() && PLAIN_HEAD.test(head)) {
         const next = at + close + 4
         this.#headed(head, next === end)
@@ -191,7 +191,7 @@ export class ResponseParser {
     return { block: text.slice(0, found.index).replace(/\r$/, ''), next: at + size - held }
   }
 
-  /** The head as in {@link PLAIN_HEAD}, without lines that no header can be called. */
+  /** Rewrites a head into the form of {@link PLAIN_HEAD}, without lines whose name is no token. */
   #tidied(head: string): string {
     this.#isPlain = false
     const [statusLine = '', ...lines] = splitLines(head)
@@ -201,7 +201,7 @@ export class ResponseParser {
       )
     const kept = lines.filter((line, n) => {
       const colon = line.indexOf(':')
-      // A folded line among them, and white space before the colon (RFC 9112 §5).
+      // Also refuses folded lines and white space before the colon (RFC 9112 §5).
       if (!/^[^\0-\x20\x7f:]+:/.test(line))
         throw new AnswerRefused(`header line ${n + 1} of the response is malformed`)
       if (!isFieldValue(line.slice(colon + 1)))

@@ -12,10 +12,10 @@ export function withFixes<S extends Socket>(socket: S): S {
  * undici to refuse. It looks only at the beginning of an answer, which it knows from undici's own report of a request being written.
  */
 
-/** With line ends that the parser accepts: it refuses heads with others. */
+/** Only CRLF, since undici's parser refuses heads with other line ends. */
 const INTERIM = /^HTTP\/1\.[01] 1(?!01)\d\d(?: [^\r\n]*)?\r\n(?:[^\r\n]+\r\n)*\r\n/
 const INTERIM_BEGUN = /^(?:H|HT|HTT|HTTP|HTTP\/1?|HTTP\/1\.[01]?|HTTP\/1\.[01] (?:1(?!01).*)?)$/s
-/** An interim head beyond this is not one. */
+/** Longer heads are not treated as interim answers. */
 const MAX_HEAD = 16 * 1024
 
 const kFilter = Symbol('interim filter')

@@ -26,10 +26,10 @@ export class UndiciClient extends Dispatcher {
         ...options,
         // undici must never repeat it, whatever the method.
         idempotent: false,
-        // False would also keep what undici closes of itself, as after HEAD.
+        // Null, not false: false would keep even connections that undici closes by itself, as after HEAD.
         reset:
           this.#keepAlive() <= 0 || (typeof body === 'object' && body !== null && 'pipe' in body) || null,
-        // One for all: undici would take each client's `Host` for the name in the upstream's certificate.
+        // Set, because undici would otherwise expect each client's `Host` in the upstream's certificate.
         servername: this.#options.host,
       } as Dispatcher.DispatchOptions,
       new Carried(handler, this.#options.maxHeaderSize),
@@ -40,7 +40,7 @@ export class UndiciClient extends Dispatcher {
   renew(): void {
     const before = this.#pool
     this.#pool = this.#open()
-    // It answers what it has.
+    // The former pool finishes the requests that it has.
     this.#former.add(before)
     void before.close().then(() => this.#former.delete(before))
   }
