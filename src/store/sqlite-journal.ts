@@ -20,16 +20,7 @@ export const CREATE_JOURNAL = `
 `
 /** Bytes for the lengths of an id and a record. */
 const LENGTHS = 5
-const FIRST_SLOTS = 256
-/** More than the journal normally holds, so that it need not grow and leave garbage. Unused pages take no memory. */
-const FIRST_BYTES = 16 * 1024 * 1024
 const NOTHING = Buffer.alloc(0)
-/** No place in the log. */
-const NONE = -1
-/** Part of an id in {@link Journal.slots}, enough to keep neighbours together. */
-const SORTED_CHARACTERS = 4
-/** More slots than fit into the memory of a log. */
-const MOST_SLOTS = 2 ** 25
 
 /** The journal of one process; in step with the file from {@link Journal.refresh} until the transaction ends. */
 export class Journal {
@@ -40,32 +31,22 @@ export class Journal {
   readonly #lastOfAll: StatementSync
   readonly #insert: StatementSync
   readonly #clear: StatementSync
-  /** All entries in sequence, in reused memory: separate buffers would live long enough to become old garbage. */
-  #log: Buffer
-  #end = 0
-  /** Where the entries of this transaction begin. */
-  #begin = 0
+  /** The newest entry of each id that has a record. */
+  readonly #newest = new Map<string, Buffer>()
+  /** Entries of this transaction that are not in the file yet. */
+  #pending: Buffer[] = []
   #entries = 0
-  /** Where the entries replaced by this transaction began. */
-  #undo: [id: string, before: number][] = []
+  #length = 0
+  /** What this transaction has replaced. */
+  #undo: [id: string, before: Buffer | undefined][] = []
   #isWritten = false
-  /** The slot, a small number, of each id that has a record. Without a record, a slot may pass to another id. */
-  readonly #slots = new Map<string, number>()
-  readonly #free: number[] = []
-  /** By slot: where in {@link #log} the newest entry begins; {@link NONE}: the slot is unused. */
-  #heads = new Int32Array(FIRST_SLOTS).fill(NONE)
-  /** Number of slots assigned. */
-  #count = 0
-  /** One more than the total length of all earlier logs. */
-  #base = 1
   /** The latest row that is in memory. */
   #row = 0
   /** Changes when another connection commits. */
   #version: number | null = null
 
-  constructor(db: DatabaseSync, service: string, room: number = FIRST_BYTES) {
+  constructor(db: DatabaseSync, service: string) {
     this.#service = service
-    this.#log = Buffer.allocUnsafeSlow(room)
     this.#dataVersion = db.prepare('PRAGMA data_version')
     this.#isThere = db.prepare('SELECT 1 FROM journal WHERE row = ?')
     this.#later = db.prepare('SELECT row, entries FROM journal WHERE row > ? AND service = ? ORDER BY row')
@@ -88,214 +69,154 @@ export class Journal {
     this.#version = version
   }
 
-  /** Bytes written since it was last emptied. */
+  /** Entries written since it was last emptied. */
   get entries(): number {
     return this.#entries
   }
 
-  /** Length of all entries. */
+  /** Bytes of all entries. */
   get length(): number {
-    return this.#end
+    return this.#length
   }
 
   /** Number of records. */
   get size(): number {
-    return this.#slots.size
+    return this.#newest.size
   }
 
   has(id: string): boolean {
-    return this.#slots.has(id)
+    return this.#newest.has(id)
   }
 
-  /** Valid until the journal changes; must not be modified. */
+  /** Must not be modified. */
   get(id: string): Buffer | undefined {
-    const slot = this.#slots.get(id)
-    return slot === undefined ? undefined : this.#recordIn(slot)
+    const entry = this.#newest.get(id)
+    return entry && recordIn(entry)
   }
 
-  /** Its records, or those in these states. A state is read in place: a buffer for each of thousands of records takes milliseconds. */
-  *records(states?: readonly State[]): Generator<[slot: number, bytes: Buffer]> {
+  /** Its records, or those in these states. The state is read in place: most records are in another. */
+  *records(states?: readonly State[]): Generator<[id: string, bytes: Buffer]> {
     const codes = states?.map(stateCode)
-    for (let slot = 0; slot < this.#count; slot++) {
-      const head = this.#heads[slot] as number
-      if (head === NONE) continue
-      const state = this.#log[head + LENGTHS + (this.#log[head] as number) + PREFIX.state] as number
-      if (codes === undefined || codes.includes(state)) yield [slot, this.#recordIn(slot)]
-    }
-  }
-
-  /** The id of the record in the slot. */
-  idIn(slot: number): string {
-    const head = this.#heads[slot] as number
-    return this.#log.toString('latin1', head + 1, head + 1 + (this.#log[head] as number))
-  }
-
-  #recordIn(slot: number): Buffer {
-    const head = this.#heads[slot] as number
-    const at = head + LENGTHS + (this.#log[head] as number)
-    return this.#log.subarray(at, at + this.#log.readUInt32BE(at - 4))
+    for (const [id, entry] of this.#newest)
+      if (codes === undefined || codes.includes(entry[LENGTHS + id.length + PREFIX.state] as number))
+        yield [id, recordIn(entry)]
   }
 
   /** False: the record is too large. */
   set(id: string, bytes: Buffer): boolean {
     if (bytes.length > SMALL_RECORD) return false
-    this.#undo.push([id, this.#place(id, this.#enter(id, bytes))])
+    this.#change(id, bytes)
     return true
   }
 
   remove(id: string): void {
-    if (!this.has(id)) return
-    this.#undo.push([id, this.#place(id, NONE)])
-    this.#enter(id, NOTHING)
+    if (this.has(id)) this.#change(id, NOTHING)
   }
 
-  /** Sets where the id's newest entry begins; {@link NONE}: its record is gone. Returns the previous position. */
-  #place(id: string, head: number): number {
-    const existing = this.#slots.get(id)
-    if (existing === undefined) {
-      if (head !== NONE) this.#give(id, head)
-      return NONE
-    }
-    const before = this.#heads[existing] as number
-    this.#heads[existing] = head
-    if (head === NONE) {
-      this.#slots.delete(id)
-      this.#free.push(existing)
-    }
-    return before
+  #change(id: string, bytes: Buffer): void {
+    const entry = Buffer.allocUnsafe(LENGTHS + id.length + bytes.length)
+    entry[0] = id.length
+    entry.write(id, 1, 'latin1')
+    entry.writeUInt32BE(bytes.length, 1 + id.length)
+    bytes.copy(entry, LENGTHS + id.length)
+    this.#undo.push([id, this.#newest.get(id)])
+    this.#pending.push(entry)
+    this.#entries++
+    this.#length += entry.length
+    this.#point(id, bytes.length === 0 ? undefined : entry)
   }
 
-  #give(id: string, head: number): void {
-    const slot = this.#free.pop() ?? this.#count++
-    if (slot === this.#heads.length) {
-      const heads = new Int32Array(2 * slot)
-      heads.set(this.#heads)
-      this.#heads = heads
-    }
-    this.#heads[slot] = head
-    this.#slots.set(id, slot)
+  #point(id: string, entry: Buffer | undefined): void {
+    if (entry === undefined) this.#newest.delete(id)
+    else this.#newest.set(id, entry)
   }
 
   /** Call it before COMMIT. */
   write(): void {
-    if (this.#end === this.#begin) return
-    this.#append(null, this.#log.subarray(this.#begin, this.#end))
-    this.#begin = this.#end
+    if (this.#pending.length > 0) this.#append(null, this.#pending)
   }
 
-  /** The ids of all records, in the order in which `records` is fastest. */
-  slots(): number[] {
-    const sorted = new Float64Array(this.size)
-    let n = 0
-    for (let slot = 0; slot < this.#count; slot++) {
-      const head = this.#heads[slot] as number
-      if (head === NONE) continue
-      const end = head + Math.min(SORTED_CHARACTERS, this.#log[head] as number)
-      let key = 0
-      for (let at = head + 1; at <= head + SORTED_CHARACTERS; at++)
-        key = key * 128 + (at <= end ? (this.#log[at] as number) : 0)
-      sorted[n++] = key * MOST_SLOTS + slot
-    }
-    return Array.from(sorted.sort(), (each) => each % MOST_SLOTS)
+  /** The newest entries in the order of ids, in which `records` is fastest. */
+  sorted(): Entry[] {
+    return Array.from([...this.#newest.keys()].sort(), (id) => [id, this.#newest.get(id) as Buffer])
   }
 
-  /** The record in a slot, and a number that only this entry has while this process runs; null: there is none. */
-  at(slot: number): { readonly id: string; readonly bytes: Buffer; readonly place: number } | null {
-    const head = this.#heads[slot] as number
-    if (slot >= this.#count || head === NONE) return null
-    return { id: this.idIn(slot), bytes: this.#recordIn(slot), place: this.#base + head }
+  /** The records of those entries that are still the newest of their id. */
+  stillIn(entries: readonly Entry[]): [id: string, bytes: Buffer][] {
+    const still = entries.filter(([id, entry]) => this.#newest.get(id) === entry)
+    return still.map(([id, entry]) => [id, recordIn(entry)])
   }
 
-  /** Empties the journal and returns its records in the order of ids. Valid until the journal changes. */
+  /** Empties the journal and returns its records in the order of ids. */
   take(): [id: string, bytes: Buffer][] {
-    const records = this.slots().map((slot): [string, Buffer] => [this.idIn(slot), this.#recordIn(slot)])
+    const records = this.stillIn(this.sorted())
     this.#restart([])
     return records
   }
 
-  /** Drops the records that are still at these positions, by slot, and keeps the others. */
-  drop(places: Float64Array): void {
-    const others: [string, Buffer][] = []
-    for (const [slot, bytes] of this.records())
-      if (this.#base + (this.#heads[slot] as number) !== places[slot])
-        others.push([this.idIn(slot), Buffer.from(bytes)])
-    this.#restart(others)
+  /** Drops the records of {@link stillIn}, and keeps the others. */
+  drop(entries: readonly Entry[]): void {
+    const others = new Map(this.#newest)
+    for (const [id] of this.stillIn(entries)) others.delete(id)
+    this.#restart([...others])
   }
 
-  #restart(records: readonly [id: string, bytes: Buffer][]): void {
+  #restart(entries: readonly Entry[]): void {
     const { row } = this.#lastOfAll.get() as { row: number | null }
     this.#forget()
     // First, since in a full file only this frees room.
     this.#clear.run(this.#service)
-    for (const [id, bytes] of records) this.#place(id, this.#enter(id, bytes))
-    this.#append(Number(row) + 1, this.#log.subarray(0, this.#end))
-    this.#begin = this.#end
+    for (const [id, entry] of entries) this.#newest.set(id, entry)
+    const kept = [...this.#newest.values()]
+    this.#entries = kept.length
+    this.#length = kept.reduce((sum, { length }) => sum + length, 0)
+    this.#append(Number(row) + 1, kept)
   }
 
   /** Call it after ROLLBACK. A failed COMMIT may have been applied: in that case the file is read again. */
   rollback(): void {
     if (this.#isWritten) return this.#forget()
-    this.#entries -= this.#undo.length
     // Only once: the next transaction may fail before it gets to `refresh`.
-    for (const [id, before] of this.#undo.splice(0).reverse()) this.#place(id, before)
-    this.#end = this.#begin
+    for (const [id, before] of this.#undo.splice(0).reverse()) this.#point(id, before)
+    for (const { length } of this.#pending) this.#length -= length
+    this.#entries -= this.#pending.length
+    this.#pending = []
   }
 
   /** The next transaction reads everything again. */
   #forget(): void {
-    this.#slots.clear()
-    this.#free.length = 0
-    this.#heads.fill(NONE, 0, this.#count)
-    this.#count = 0
-    this.#base += this.#end
+    this.#newest.clear()
     this.#undo = []
-    this.#end = 0
-    this.#begin = 0
+    this.#pending = []
     this.#entries = 0
+    this.#length = 0
     this.#row = 0
     this.#version = null
   }
 
-  /** Returns where it begins. */
-  #enter(id: string, bytes: Buffer): number {
-    const head = this.#room(LENGTHS + id.length + bytes.length)
-    const at = head + LENGTHS + id.length
-    this.#log[head] = id.length
-    this.#log.write(id, head + 1, 'latin1')
-    this.#log.writeUInt32BE(bytes.length, at - 4)
-    bytes.copy(this.#log, at)
-    this.#entries++
-    return head
-  }
-
-  /** Extends the log by that many bytes; returns where they begin. */
-  #room(length: number): number {
-    const at = this.#end
-    this.#end += length
-    if (this.#end > this.#log.length) {
-      const larger = Buffer.allocUnsafeSlow(2 * this.#end)
-      this.#log.copy(larger, 0, 0, at)
-      this.#log = larger
-    }
-    return at
-  }
-
   /** Null: the row after the last one. */
-  #append(row: number | null, entries: Buffer): void {
-    this.#row = Number(this.#insert.run(row, this.#service, entries).lastInsertRowid)
+  #append(row: number | null, entries: readonly Buffer[]): void {
+    const { lastInsertRowid } = this.#insert.run(row, this.#service, Buffer.concat(entries))
+    this.#row = Number(lastInsertRowid)
+    this.#pending = []
     this.#isWritten = true
   }
 
   #load(entries: Uint8Array): void {
-    let head = this.#room(entries.length)
-    this.#log.set(entries, head)
-    while (head < this.#end) {
-      const at = head + LENGTHS + (this.#log[head] as number)
-      const end = at + this.#log.readUInt32BE(at - 4)
-      this.#place(this.#log.toString('latin1', head + 1, at - 4), end === at ? NONE : head)
-      head = end
-      this.#entries++
+    const bytes = Buffer.from(entries.buffer, entries.byteOffset, entries.byteLength)
+    this.#length += bytes.length
+    for (let at = 0; at < bytes.length; this.#entries++) {
+      const afterId = at + 1 + bytes.readUInt8(at)
+      const end = afterId + 4 + bytes.readUInt32BE(afterId)
+      const id = bytes.toString('latin1', at + 1, afterId)
+      this.#point(id, end === afterId + 4 ? undefined : bytes.subarray(at, end))
+      at = end
     }
-    this.#begin = this.#end
   }
+}
+
+export type Entry = readonly [id: string, entry: Buffer]
+
+function recordIn(entry: Buffer): Buffer {
+  return entry.subarray(LENGTHS + entry.readUInt8(0))
 }

@@ -1,10 +1,10 @@
-import { type Millis, type RecordId, STATES, type State } from '../core/record.ts'
+import type { Millis, RecordId } from '../core/record.ts'
 import { HEAD_ROOM, SMALL_RECORD } from './codec.ts'
 import type { DueKind, DuePosition, Note, RateLimits, Register, Renewal } from './register.ts'
 
 /*
- * Messages between the event loop and SQLite's thread. Objects make a message expensive, so puts and swaps, which every request needs, and
- * their results are numbers in one transferred ArrayBuffer, followed by the bytes. Everything else is cloned.
+ * Messages between the event loop and SQLite's thread. Objects make a message expensive, so the parts of all requests, or results, are in
+ * one list, and the bytes among them in one transferred ArrayBuffer.
  */
 
 type Sync<T> = {
@@ -18,7 +18,7 @@ export type ReadResult<Bytes extends Uint8Array | null> = readonly [now: Millis,
 export interface ThreadOperations extends Sync<Pick<Register, 'remove' | 'ping'>> {
   due(limit: number, of: DueKind): RecordId[]
   put(id: RecordId, bytes: Buffer, dueIn: Millis, dropIn: Millis): WriteResult | ReadResult<Buffer>
-  /** `of`: the states in which the token's record is replaced; or, whatever the token, the version that is. */
+  /** `of`: the states in which the token's record is replaced, by blanks; or, whatever the token, the version that is. */
   swap(
     id: RecordId,
     bytes: Buffer,
@@ -26,7 +26,7 @@ export interface ThreadOperations extends Sync<Pick<Register, 'remove' | 'ping'>
     dropIn: Millis,
     nextFence: boolean,
     token: string,
-    of: readonly State[] | number,
+    of: string | number,
   ): WriteResult | ReadResult<Buffer | null>
   get(id: RecordId): ReadResult<Uint8Array | null>
   renew(items: readonly (Omit<Renewal, 'token'> & { readonly token: string })[]): boolean[]
@@ -37,198 +37,81 @@ export interface ThreadOperations extends Sync<Pick<Register, 'remove' | 'ping'>
   throttle: Sync<RateLimits>['take']
 }
 
-type RequestOf<K extends keyof ThreadOperations> = readonly [op: K, ...args: Parameters<ThreadOperations[K]>]
-type Write = RequestOf<'put'> | RequestOf<'swap'>
-export type Request = { [K in keyof ThreadOperations]: RequestOf<K> }[keyof ThreadOperations]
+export type Request = {
+  [K in keyof ThreadOperations]: readonly [op: K, ...args: Parameters<ThreadOperations[K]>]
+}[keyof ThreadOperations]
 
-/** Message to the thread for one turn of the event loop. */
-export interface RequestBatch {
-  readonly count: number
-  /** Ids and tokens, one after the other. */
-  readonly text: string
+/** Requests or results, in order. */
+export interface Packed {
+  /** Their number of parts and their parts; or {@link WHOLE} and what is no list. */
+  readonly flat: readonly unknown[]
+  /** Where the bytes among the parts are, and their lengths (below 0: in memory of their own). */
+  readonly bytes: readonly number[]
   readonly memory: ArrayBuffer
-  /** The memory of large records, one after the other. */
   readonly large: readonly ArrayBuffer[]
-  readonly others: readonly Request[]
-}
-/** Results of the oldest requests, in order. */
-export interface ResultBatch {
-  readonly count: number
-  readonly memory: ArrayBuffer
-  readonly others: readonly unknown[]
 }
 
-const WORD = Float64Array.BYTES_PER_ELEMENT
-/** Fields of a request: kind, lengths of id, token and bytes (below 0: large), dueIn, dropIn, condition, nextFence. */
-const REQUEST_WORDS = 8
-const OTHER = 0
-const PUT = 1
-const SWAP_VERSION = 2
-/** The condition is a set of states, a bit for each. */
-const SWAP_STATES = 3
-/** Fields of a result: now, version, fence and createdAt of the written record; or now, {@link FOUND} and the number of bytes. */
-const RESULT_WORDS = 4
-/** In place of a version, which is at least 1. */
-const FOUND = 0
-/** In place of now: the result is among the others. */
-const ELSEWHERE = -1
+const WHOLE = -1
 
-/** The arguments of `postMessage`. Copies small records; transfers the memory of large ones, which must hold nothing else in use. */
-export function packRequests(requests: readonly Request[]): [message: RequestBatch, transfer: ArrayBuffer[]] {
-  const count = requests.length
-  let at = count * REQUEST_WORDS * WORD
-  let size = at
-  for (const request of requests) if (isWrite(request) && !isAlone(request[2])) size += request[2].length
-  const memory = new ArrayBuffer(size)
-  const words = new Float64Array(memory, 0, count * REQUEST_WORDS)
-  const bytes = new Uint8Array(memory)
-  const others: Request[] = []
+/** The arguments of `postMessage`. Copies bytes, or transfers their memory if they are large and it holds little else. */
+export function pack(messages: readonly unknown[]): [message: Packed, transfer: ArrayBuffer[]] {
+  const flat: unknown[] = []
+  const bytes: number[] = []
+  const copied: Uint8Array[] = []
   const large: ArrayBuffer[] = []
-  let text = ''
-  let word = 0
-  for (const request of requests) {
-    if (!isWrite(request)) {
-      others.push(request)
-      words[word] = OTHER
-    } else {
-      const [, id, given, dueIn, dropIn] = request
-      text += id
-      words[word] = PUT
-      words[word + 1] = id.length
-      words[word + 4] = dueIn
-      words[word + 5] = dropIn
-      if (isAlone(given)) {
-        words[word + 3] = -given.length
-        large.push(given.buffer as ArrayBuffer)
-      } else {
-        words[word + 3] = given.length
-        bytes.set(given, at)
-        at += given.length
+  let size = 0
+  for (const message of messages) {
+    if (!Array.isArray(message)) {
+      flat.push(WHOLE, message)
+      continue
+    }
+    flat.push(message.length)
+    for (const part of message) {
+      if (!(part instanceof Uint8Array)) {
+        flat.push(part)
+        continue
       }
-      if (request[0] === 'swap') {
-        const [, , , , , nextFence, token, of] = request
-        text += token
-        words[word] = typeof of === 'number' ? SWAP_VERSION : SWAP_STATES
-        words[word + 2] = token.length
-        words[word + 6] = typeof of === 'number' ? of : bitsOf(of)
-        words[word + 7] = nextFence ? 1 : 0
+      const isLarge = isAlone(part)
+      bytes.push(flat.length, isLarge ? -part.length : part.length)
+      flat.push(0)
+      if (isLarge) large.push(part.buffer as ArrayBuffer)
+      else {
+        copied.push(part)
+        size += part.length
       }
     }
-    word += REQUEST_WORDS
   }
-  return [{ count, text, memory, large, others }, [memory, ...large]]
+  const memory = new ArrayBuffer(size)
+  const view = new Uint8Array(memory)
+  let at = 0
+  for (const one of copied) {
+    view.set(one, at)
+    at += one.length
+  }
+  return [{ flat, bytes, memory, large }, [memory, ...large]]
 }
 
 /** The bytes lie in the message's memory. */
-export function unpackRequests({ count, text, memory, large, others }: RequestBatch): Request[] {
-  const words = new Float64Array(memory, 0, count * REQUEST_WORDS)
-  const wordAt = (place: number): number => words[place] as number
-  const requests: Request[] = []
-  let at = words.byteLength
-  let character = 0
+export function unpack(message: Packed): unknown[] {
+  const { bytes, memory, large } = message
+  const flat = message.flat as unknown[]
+  let at = 0
   let alone = 0
-  let other = 0
-  for (let word = 0; word < words.length; word += REQUEST_WORDS) {
-    const kind = wordAt(word)
-    if (kind === OTHER) {
-      requests.push(others[other++] as Request)
-      continue
-    }
-    const afterId = character + wordAt(word + 1)
-    const id = text.slice(character, afterId) as RecordId
-    character = afterId + wordAt(word + 2)
-    const length = wordAt(word + 3)
-    const bytes =
+  for (let n = 0; n < bytes.length; n += 2) {
+    const length = bytes[n + 1] as number
+    flat[bytes[n] as number] =
       length < 0 ? Buffer.from(large[alone++] as ArrayBuffer, 0, -length) : Buffer.from(memory, at, length)
     if (length > 0) at += length
-    const [dueIn, dropIn, condition] = [wordAt(word + 4), wordAt(word + 5), wordAt(word + 6)]
-    if (kind === PUT) requests.push(['put', id, bytes, dueIn, dropIn])
-    else {
-      const of = kind === SWAP_VERSION ? condition : statesOf(condition)
-      const nextFence = wordAt(word + 7) === 1
-      requests.push(['swap', id, bytes, dueIn, dropIn, nextFence, text.slice(afterId, character), of])
-    }
   }
-  return requests
+  const messages: unknown[] = []
+  for (let n = 0; n < flat.length; ) {
+    const count = flat[n++] as number
+    if (count === WHOLE) messages.push(flat[n++])
+    else messages.push(flat.slice(n, (n += count)))
+  }
+  return messages
 }
 
-/** The arguments of `postMessage`. Copies small records; transfers the memory of large ones, which must hold nothing else. */
-export function packResults(results: readonly unknown[]): [message: ResultBatch, transfer: ArrayBuffer[]] {
-  const count = results.length
-  let at = count * RESULT_WORDS * WORD
-  let size = at
-  for (const result of results) if (isFound(result) && isSmall(result)) size += result[1].length
-  const memory = new ArrayBuffer(size)
-  const words = new Float64Array(memory, 0, count * RESULT_WORDS)
-  const bytes = new Uint8Array(memory)
-  const transfer = [memory]
-  const others: unknown[] = []
-  let word = 0
-  for (const result of results) {
-    if (isWritten(result)) for (let n = 0; n < RESULT_WORDS; n++) words[word + n] = result[n] as number
-    else if (isFound(result) && isSmall(result)) {
-      const [now, found] = result
-      words[word] = now
-      words[word + 1] = FOUND
-      words[word + 2] = found.length
-      bytes.set(found, at)
-      at += found.length
-    } else {
-      words[word] = ELSEWHERE
-      others.push(result)
-      if (isFound(result)) transfer.push(result[1].buffer as ArrayBuffer)
-    }
-    word += RESULT_WORDS
-  }
-  return [{ count, memory, others }, transfer]
-}
-
-/** Small records lie in the message's memory. */
-export function unpackResults({ count, memory, others }: ResultBatch): unknown[] {
-  const words = new Float64Array(memory, 0, count * RESULT_WORDS)
-  const results: unknown[] = []
-  let at = words.byteLength
-  let other = 0
-  for (let word = 0; word < words.length; word += RESULT_WORDS) {
-    const [now, version, third] = [words[word], words[word + 1], words[word + 2] as number]
-    if (now === ELSEWHERE) results.push(others[other++])
-    else if (version === FOUND) {
-      results.push([now, Buffer.from(memory, at, third)])
-      at += third
-    } else results.push([now, version, third, words[word + 3]])
-  }
-  return results
-}
-
-function isAlone({ buffer, byteOffset, length }: Buffer): boolean {
+function isAlone({ buffer, byteOffset, length }: Uint8Array): boolean {
   return length > SMALL_RECORD && byteOffset === 0 && buffer.byteLength <= length + HEAD_ROOM
-}
-
-function isWrite(request: Request): request is Write {
-  return request[0] === 'put' || request[0] === 'swap'
-}
-
-function isWritten(result: unknown): result is WriteResult {
-  return Array.isArray(result) && result.length === RESULT_WORDS && typeof result[0] === 'number'
-}
-
-function isFound(result: unknown): result is ReadResult<Uint8Array> {
-  return Array.isArray(result) && result.length === 2 && result[1] instanceof Uint8Array
-}
-
-function isSmall([, found]: ReadResult<Uint8Array>): boolean {
-  return found.length <= SMALL_RECORD
-}
-
-function bitsOf(states: readonly State[]): number {
-  return states.reduce((bits, state) => bits | (1 << STATES.indexOf(state)), 0)
-}
-
-/** By their bits. */
-const SETS: readonly (readonly State[])[] = Array.from({ length: 1 << STATES.length }, (_, bits) =>
-  STATES.filter((_state, n) => bits & (1 << n)),
-)
-
-function statesOf(bits: number): readonly State[] {
-  return SETS[bits] as readonly State[]
 }

@@ -23,11 +23,11 @@ import { failureOf, type Message, type WorkerOptions } from './sqlite.ts'
 import { openPatiently } from './sqlite-file.ts'
 import { Journal } from './sqlite-journal.ts'
 import {
-  packResults,
+  type Packed,
+  pack,
   type Request,
-  type RequestBatch,
   type ThreadOperations,
-  unpackRequests,
+  unpack,
   type WriteResult,
 } from './sqlite-messages.ts'
 
@@ -156,11 +156,9 @@ function serve(db: DatabaseSync): void {
       if (!journal.has(place.id)) places.push(place)
       if (places.length === limit) break
     }
-    for (const [slot, bytes] of journal.records(states)) {
+    for (const [id, bytes] of journal.records(states)) {
       const due = placeOf(bytes, readU48(bytes, PREFIX.due))
-      if (due === null) continue
-      const place = { due, id: journal.idIn(slot) }
-      if (wanted(place) && readU48(bytes, PREFIX.dropAt) > at) places.push(place)
+      if (due !== null && wanted({ due, id }) && readU48(bytes, PREFIX.dropAt) > at) places.push({ due, id })
     }
     return places.sort(order).slice(0, limit)
   }
@@ -276,12 +274,6 @@ function serve(db: DatabaseSync): void {
   }
 
   function perform(request: Request): unknown {
-    // Without intermediate lists: every request has these two.
-    if (request[0] === 'put') return operations.put(request[1], request[2], request[3], request[4])
-    if (request[0] === 'swap') {
-      const [, id, bytes, dueIn, dropIn, nextFence, token, of] = request
-      return operations.swap(id, bytes, dueIn, dropIn, nextFence, token, of)
-    }
     const [op, ...args] = request
     return (operations[op] as (...args: readonly unknown[]) => unknown)(...args)
   }
@@ -364,28 +356,20 @@ function serve(db: DatabaseSync): void {
    * only records changed meanwhile stay in it.
    */
   function move(): void {
-    const slots = journal.slots()
-    /** Entry numbers of copied records, by slot. */
-    const places = new Float64Array(1 + slots.reduce((most, slot) => Math.max(most, slot), 0))
+    const entries = journal.sorted()
     let next = 0
     let seen = journal.entries
     const slice = (): number => {
       // Twice what has arrived since the last slice, or the journal would grow throughout a burst.
       const most = Math.max(SLICE, 2 * (journal.entries - seen))
       seen = journal.entries
-      if (next >= slots.length) journal.drop(places)
-      const records: [id: string, bytes: Buffer][] = []
-      for (const slot of slots.slice(next, next + most)) {
-        const record = journal.at(slot)
-        if (record === null) continue
-        places[slot] = record.place
-        records.push([record.id, record.bytes])
-      }
+      if (next >= entries.length) journal.drop(entries)
+      const some = entries.slice(next, next + most)
       next += most
-      return settleDown(records)
+      return settleDown(journal.stillIn(some))
     }
     const go = (): void => {
-      const isLast = next >= slots.length
+      const isLast = next >= entries.length
       step = moving(slice) && !isLast ? setImmediate(go) : undefined
     }
     step = setImmediate(go)
@@ -416,19 +400,19 @@ function serve(db: DatabaseSync): void {
   /** The journal's contents at the last sweep. If unchanged now, waiting for more records to share a page is pointless. */
   let swept = 0
   let timer = setTimeout(sweep, PRUNE_EVERY).unref()
-  port.on('message', (first: RequestBatch | 'close') => {
+  port.on('message', (first: Packed | 'close') => {
     const requests: Request[] = []
     const memory: ArrayBuffer[] = []
-    let next: { message: RequestBatch | 'close' } | undefined = { message: first }
+    let next: { message: Packed | 'close' } | undefined = { message: first }
     for (; next !== undefined && next.message !== 'close'; next = receiveMessageOnPort(port)) {
-      requests.push(...unpackRequests(next.message))
+      requests.push(...(unpack(next.message) as Request[]))
       memory.push(next.message.memory, ...next.message.large)
       if (requests.length >= BATCH) break
     }
     const results: unknown[] = []
     for (let at = 0; at < requests.length; at += BATCH)
       results.push(...transact(requests.slice(at, at + BATCH)))
-    if (results.length > 0) port.postMessage(...packResults(results))
+    if (results.length > 0) port.postMessage(...pack(results))
     // Otherwise the bytes stay until garbage collection, which counts objects, and there are few.
     for (const each of memory) each.transfer(0)
     if (
@@ -464,8 +448,10 @@ function written(now: Millis, { version, fence, createdAt }: Stamps): WriteResul
   return [now, version, fence, createdAt]
 }
 
-function conditionOf(token: string, of: readonly State[] | number): Condition {
-  return typeof of === 'number' ? { version: of } : { token: bytesOf(token), states: of }
+function conditionOf(token: string, of: string | number): Condition {
+  return typeof of === 'number'
+    ? { version: of }
+    : { token: bytesOf(token), states: of.split(' ') as State[] }
 }
 
 function bytesOf(token: string): Buffer {

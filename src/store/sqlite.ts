@@ -18,11 +18,11 @@ import {
 import { readNote, Watchers } from './side-ports.ts'
 import { BUSY, type FileOptions, resultCode } from './sqlite-file.ts'
 import {
-  packRequests,
+  type Packed,
+  pack,
   type Request,
-  type ResultBatch,
   type ThreadOperations,
-  unpackResults,
+  unpack,
   type WriteResult,
 } from './sqlite-messages.ts'
 
@@ -86,7 +86,7 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
       const ends = endsAttempt(bytes)
       const [token, of] =
         'token' in condition
-          ? ([textOf(condition.token), condition.states] as const)
+          ? ([textOf(condition.token), condition.states.join(' ')] as const)
           : (['', condition.version] as const)
       return thread.ask(
         ['swap', id, unfreed(bytes), dueIn, dropIn, nextFence, token, of],
@@ -173,7 +173,7 @@ export interface Failure {
 export type Message =
   | { readonly opened: true }
   | { readonly failed: string }
-  | ResultBatch
+  | Packed
   | { readonly pruned: number }
 
 export interface WorkerOptions extends FileOptions {
@@ -269,7 +269,7 @@ class Thread {
     const turns = this.#waiting.splice(0)
     if (turns.length === 0) return
     const calls = turns.flatMap((turn) => turn.calls)
-    this.#worker?.postMessage(...packRequests(calls.map(({ request }) => request as Request)))
+    this.#worker?.postMessage(...pack(calls.map(({ request }) => request as Request)))
     for (const call of calls) call.request = null
     for (const turn of turns) turn.isSent = true
     this.#sent.push(...turns)
@@ -329,7 +329,7 @@ class Thread {
     const { promise: opened, resolve, reject } = Promise.withResolvers<void>()
     let why = 'its thread ended'
     worker.on('message', (message: Message) => {
-      if ('memory' in message) return this.#settle(unpackResults(message))
+      if ('memory' in message) return this.#settle(unpack(message))
       if ('pruned' in message) return this.#options.onPruned?.(message.pruned)
       if ('failed' in message) {
         why = message.failed

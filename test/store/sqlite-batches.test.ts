@@ -3,7 +3,7 @@ import { DatabaseSync } from 'node:sqlite'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import type { Message, WorkerOptions } from '../../src/store/sqlite.ts'
-import { packRequests, type Request, unpackResults } from '../../src/store/sqlite-messages.ts'
+import { pack, type Request, unpack } from '../../src/store/sqlite-messages.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
 import { fileInProcess, InProcess, NOW } from './sqlite-in-process.ts'
 
@@ -21,7 +21,7 @@ async function bare(t: Test, over: Partial<WorkerOptions> = {}) {
   const others: Message[] = []
   let isGone = false
   thread.on('message', (message: Message) => {
-    if ('memory' in message) answers.push(unpackResults(message))
+    if ('memory' in message) answers.push(unpack(message))
     else others.push(message)
   })
   thread.on('exit', () => (isGone = true))
@@ -37,10 +37,10 @@ async function bare(t: Test, over: Partial<WorkerOptions> = {}) {
     others,
     gone,
     workerData,
-    send: (...requests: Request[]) => thread.postMessage(...packRequests(requests)),
+    send: (...requests: Request[]) => thread.postMessage(...pack(requests)),
     async ask(...requests: Request[]): Promise<unknown[]> {
       const before = answers.length
-      thread.postMessage(...packRequests(requests))
+      thread.postMessage(...pack(requests))
       await until(() => answers.length > before)
       return answers.at(-1) as unknown[]
     },
@@ -91,7 +91,7 @@ void t.test('results are in the order of the requests, and each is of its own', 
     ['swap', id, bytesOf('unknown', token), HOUR, SPANS.dropIn, true, '', NOW],
     ['swap', id, bytesOf('unknown', token), HOUR, SPANS.dropIn, false, '', NOW],
     ['swap', newId(), bytesOf('unknown', token), HOUR, SPANS.dropIn, false, '', NOW],
-    ['swap', id, bytesOf('completed', token), 1, 2, false, token.toString('latin1'), ['unknown']],
+    ['swap', id, bytesOf('completed', token), 1, 2, false, token.toString('latin1'), 'unknown'],
     ['list', '', '', 10],
     ['unresolved', { due: 0, id: '' }, 10],
     ['note', newId(), []],

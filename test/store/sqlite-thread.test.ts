@@ -7,7 +7,7 @@ import workerThreads from 'node:worker_threads'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { failureOf, openSqliteStore, type SqliteOptions, type SqliteStore } from '../../src/store/sqlite.ts'
-import type { RequestBatch } from '../../src/store/sqlite-messages.ts'
+import type { Packed } from '../../src/store/sqlite-messages.ts'
 import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
 import { fileInProcess, type InProcess, NOW } from './sqlite-in-process.ts'
 
@@ -54,8 +54,14 @@ function put(register: SqliteStore, id: RecordId = newId()) {
 }
 
 /** Numbers of requests in the messages to the thread. */
+function countOf({ flat }: Packed): number {
+  let count = 0
+  for (let n = 0; n < flat.length; count++) n += Math.max(1, flat[n] as number) + 1
+  return count
+}
+
 function sizes({ posted }: InProcess): unknown[] {
-  return posted.map((message) => (message === 'close' ? message : (message as RequestBatch).count))
+  return posted.map((message) => (message === 'close' ? message : countOf(message as Packed)))
 }
 
 /** Messages to the thread are kept until they are let go. */

@@ -137,8 +137,7 @@ export function sqliteSnapshot(file: string): string[] {
     for (const { service } of db.prepare('SELECT DISTINCT service FROM journal').all()) {
       const journal = new Journal(db, service as string)
       journal.refresh()
-      for (const [slot, bytes] of journal.records())
-        found.set(journal.idIn(slot), bytes.toString('hex').toUpperCase())
+      for (const [id, bytes] of journal.records()) found.set(id, bytes.toString('hex').toUpperCase())
     }
     return [...found].map(([id, bytes]) => `${id} ${bytes}`).toSorted()
   } finally {
