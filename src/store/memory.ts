@@ -13,7 +13,6 @@ import {
   type Stamps,
   stamp,
 } from './codec.ts'
-import { type Expiring, ExpiryQueue, OUTSIDE } from './expiry-queue.ts'
 import { versionOf } from './prefix.ts'
 import {
   inOrder,
@@ -33,11 +32,13 @@ export const MEMORY_BYTES = 64 * 1024 * 1024
 const ENTRY_BYTES = 512
 /** Overhead of a line of history. */
 const LINE_BYTES = 32
+/** How often what has expired is removed, unless it is asked for: then at once. */
+const SWEEP_EVERY: Millis = 1000
 
 export interface MemoryOptions {
   readonly clock: () => Millis
   readonly maxBytes: number
-  /** Called when expired records were removed, which every operation does first. */
+  /** Called when expired records were removed. */
   readonly onPruned?: ((records: number) => void) | undefined
 }
 
@@ -66,8 +67,9 @@ export function memoryStore(options: MemoryOptions): Store {
   }
 }
 
-interface Entry extends Expiring {
+interface Entry {
   readonly id: RecordId
+  dropAt: Millis
   /** Grows from each new entry to the next. */
   readonly serial: number
   /** The record's bytes as characters: V8 keeps thousands of short strings more cheaply than buffers. */
@@ -75,41 +77,44 @@ interface Entry extends Expiring {
   history: readonly string[]
 }
 
-interface BucketEntry extends Expiring {
-  readonly name: string
-  bucket: Bucket
-}
-
 class Memory {
-  readonly clock: () => Millis
+  readonly #clock: () => Millis
   readonly #maxBytes: number
   readonly #onPruned: MemoryOptions['onPruned']
   /** Oldest first. */
   readonly records = new Map<RecordId, Entry>()
-  readonly byDrop = new ExpiryQueue<Entry>()
   /** Places in the index (`indexPlace`): few, since most records are completed. */
   readonly indexed = new Map<RecordId, number>()
-  readonly buckets = new Map<string, BucketEntry>()
-  readonly byFull = new ExpiryQueue<BucketEntry>()
+  readonly buckets = new Map<string, Bucket>()
   used = 0
+  /** Not told yet. */
+  #pruned = 0
+  #sweptAt = 0
 
   constructor({ clock, maxBytes, onPruned }: MemoryOptions) {
-    this.clock = clock
+    this.#clock = clock
     this.#maxBytes = maxBytes
     this.#onPruned = onPruned
   }
 
-  /** The current time; removes everything that has expired. */
-  expire(): Millis {
-    const now = this.clock()
-    let pruned = 0
-    for (let entry = this.byDrop.due(now); entry !== undefined; entry = this.byDrop.due(now)) {
-      this.forget(entry)
-      pruned++
-    }
-    if (pruned > 0) this.#onPruned?.(pruned)
-    for (let full = this.byFull.due(now); full !== undefined; full = this.byFull.due(now)) this.release(full)
+  now(): Millis {
+    const now = this.#clock()
+    // Also after the clock went back.
+    if (Math.abs(now - this.#sweptAt) < SWEEP_EVERY) return now
+    this.#sweptAt = now
+    for (const id of this.records.keys()) this.find(id, now)
+    for (const [name, bucket] of this.buckets) if (fullAt(bucket) <= now) this.release(name)
+    if (this.#pruned > 0) this.#onPruned?.(this.#pruned)
+    this.#pruned = 0
     return now
+  }
+
+  find(id: RecordId, now: Millis): Entry | undefined {
+    const entry = this.records.get(id)
+    if (entry === undefined || entry.dropAt > now) return entry
+    this.forget(entry)
+    this.#pruned++
+    return undefined
   }
 
   /** Sets the entry's record to `bytes` with these stamps. */
@@ -118,23 +123,20 @@ class Memory {
     stamp(stamped, stamps)
     this.used += bytes.length - entry.text.length
     entry.text = stamped.toString('latin1')
-    this.byDrop.set(entry, stamps.dropAt)
+    entry.dropAt = stamps.dropAt
     const place = indexPlace(bytes, stamps.due)
     if (place === null) this.indexed.delete(entry.id)
     else this.indexed.set(entry.id, place)
   }
 
   forget(entry: Entry): void {
-    this.byDrop.delete(entry)
     this.indexed.delete(entry.id)
     this.records.delete(entry.id)
     this.used -= entry.text.length + ENTRY_BYTES + lengthOf(entry.history)
   }
 
-  release(bucket: BucketEntry): void {
-    this.byFull.delete(bucket)
-    this.buckets.delete(bucket.name)
-    this.used -= ENTRY_BYTES
+  release(bucket: string): void {
+    if (this.buckets.delete(bucket)) this.used -= ENTRY_BYTES
   }
 
   isFull(growth: number): boolean {
@@ -153,12 +155,12 @@ function register(memory: Memory, watchers: Watchers): Register {
     name: 'memory',
 
     put(id, bytes, spans) {
-      const now = memory.expire()
-      const existing = records.get(id)
+      const now = memory.now()
+      const existing = memory.find(id, now)
       if (existing !== undefined) return { done: false, now, bytes: bytesOf(existing) }
       if (memory.isFull(bytes.length + ENTRY_BYTES)) return Promise.reject(memory.full())
       const stamps = nextStamps(bytes, null, now, spans, false)
-      const entry = { id, serial: serial++, text: '', history: [], expiresAt: 0, place: OUTSIDE }
+      const entry = { id, serial: serial++, text: '', history: [], dropAt: 0 }
       records.set(id, entry)
       memory.keep(entry, bytes, stamps)
       memory.used += ENTRY_BYTES
@@ -167,8 +169,8 @@ function register(memory: Memory, watchers: Watchers): Register {
     },
 
     swap(id, condition, bytes, spans, nextFence) {
-      const now = memory.expire()
-      const entry = records.get(id)
+      const now = memory.now()
+      const entry = memory.find(id, now)
       if (entry === undefined) return { done: false, now, bytes: null }
       const existing = bytesOf(entry)
       if (!meets(existing, condition)) return { done: false, now, bytes: existing }
@@ -182,15 +184,15 @@ function register(memory: Memory, watchers: Watchers): Register {
     },
 
     async get(id) {
-      const now = memory.expire()
-      const entry = records.get(id)
+      const now = memory.now()
+      const entry = memory.find(id, now)
       return { now, bytes: entry === undefined ? null : bytesOf(entry) }
     },
 
     async renew(items) {
-      const now = memory.expire()
+      const now = memory.now()
       return items.map(({ id, token, ...spans }) => {
-        const entry = records.get(id)
+        const entry = memory.find(id, now)
         if (entry === undefined) return false
         const bytes = bytesOf(entry)
         if (!mayRenew(bytes, token)) return false
@@ -200,18 +202,17 @@ function register(memory: Memory, watchers: Watchers): Register {
     },
 
     async due(limit, of = 'unresolved') {
-      const now = memory.expire()
+      const now = memory.now()
       const { from, to } = placesDue(of, now)
       return [...memory.indexed]
-        .filter(([, place]) => place >= from && place <= to)
+        .filter(([id, place]) => place >= from && place <= to && memory.find(id, now) !== undefined)
         .sort(([, one], [, other]) => one - other)
         .slice(0, limit)
         .map(([id]) => id)
     },
 
     async remove(id, version) {
-      memory.expire()
-      const entry = records.get(id)
+      const entry = memory.find(id, memory.now())
       if (entry === undefined || versionOf(bytesOf(entry)) !== version) return false
       memory.forget(entry)
       watchers.tell(id)
@@ -219,23 +220,25 @@ function register(memory: Memory, watchers: Watchers): Register {
     },
 
     async list(which, cursor, limit) {
-      memory.expire()
+      const now = memory.now()
       if (which === 'unresolved') {
         const from = parseCursor(cursor)
         const places = Array.from(memory.indexed, ([id, due]) => ({ due, id }))
-        const after = places.filter((place) => place.due < BODIES_FROM && inOrder(place, from) > 0)
+        const after = places.filter(
+          (place) => place.due < BODIES_FROM && inOrder(place, from) > 0 && memory.find(place.id, now),
+        )
         return pageOf(after.sort(inOrder).slice(0, limit), limit)
       }
       if (cursor !== null && !/^\d{1,16}$/.test(cursor)) throw new RangeError('not a cursor of this store')
       const beginning = which === 'all' ? '' : which.beginning
       const ids: RecordId[] = []
-      for (const [id, { serial }] of records)
-        if (serial >= Number(cursor) && id.startsWith(beginning) && ids.push(id) === limit)
+      for (const [id, { serial, dropAt }] of records)
+        if (serial >= Number(cursor) && id.startsWith(beginning) && dropAt > now && ids.push(id) === limit)
           return { ids, next: String(serial + 1) }
       return { ids, next: null }
     },
 
-    ping: async () => memory.clock(),
+    ping: async () => memory.now(),
   }
 }
 
@@ -243,8 +246,8 @@ function history(memory: Memory): RecordHistory {
   return {
     /** Counts towards the store's bytes, as records do. */
     async append(id, notes) {
-      const now = memory.expire()
-      const entry = memory.records.get(id)
+      const now = memory.now()
+      const entry = memory.find(id, now)
       if (entry === undefined) return false
       const lines = noted(entry.history, notes, now)
       const growth = lengthOf(lines) - lengthOf(entry.history)
@@ -254,8 +257,7 @@ function history(memory: Memory): RecordHistory {
       return true
     },
     async read(id) {
-      memory.expire()
-      return (memory.records.get(id)?.history ?? []).map(readNote)
+      return (memory.find(id, memory.now())?.history ?? []).map(readNote)
     },
   }
 }
@@ -264,21 +266,17 @@ function limits(memory: Memory): RateLimits {
   return {
     /** Buckets count, too; a full one is removed. */
     async take(name, rate, units) {
-      const now = memory.expire()
-      const existing = memory.buckets.get(name)
-      const { wait, bucket } = drawFromBucket(existing?.bucket ?? null, now, rate, units)
-      if (bucket === null) {
-        if (existing !== undefined) memory.release(existing)
-        return wait
+      const now = memory.now()
+      const existing = memory.buckets.get(name) ?? null
+      const { wait, bucket } = drawFromBucket(existing, now, rate, units)
+      if (bucket === null) memory.release(name)
+      else {
+        if (existing === null) {
+          if (memory.isFull(ENTRY_BYTES)) throw memory.full()
+          memory.used += ENTRY_BYTES
+        }
+        memory.buckets.set(name, bucket)
       }
-      if (existing === undefined) {
-        if (memory.isFull(ENTRY_BYTES)) throw memory.full()
-        memory.used += ENTRY_BYTES
-      }
-      const entry = existing ?? { name, bucket, expiresAt: 0, place: OUTSIDE }
-      entry.bucket = bucket
-      memory.buckets.set(name, entry)
-      memory.byFull.set(entry, fullAt(bucket))
       return wait
     },
   }

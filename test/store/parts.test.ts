@@ -1,7 +1,5 @@
-import fc from 'fast-check'
 import t from 'tap'
 import { BinaryReader, BinaryWriter } from '../../src/store/codec.ts'
-import { type Expiring, ExpiryQueue, OUTSIDE } from '../../src/store/expiry-queue.ts'
 import {
   CorruptRecord,
   Declined,
@@ -20,40 +18,6 @@ import {
   StoreUnavailable,
   Unreplicated,
 } from '../../src/store/register.ts'
-
-void t.test('what expires first comes first, whatever was moved or removed before', async (t) => {
-  const change = fc.record({
-    item: fc.oneof(fc.nat(20), fc.nat(200)),
-    time: fc.option(fc.nat(100), { freq: 2 }),
-  })
-  fc.assert(
-    fc.property(fc.array(change, { maxLength: 200, size: 'max' }), (changes) => {
-      const items = Array.from({ length: 201 }, () => ({ expiresAt: 0, place: OUTSIDE }))
-      const model = new Map<object, number>()
-      const queue = new ExpiryQueue()
-      for (const { item: n, time } of changes) {
-        const item = items[n] as Expiring
-        if (time === null) {
-          model.delete(item)
-          queue.delete(item)
-        } else {
-          model.set(item, time)
-          queue.set(item, time)
-        }
-      }
-      for (const time of [...model.values()].sort((a, b) => a - b)) {
-        if (queue.due(time - 1) !== undefined) return false
-        const item = queue.due(time) as Expiring
-        if (model.get(item) !== time || item.expiresAt !== time) return false
-        model.delete(item)
-        queue.delete(item)
-      }
-      return queue.due(Number.POSITIVE_INFINITY) === undefined
-    }),
-    { numRuns: 200 },
-  )
-  t.pass()
-})
 
 /* Numbers and texts in a record. */
 
