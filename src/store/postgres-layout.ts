@@ -5,7 +5,7 @@ import { StoreUnavailable } from './register.ts'
 /** Version of the tables. A database with a later one is left alone. */
 const VERSION = 1
 /** Version of the functions. This release can also use a later one. */
-export const REVISION = 8
+export const REVISION = 9
 const OLDEST = 14
 const NOT_ALLOWED = '42501'
 /** Tables that the functions write. */

@@ -5,9 +5,9 @@ import { ignore, PostgresLink } from './postgres-link.ts'
 import { reconnectDelay } from './reconnect.ts'
 import { type Subscription, Subscriptions } from './subscriptions.ts'
 
-const WATCH = 'SELECT idempotency.watch($1, $2, $3, $4, $5, $6)'
-const UNWATCH = 'SELECT idempotency.unwatch($1, $2, $3, $4)'
-const TELL = 'SELECT idempotency.tell($1, $2, $3)'
+const WATCH = 'SELECT $1::bigint, idempotency.watch($2, $3, $4, $5, $6)'
+const UNWATCH = 'SELECT $1::bigint, idempotency.unwatch($2, $3, $4)'
+const TELL = 'SELECT $1::bigint, idempotency.tell($2, $3)'
 const HELLO = 'hello'
 
 /**

@@ -1,6 +1,6 @@
 import type { Millis, RecordId, State } from '../core/record.ts'
 import { settled } from '../runtime/scheduling.ts'
-import { isClaim, MAX_U48, PREFIX, SCHEMA, stamp, stateCode } from './codec.ts'
+import { BODIES_FROM, isClaim, MAX_U48, PREFIX, SCHEMA, stamp, stateCode } from './codec.ts'
 import { Epoch } from './postgres-epoch.ts'
 import { type Batch, type BatchItem, Lanes, type LanesOptions, lockWait } from './postgres-lanes.ts'
 import { prepare } from './postgres-layout.ts'
@@ -70,27 +70,25 @@ const COLUMNS = [
   'head',
   'payload',
 ]
-const STORED = COLUMNS.map((column) => `(f.stored).${column}`).join(', ')
-const DECIDED = `f.at, f.done, f.version, f.fence, f.created_at, f.waiting, ${STORED}`
-const WRITTEN = `f.number, ${DECIDED}, f.remaining, f.since`
-const GET = `SELECT f.number, f.at, ${STORED} FROM idempotency.get($1, $2, $3, $4, $5) f`
-const PUT = `SELECT ${WRITTEN} FROM idempotency.put(${places(17)}) f`
-const SWAP = `SELECT ${WRITTEN} FROM idempotency.swap(${places(19)}) f`
-const CLAIMS = `SELECT f.number, f.id, ${DECIDED} FROM idempotency.claims(${places(16)}) f`
-const OUTCOMES = `SELECT f.number, f.id, ${DECIDED} FROM idempotency.outcomes(${places(14)}) f`
-const RENEW = 'SELECT number, renewed FROM idempotency.renew($1, $2, $3, $4, $5, $6, $7, $8)'
-const REVIVE = 'SELECT number, done FROM idempotency.revive($1, $2, $3, $4, $5, $6, $7, $8)'
-const REMOVE = 'SELECT number, done, waiting FROM idempotency.remove($1, $2, $3, $4, $5, $6)'
-const DUE = 'SELECT number, ids FROM idempotency.due($1, $2, $3, $4, $5)'
-const BODIES = 'SELECT number, ids FROM idempotency.bodies($1, $2, $3, $4, $5)'
-const PLACES = 'SELECT number, listed FROM idempotency.places($1, $2, $3, $4, $5, $6, $7)'
-const LIST = 'SELECT number, ids FROM idempotency.list($1, $2, $3, $4, $5, $6, $7)'
-const PING = 'SELECT number, at FROM idempotency.ping($1, $2, $3)'
-const NOTE = 'SELECT number, done FROM idempotency.note($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)'
-const NOTES = 'SELECT number, lines FROM idempotency.notes_of($1, $2, $3, $4, $5)'
-const THROTTLE = 'SELECT number, wait FROM idempotency.throttle($1, $2, $3, $4, $5, $6, $7, $8)'
-const ADMIT = 'SELECT number, remaining, since FROM idempotency.admit($1, $2, $3, $4, $5, $6)'
-const PRUNE = 'SELECT number, pruned FROM idempotency.prune($1, $2, $3, $4, $5, $6)'
+const STORED = COLUMNS.map((column) => `(stored).${column}`).join(', ')
+const DECIDED = `at, done, version, fence, created_at, waiting, ${STORED}`
+const WRITTEN = `${DECIDED}, remaining, since`
+const GET = call('get', 4, `at, ${STORED}`)
+const PUT = call('put', 16, WRITTEN)
+const SWAP = call('swap', 18, WRITTEN)
+const CLAIMS = call('claims', 15, `id, ${DECIDED}`)
+const OUTCOMES = call('outcomes', 13, `id, ${DECIDED}`)
+const RENEW = call('renew', 7, 'renewed')
+const REVIVE = call('revive', 7, 'done')
+const REMOVE = call('remove', 5, 'done, waiting')
+const PLACES = call('places', 7, 'listed')
+const LIST = call('list', 6, 'ids')
+const PING = call('ping', 2, 'at')
+const NOTE = call('note', 9, 'done')
+const NOTES = call('notes_of', 4, 'lines')
+const THROTTLE = call('throttle', 7, 'wait')
+const ADMIT = call('admit', 5, 'remaining, since')
+const PRUNE = call('prune', 5, 'pruned')
 const SETTINGS = [
   'synchronous_commit',
   'fsync',
@@ -253,8 +251,9 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
     },
 
     async due(limit, of) {
-      const [found] = await lanes.run(of === 'bodies' ? BODIES : DUE, [service, skew(), wait, limit])
-      return wordsOf(found) as RecordId[]
+      const [what, after] = of === 'bodies' ? ['bodies', BODIES_FROM] : ['due', 0]
+      const [found] = await lanes.run(PLACES, [service, skew(), wait, what, after, '', limit])
+      return placesOf(found).map(({ id }) => id as RecordId)
     },
 
     async remove(id, version) {
@@ -266,7 +265,8 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
     async list(which, cursor, limit) {
       if (which === 'unresolved') {
         const after = parseCursor(cursor)
-        const [found] = await lanes.run(PLACES, [service, skew(), wait, after.due, after.id, limit], 'local')
+        const args = [service, skew(), wait, 'list', after.due, after.id, limit]
+        const [found] = await lanes.run(PLACES, args, 'local')
         return pageOf(placesOf(found), limit)
       }
       const beginning = which === 'all' ? '' : which.beginning
@@ -322,8 +322,10 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
   }
 }
 
-function places(count: number): string {
-  return Array.from({ length: count }, (_, n) => `$${n + 1}`).join(', ')
+/** The number of the statement comes first, and is returned first: a lost reply cannot be taken for that of another statement. */
+function call(name: string, args: number, columns: string): string {
+  const places = Array.from({ length: args }, (_, n) => `$${n + 2}`).join(', ')
+  return `SELECT $1::bigint, ${columns} FROM idempotency.${name}(${places})`
 }
 
 /** Where the found record's columns are in {@link DECIDED}. */

@@ -47,7 +47,7 @@ function tests(server: PostgresServer): void {
     t.equal(acl, null, 'nothing was changed again')
     for (const again of [false, true]) {
       if (again) await link.execute(layoutScript())
-      t.same(await link.ask('SELECT version, revision FROM idempotency.layout'), [['1', '8']])
+      t.same(await link.ask('SELECT version, revision FROM idempotency.layout'), [['1', '9']])
     }
   })
 
@@ -76,7 +76,7 @@ function tests(server: PostgresServer): void {
 
       await own.sql('UPDATE idempotency.layout SET revision = 0; DROP FUNCTION idempotency.ping')
       t.ok(await (await opened(t, own.url)).register.ping(), 'functions of an earlier release are replaced')
-      for (const later of ['revision = 9', 'version = 2, revision = 1']) {
+      for (const later of ['revision = 10', 'version = 2, revision = 1']) {
         if (later.startsWith('version'))
           t.ok(await (await opened(t, own.url)).register.ping(), 'functions of a later one work')
         await own.sql(`UPDATE idempotency.layout SET ${later}`)

@@ -1,5 +1,5 @@
 -- Every operation is one call, so one round trip and one transaction. They read first and write second: an INSERT would wait for whoever
--- has changed the record and not committed. Each gets a number and gives it back: a reply that was lost is not made up for by another.
+-- has changed the record and not committed.
 
 -- The store's time.
 CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -7,8 +7,8 @@ BEGIN
   RETURN trunc(extract(epoch FROM clock_timestamp()) * 1000::numeric)::bigint + _skew;
 END $$;
 
--- How an operation begins. Refuses on a standby, whose "absent" is a lie. What it sets ends with this transaction: how long it waits for
--- another one, at most (then nothing was applied), how bytes are written, and that the proxy is warned of a commit that no standby has.
+-- Begins every operation. Refuses on a standby: a record missing there may exist on the primary. Settings of this transaction: how long it
+-- waits for another one (then nothing was applied), how bytes are written, and that the proxy is warned of a commit that no standby has.
 CREATE OR REPLACE FUNCTION idempotency.start(_wait integer) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF pg_is_in_recovery() THEN
@@ -45,9 +45,8 @@ BEGIN
   ON CONFLICT (id, service) DO UPDATE SET state = _state, token = _token, due = place, drop_at = _drop_at, renewals = 0;
 END $$;
 
--- The record, which nobody else changes any more in this transaction; no row if there is none, or its time has come. The order of locks is
--- the same everywhere: record, lease. A record that comes after the lock found none is not looked at: it is not locked. own_version: without
--- renewals. A lock is a write: what is told of the record has reached the standby.
+-- Locks the record, then its lease (the same order everywhere), and reads both. is_there: there was a record to lock, and it has not expired.
+-- own_version: without renewals. Taking the row lock writes WAL, so this commit also waits for the standby: what it returns is there, too.
 CREATE OR REPLACE FUNCTION idempotency.take(
   _service text, _id text, _skew bigint, OUT is_there boolean, OUT at bigint, OUT own_version bigint, OUT stored idempotency.stored
 ) LANGUAGE plpgsql AS $$
@@ -155,36 +154,33 @@ END $$;
 
 -- A proxy looks who the server is.
 CREATE OR REPLACE FUNCTION idempotency.admit(
-  _number bigint, _service text, _skew bigint, _wait integer, _grace bigint, _seen bigint,
-  OUT number bigint, OUT remaining bigint, OUT since bigint
+  _service text, _skew bigint, _wait integer, _grace bigint, _seen bigint,
+  OUT remaining bigint, OUT since bigint
 ) LANGUAGE plpgsql AS $$
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait), set_config('synchronous_commit', 'off', true);
   SELECT h.remaining, h.since INTO remaining, since FROM idempotency.held(_service, _skew, 3, _grace, _seen) h;
 END $$;
 
 CREATE OR REPLACE FUNCTION idempotency.get(
-  _number bigint, _service text, _id text, _skew bigint, _wait integer, OUT number bigint, OUT at bigint, OUT stored idempotency.stored
+  _service text, _id text, _skew bigint, _wait integer, OUT at bigint, OUT stored idempotency.stored
 ) LANGUAGE plpgsql AS $$
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait);
   at := idempotency.now(_skew);
   SELECT s.* INTO stored FROM idempotency.stored s WHERE s.id = _id AND s.service = _service AND s.drop_at > at;
 END $$;
 
 CREATE OR REPLACE FUNCTION idempotency.put(
-  _number bigint, _service text, _id text, _skew bigint, _wait integer,
+  _service text, _id text, _skew bigint, _wait integer,
   _schema smallint, _state smallint, _fence bigint, _token bytea, _created_at bigint, _head bytea, _payload bytea, _due_in bigint, _drop_in bigint,
   _entry integer, _grace bigint, _seen bigint,
-  OUT number bigint, OUT at bigint, OUT done boolean, OUT version bigint, OUT fence bigint, OUT created_at bigint, OUT waiting text,
+  OUT at bigint, OUT done boolean, OUT version bigint, OUT fence bigint, OUT created_at bigint, OUT waiting text,
   OUT remaining bigint, OUT since bigint, OUT stored idempotency.stored
 ) LANGUAGE plpgsql AS $$
 DECLARE
   tries integer := 0;
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait);
   LOOP
     at := idempotency.now(_skew);
@@ -222,7 +218,7 @@ BEGIN
     ELSIF stored.drop_at > at THEN
       done := false;
       IF stored.token <> _token THEN RETURN; END IF;
-      -- Its own, whose reply was lost: the commit may not have reached the standby. A lock is a write, so this commit waits for it.
+      -- Its own, whose reply was lost: the standby may not have it. Taking the row lock writes WAL, so this commit waits for the standby.
       PERFORM 1 FROM idempotency.records r WHERE r.id = _id AND r.service = _service FOR KEY SHARE;
       IF FOUND THEN RETURN; END IF;
     ELSE
@@ -237,24 +233,23 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION idempotency.swap(
-  _number bigint, _service text, _id text, _skew bigint, _wait integer,
+  _service text, _id text, _skew bigint, _wait integer,
   _if_version bigint, _if_token bytea, _if_states smallint[],
   _schema smallint, _state smallint, _fence bigint, _token bytea, _head bytea, _payload bytea, _due_in bigint, _drop_in bigint, _more integer,
   _grace bigint, _seen bigint,
-  OUT number bigint, OUT at bigint, OUT done boolean, OUT version bigint, OUT fence bigint, OUT created_at bigint, OUT waiting text,
+  OUT at bigint, OUT done boolean, OUT version bigint, OUT fence bigint, OUT created_at bigint, OUT waiting text,
   OUT remaining bigint, OUT since bigint, OUT stored idempotency.stored
 ) LANGUAGE plpgsql AS $$
 DECLARE
   taken record;
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait);
   SELECT * INTO taken FROM idempotency.take(_service, _id, _skew);
   at := taken.at;
   done := false;
   IF NOT taken.is_there THEN RETURN; END IF;
   stored := taken.stored;
-  -- NULL, of whatever, is no yes.
+  -- NULL counts as false.
   IF (stored.schema = 1 AND CASE WHEN _if_version IS NULL THEN stored.token = _if_token AND stored.state = ANY (_if_states)
     ELSE stored.version = _if_version END) IS NOT TRUE THEN
     -- Its upstream has finished it, and leaves to the owner what is left to do: to take out the lease, and to tell those who wait.
@@ -293,10 +288,10 @@ END $$;
 -- that is decided. An item without a row was not touched: what is not as simple as most is left to `put`. Waits for nobody but another who is
 -- claiming the same. OFFSET 0: whatever the planner knows of the tables, which are new and empty when it plans, it looks for each id by itself.
 CREATE OR REPLACE FUNCTION idempotency.claims(
-  _number bigint, _service text, _skew bigint, _wait integer, _grace bigint, _seen bigint, _ids text[], _entries integer[],
+  _service text, _skew bigint, _wait integer, _grace bigint, _seen bigint, _ids text[], _entries integer[],
   _fences bigint[], _created_at bigint[], _due_in bigint[], _drop_in bigint[], _starts integer[], _payloads integer[], _ends integer[], _bytes bytea
 ) RETURNS TABLE (
-  number bigint, id text, at bigint, done boolean, version bigint, fence bigint, created_at bigint, waiting text, stored idempotency.stored
+  id text, at bigint, done boolean, version bigint, fence bigint, created_at bigint, waiting text, stored idempotency.stored
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
   refused bigint;
@@ -304,11 +299,10 @@ DECLARE
   own text[];
 BEGIN
   PERFORM idempotency.start(_wait);
-  number := _number;
   at := idempotency.now(_skew);
   RETURN NEXT;
   -- Of others, and in time.
-  RETURN QUERY SELECT _number, i.id, claims.at, false, NULL::bigint, NULL::bigint, NULL::bigint, NULL::text, s.stored
+  RETURN QUERY SELECT i.id, claims.at, false, NULL::bigint, NULL::bigint, NULL::bigint, NULL::text, s.stored
   FROM unnest(_ids, _starts) AS i (id, start),
     LATERAL (SELECT x FROM idempotency.stored x WHERE x.id = i.id AND x.service = _service OFFSET 0) AS s (stored)
   WHERE (s.stored).drop_at > claims.at AND (s.stored).token <> substr(_bytes, i.start + 17, 16);
@@ -352,7 +346,7 @@ BEGIN
     ON CONFLICT ON CONSTRAINT unresolved_pkey
     DO UPDATE SET state = 1, token = excluded.token, due = excluded.due, drop_at = excluded.drop_at, renewals = 0
   )
-  SELECT _number, c.id, claims.at, true, claims.at, coalesce(nullif(c.fence, 0), claims.at), coalesce(nullif(c.created_at, 0), claims.at), '',
+  SELECT c.id, claims.at, true, claims.at, coalesce(nullif(c.fence, 0), claims.at), coalesce(nullif(c.created_at, 0), claims.at), '',
     NULL::idempotency.stored
   FROM claimed c;
 END $$;
@@ -360,10 +354,10 @@ END $$;
 -- `swap` for many: attempts end, each under its own token. As `claims`: what is refused, locked or expired is left to `swap`. Waits for nobody
 -- but a renewal. _accepted: a bit for each state.
 CREATE OR REPLACE FUNCTION idempotency.outcomes(
-  _number bigint, _service text, _skew bigint, _wait integer, _ids text[], _accepted integer[], _states smallint[],
+  _service text, _skew bigint, _wait integer, _ids text[], _accepted integer[], _states smallint[],
   _fences bigint[], _due_in bigint[], _drop_in bigint[], _starts integer[], _payloads integer[], _ends integer[], _bytes bytea
 ) RETURNS TABLE (
-  number bigint, id text, at bigint, done boolean, version bigint, fence bigint, created_at bigint, waiting text, stored idempotency.stored
+  id text, at bigint, done boolean, version bigint, fence bigint, created_at bigint, waiting text, stored idempotency.stored
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
   own text[];
@@ -371,7 +365,6 @@ DECLARE
   times bigint[];
 BEGIN
   PERFORM idempotency.start(_wait);
-  number := _number;
   at := idempotency.now(_skew);
   RETURN NEXT;
   SELECT array_agg(r.id) INTO own FROM unnest(_ids, _accepted, _starts) AS i (id, accepted, start), LATERAL (
@@ -403,7 +396,7 @@ BEGIN
     SELECT e.id, _service, e.state, e.token, e.place, e.drop_at, 0 FROM ended e WHERE e.place IS NOT NULL
   )
   -- As `waiting`, which would be one call for each.
-  SELECT _number, e.id, outcomes.at, true, e.version, e.fence, e.created_at,
+  SELECT e.id, outcomes.at, true, e.version, e.fence, e.created_at,
     coalesce((SELECT string_agg(w.channel, ' ') FROM idempotency.waits w WHERE w.id = e.id AND w.service = _service), ''),
     NULL::idempotency.stored
   FROM ended e;
@@ -411,13 +404,12 @@ END $$;
 
 -- Of records in progress, by writing the lease alone. Those that somebody is at work on are passed over: one must not keep the others.
 CREATE OR REPLACE FUNCTION idempotency.renew(
-  _number bigint, _service text, _skew bigint, _wait integer, _ids text[], _tokens bytea[], _due_in bigint[], _drop_in bigint[],
-  OUT number bigint, OUT renewed text
+  _service text, _skew bigint, _wait integer, _ids text[], _tokens bytea[], _due_in bigint[], _drop_in bigint[],
+  OUT renewed text
 ) LANGUAGE plpgsql AS $$
 DECLARE
   at bigint := idempotency.now(_skew);
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait);
   WITH own AS (
     SELECT u.id, i.due_in, i.drop_in FROM unnest(_ids, _tokens, _due_in, _drop_in) AS i (id, token, due_in, drop_in)
@@ -435,14 +427,13 @@ END $$;
 
 -- Of one record, which is in progress under this token, or unknown under it by nothing but its owner's silence: then in progress again.
 CREATE OR REPLACE FUNCTION idempotency.revive(
-  _number bigint, _service text, _id text, _skew bigint, _wait integer, _token bytea, _due_in bigint, _drop_in bigint,
-  OUT number bigint, OUT done boolean
+  _service text, _id text, _skew bigint, _wait integer, _token bytea, _due_in bigint, _drop_in bigint,
+  OUT done boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
   taken record;
   s idempotency.stored;
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait);
   SELECT * INTO taken FROM idempotency.take(_service, _id, _skew);
   s := taken.stored;
@@ -463,14 +454,13 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION idempotency.remove(
-  _number bigint, _service text, _id text, _skew bigint, _wait integer, _version bigint,
-  OUT number bigint, OUT done boolean, OUT waiting text
+  _service text, _id text, _skew bigint, _wait integer, _version bigint,
+  OUT done boolean, OUT waiting text
 ) LANGUAGE plpgsql AS $$
 DECLARE
   taken record;
   s idempotency.stored;
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait);
   SELECT * INTO taken FROM idempotency.take(_service, _id, _skew);
   s := taken.stored;
@@ -480,78 +470,46 @@ BEGIN
   waiting := idempotency.waiting(_service, _id);
 END $$;
 
-CREATE OR REPLACE FUNCTION idempotency.due(
-  _number bigint, _service text, _skew bigint, _wait integer, _limit integer, OUT number bigint, OUT ids text
+-- The places of the index after one of them, in order, as "due id,due id". _what: "due" and "bodies", those whose time has come of unresolved
+-- records and of responses that end before their records; "list", those of all unresolved records, of an unknown schema, too.
+CREATE OR REPLACE FUNCTION idempotency.places(
+  _service text, _skew bigint, _wait integer, _what text, _after_due bigint, _after_id text, _limit integer, OUT listed text
 ) LANGUAGE plpgsql AS $$
 DECLARE
   at bigint := idempotency.now(_skew);
+  last bigint := CASE _what WHEN 'due' THEN at WHEN 'bodies' THEN idempotency.bodies_from() + at ELSE idempotency.bodies_from() - 1 END;
   finished text[];
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait);
-  -- Leases of owners that died after idempotency.complete. They would be in the way of the others.
-  SELECT array_agg(d.id) INTO finished FROM (
-    SELECT u.id FROM idempotency.unresolved u WHERE u.service = _service AND u.due <= at ORDER BY u.due, u.id LIMIT _limit
-  ) d JOIN idempotency.records r ON r.id = d.id AND r.service = _service AND r.state = 2;
-  IF finished IS NOT NULL THEN
-    PERFORM idempotency.fold(_service, d.id) FROM (
-      SELECT r.id FROM idempotency.records r JOIN idempotency.unresolved u ON u.id = r.id AND u.service = r.service
-      WHERE r.id = ANY (finished) AND r.service = _service AND r.state = 2
-      FOR NO KEY UPDATE OF r SKIP LOCKED FOR UPDATE OF u SKIP LOCKED
-    ) d;
+  IF _what = 'due' THEN
+    -- Leases of owners that died after idempotency.complete. They would be in the way of the others.
+    SELECT array_agg(d.id) INTO finished FROM (
+      SELECT u.id FROM idempotency.unresolved u WHERE u.service = _service AND u.due <= at ORDER BY u.due, u.id LIMIT _limit
+    ) d JOIN idempotency.records r ON r.id = d.id AND r.service = _service AND r.state = 2;
+    IF finished IS NOT NULL THEN
+      PERFORM idempotency.fold(_service, d.id) FROM (
+        SELECT r.id FROM idempotency.records r JOIN idempotency.unresolved u ON u.id = r.id AND u.service = r.service
+        WHERE r.id = ANY (finished) AND r.service = _service AND r.state = 2
+        FOR NO KEY UPDATE OF r SKIP LOCKED FOR UPDATE OF u SKIP LOCKED
+      ) d;
+    END IF;
   END IF;
-  SELECT coalesce(string_agg(d.id, ' ' ORDER BY d.due, d.id), '') INTO ids FROM (
-    SELECT u.id, u.due FROM idempotency.unresolved u
-    JOIN idempotency.records r ON r.id = u.id AND r.service = u.service AND r.token = u.token
-    WHERE u.service = _service AND u.due <= at AND u.drop_at > at AND r.schema = 1 AND r.state IN (1, 4)
-    ORDER BY u.due, u.id LIMIT _limit
-  ) d;
-END $$;
-
--- Of records whose response has ended before they do.
-CREATE OR REPLACE FUNCTION idempotency.bodies(
-  _number bigint, _service text, _skew bigint, _wait integer, _limit integer, OUT number bigint, OUT ids text
-) LANGUAGE plpgsql AS $$
-DECLARE
-  at bigint := idempotency.now(_skew);
-BEGIN
-  number := _number;
-  PERFORM idempotency.start(_wait);
-  SELECT coalesce(string_agg(d.id, ' ' ORDER BY d.due, d.id), '') INTO ids FROM (
-    SELECT u.id, u.due FROM idempotency.unresolved u
-    JOIN idempotency.records r ON r.id = u.id AND r.service = u.service AND r.token = u.token
-    WHERE u.service = _service AND u.due BETWEEN idempotency.bodies_from() AND idempotency.bodies_from() + at
-      AND u.drop_at > at AND r.schema = 1 AND r.state = 2
-    ORDER BY u.due, u.id LIMIT _limit
-  ) d;
-END $$;
-
--- "due id", oldest first.
-CREATE OR REPLACE FUNCTION idempotency.places(
-  _number bigint, _service text, _skew bigint, _wait integer, _after_due bigint, _after_id text, _limit integer, OUT number bigint, OUT listed text
-) LANGUAGE plpgsql AS $$
-DECLARE
-  at bigint := idempotency.now(_skew);
-BEGIN
-  number := _number;
-  PERFORM idempotency.start(_wait);
   SELECT coalesce(string_agg(d.due || ' ' || d.id, ',' ORDER BY d.due, d.id), '') INTO listed FROM (
     SELECT u.id, u.due FROM idempotency.unresolved u
     JOIN idempotency.records r ON r.id = u.id AND r.service = u.service AND r.token = u.token
-    WHERE u.service = _service AND (u.due, u.id) > (_after_due, _after_id) AND u.due < idempotency.bodies_from()
-      AND u.drop_at > at AND r.state IN (1, 4)
+    WHERE u.service = _service AND (u.due, u.id) > (_after_due, _after_id) AND u.due <= last AND u.drop_at > at
+      AND r.state = ANY (CASE WHEN _what = 'bodies' THEN '{2}' ELSE '{1,4}' END::smallint[]) AND (r.schema = 1 OR _what = 'list')
     ORDER BY u.due, u.id LIMIT _limit
   ) d;
 END $$;
 
 -- No character of an id sorts after ~.
 CREATE OR REPLACE FUNCTION idempotency.list(
-  _number bigint, _service text, _skew bigint, _wait integer, _beginning text, _after text, _limit integer, OUT number bigint, OUT ids text
+  _service text, _skew bigint, _wait integer, _beginning text, _after text, _limit integer, OUT ids text
 ) LANGUAGE plpgsql AS $$
 DECLARE
   at bigint := idempotency.now(_skew);
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait);
   SELECT coalesce(string_agg(d.id, ' ' ORDER BY d.id), '') INTO ids FROM (
     SELECT s.id FROM idempotency.stored s
@@ -560,17 +518,16 @@ BEGIN
   ) d;
 END $$;
 
-CREATE OR REPLACE FUNCTION idempotency.ping(_number bigint, _skew bigint, _wait integer, OUT number bigint, OUT at bigint) LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION idempotency.ping(_skew bigint, _wait integer, OUT at bigint) LANGUAGE plpgsql AS $$
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait);
   at := idempotency.now(_skew);
 END $$;
 
 -- As history.ts. Locks the record against removal alone, so no history outlives it. Not worth a wait for the disk.
 CREATE OR REPLACE FUNCTION idempotency.note(
-  _number bigint, _service text, _id text, _skew bigint, _wait integer,
-  _tags text[], _counts bigint[], _first_ago bigint[], _last_ago bigint[], _texts text[], OUT number bigint, OUT done boolean
+  _service text, _id text, _skew bigint, _wait integer,
+  _tags text[], _counts bigint[], _first_ago bigint[], _last_ago bigint[], _texts text[], OUT done boolean
 ) LANGUAGE plpgsql AS $$
 DECLARE
   at bigint;
@@ -580,7 +537,6 @@ DECLARE
   count bigint;
   first bigint;
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait), set_config('synchronous_commit', 'off', true);
   PERFORM 1 FROM idempotency.records r WHERE r.id = _id AND r.service = _service FOR KEY SHARE;
   done := FOUND;
@@ -610,12 +566,11 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION idempotency.notes_of(
-  _number bigint, _service text, _id text, _skew bigint, _wait integer, OUT number bigint, OUT lines json
+  _service text, _id text, _skew bigint, _wait integer, OUT lines json
 ) LANGUAGE plpgsql AS $$
 DECLARE
   at bigint := idempotency.now(_skew);
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait);
   SELECT to_json(n.lines) INTO lines FROM idempotency.notes n
   JOIN idempotency.stored s ON s.id = n.id AND s.service = n.service AND s.created_at = n.created_at
@@ -624,8 +579,8 @@ END $$;
 
 -- As gcra.ts.
 CREATE OR REPLACE FUNCTION idempotency.throttle(
-  _number bigint, _service text, _id text, _skew bigint, _wait integer, _count bigint, _per bigint, _units integer,
-  OUT number bigint, OUT wait bigint
+  _service text, _id text, _skew bigint, _wait integer, _count bigint, _per bigint, _units integer,
+  OUT wait bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
   _at bigint;
@@ -633,7 +588,6 @@ DECLARE
   most numeric := _count::numeric * _per;
   _debt numeric;
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait), set_config('synchronous_commit', 'off', true);
   LOOP
     SELECT x.* INTO b FROM idempotency.buckets x WHERE x.id = _id AND x.service = _service FOR UPDATE;
@@ -662,28 +616,25 @@ END $$;
 
 -- From when it returns no end of an attempt goes unnoticed: whoever is writing one has committed, and whoever will sees the row.
 CREATE OR REPLACE FUNCTION idempotency.watch(
-  _number bigint, _service text, _id text, _skew bigint, _wait integer, _channel text, OUT number bigint
-) LANGUAGE plpgsql AS $$
+  _service text, _id text, _skew bigint, _wait integer, _channel text
+) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  number := _number;
   PERFORM idempotency.start(_wait), set_config('synchronous_commit', 'off', true);
   PERFORM 1 FROM idempotency.records r WHERE r.id = _id AND r.service = _service FOR SHARE;
   INSERT INTO idempotency.waits AS w (id, service, channel, since) VALUES (_id, _service, _channel, idempotency.now(_skew))
   ON CONFLICT (id, service, channel) DO UPDATE SET since = excluded.since;
 END $$;
 
-CREATE OR REPLACE FUNCTION idempotency.unwatch(_number bigint, _service text, _id text, _channel text, OUT number bigint)
-LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION idempotency.unwatch(_service text, _id text, _channel text)
+RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  number := _number;
   PERFORM set_config('synchronous_commit', 'off', true);
   DELETE FROM idempotency.waits w WHERE w.id = _id AND w.service = _service AND w.channel = _channel;
 END $$;
 
 -- A transaction of its own: NOTIFY takes a lock on the whole server until it ends.
-CREATE OR REPLACE FUNCTION idempotency.tell(_number bigint, _channels text[], _message text, OUT number bigint) LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION idempotency.tell(_channels text[], _message text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  number := _number;
   PERFORM set_config('synchronous_commit', 'off', true);
   PERFORM pg_notify(c, _message) FROM unnest(_channels) AS c;
 END $$;
@@ -691,14 +642,13 @@ END $$;
 -- Removes expired records of all services from some pages of the table, and goes round it so: no index is needed, which every record would
 -- pay for. What anybody is at work on is passed over. However many replicas ask, it is done once in so many milliseconds.
 CREATE OR REPLACE FUNCTION idempotency.prune(
-  _number bigint, _skew bigint, _wait integer, _every integer, _pages integer, _limit integer, OUT number bigint, OUT pruned bigint
+  _skew bigint, _wait integer, _every integer, _pages integer, _limit integer, OUT pruned bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
   _at bigint := idempotency.now(_skew);
   size bigint := pg_relation_size('idempotency.records') / current_setting('block_size')::bigint;
   p idempotency.pruning;
 BEGIN
-  number := _number;
   pruned := 0;
   PERFORM idempotency.start(_wait), set_config('synchronous_commit', 'off', true);
   SELECT x.* INTO p FROM idempotency.pruning x WHERE x.done_at NOT BETWEEN _at - _every + 1 AND _at FOR UPDATE SKIP LOCKED;
@@ -928,7 +878,7 @@ BEGIN
   END LOOP;
 END $$;
 
-INSERT INTO idempotency.layout (version, revision) VALUES (1, 8)
-ON CONFLICT (only_row) DO UPDATE SET version = 1, revision = 8;
+INSERT INTO idempotency.layout (version, revision) VALUES (1, 9)
+ON CONFLICT (only_row) DO UPDATE SET version = 1, revision = 9;
 
 COMMIT;

@@ -24,7 +24,7 @@ DECLARE
   later boolean := false;
 BEGIN
   IF to_regclass('idempotency.layout') IS NOT NULL THEN
-    SELECT l.version > 1 OR l.revision > 8 INTO later FROM idempotency.layout l;
+    SELECT l.version > 1 OR l.revision > 9 INTO later FROM idempotency.layout l;
   END IF;
   IF later THEN
     RAISE EXCEPTION 'a later release of idempotency-proxy has changed the schema idempotency' USING ERRCODE = 'object_in_use';
