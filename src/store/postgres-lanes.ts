@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto'
-import type { Millis, RecordId, Spans } from '../core/record.ts'
-import type { Identity } from './postgres-layout.ts'
+import type { Millis } from '../core/record.ts'
+import { changeOf, type Identity } from './postgres-layout.ts'
 import {
   CONNECT_TIMEOUT,
   ignore,
@@ -14,6 +14,15 @@ import {
   STANDBY,
   sqlState,
 } from './postgres-link.ts'
+import {
+  type Batch,
+  type BatchItem,
+  type Call,
+  type Kind,
+  Queue,
+  type Statement,
+  settle,
+} from './postgres-queue.ts'
 import type { PostgresAddress } from './postgres-url.ts'
 import { reconnectDelay } from './reconnect.ts'
 import { PartlyUnavailable, StoreUnavailable } from './register.ts'
@@ -37,12 +46,6 @@ const CONNECT_TIMEOUT_MOST: Millis = 16_000
 const RECHECK: Millis = 10_000
 /** A different server is accepted once the one in use has been silent for this many timeouts. */
 const PATIENCE = 10
-/** Operations of a batch, at most. */
-const ITEMS = 64
-/** Bytes of a batch's records, but for the first. */
-const BYTES = 1024 * 1024
-/** How long a batch is collected while another is under way: about the time of a commit. */
-const GATHER: Millis = 2
 /** For checking and creating the schema: replicas that start together wait for each other. */
 const PREPARE_TIMEOUT: Millis = 5000
 /** Attempts at a statement that conflicts with another transaction. */
@@ -54,53 +57,6 @@ export interface LanesOptions {
   /** A proxy that connects later than the grace after a failover has lost its claims; 0 or absent: no grace. */
   readonly grace?: Millis
   readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
-}
-
-/** `urgent`: outcomes and leases, which go first. `local`: reads, and whatever commits without waiting for a standby. */
-type Kind = 'urgent' | 'plain' | 'local'
-
-/** One of the operations that a {@link Batch} is for. */
-export interface BatchItem {
-  readonly id: RecordId
-  readonly bytes: Buffer
-  readonly spans: Spans
-  /** What it depends on: the kind of a claim, or the states of which an outcome replaces one, as bits. */
-  readonly rule: number
-}
-
-/** A statement for many operations on different records. It answers with a row of its own, then one for each record that it decided on. */
-export interface Batch {
-  readonly text: string
-  readonly argsOf: (items: readonly BatchItem[]) => readonly SqlArg[]
-}
-
-interface Call {
-  /** Of the operation alone. */
-  readonly text: string
-  readonly args: () => readonly SqlArg[]
-  /** Null: sent alone. */
-  together: { readonly batch: Batch; readonly item: BatchItem } | null
-  readonly kind: Kind
-  /** Counted up. */
-  readonly order: number
-  readonly collectedAt: Millis
-  readonly timer: NodeJS.Timeout
-  readonly resolve: (row: SqlRow) => void
-  readonly reject: (error: Error) => void
-  isSettled: boolean
-  /** Null: nothing has been sent, or nothing that was applied. */
-  lane: Lane | null
-}
-
-interface Statement {
-  readonly text: string
-  /** The first one is its number. */
-  readonly args: readonly SqlArg[]
-  readonly kind: Kind
-  /** Several only of a batch. */
-  readonly calls: readonly Call[]
-  readonly batch: Batch | null
-  tries: number
 }
 
 interface Lane {
@@ -116,13 +72,6 @@ const LOOK = `SELECT $1::bigint, string_agg(split_part(query, ' ', 4), ' ') FROM
   WHERE state = 'active' AND starts_with(query, $2)`
 const HANGING =
   'PostgreSQL does not finish the statements that it was sent, as when a synchronous standby is missing'
-
-/** It gets no other answer. */
-function settle(call: Call): Call {
-  clearTimeout(call.timer)
-  call.isSettled = true
-  return call
-}
 
 /**
  * Lock timeout, short enough to report a locked record as "not applied": a statement queuing for a row waits twice, for its turn and then
@@ -146,9 +95,7 @@ export class Lanes {
   readonly #lanes = new Set<Lane>()
   /** Numbers of lost connections whose statements may still run. */
   readonly #abandoned = new Set<string>()
-  readonly #waiting: Record<Kind, Call[]> = { urgent: [], plain: [], local: [] }
-  #turn: NodeJS.Immediate | undefined
-  #gathering: NodeJS.Timeout | undefined
+  readonly #queue = new Queue(() => this.#dispatch())
   /** Prefix of every statement; the number of the connection follows. */
   readonly #comment = `/* idempotency-proxy ${randomBytes(6).toString('hex')} `
   #connections = 0
@@ -236,15 +183,9 @@ export class Lanes {
         resolve,
         reject,
         isSettled: false,
-        lane: null,
+        isSent: false,
       }
-      this.#waiting[kind].push(call)
-      if (together === null) this.#dispatch()
-      else
-        this.#turn ??= setImmediate(() => {
-          this.#turn = undefined
-          this.#dispatch()
-        })
+      this.#queue.add(call)
     })
   }
 
@@ -260,8 +201,6 @@ export class Lanes {
     clearTimeout(this.#retry)
     clearInterval(this.#recheck)
     clearTimeout(this.#look)
-    clearTimeout(this.#gathering)
-    clearImmediate(this.#turn)
     this.#refuseWaiting()
     await Promise.all([...this.#lanes].map(({ link }) => link.end()))
   }
@@ -274,8 +213,7 @@ export class Lanes {
   }
 
   #refuseWaiting(): void {
-    for (const waiting of Object.values(this.#waiting))
-      for (const call of waiting.splice(0)) settle(call).reject(this.#notConnected())
+    for (const call of this.#queue.empty()) settle(call).reject(this.#notConnected())
   }
 
   #dispatch(): void {
@@ -284,77 +222,34 @@ export class Lanes {
       if (call === undefined) return
       const free = [...this.#lanes].find((lane) => lane.statement === null)
       if (free === undefined) return this.#grow()
-      this.#send(free, this.#statementFor(call))
+      this.#send(free, this.#queue.take(call, String(++this.#numbers)))
     }
   }
 
   #next(): Call | undefined {
-    const { urgent, plain, local } = this.#waiting
-    if (urgent.length + plain.length + local.length === 0) return
+    if (this.#queue.isEmpty) return
+    const queue = this.#queue
     let mayHang = this.#late()
     let ordinary = 0
+    const batches: (Batch | null)[] = []
     for (const { statement, lateAt } of this.#lanes)
       if (statement !== null && lateAt === null) {
+        batches.push(statement.batch)
         if (statement.kind !== 'local') mayHang++
         if (statement.kind !== 'urgent') ordinary++
       }
     const isRoom = mayHang < MOST - LOCAL
-    const [outcome] = isRoom && this.#isReady(urgent) ? urgent : []
+    const outcome = isRoom ? queue.first('urgent', batches) : undefined
     if (outcome !== undefined) return outcome
     if (ordinary >= LANES - RESERVED) return
-    const [first] = local
-    const [other] = isRoom && this.#isReady(plain) ? plain : []
+    const first = queue.first('local', batches)
+    const other = isRoom ? queue.first('plain', batches) : undefined
     return first === undefined || (other !== undefined && other.order < first.order) ? other : first
-  }
-
-  /** More are collected for the next batch while one is under way. */
-  #isReady(waiting: readonly Call[]): boolean {
-    const [first] = waiting
-    if (first?.together == null || waiting.length >= ITEMS) return true
-    const { batch } = first.together
-    const isUnderWay = [...this.#lanes].some(
-      ({ statement, lateAt }) => lateAt === null && statement?.batch === batch,
-    )
-    const left = first.collectedAt + GATHER - performance.now()
-    if (!isUnderWay || left <= 0) return true
-    this.#gathering ??= setTimeout(() => {
-      this.#gathering = undefined
-      this.#dispatch()
-    }, left)
-    return false
-  }
-
-  /** Takes `first` out of the queue, and what goes with it. */
-  #statementFor(first: Call): Statement {
-    const { kind } = first
-    const number = String(++this.#numbers)
-    const batch = first.together?.batch ?? null
-    if (batch === null) {
-      this.#waiting[kind].shift()
-      return { text: first.text, args: [number, ...first.args()], kind, calls: [first], batch, tries: 0 }
-    }
-    const taken = new Map<RecordId, Call>()
-    const items: BatchItem[] = []
-    let bytes = 0
-    this.#waiting[kind] = this.#waiting[kind].filter((call) => {
-      const { together } = call
-      if (together?.batch !== batch || taken.size >= ITEMS) return true
-      // Many of one key, as of a client that does not wait, do not wait for each other's batches.
-      if (taken.has(together.item.id)) call.together = null
-      if (call.together === null || (taken.size > 0 && bytes + together.item.bytes.length > BYTES))
-        return true
-      bytes += together.item.bytes.length
-      taken.set(together.item.id, call)
-      items.push(together.item)
-      return false
-    })
-    const calls = [...taken.values()]
-    return { text: batch.text, args: [number, ...batch.argsOf(items)], kind, calls, batch, tries: 0 }
   }
 
   #send(lane: Lane, statement: Statement): void {
     lane.statement = statement
-    for (const call of statement.calls) call.lane = lane
+    for (const call of statement.calls) call.isSent = true
     statement.tries++
     lane.link.query(statement.text, statement.args, (error, rows) =>
       this.#settle(lane, statement, error, rows),
@@ -371,13 +266,15 @@ export class Lanes {
     const [[number, ...columns] = []] = rows
     if (error !== null) {
       const refused = postgresFailure(error)
-      if (statement.batch !== null && isOfOne(error)) this.#alone(calls)
+      if (statement.batch !== null && isOfOne(error)) this.#queue.again(calls)
       else for (const call of calls) settle(call).reject(refused)
       // Nothing more is sent on a connection whose last statement has an uncertain outcome.
       if (refused.maybeApplied) {
         if (this.#lanes.has(lane)) this.#abandon(lane.number)
         this.#drop(lane, error.message)
-      } else if (sqlState(error) === STANDBY) this.#leave(error.message)
+      } else if (sqlState(error) === STANDBY)
+        // The name may lead to its primary.
+        for (const one of this.#lanes) if (one.statement === null) this.#drop(one, error.message)
     } else if (number !== statement.args[0]) {
       const nonsense = 'no answer from PostgreSQL: replies do not match their statements'
       for (const call of calls) settle(call).reject(new StoreUnavailable(nonsense, true))
@@ -386,7 +283,7 @@ export class Lanes {
     else {
       const found = new Map(rows.map(([, id, ...columns]) => [id, columns]))
       const rowOf = (call: Call) => found.get(call.together?.item.id ?? '')
-      this.#alone(calls.filter((call) => rowOf(call) === undefined))
+      this.#queue.again(calls.filter((call) => rowOf(call) === undefined))
       for (const call of calls) {
         const row = rowOf(call)
         if (row !== undefined) settle(call).resolve(row)
@@ -397,24 +294,16 @@ export class Lanes {
     if (this.#lanes.has(lane) && !this.#isClosed) this.#up()
   }
 
-  /** Nothing was done about them: each goes again, before others. */
-  #alone(calls: readonly Call[]): void {
-    const [first] = calls
-    if (first === undefined) return
-    for (const call of calls) Object.assign(call, { together: null, lane: null })
-    this.#waiting[first.kind].unshift(...calls)
-  }
-
   #expire(call: Call): void {
-    const { lane, isSettled } = call
-    if (isSettled) return
+    if (call.isSettled) return
     settle(call)
-    if (lane === null) {
-      this.#waiting[call.kind] = this.#waiting[call.kind].filter((one) => one !== call)
+    if (!call.isSent) {
+      this.#queue.remove(call)
       return call.reject(new StoreUnavailable('PostgreSQL has no connection free: timed out', false))
     }
     call.reject(new StoreUnavailable('no answer from PostgreSQL: timed out', true))
-    if (lane.lateAt !== null) return
+    const lane = [...this.#lanes].find(({ statement }) => statement?.calls.includes(call))
+    if (lane === undefined || lane.lateAt !== null) return
     lane.lateAt = performance.now()
     this.#judge()
     this.#lookLater()
@@ -540,33 +429,15 @@ export class Lanes {
     if (oldest?.statement === null && this.#lanes.size > size) this.#drop(oldest, 'not needed')
   }
 
-  /**
-   * With two servers, each key could be claimed twice. After a promotion the later timeline wins; an old primary that is still
-   * up does not know. An unrelated server is accepted only while none is in use.
-   */
   #recognise(identity: Identity): void {
-    const known = this.#identity
-    const isOther = known !== null && known.system !== identity.system
     const silentSince = performance.now() - PATIENCE * this.#options.timeoutMs
     const isInUse = [...this.#lanes].some(({ lateAt }) => lateAt === null || lateAt > silentSince)
-    if (known !== null && !isOther && identity.timeline < known.timeline)
-      throw new Error(
-        `the server is an old primary: its timeline is ${identity.timeline}, that of its successor ${known.timeline}`,
-      )
-    if (isOther && isInUse)
-      throw new Error(
-        'the name leads to a different server while the one in use still answers: with two, each key could be claimed twice',
-      )
+    const change = changeOf(this.#identity, identity, isInUse)
     this.#identity = identity
-    if (known === null || (!isOther && identity.timeline === known.timeline)) return
+    if (change === null) return
     this.#abandoned.clear()
     if (this.#lanes.size === 0) return
-    this.#options.onEvent(
-      'error',
-      isOther
-        ? 'PostgreSQL is a different server now: connections to the previous one, which does not answer, are closed'
-        : `PostgreSQL has failed over (timeline ${identity.timeline}): connections to the old primary are closed`,
-    )
+    this.#options.onEvent('error', change)
     for (const lane of this.#lanes) {
       this.#lanes.delete(lane)
       lane.link.destroy()
@@ -614,11 +485,6 @@ export class Lanes {
     this.#trouble = why
     this.#refuseWaiting()
     if (!this.#isConnecting && this.#retry === undefined) this.#later()
-  }
-
-  /** It has become a standby: the name may lead to its primary. */
-  #leave(why: string): void {
-    for (const lane of this.#lanes) if (lane.statement === null) this.#drop(lane, why)
   }
 
   #drop(lane: Lane, why: string): void {

@@ -44,6 +44,28 @@ export interface Identity {
   readonly timeline: number
 }
 
+/**
+ * What it means that a connection leads to `found`, for people; null: nothing new. With two servers, each key could be claimed twice. After
+ * a promotion the later timeline wins; an old primary that is still up does not know.
+ * @throws if it may not be used: an old primary, or an unrelated server while the one in use answers (`isInUse`).
+ */
+export function changeOf(known: Identity | null, found: Identity, isInUse: boolean): string | null {
+  if (known === null) return null
+  if (known.system !== found.system) {
+    if (!isInUse)
+      return 'PostgreSQL is a different server now: connections to the previous one, which does not answer, are closed'
+    throw new Error(
+      'the name leads to a different server while the one in use still answers: with two, each key could be claimed twice',
+    )
+  }
+  if (found.timeline < known.timeline)
+    throw new Error(
+      `the server is an old primary: its timeline is ${found.timeline}, that of its successor ${known.timeline}`,
+    )
+  if (found.timeline === known.timeline) return null
+  return `PostgreSQL has failed over (timeline ${found.timeline}): connections to the old primary are closed`
+}
+
 /** Null: unknown. */
 async function identityOf(link: PostgresLink): Promise<Identity | null> {
   const [[system, file] = []] = await link

@@ -2,10 +2,11 @@ import type { Millis, RecordId, State } from '../core/record.ts'
 import { settled } from '../runtime/scheduling.ts'
 import { BODIES_FROM, isClaim, MAX_U48, PREFIX, SCHEMA, stamp, stateCode } from './codec.ts'
 import { Epoch } from './postgres-epoch.ts'
-import { type Batch, type BatchItem, Lanes, type LanesOptions, lockWait } from './postgres-lanes.ts'
+import { Lanes, type LanesOptions, lockWait } from './postgres-lanes.ts'
 import { prepare } from './postgres-layout.ts'
 import { isNumber, nonsense, type SqlArg, type SqlRow, sqlNumber } from './postgres-link.ts'
 import { Listener } from './postgres-listener.ts'
+import type { Batch, BatchItem } from './postgres-queue.ts'
 import { postgresAddress } from './postgres-url.ts'
 import {
   type Condition,

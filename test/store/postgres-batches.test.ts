@@ -1,6 +1,7 @@
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { type Batch, lockWait } from '../../src/store/postgres-lanes.ts'
+import { lockWait } from '../../src/store/postgres-lanes.ts'
+import type { Batch } from '../../src/store/postgres-queue.ts'
 import { fakeLanes, isLook, TIMEOUT, textsOf } from '../support/fake-lanes.ts'
 import type { Sent } from '../support/fake-links.ts'
 import { SPANS } from './fixtures.ts'
