@@ -15,13 +15,12 @@ import {
   type State,
 } from '../core/record.ts'
 import { unfreed } from '../runtime/limits.ts'
+import { BinaryReader, BinaryWriter, MAX_U48, readU48, writeU48 } from './binary.ts'
 import { decoded } from './compression.ts'
 import { type Condition, CorruptRecord, type DueKind, SealedRecord } from './register.ts'
 
-/** 48 bits: enough for milliseconds until the year 10889, exact in a double and in Lua. */
-export const U48 = 6
-/** Of instants, versions and fences: the most that a record can hold. */
-export const MAX_U48 = 2 ** 48 - 1
+export { U48 } from './binary.ts'
+
 /*
  * The record format, schema 1. Fixed for good: a change would orphan live records (docs/record-format.md).
  *
@@ -138,22 +137,33 @@ export function storedSpans(draft: RecordDraft, spans: Spans): Spans {
   return afterBody === 0 ? spans : { ...spans, dueIn: spans.dueIn - afterBody }
 }
 
-/** Fields newer than the first release, by name: releases skip names they do not know. Only fields with a value are written. */
+/** Extensions, the fields newer than the first release, and the members that they hold. */
+const EXTENSIONS = [
+  ['parts', 'parts'],
+  ['label', 'label'],
+  ['key', 'key'],
+  ['key-sent', 'keySent'],
+  ['told', 'told'],
+  ['told-to', 'toldTo'],
+  ['lease', 'lease'],
+  ['span', 'span'],
+  ['completion', 'completion'],
+] as const
+/** Nobody waits for the owner of such a record any more, nor may its upstream end it. In a completed one, the upstream wrote that. */
+const LEFT_OUT: Readonly<Partial<Record<State, readonly (keyof Operation)[]>>> = {
+  failed_retryable: ['lease'],
+  completed: ['lease', 'completion'],
+  expired: ['lease', 'completion'],
+}
+
+/** By name: releases skip names they do not know. Only fields with a value are written. */
 function extensionsOf(draft: RecordDraft): [name: string, value: string][] {
   const named: [string, string][] = []
-  if (draft.parts !== undefined) named.push(['parts', draft.parts])
-  if (draft.label !== undefined) named.push(['label', draft.label])
-  if (draft.key !== null) named.push(['key', draft.key])
-  if (draft.keySent !== undefined) named.push(['key-sent', draft.keySent])
-  if (draft.told !== undefined) named.push(['told', draft.told.join(' ')])
-  if (draft.toldTo !== undefined) named.push(['told-to', draft.toldTo])
-  // Nobody waits for the owner of a record in any other state.
-  if (draft.lease !== undefined && (draft.state === 'in_progress' || draft.state === 'unknown'))
-    named.push(['lease', String(draft.lease)])
-  if (draft.span !== undefined) named.push(['span', draft.span])
-  // In a completed record: the upstream wrote it.
-  if (draft.completion !== undefined && draft.state !== 'completed' && draft.state !== 'expired')
-    named.push(['completion', draft.completion])
+  for (const [name, member] of EXTENSIONS) {
+    const value = draft[member]
+    if (value == null || LEFT_OUT[draft.state]?.includes(member)) continue
+    named.push([name, typeof value === 'object' ? value.join(' ') : String(value)])
+  }
   const afterBody = afterBodyOf(draft)
   if (afterBody > 0) named.push(['after-body', String(afterBody)])
   if (draft.state === 'completed' && !draft.result.kept && draft.result.why === 'past_ttl')
@@ -182,31 +192,17 @@ function numberIn(named: ReadonlyMap<string, string>, name: string): number | un
   throw new CorruptRecord(`the stored record has ${name} ${JSON.stringify(text)}; allowed: digits`)
 }
 
-function operationOf(
-  named: ReadonlyMap<string, string>,
-): Pick<
-  Operation,
-  'parts' | 'label' | 'key' | 'keySent' | 'told' | 'toldTo' | 'lease' | 'span' | 'completion'
-> {
-  const parts = named.get('parts')
-  const label = named.get('label')
-  const keySent = named.get('key-sent')
-  const told = IDENTIFIERS.filter((name) => named.get('told')?.split(' ').includes(name))
-  const toldTo = named.get('told-to')
-  const lease = numberIn(named, 'lease')
-  const span = named.get('span')
-  const completion = named.get('completion')
-  return {
-    key: named.get('key') ?? null,
-    ...(parts === undefined ? {} : { parts }),
-    ...(label === undefined ? {} : { label }),
-    ...(keySent === undefined ? {} : { keySent }),
-    ...(told.length === 0 ? {} : { told }),
-    ...(toldTo === undefined ? {} : { toldTo }),
-    ...(lease === undefined ? {} : { lease }),
-    ...(span === undefined ? {} : { span }),
-    ...(completion === undefined ? {} : { completion }),
+function operationOf(named: ReadonlyMap<string, string>): Partial<Operation> {
+  const operation: Partial<Record<keyof Operation, unknown>> = {}
+  for (const [name, member] of EXTENSIONS) {
+    const text = named.get(name)
+    if (text === undefined) continue
+    const told = IDENTIFIERS.filter((identifier) => text.split(' ').includes(identifier))
+    if (member === 'lease') operation.lease = numberIn(named, name)
+    else if (member !== 'told') operation[member] = text
+    else if (told.length > 0) operation.told = told
   }
+  return operation as Partial<Operation>
 }
 
 function reconciliationOf(named: ReadonlyMap<string, string>, deadLettered: boolean): Reconciliation | null {
@@ -497,186 +493,4 @@ export function prolongLease(bytes: Buffer, now: Millis, { dueIn, dropIn }: Span
   bytes[PREFIX.state] = stateCode('in_progress')
   bytes[HEAD_AT] = 0
   return stamps
-}
-
-/* Numbers and strings as bytes. All numbers are big-endian. */
-
-const HIGH = 2 ** 32
-
-export function readU48(bytes: Buffer, at: number): number {
-  return bytes.readUInt16BE(at) * HIGH + bytes.readUInt32BE(at + 2)
-}
-
-export function writeU48(bytes: Buffer, v: number, at: number): void {
-  const high = Math.floor(v / HIGH)
-  bytes[at] = high >>> 8
-  bytes[at + 1] = high
-  writeU32(bytes, v, at + 2)
-}
-
-function writeU32(bytes: Buffer, v: number, at: number): void {
-  bytes[at] = v >>> 24
-  bytes[at + 1] = v >>> 16
-  bytes[at + 2] = v >>> 8
-  bytes[at + 3] = v
-}
-
-/** Up to this length a string is written character by character: a call into Buffer costs as much as that many characters. */
-const SHORT = 16
-/** From this length on, a call into Buffer is cheaper. */
-const LONG = 200
-/** Large enough for the strings of a typical record. */
-const WINDOW = 1024
-
-function isAscii(v: string): boolean {
-  for (let n = 0; n < v.length; n++) if (v.charCodeAt(n) > 0x7f) return false
-  return true
-}
-
-export class BinaryWriter {
-  #bytes: Buffer
-  at = 0
-  constructor(size: number) {
-    this.#bytes = Buffer.allocUnsafe(size)
-  }
-  #room(n: number): void {
-    if (this.at + n <= this.#bytes.length) return
-    const larger = Buffer.allocUnsafe(Math.max(this.#bytes.length * 2, this.at + n))
-    larger.set(this.#bytes)
-    this.#bytes = larger
-  }
-  zeros(n: number): void {
-    this.#room(n)
-    for (let end = this.at + n; this.at < end; this.at++) this.#bytes[this.at] = 0
-  }
-  u8(v: number): void {
-    this.#room(1)
-    this.#bytes[this.at++] = v
-  }
-  u16(v: number): void {
-    this.#room(2)
-    this.#bytes[this.at++] = v >>> 8
-    this.#bytes[this.at++] = v
-  }
-  u32(v: number): void {
-    this.#room(4)
-    writeU32(this.#bytes, v, this.at)
-    this.at += 4
-  }
-  u32At(at: number, v: number): void {
-    writeU32(this.#bytes, v, at)
-  }
-  u48(v: number): void {
-    this.#room(U48)
-    writeU48(this.#bytes, v, this.at)
-    this.at += U48
-  }
-  bytes(v: Buffer): void {
-    this.#room(v.length)
-    this.#bytes.set(v, this.at)
-    this.at += v.length
-  }
-  /** Header lines: bytes as on the wire. */
-  latin1(v: string): void {
-    this.u32(v.length)
-    this.#room(v.length)
-    const [bytes, at, length] = [this.#bytes, this.at, v.length]
-    if (length > SHORT) bytes.write(v, at, 'latin1')
-    else for (let n = 0; n < length; n++) bytes[at + n] = v.charCodeAt(n)
-    this.at = at + length
-  }
-  text(v: string): void {
-    if (v.length <= SHORT && isAscii(v)) return this.latin1(v)
-    this.#room(4 + 3 * v.length)
-    const length = this.#bytes.write(v, this.at + 4)
-    writeU32(this.#bytes, length, this.at)
-    this.at += 4 + length
-  }
-  lines(v: readonly string[]): void {
-    this.u32(v.length)
-    for (const line of v) this.latin1(line)
-  }
-  done(): Buffer {
-    return this.#bytes.subarray(0, this.at)
-  }
-}
-
-/** @throws {CorruptRecord} if there are fewer bytes than requested. */
-export class BinaryReader {
-  readonly #buffer: Buffer
-  #at: number
-  /** The bytes from `at` on, as characters. */
-  #window = ''
-  #windowFrom = 0
-  constructor(buffer: Buffer, at: number) {
-    this.#buffer = buffer
-    this.#at = at
-  }
-  take(n: number): Buffer {
-    const at = this.#pass(n)
-    return this.#buffer.subarray(at, at + n)
-  }
-  u8(): number {
-    return this.#buffer.readUInt8(this.#pass(1))
-  }
-  u16(): number {
-    return this.#buffer.readUInt16BE(this.#pass(2))
-  }
-  u32(): number {
-    return this.#buffer.readUInt32BE(this.#pass(4))
-  }
-  u48(): number {
-    return readU48(this.#buffer, this.#pass(U48))
-  }
-  latin1(): string {
-    const length = this.u32()
-    const at = this.#pass(length)
-    return this.#characters(at, at + length)
-  }
-  text(): string {
-    const length = this.u32()
-    const at = this.#pass(length)
-    if (length <= LONG) {
-      const text = this.#characters(at, at + length)
-      if (isAscii(text)) return text
-    }
-    return this.#buffer.toString('utf8', at, at + length)
-  }
-  /** Decodes latin1 with one Buffer call for all strings that are close together. */
-  #characters(from: number, to: number): string {
-    if (to - this.#windowFrom > this.#window.length) {
-      if (to - from > WINDOW) return this.#buffer.toString('latin1', from, to)
-      this.#windowFrom = from
-      this.#window = this.#buffer.toString('latin1', from, from + WINDOW)
-    }
-    return this.#window.slice(from - this.#windowFrom, to - this.#windowFrom)
-  }
-  lines(): string[] {
-    const lines: string[] = []
-    for (let n = this.u32(); n > 0; n--) lines.push(this.latin1())
-    return lines
-  }
-  /** A text, or any bytes, preceded by their length. */
-  skip(): void {
-    this.#pass(this.u32())
-  }
-  /** The rest. */
-  rest(): Buffer {
-    return this.take(this.#buffer.length - this.#at)
-  }
-  get at(): number {
-    return this.#at
-  }
-  end(): void {
-    if (this.#at !== this.#buffer.length)
-      throw new CorruptRecord('the stored record has bytes that this version does not know')
-  }
-  /** Consumes `n` bytes; returns where they begin. */
-  #pass(n: number): number {
-    const at = this.#at
-    if (at + n > this.#buffer.length)
-      throw new CorruptRecord(`the stored record is cut off at ${this.#buffer.length} bytes`)
-    this.#at = at + n
-    return at
-  }
 }

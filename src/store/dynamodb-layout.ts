@@ -1,5 +1,6 @@
 import type { Millis } from '../core/record.ts'
-import { HEAD_AT, MAX_U48, PREFIX, SCHEMA, type Stamps, stamp, stateCode } from './codec.ts'
+import { MAX_U48 } from './binary.ts'
+import { HEAD_AT, PREFIX, SCHEMA, type Stamps, stamp, stateCode } from './codec.ts'
 import type { AttributeValue, Item, OperationInput, TableDescription } from './dynamodb-client.ts'
 import { type Condition, CorruptRecord, type DuePosition, type Stamp } from './register.ts'
 import { type Bucket, fullAt } from './side-ports.ts'

@@ -1,11 +1,11 @@
 import { randomBytes } from 'node:crypto'
 import type { Millis, RecordId } from '../core/record.ts'
 import { KeyedMutex, settled } from '../runtime/scheduling.ts'
+import { MAX_U48 } from './binary.ts'
 import {
   BODIES_FROM,
   endsAttempt,
   indexPlace,
-  MAX_U48,
   mayRenew,
   meets,
   nextStamps,

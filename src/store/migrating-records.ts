@@ -1,7 +1,8 @@
 import { randomFillSync } from 'node:crypto'
 import { type ComparedRecord, isAhead, isAheadOfMirror } from '../core/copies.ts'
 import type { Millis, Spans } from '../core/record.ts'
-import { isClaim, mayRenew, meets, PREFIX, prolongLease, readStamps, stateCode, writeU48 } from './codec.ts'
+import { writeU48 } from './binary.ts'
+import { isClaim, mayRenew, meets, PREFIX, prolongLease, readStamps, stateCode } from './codec.ts'
 import type { GetReply } from './register.ts'
 
 /* Records of two stores that are used as one: how they compare, and what is written to the other store. */

@@ -1,6 +1,7 @@
 import { type ComparedRecord, isAhead, type Phase } from '../core/copies.ts'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
-import { isClaim, isUnresolved, meets, PREFIX, readStamps, stateCode, writeU48 } from './codec.ts'
+import { writeU48 } from './binary.ts'
+import { isClaim, isUnresolved, meets, PREFIX, readStamps, stateCode } from './codec.ts'
 import { copyHistory, keptOf } from './copying.ts'
 import { weakest } from './grade.ts'
 import {

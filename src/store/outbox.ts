@@ -1,6 +1,7 @@
 import type { Millis, RecordId } from '../core/record.ts'
 import { outcomeDraftOf, type PendingOutcome } from '../core/settle.ts'
-import { BinaryReader, BinaryWriter, decodeRecord, encodeDraft } from './codec.ts'
+import { BinaryReader, BinaryWriter } from './binary.ts'
+import { decodeRecord, encodeDraft } from './codec.ts'
 import { CorruptRecord } from './register.ts'
 import type { Sealer } from './sealing.ts'
 import { frameBytes, Spool, type SpoolEntry, type SpoolOptions } from './spool.ts'

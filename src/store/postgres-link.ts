@@ -1,7 +1,7 @@
 import type { Socket } from 'node:net'
 import type { Client, Notification } from 'pg'
 import type { Millis } from '../core/record.ts'
-import { MAX_U48 } from './codec.ts'
+import { MAX_U48 } from './binary.ts'
 import type { PostgresAddress } from './postgres-url.ts'
 import { RecordLocked, StoreFull, StoreUnavailable } from './register.ts'
 

@@ -1,6 +1,7 @@
 import type { Millis, RecordId, State } from '../core/record.ts'
 import { settled } from '../runtime/scheduling.ts'
-import { BODIES_FROM, isClaim, MAX_U48, PREFIX, SCHEMA, stamp, stateCode } from './codec.ts'
+import { MAX_U48 } from './binary.ts'
+import { BODIES_FROM, isClaim, PREFIX, SCHEMA, stamp, stateCode } from './codec.ts'
 import { Epoch } from './postgres-epoch.ts'
 import { Lanes, type LanesOptions, lockWait } from './postgres-lanes.ts'
 import { prepare } from './postgres-layout.ts'

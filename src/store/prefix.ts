@@ -1,6 +1,7 @@
 import { hash } from 'node:crypto'
 import { STATES } from '../core/record.ts'
-import { MAGIC, PREFIX, readU48 } from './codec.ts'
+import { readU48 } from './binary.ts'
+import { MAGIC, PREFIX } from './codec.ts'
 import type { Prefix } from './register.ts'
 
 /*

@@ -9,16 +9,8 @@ import type { SealingKey, StoreConfig } from '../config/config.ts'
 import { Hmac } from '../core/identity.ts'
 import type { RecordId } from '../core/record.ts'
 import { NOBODY } from '../core/settle.ts'
-import {
-  FLAG_LEASE_EXPIRED,
-  HEAD_AT,
-  PREFIX,
-  readU48,
-  SEALED,
-  sealingKeyOf,
-  stateCode,
-  writeU48,
-} from './codec.ts'
+import { readU48, writeU48 } from './binary.ts'
+import { FLAG_LEASE_EXPIRED, HEAD_AT, PREFIX, SEALED, sealingKeyOf, stateCode } from './codec.ts'
 import { SealedRecord } from './register.ts'
 
 const CIPHER = 'aes-256-gcm'

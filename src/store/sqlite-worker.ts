@@ -2,6 +2,7 @@ import { hash } from 'node:crypto'
 import type { DatabaseSync } from 'node:sqlite'
 import { parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads'
 import { type Millis, type RecordId, type State, UNRESOLVED } from '../core/record.ts'
+import { readU48 } from './binary.ts'
 import {
   BODIES_FROM,
   indexPlace,
@@ -12,7 +13,6 @@ import {
   placesDue,
   prolongLease,
   readStamps,
-  readU48,
   type Stamps,
   stamp,
 } from './codec.ts'

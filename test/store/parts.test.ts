@@ -1,5 +1,5 @@
 import t from 'tap'
-import { BinaryReader, BinaryWriter } from '../../src/store/codec.ts'
+import { BinaryReader, BinaryWriter } from '../../src/store/binary.ts'
 import {
   CorruptRecord,
   Declined,
