@@ -3,7 +3,8 @@ import type { Completed, IdempotencyRecord, RecordId } from '../../src/core/reco
 import { resolvedDraft } from '../../src/core/settle.ts'
 import { Reclaimer } from '../../src/protect/reclaimer.ts'
 import { Settler } from '../../src/protect/settler.ts'
-import { RecentWrites, Records } from '../../src/store/records.ts'
+import { RecentWrites } from '../../src/store/recent.ts'
+import { Records } from '../../src/store/records.ts'
 import { draft, bytesOf as encoded, newId, newToken, response, SPANS, until } from '../store/fixtures.ts'
 import { BROKEN, Gate, hurried, idle, NOT_SENT, Replica, replica, route } from './harness.ts'
 

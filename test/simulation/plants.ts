@@ -98,7 +98,7 @@ export const PLANTS: readonly (Plant & { readonly seed: number })[] = [
     model: 'outcomes are not written again',
     from: 'return recent.all().map(',
     to: 'return ([] as ReturnType<RecentWrites["all"]>).map(' },
-  { name: 'outcomes are forgotten while the store is down', seed: 117, file: 'src/store/records.ts',
+  { name: 'outcomes are forgotten while the store is down', seed: 117, file: 'src/store/recent.ts',
     also: 'test/store/recent.test.ts',
     from: 'if (this.isSafe(at) ||',
     to: 'if (this.#clock() - at > 15_000 ||' },

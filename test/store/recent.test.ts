@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { LARGEST_RECENT, RecentWrites } from '../../src/store/records.ts'
+import { LARGEST_RECENT, RecentWrites } from '../../src/store/recent.ts'
 import { Safety } from '../../src/store/safety.ts'
 import { newId } from './fixtures.ts'
 

@@ -9,15 +9,8 @@ import {
 import { NOBODY, outcomeDraftOf } from '../../src/core/settle.ts'
 import { decodeRecord } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
-import {
-  LARGEST_RECENT,
-  nullIfUnavailable,
-  orThrow,
-  RecentWrites,
-  Records,
-  type StoreTrouble,
-  tokens,
-} from '../../src/store/records.ts'
+import { LARGEST_RECENT, RecentWrites } from '../../src/store/recent.ts'
+import { nullIfUnavailable, orThrow, Records, type StoreTrouble, tokens } from '../../src/store/records.ts'
 import {
   CorruptRecord,
   type PutReply,
