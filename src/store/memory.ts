@@ -21,6 +21,7 @@ import {
   type RateLimits,
   type RecordHistory,
   type Register,
+  SOUND,
   type Store,
   StoreFull,
 } from './register.ts'
@@ -30,6 +31,7 @@ import { type Bucket, drawFromBucket, fullAt, noted, readNote, Watchers } from '
 export const MEMORY_BYTES = 64 * 1024 * 1024
 /** Overhead of an entry: id, objects, timers. Roughly measured; it limits the number of small records. */
 const ENTRY_BYTES = 512
+const LOST = 'The memory store forgets every record when the process ends, and no other replica sees them.'
 /** Overhead of a line of history. */
 const LINE_BYTES = 32
 /** How often what has expired is removed, unless it is asked for: then at once. */
@@ -48,21 +50,11 @@ export function memoryStore(options: MemoryOptions): Store {
   const watchers = new Watchers()
   return {
     ...register(memory, watchers),
+    ...lists(memory),
     history: history(memory),
     limits: limits(memory),
     watch: async (id, changed) => watchers.add(id, changed),
-    async traits() {
-      const lost =
-        'The memory store forgets every record when the process ends, and no other replica sees them.'
-      return {
-        durable: false,
-        evicts: false,
-        forgets: null,
-        hasIdentity: false,
-        findings: [lost],
-        refusals: [],
-      }
-    },
+    traits: async () => ({ ...SOUND, durable: false, findings: [LOST] }),
     async close() {},
   }
 }
@@ -148,7 +140,7 @@ class Memory {
   }
 }
 
-function register(memory: Memory, watchers: Watchers): Register {
+function register(memory: Memory, watchers: Watchers): Omit<Register, 'due' | 'list'> {
   const { records } = memory
   let serial = 0
   return {
@@ -201,6 +193,20 @@ function register(memory: Memory, watchers: Watchers): Register {
       })
     },
 
+    async remove(id, version) {
+      const entry = memory.find(id, memory.now())
+      if (entry === undefined || versionOf(bytesOf(entry)) !== version) return false
+      memory.forget(entry)
+      watchers.tell(id)
+      return true
+    },
+
+    ping: async () => memory.now(),
+  }
+}
+
+function lists(memory: Memory): Pick<Register, 'due' | 'list'> {
+  return {
     async due(limit, of = 'unresolved') {
       const now = memory.now()
       const { from, to } = placesDue(of, now)
@@ -209,14 +215,6 @@ function register(memory: Memory, watchers: Watchers): Register {
         .sort(([, one], [, other]) => one - other)
         .slice(0, limit)
         .map(([id]) => id)
-    },
-
-    async remove(id, version) {
-      const entry = memory.find(id, memory.now())
-      if (entry === undefined || versionOf(bytesOf(entry)) !== version) return false
-      memory.forget(entry)
-      watchers.tell(id)
-      return true
     },
 
     async list(which, cursor, limit) {
@@ -232,13 +230,11 @@ function register(memory: Memory, watchers: Watchers): Register {
       if (cursor !== null && !/^\d{1,16}$/.test(cursor)) throw new RangeError('not a cursor of this store')
       const beginning = which === 'all' ? '' : which.beginning
       const ids: RecordId[] = []
-      for (const [id, { serial, dropAt }] of records)
+      for (const [id, { serial, dropAt }] of memory.records)
         if (serial >= Number(cursor) && id.startsWith(beginning) && dropAt > now && ids.push(id) === limit)
           return { ids, next: String(serial + 1) }
       return { ids, next: null }
     },
-
-    ping: async () => memory.now(),
   }
 }
 

@@ -186,6 +186,16 @@ export interface StoreTraits {
   readonly room?: string
 }
 
+/** Of a store that keeps all that it acknowledges. */
+export const SOUND: StoreTraits = {
+  durable: true,
+  evicts: false,
+  forgets: null,
+  hasIdentity: false,
+  findings: [],
+  refusals: [],
+}
+
 /** The store cannot be reached, or did not answer in time. */
 export class StoreUnavailable extends Error {
   override readonly name: string = 'StoreUnavailable'

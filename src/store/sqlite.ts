@@ -10,6 +10,7 @@ import {
   type PutReply,
   pageOf,
   parseCursor,
+  SOUND,
   type Store,
   StoreFull,
   StoreUnavailable,
@@ -67,6 +68,10 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
   }
   const thread = new Thread(options)
   await thread.open()
+  return storeOn(thread)
+}
+
+function storeOn(thread: Thread): SqliteStore {
   const watchers = new Watchers()
   return {
     name: 'sqlite',
@@ -134,14 +139,7 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
     limits: { take: (bucket, rate, units) => thread.run('throttle', bucket, rate, units) },
     /** Sees writes of this process only, not what others write to the file. */
     watch: async (id, changed) => watchers.add(id, changed),
-    traits: async () => ({
-      durable: true,
-      evicts: false,
-      forgets: null,
-      hasIdentity: false,
-      findings: [],
-      refusals: [],
-    }),
+    traits: async () => SOUND,
     close: () => thread.close(),
     set skew(ms: Millis) {
       thread.skew[0] = ms
