@@ -1,76 +1,31 @@
 import { type Decision, decide, type RequestDigests } from '../core/decide.ts'
 import { newKeysBucket, shortId } from '../core/identity.ts'
-import { isBornSince } from '../core/key.ts'
-import type { Rate, RoutePolicy } from '../core/policy.ts'
-import { identifiersSentByBoth } from '../core/reconcile/identifiers.ts'
-import {
-  type Attempt,
-  type IdempotencyRecord,
-  type Millis,
-  type RecordDraft,
-  type RecordId,
-  type Spans,
-} from '../core/record.ts'
+import type { RoutePolicy } from '../core/policy.ts'
+import type { Attempt, IdempotencyRecord, Millis, RecordDraft, RecordId, Spans } from '../core/record.ts'
 import { claimDraft, claimSpans, outcomeDraft, outcomeSpans, runningRecord } from '../core/settle.ts'
 import { after, inSteps, type Soon } from '../runtime/scheduling.ts'
-import {
-  type ClaimReply,
-  nullIfUnavailable,
-  type ReadReply,
-  type Records,
-  type TakeOverReply,
-} from '../store/records.ts'
-import {
-  type CorruptRecord,
-  InGrace,
-  OutOfPhase,
-  type Stamp,
-  type StoreUnavailable,
-  Unreplicated,
-} from '../store/register.ts'
+import { type ClaimReply, nullIfUnavailable, type ReadReply, type Records } from '../store/records.ts'
+import { InGrace, OutOfPhase, Unreplicated } from '../store/register.ts'
 import { nobody, refuse, storeUnavailable } from './answers.ts'
+import {
+  type Began,
+  type ClaimContents,
+  type ClaimDecision,
+  type Claiming,
+  contest,
+  type Granted,
+  granted,
+  isExisting,
+  Losses,
+  newExecution,
+} from './contest.ts'
+import { finish, NOTHING_HELD } from './finish.ts'
 import type { Identified } from './identify.ts'
 import type { WalkPorts } from './ports.ts'
-import type { Answer, Execution, Existing, Progress, ProtectedRequest, Unclaimed } from './request.ts'
-import { finish, NOTHING_HELD } from './settler.ts'
-
-/** Rounds before a claim gives up; each lost round means that another request changed the record. */
-const MAX_ROUNDS = 16
-
-/** Pauses after a lost connection, before the claim is repeated. */
-const RECONNECT_PAUSES: readonly Millis[] = [50, 100, 200]
+import type { Answer, Execution, Existing, Progress, Unclaimed } from './request.ts'
 
 /** The record answers, or this request executes, or neither is possible and the answer says why. */
 export type Claim = { readonly kind: 'existing'; readonly existing: Existing } | Execution | Answer
-
-/** The claim came through. */
-interface Granted {
-  readonly kind: 'granted'
-  readonly execution: Execution
-  readonly version: number
-  /** It replaced a record whose lease had lapsed but was not yet recorded as lapsed. */
-  readonly lapsed: boolean
-}
-
-/** The contents of a claim. */
-type ClaimContents = Pick<Execution, 'attempt' | 'operation' | 'before'>
-
-/** The store's reply to a claim. */
-type ClaimDecision =
-  | Granted
-  | { readonly kind: 'existing'; readonly existing: Existing }
-  | Unclaimed
-  | { readonly kind: 'corrupt'; readonly error: CorruptRecord }
-  /** The caller has spent its rate of new keys. */
-  | { readonly kind: 'limited'; readonly wait: Millis; readonly rate: Rate }
-  /** The issued key has expired, and it has no record. */
-  | { readonly kind: 'expired' }
-
-/** The part of a request that a claim needs. */
-type Claiming = Pick<ProtectedRequest, 'route' | 'progress' | 'clientGone'> & {
-  /** Null in shadow mode: the claim never waits, and the request is sent in any case. */
-  readonly onGone: ProtectedRequest['onGone'] | null
-}
 
 /** Claims the record, unless an existing one answers the request. */
 export function claim(ports: WalkPorts, request: Claiming, identified: Identified): Claim | Promise<Claim> {
@@ -82,12 +37,6 @@ export function claim(ports: WalkPorts, request: Claiming, identified: Identifie
   if (!ports.settler.holds(id)) return ask(ports, request, identified, began, true)
   // The store must learn of outcomes held here before anybody claims.
   return ports.settler.flush(id).then((settled) => ask(ports, request, identified, began, settled))
-}
-
-/** The situation when a claim began. `earlier`: this replica's execution at that time. */
-interface Began {
-  readonly askedAt: Millis
-  readonly earlier: Execution | undefined
 }
 
 const UNFIT = {
@@ -127,12 +76,12 @@ function answered(
   ports: WalkPorts,
   request: Claiming,
   identified: Identified,
-  { askedAt, earlier }: Began,
+  began: Began,
   result: ClaimDecision,
 ): Claim | Promise<Claim> {
   const { route, progress } = request
-  const { id, asked } = identified
-  progress.storeMs += performance.now() - askedAt
+  const { id } = identified
+  progress.storeMs += performance.now() - began.askedAt
   switch (result.kind) {
     case 'existing':
       return result
@@ -153,94 +102,94 @@ function answered(
         error: String(result.error),
       })
       return storeUnavailable(ports, request, id, 'the stored record cannot be read by this version')
-    case 'unavailable': {
-      // Only if needed: computing the fingerprint of a long body takes time.
-      const unclaimed = (): Execution => {
-        const claimed = { attempt: result.attempt, operation: identified.operation(), before: null }
-        return newExecution(id, route, claimed, 0, askedAt, result)
-      }
-      // Shadow mode has sent it in any case.
-      const error = request.onGone === null ? null : result.error
-      const held = error instanceof InGrace
-      const unreplicated = error instanceof Unreplicated
-      const bypass =
-        route.onStoreUnavailable === 'bypass' &&
-        !held &&
-        !unreplicated &&
-        !(error instanceof OutOfPhase) &&
-        identified.mayClaim &&
-        !ports.settler.full &&
-        !request.clientGone()
-      // Other requests may have made progress while the store was asked.
-      const own = knownHere(ports, route, identified, askedAt, bypass)
-      if (bypass && own === null) {
-        ports.observer.claimed(route.name, 'error')
-        return begin(ports, progress, unclaimed())
-      }
-      const withdrawn = result.lost ? ports.settler.withdraw(unclaimed(), result) : undefined
-      if (own !== null) return answeredHere(ports, id, own)
-      if (held && request.clientGone()) return nobody()
-      const why = held
-        ? 'the store may just have lost claims, and hands out no new ones yet'
-        : unreplicated
-          ? 'the claim did not reach the replicas that store.wait requires'
-          : error instanceof OutOfPhase
-            ? 'this replica does not execute new keys beside replicas of another configuration'
-            : 'the store does not answer'
-      const detail = `${why}; nothing was executed for this request`
-      // The retry may arrive at once, at another replica.
-      return after(withdrawn, () => storeUnavailable(ports, request, id, detail, result.error.message))
-    }
-    case 'granted': {
-      const { execution, lapsed } = result
-      const { before } = execution
-      // Regardless of the store: a request that this replica knows to be running, or to have ended meanwhile, is not executed twice.
-      const other = meet(ports, id) ?? earlier
-      if (other !== undefined) {
-        const own = existing(runningRecord(other), asked, route)
-        if (own !== null) return yieldTo(ports, other, result).then(() => answeredHere(ports, id, own))
-      }
-      // An attempt without a claim may have begun and ended here while the store was asked.
-      const held = existing(ports.settler.held(id, askedAt), asked, route)
-      if (held !== null)
-        return after(ports.settler.settleAsHeld(execution, askedAt), () => answeredHere(ports, id, held))
-      if (lapsed) ports.observer.leaseExpired(route.name)
-      ports.observer.claimed(route.name, before === 'absent' ? 'created' : 'failed_retry')
-      if (!request.clientGone()) return begin(ports, progress, execution)
-      const ended = { kind: 'not_executed', reason: 'the client left before the request was sent' } as const
-      return after(finish(ports, progress, execution, ended, NOTHING_HELD), ({ state }) =>
-        nobody({ before, after: state }),
-      )
-    }
+    case 'unavailable':
+      return notClaimed(ports, request, identified, began, result)
+    case 'granted':
+      return claimed(ports, request, identified, began, result)
   }
+}
+
+/** The store holds no claim of this request, as far as known: executes without one, where the route says so, or refuses. */
+function notClaimed(
+  ports: WalkPorts,
+  request: Claiming,
+  identified: Identified,
+  { askedAt }: Began,
+  result: Unclaimed,
+): Claim | Promise<Claim> {
+  const { route, progress } = request
+  const { id } = identified
+  // Only if needed: computing the fingerprint of a long body takes time.
+  const unclaimed = (): Execution => {
+    const claimed = { attempt: result.attempt, operation: identified.operation(), before: null }
+    return newExecution(id, route, claimed, 0, askedAt, result)
+  }
+  // Shadow mode has sent it in any case.
+  const error = request.onGone === null ? null : result.error
+  const held = error instanceof InGrace
+  const unreplicated = error instanceof Unreplicated
+  const bypass =
+    route.onStoreUnavailable === 'bypass' &&
+    !held &&
+    !unreplicated &&
+    !(error instanceof OutOfPhase) &&
+    identified.mayClaim &&
+    !ports.settler.full &&
+    !request.clientGone()
+  // Other requests may have made progress while the store was asked.
+  const own = knownHere(ports, route, identified, askedAt, bypass)
+  if (bypass && own === null) {
+    ports.observer.claimed(route.name, 'error')
+    return begin(ports, progress, unclaimed())
+  }
+  const withdrawn = result.lost ? ports.settler.withdraw(unclaimed(), result) : undefined
+  if (own !== null) return answeredHere(ports, id, own)
+  if (held && request.clientGone()) return nobody()
+  const why = held
+    ? 'the store may just have lost claims, and hands out no new ones yet'
+    : unreplicated
+      ? 'the claim did not reach the replicas that store.wait requires'
+      : error instanceof OutOfPhase
+        ? 'this replica does not execute new keys beside replicas of another configuration'
+        : 'the store does not answer'
+  const detail = `${why}; nothing was executed for this request`
+  // The retry may arrive at once, at another replica.
+  return after(withdrawn, () => storeUnavailable(ports, request, id, detail, result.error.message))
+}
+
+/** The store holds the claim: executes, unless this replica knows of another execution. */
+function claimed(
+  ports: WalkPorts,
+  request: Claiming,
+  { id, asked }: Identified,
+  { askedAt, earlier }: Began,
+  result: Granted,
+): Claim | Promise<Claim> {
+  const { route, progress } = request
+  const { execution, lapsed } = result
+  const { before } = execution
+  // Regardless of the store: a request that this replica knows to be running, or to have ended meanwhile, is not executed twice.
+  const other = meet(ports, id) ?? earlier
+  if (other !== undefined) {
+    const own = existing(runningRecord(other), asked, route)
+    if (own !== null) return yieldTo(ports, other, result).then(() => answeredHere(ports, id, own))
+  }
+  // An attempt without a claim may have begun and ended here while the store was asked.
+  const held = existing(ports.settler.held(id, askedAt), asked, route)
+  if (held !== null)
+    return after(ports.settler.settleAsHeld(execution, askedAt), () => answeredHere(ports, id, held))
+  if (lapsed) ports.observer.leaseExpired(route.name)
+  ports.observer.claimed(route.name, before === 'absent' ? 'created' : 'failed_retry')
+  if (!request.clientGone()) return begin(ports, progress, execution)
+  const ended = { kind: 'not_executed', reason: 'the client left before the request was sent' } as const
+  return after(finish(ports, progress, execution, ended, NOTHING_HELD), ({ state }) =>
+    nobody({ before, after: state }),
+  )
 }
 
 /** Facts that only this replica knows are disclosed once they are on disk, just as for its own client. */
 function answeredHere({ settler }: WalkPorts, id: RecordId, existing: Existing): Soon<Claim> {
   return after(settler.onDisk(id), () => ({ kind: 'existing', existing }))
-}
-
-function newExecution(
-  id: RecordId,
-  route: RoutePolicy,
-  { operation, attempt, before }: ClaimContents,
-  createdAt: Millis,
-  askedAt: Millis,
-  unclaimed: Unclaimed | null,
-): Execution {
-  return {
-    kind: 'execution',
-    id,
-    route,
-    operation,
-    attempt,
-    before,
-    createdAt,
-    askedAt,
-    unclaimed,
-    ended: null,
-    isMet: false,
-  }
 }
 
 function begin({ running, observer }: WalkPorts, progress: Progress, execution: Execution): Execution {
@@ -304,28 +253,6 @@ function lookAndClaim(
   })
 }
 
-/** The pauses before asking the store again after a lost reply. */
-class Losses {
-  /** Whether a reply was lost. */
-  any = false
-  #reconnects = 0
-
-  /** Null: give up, after a second lost reply. If the store is unreachable, often only a connection broke, and it is back in a moment. */
-  pauseAfter(error: StoreUnavailable): Millis | null {
-    const { maybeApplied } = error
-    if (error instanceof Unreplicated) {
-      // The claim is certainly in the store.
-      this.any = true
-      return null
-    }
-    if (!this.any) {
-      this.any = maybeApplied
-      return maybeApplied ? 0 : null
-    }
-    return maybeApplied ? null : (RECONNECT_PAUSES[this.#reconnects++] ?? null)
-  }
-}
-
 /** Reads the record, retrying as a claim does. */
 async function look(ports: WalkPorts, id: RecordId, losses = new Losses()): Promise<ReadReply> {
   const reply = await ports.records.get(id)
@@ -363,97 +290,6 @@ function claimRecord(
       ? { kind: 'existing', existing: decision }
       : contest(ports, request, identified, fresh, began, askedAt, reply)
   })
-}
-
-function granted(
-  id: RecordId,
-  route: RoutePolicy,
-  { attempt: { token, attempts }, operation, before }: ClaimContents,
-  { version, fence, createdAt }: Stamp,
-  askedAt: Millis,
-  over: IdempotencyRecord | null,
-): Granted {
-  const claimed = { attempt: { fence, token, attempts }, operation, before }
-  return {
-    kind: 'granted',
-    version,
-    lapsed: before === 'unknown' && over?.state === 'in_progress',
-    execution: newExecution(id, route, claimed, createdAt, askedAt, null),
-  }
-}
-
-/**
- * Continues a claim that the first reply did not decide: the record may be taken over, others keep changing it, a reply was lost, or the
- * store is in the grace period after a failover. A claim whose reply was lost is repeated once: if the store then returns our own token, the
- * attempt goes on (contract §3.4).
- */
-async function contest(
-  { records, pause, waiters, holdAtMost }: WalkPorts,
-  request: Claiming,
-  { id, asked, key, bornAt }: Identified,
-  fresh: ClaimContents,
-  began: Began,
-  firstAskedAt: Millis,
-  first: ClaimReply,
-): Promise<ClaimDecision> {
-  const { route, progress } = request
-  const spans = claimSpans(route)
-  // Counted from when the request first asked, not from this try: it may already have waited behind others with its key.
-  const heldUntil = began.askedAt + holdAtMost - progress.heldMs
-  let askedAt = firstAskedAt
-  let entry: 'claim' | 'fresh' = 'claim'
-  let latest = fresh
-  let over: IdempotencyRecord | null = null
-  let error: Error | null = null
-  const losses = new Losses()
-  for (let round = 0; round < MAX_ROUNDS; round++) {
-    let reply: ClaimReply | TakeOverReply =
-      round === 0 ? first : await records.claim(id, claimDraft(fresh.operation, fresh.attempt), spans, entry)
-    if (reply.kind === 'claimed')
-      // Recognised: the previous round succeeded after all. Otherwise the record has gone meanwhile.
-      return granted(id, route, reply.recognised ? latest : fresh, reply.stamp, askedAt, over)
-    if (reply.kind === 'exists') {
-      const decision = decide(reply.record, asked, route, reply.now)
-      if (isExisting(decision)) return { kind: 'existing', existing: decision }
-      if (decision.kind === 'gone') continue
-      over = decision.from
-      latest = {
-        attempt: { ...fresh.attempt, attempts: over.attempts + 1 },
-        // The attempt that fell silent may have executed too, so record only identifiers that both attempts sent.
-        operation:
-          decision.read === 'unknown' ? identifiersSentByBoth(over, fresh.operation) : fresh.operation,
-        before: decision.read,
-      }
-      reply = await records.takeOver(id, over, claimDraft(latest.operation, latest.attempt), spans)
-      if (reply.kind === 'claimed') return granted(id, route, latest, reply.stamp, askedAt, over)
-      if (reply.kind === 'lost') continue
-    }
-    if (reply.kind === 'corrupt') return reply
-    error = reply.error
-    if (error instanceof InGrace) {
-      if (entry === 'claim' && isBornSince(error, key, bornAt)) entry = 'fresh'
-      else if (!(await outlast(waiters, request, Math.min(error.left, heldUntil - performance.now())))) break
-      // The lease starts with this request to the store, unless it repeats an earlier one.
-      if (!losses.any) askedAt = performance.now()
-      continue
-    }
-    const wait = losses.pauseAfter(reply.error)
-    if (wait === null) break
-    await pause(wait)
-  }
-  // Created only here: capturing a stack costs more than the rest of a claim.
-  error ??= new Error('other claims kept changing the record')
-  return { kind: 'unavailable', error, attempt: latest.attempt, lost: losses.any, over }
-}
-
-/** False: it may not wait, has waited long enough, or the client has left. */
-async function outlast(waiters: WalkPorts['waiters'], request: Claiming, time: Millis): Promise<boolean> {
-  const { onGone, progress } = request
-  if (time <= 0 || onGone === null || request.clientGone()) return false
-  const since = performance.now()
-  const lasted = await waiters.outlast(time, (left) => onGone.call(request, left))
-  progress.heldMs += performance.now() - since
-  return lasted
 }
 
 /** A claim succeeded while this replica was executing the record: gives the record back to that execution. */
@@ -521,8 +357,4 @@ function existing(
 ): Existing | null {
   const decision = record === null ? null : decide(record, asked, route, 0)
   return decision !== null && isExisting(decision) ? decision : null
-}
-
-export function isExisting(decision: Decision): decision is Existing {
-  return decision.kind !== 'take_over' && decision.kind !== 'gone'
 }

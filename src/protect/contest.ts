@@ -82,15 +82,15 @@ export function newExecution(
 
 /** The pauses before asking the store again after a lost reply. */
 export class Losses {
-  /** A reply was lost. */
+  /** Whether a reply was lost. */
   any = false
   #reconnects = 0
 
-  /** Null: give up, after a second lost reply. An unreachable store is often back in a moment: a connection broke. */
+  /** Null: give up, after a second lost reply. If the store is unreachable, often only a connection broke, and it is back in a moment. */
   pauseAfter(error: StoreUnavailable): Millis | null {
     const { maybeApplied } = error
     if (error instanceof Unreplicated) {
-      // It is there for sure.
+      // The claim is certainly in the store.
       this.any = true
       return null
     }
@@ -135,7 +135,7 @@ export async function contest(
 ): Promise<ClaimDecision> {
   const { route, progress } = request
   const spans = claimSpans(route)
-  // From when the request asked, not this try: others of its key may have waited before it, one after the other.
+  // Counted from when the request first asked, not from this try: it may already have waited behind others with its key.
   const heldUntil = began.askedAt + holdAtMost - progress.heldMs
   let askedAt = firstAskedAt
   let entry: 'claim' | 'fresh' = 'claim'
@@ -156,7 +156,7 @@ export async function contest(
       over = decision.from
       latest = {
         attempt: { ...fresh.attempt, attempts: over.attempts + 1 },
-        // The silent attempt may have executed, too: only identifiers that both attempts sent may be recorded.
+        // The attempt that fell silent may have executed too, so record only identifiers that both attempts sent.
         operation:
           decision.read === 'unknown' ? identifiersSentByBoth(over, fresh.operation) : fresh.operation,
         before: decision.read,

@@ -17,6 +17,7 @@ import type { Forwarded, UpstreamRequest } from '../upstream/port.ts'
 import { discard, overloaded, refuse, refuseBody, responseUnavailable, sentUnanswered } from './answers.ts'
 import { claim } from './claim.ts'
 import { duplicate } from './existing.ts'
+import { finish, NOTHING_HELD } from './finish.ts'
 import { callerName, DERIVED_HEADER, type Identified, identify, readHead } from './identify.ts'
 import { meaningOf } from './meaning.ts'
 import type { WalkPorts } from './ports.ts'
@@ -31,7 +32,6 @@ import type {
   RequestLabels,
   RequestSummary,
 } from './request.ts'
-import { finish, NOTHING_HELD } from './settler.ts'
 
 /** Handles a protected request: claim → forward → settle (contract §3). */
 export function guard(ports: WalkPorts, request: ProtectedRequest): Promise<Answer> {
@@ -256,7 +256,6 @@ export async function execute(
   const upstreamMs = performance.now() - sentAt
   progress.upstreamMs += upstreamMs
   ports.observer.leaseUse(route.name, upstreamMs / route.lease)
-  const outcome = unclaimed === null ? 'executed' : 'bypassed'
   switch (result.proof) {
     case 'not_sent': {
       const { reason } = result
@@ -272,63 +271,87 @@ export async function execute(
       const record = { instance: id, scope: scopeTold(execution) }
       return brokenOff(result, record, { before, after: state, fence })
     }
-    case 'live': {
-      const { live, why, declaredOutcome } = result
-      const leave = ports.inFlight.remain()
-      void live.done
-        .then((end) => {
-          const { kept } = live
-          // The request was logged when its streamed answer began; only a break is reported now.
-          if (end === 'broken')
-            ports.observer.trouble('the response broke off while it was streamed; the outcome is unknown', {
-              route: route.name,
-              record: shortId(id),
-              cause: live.brokenBy,
-            })
-          const result = kept === null ? withoutBody(live, why) : keptResult(route, kept)
-          const meaning =
-            end === 'complete'
-              ? meaningOf(route, request.headers, kept ?? live, declaredOutcome, result)
-              : unknownBecause(`the response broke off: ${live.brokenBy}`, live.status)
-          const held = shared(() => live.release())()
-          return after(meaning, (ended) => {
-            noteCaller(ports, execution, request.headers, live.headers, ended)
-            return finish(ports, progress, execution, ended, held)
-          })
-        })
-        .finally(leave)
-      const facts: Facts = { outcome, before, after: 'in_progress', fence }
-      return { kind: 'live', live, proxyHeaders: statusHeaders(outcome, route, null), facts }
-    }
-    case 'responded': {
-      const { response, declaredOutcome } = result
+    case 'live':
+      return answerLive(ports, request, execution, result)
+    case 'responded':
       ports.latency.saw(route.name, upstreamMs)
-      const kept = keptResult(route, response)
-      const meaning = meaningOf(route, request.headers, response, declaredOutcome, kept)
-      const ended = meaning instanceof Promise ? await meaning : meaning
-      noteCaller(ports, execution, request.headers, response.headers, ended)
-      let isStored = false
-      // Up to two holders: the answer until it is sent, and the outcome until it is written.
-      const share = shared(() => {
-        result.release()
-        // A held outcome may have answered retries.
-        if (isStored && !execution.isMet) free(response.body)
-      })
-      const release = share()
-      const held = keepsBody(ended) ? share() : NOTHING_HELD
-      const settling = finish(ports, progress, execution, ended, held)
-      const { state, expiresAt, recorded } = settling instanceof Promise ? await settling : settling
-      isStored = expiresAt !== null
-      // If the response is not kept, the one that just arrived is the only copy, provided it matches.
-      if (recorded !== null && (recorded.kept || recorded.status !== response.status)) {
-        release()
-        return recordedAnswer(ports, execution, recorded, expiresAt)
-      }
-      const proxyHeaders = statusHeaders(outcome, route, expiresAt)
-      const facts: Facts = { outcome, before, after: state, fence }
-      return { kind: 'response', response, replayed: false, proxyHeaders, release, facts }
-    }
+      return answerWhole(ports, request, execution, result)
   }
+}
+
+/** The answer leaves while it arrives; the outcome is written at its end. */
+function answerLive(
+  ports: WalkPorts,
+  request: ProtectedRequest,
+  execution: Execution,
+  { live, why, declaredOutcome }: Extract<Forwarded, { proof: 'live' }>,
+): Answer {
+  const { route, id, attempt, before } = execution
+  const leave = ports.inFlight.remain()
+  void live.done
+    .then((end) => {
+      const { kept } = live
+      // The request was logged when its streamed answer began; only a break is reported now.
+      if (end === 'broken')
+        ports.observer.trouble('the response broke off while it was streamed; the outcome is unknown', {
+          route: route.name,
+          record: shortId(id),
+          cause: live.brokenBy,
+        })
+      const result = kept === null ? withoutBody(live, why) : keptResult(route, kept)
+      const meaning =
+        end === 'complete'
+          ? meaningOf(route, request.headers, kept ?? live, declaredOutcome, result)
+          : unknownBecause(`the response broke off: ${live.brokenBy}`, live.status)
+      const held = shared(() => live.release())()
+      return after(meaning, (ended) => {
+        noteCaller(ports, execution, request.headers, live.headers, ended)
+        return finish(ports, request.progress, execution, ended, held)
+      })
+    })
+    .finally(leave)
+  const outcome = outcomeOf(execution)
+  const facts: Facts = { outcome, before, after: 'in_progress', fence: attempt.fence || null }
+  return { kind: 'live', live, proxyHeaders: statusHeaders(outcome, route, null), facts }
+}
+
+async function answerWhole(
+  ports: WalkPorts,
+  request: ProtectedRequest,
+  execution: Execution,
+  result: Extract<Forwarded, { proof: 'responded' }>,
+): Promise<Answer> {
+  const { route, attempt, before } = execution
+  const { response, declaredOutcome } = result
+  const kept = keptResult(route, response)
+  const meaning = meaningOf(route, request.headers, response, declaredOutcome, kept)
+  const ended = meaning instanceof Promise ? await meaning : meaning
+  noteCaller(ports, execution, request.headers, response.headers, ended)
+  let isStored = false
+  // Up to two holders: the answer until it is sent, and the outcome until it is written.
+  const share = shared(() => {
+    result.release()
+    // A held outcome may have answered retries.
+    if (isStored && !execution.isMet) free(response.body)
+  })
+  const release = share()
+  const held = keepsBody(ended) ? share() : NOTHING_HELD
+  const settling = finish(ports, request.progress, execution, ended, held)
+  const { state, expiresAt, recorded } = settling instanceof Promise ? await settling : settling
+  isStored = expiresAt !== null
+  // If the response is not kept, the one that just arrived is the only copy, provided it matches.
+  if (recorded !== null && (recorded.kept || recorded.status !== response.status)) {
+    release()
+    return recordedAnswer(ports, execution, recorded, expiresAt)
+  }
+  const outcome = outcomeOf(execution)
+  const proxyHeaders = statusHeaders(outcome, route, expiresAt)
+  const facts: Facts = { outcome, before, after: state, fence: attempt.fence || null }
+  return { kind: 'response', response, replayed: false, proxyHeaders, release, facts }
+}
+
+function outcomeOf({ unclaimed }: Execution): 'executed' | 'bypassed' {
+  return unclaimed === null ? 'executed' : 'bypassed'
 }
 
 /** Answers with the recorded response, like every later answer (contract §7). `cause`: why there is no other. */

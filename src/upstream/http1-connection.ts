@@ -297,9 +297,9 @@ export class UpstreamConnection implements AnswerParts {
   /** True: read on. */
   #read(length: number): boolean {
     if (this.#request === null) {
-      // Of a request that was aborted: TLS goes on with what it has decrypted.
+      // Bytes for an aborted request: TLS still delivers what it has decrypted.
       if (this.#phase === 'over') return false
-      // It must not be taken for the answer to the next request.
+      // Unasked bytes must not be taken for the answer to the next request.
       this.destroy(null)
       this.#client.unasked()
       return true

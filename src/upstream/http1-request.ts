@@ -3,7 +3,7 @@ import type { Dispatcher } from 'undici'
 import WrapHandler from 'undici/lib/handler/wrap-handler.js'
 import { headersOf } from './request-head.ts'
 
-/** What undici's own dispatchers do not read is a wish that only this client grants. */
+/** Members that undici's own dispatchers ignore are options of this client. */
 export interface Http1DispatchOptions extends Dispatcher.DispatchOptions {
   /** `raw`: the handler is given `controller.rawHeaders` and `rawTrailers` only, in place of objects made from them. */
   readonly responseHeaders?: 'raw' | null
@@ -20,7 +20,7 @@ interface Carrier {
 export class Http1Request implements Dispatcher.DispatchController {
   readonly options: Http1DispatchOptions
   readonly handler: Dispatcher.DispatchHandler
-  /** Carries it once it has begun. */
+  /** The connection that carries it, once it has begun. */
   connection: Carrier | null = null
   paused = false
   aborted = false
@@ -35,7 +35,7 @@ export class Http1Request implements Dispatcher.DispatchController {
   constructor(options: Http1DispatchOptions, handler: Dispatcher.DispatchHandler) {
     this.options = options
     this.handler = WrapHandler.wrap(handler)
-    // Its wrapper makes an old handler's lines of the object.
+    // undici's wrapper of an old handler needs the object of headers.
     this.#isRaw = options.responseHeaders === 'raw' && this.handler === handler
   }
 

@@ -107,7 +107,7 @@ export const PLANTS: readonly (Plant & { readonly seed: number })[] = [
     from: 'return isRecorded(record, draft) || (record.fence <= draft.fence && record.createdAt === draft.createdAt)',
     to: 'return false' },
   { name: 'a claim that no replica has is not withdrawn', seed: 34, file: 'src/protect/contest.ts',
-    from: `      // It is there for sure.
+    from: `      // The claim is certainly in the store.
       this.any = true`,
     to: '' },
   { name: 'a claim that no replica has is sent all the same', seed: 34, file: 'src/protect/claim.ts',
