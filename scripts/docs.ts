@@ -21,9 +21,11 @@ if (import.meta.main)
 export function withTables(text: string): string {
   const { defaults: _d, routes: _r, ...file } = PROPERTIES
   const { name, match } = ROUTE
+  // Described among the properties of the file.
+  const { limits: _l, ...policy } = POLICY
   const tables: Readonly<Record<string, readonly string[]>> = {
     file: [...linesOf(file), ...linesOf({ name, match }, 'routes[].')],
-    policy: linesOf(POLICY),
+    policy: linesOf(policy),
     metrics: Object.entries(METRICS).map(
       ([name, { kind, labels, help }]) =>
         `- \`${name}\` ${kind}${labels.length > 0 ? ` {${labels.join(', ')}}` : ''}: ${help}`,
