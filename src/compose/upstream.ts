@@ -23,6 +23,7 @@ export async function openUpstreams(base: Base, { records, store }: Pick<OpenSto
   })
   if (certificates !== null) closing.use(certificates)
   const shared = {
+    http: config.http,
     material: certificates?.current ?? {},
     habits: new Habits(config.upstream.keepAlive),
     mostHead: () => state.config.limits.responseHead,

@@ -289,7 +289,7 @@ export const PROPERTIES = {
   // Open sockets.
   listen: row('address', '127.0.0.1:8080', restart, 'Address for clients; port 0 picks any free port.'),
   http: row(['plain', 'node'], 'plain', restart,
-    'Who reads requests: `plain`, a reader for usual ones, Node.js for others; `node`: Node.js alone, with more CPU.'),
+    'Who speaks HTTP: `plain`, a reader for usual requests (Node.js for others) and a client of our own; `node`: Node.js and undici alone, with more CPU and fewer promises about odd answers (docs/adr/0128).'),
   admin: group({
     listen: row('addressOrNone', '127.0.0.1:9464', restart,
       'Address for the admin API and metrics, or `none`. Off loopback it requires `tokenFile`.'),

@@ -31,7 +31,7 @@ export interface UpstreamShared {
   readonly habits: Habits
   /** `limits.responseHead` in force. */
   readonly mostHead: () => number
-  /** `node`: undici's own pool, slower and with fewer promises, for tests and the bench (docs/adr/0128). */
+  /** `node`: undici's own pool, slower and with fewer promises (docs/adr/0128). */
   readonly http?: 'plain' | 'node'
 }
 

@@ -5,7 +5,7 @@ import type { Http1Options } from './http1-connection.ts'
 import { AnswerRefused, headTooLarge } from './response-parser.ts'
 import { withFixes } from './undici-fixes.ts'
 
-/** undici's own pool, for tests and the bench. docs/adr/0128 lists what it promises less than `http1.ts`, and the tests that show it. */
+/** undici's own pool (`http: node`). docs/adr/0128 lists what it promises less than `http1.ts`, and the tests that show it. */
 export class UndiciClient extends Dispatcher {
   readonly #options: Http1Options
   #connections: number

@@ -14,12 +14,11 @@ export function withoutGrace(yaml: string): string {
   return yaml.replace(/^store: \{ /m, 'store: { grace: off, ').replace(/^store:\n/m, 'store:\n  grace: off\n')
 }
 
-/** Set by suites that also run on the other reader of requests. */
-const reader = (): string =>
-  process.env['TRAFFIC_HTTP'] === undefined ? '' : `http: ${process.env['TRAFFIC_HTTP']}\n`
+/** Set by suites that also run on Node's reader of requests and undici's pool: what these do otherwise is in docs/adr/0128. */
+export const IS_STOCK = process.env['TRAFFIC_HTTP'] === 'node'
 
 /** The configuration with free ports to listen on and, if it has none, a `service`. */
 export function headed(yaml: string): string {
   const admin = /^admin:/m.test(yaml) ? '' : 'admin: { listen: "127.0.0.1:0" }\n'
-  return `listen: 127.0.0.1:0\n${reader()}${admin}${serviceLine(yaml)}${withoutGrace(yaml)}`
+  return `listen: 127.0.0.1:0\n${IS_STOCK ? 'http: node\n' : ''}${admin}${serviceLine(yaml)}${withoutGrace(yaml)}`
 }
