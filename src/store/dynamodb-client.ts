@@ -1,6 +1,6 @@
 import type { Millis } from '../core/record.ts'
 import { within } from '../runtime/scheduling.ts'
-import { PartlyUnavailable, type StoreTraits, StoreUnavailable } from './register.ts'
+import { PartlyUnavailable, SOUND, type StoreTraits, StoreUnavailable } from './register.ts'
 
 /** An optional peer dependency, so there are no types to rely on. */
 const SDK: string = '@aws-sdk/client-dynamodb'
@@ -273,5 +273,5 @@ export function tableTraits(
   if (TimeToLiveStatus !== 'ENABLED' || AttributeName !== 'e')
     findings.push('Time to live is off for the attribute e: expired records are never removed.')
   // The last writer wins: the other claim is lost.
-  return { durable: true, evicts: isUnfit, forgets: null, hasIdentity: false, findings, refusals: [] }
+  return { ...SOUND, evicts: isUnfit, findings }
 }
