@@ -302,11 +302,6 @@ function ownerOf(decoded: Decoded, service: string): { readonly of: string; read
     }
   if (decoded.kind === 'unreadable')
     return { of: 'of another version ', todo: `that this one cannot read (${decoded.error.message})` }
-  if (decoded.service === null)
-    return {
-      of: 'without a service ',
-      todo: 'that no proxy of this version will write: run the version that created them, or remove the files',
-    }
   return {
     of: `of service ${decoded.service} `,
     todo: `that ${service} will not write: start a proxy of ${decoded.service} on it, and give each service its own directory`,

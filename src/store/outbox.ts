@@ -47,7 +47,8 @@ export class Outbox {
     const { spool, found } = await Spool.open(options)
     const outbox = new Outbox(spool, options)
     const left: LeftOutcome[] = []
-    const foreign = { services: new Map<string, number>(), withoutService: 0, bytes: 0 }
+    const services = new Map<string, number>()
+    let foreign = 0
     let lapsed = 0
     for (const { entry, payload } of found) {
       const decoded = decodeEntry(payload, service, sealer)
@@ -61,9 +62,8 @@ export class Outbox {
           }
           break
         case 'foreign':
-          if (decoded.service === null) foreign.withoutService++
-          else foreign.services.set(decoded.service, (foreign.services.get(decoded.service) ?? 0) + 1)
-          foreign.bytes += frameBytes(payload.length)
+          services.set(decoded.service, (services.get(decoded.service) ?? 0) + 1)
+          foreign += frameBytes(payload.length)
           break
         case 'unreadable':
           say('this version cannot read an entry of the spool; it is left in place', {
@@ -75,15 +75,10 @@ export class Outbox {
       say('outcomes in the spool are older than their records can be; they are dropped', {
         outcomes: lapsed,
       })
-    if (foreign.bytes > 0)
+    if (foreign > 0)
       say(
         'the spool holds outcomes that do not belong to this service; they stay on disk: run a proxy of their service on this directory until it has written them, and give each service its own directory',
-        {
-          service,
-          ...foreign,
-          services: Object.fromEntries(foreign.services),
-          room: spool.room,
-        },
+        { service, services: Object.fromEntries(services), bytes: foreign, room: spool.room },
       )
     return { outbox, left }
   }
@@ -107,8 +102,6 @@ export class Outbox {
  * record as for the store, including sealing. The name comes first, so that any version can leave it to its service.
  */
 const VERSION = 2
-/** From before services had keys of their own. */
-const WITHOUT_SERVICE = 1
 const FLAG = { claimed: 1, withdrawn: 2, over: 4, retry: 8 } as const
 const ID_BYTES = 32
 /** Without the name of the service. */
@@ -140,15 +133,13 @@ export function encodeEntry(unsettled: PendingOutcome, service: string, sealer: 
 
 export type Decoded =
   | { readonly kind: 'own'; readonly unsettled: PendingOutcome }
-  /** Of another service; null: written by a version that did not record it. */
-  | { readonly kind: 'foreign'; readonly service: string | null }
+  | { readonly kind: 'foreign'; readonly service: string }
   | { readonly kind: 'unreadable'; readonly error: CorruptRecord }
 
 export function decodeEntry(payload: Buffer, service: string, sealer: Sealer | null): Decoded {
   try {
     const r = new BinaryReader(payload, 0)
     const version = r.u8()
-    if (version === WITHOUT_SERVICE) return { kind: 'foreign', service: null }
     if (version !== VERSION) throw new CorruptRecord(`the entry has version ${version}, not ${VERSION}`)
     const owner = r.take(r.u8()).toString('latin1')
     if (owner !== service) return { kind: 'foreign', service: owner }

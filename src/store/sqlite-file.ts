@@ -87,9 +87,7 @@ function openFile({ file, busyMs, maxPages }: FileOptions): DatabaseSync {
       throw new Error(`it has schema version ${version}, of a later release; this one reads ${SCHEMA}`)
     if (version > 0 && version < SCHEMA)
       throw new Error(
-        version === 1
-          ? 'its records are from before records belonged to a service and would not be found: move the file away'
-          : `it has schema version ${version}, from before the first release; this one reads ${SCHEMA}: move the file away`,
+        `it has schema version ${version}, from before the first release; this one reads ${SCHEMA}: move the file away`,
       )
     if (version === 0) db.exec(CREATE)
     db.exec(CREATE_BUCKETS)

@@ -237,10 +237,8 @@ void t.test(
       /spool: 2 outcomes in .* that the store has not accepted/,
       /spool: 3 outcomes of service orders in .* that test will not write: start a proxy of orders on it/,
     ])
-    await open.append(Buffer.from([1, 0])).done
     await open.append(Buffer.from('an outcome')).done
     t.match((await examine(t, ['--config', file])).findings.slice(2), [
-      /spool: 1 outcome without a service in .*: run the version that created them, or remove the files/,
       /spool: 1 outcome of another version in .* that this one cannot read \(the entry has version 97, not 2\)/,
     ])
     await open.close()
@@ -248,7 +246,6 @@ void t.test(
     t.match((await examine(t, ['--config', file])).findings, [
       /spool: 2 outcomes in /,
       /spool: 3 outcomes of service orders in /,
-      /spool: 1 outcome without a service in /,
       /spool: 1 outcome of another version in /,
       /spool: 1 damaged file set aside in .*: inspect and remove them/,
     ])

@@ -128,7 +128,6 @@ void t.test('V01 a renamed service leaves the outcomes of its old name in the sp
     level: 'warn',
     service: 'payments',
     services: { orders: 1 },
-    withoutService: 0,
   })
   t.equal(await second.metric('idempotency_spooled'), 0)
   t.match(await send(second, newKey()), { status: 201, replayed: false })

@@ -217,10 +217,6 @@ void t.test('V01 outcomes of another service are reported once, and stay on disk
     const { outbox } = await leave(t, directory, all, { service, say })
     await outbox.close()
   }
-  // As the previous version wrote them.
-  const { spool } = await Spool.open({ directory, maxBytes: MiB, say: () => t.fail() })
-  t.equal(await spool.append(Buffer.concat([Buffer.from([1, 0]), randomBytes(300)])).done, 'kept')
-  await spool.close()
   const files = (): [string, string][] =>
     readdirSync(directory)
       .filter((name) => name.startsWith('spool-'))
@@ -234,7 +230,7 @@ void t.test('V01 outcomes of another service are reported once, and stay on disk
   t.match(said, [
     [
       /do not belong to this service.*: run a proxy of their service/,
-      { service: SERVICE, withoutService: 1, bytes, room: 10_000 },
+      { service: SERVICE, bytes, room: 10_000 },
     ],
   ])
   t.equal(said.length, 1)

@@ -111,7 +111,7 @@ function tests(server: PostgresServer): void {
     t.same(await own.sql(`SELECT DISTINCT ${pinned} FROM pg_proc WHERE ${schema}`), [['t']])
   })
 
-  void t.test('the view of the first release is replaced, and one that is missing is made', async (t) => {
+  void t.test('a view that is there is left, and one that is missing is made', async (t) => {
     const link = await linked(t, await server.database())
     await prepare(link)
     const view = async () =>
@@ -119,15 +119,9 @@ function tests(server: PostgresServer): void {
     const own = await view()
     const other = own.replace('r.payload', 'r.head AS payload')
     t.not(other, own)
-    for (const [revision, isReplaced] of [
-      [1, true],
-      [2, false],
-    ] as const) {
-      await link.execute(`CREATE OR REPLACE VIEW idempotency.stored AS ${other}`)
-      await link.execute(`UPDATE idempotency.layout SET revision = ${revision}`)
-      await link.execute(layoutScript())
-      t.equal((await view()) === own, isReplaced)
-    }
+    await link.execute(`CREATE OR REPLACE VIEW idempotency.stored AS ${other}`)
+    await link.execute(layoutScript())
+    t.not(await view(), own)
     await link.execute('DROP VIEW idempotency.stored CASCADE')
     await link.execute(layoutScript())
     t.equal(await view(), own)

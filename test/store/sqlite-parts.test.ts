@@ -90,10 +90,6 @@ void t.test('what is not a store of this release is refused at once, and left as
       'it has schema version 7, of a later release; this one reads 3',
     ],
     [
-      'CREATE TABLE records (id TEXT PRIMARY KEY); PRAGMA user_version = 1',
-      'its records are from before records belonged to a service and would not be found: move the file away',
-    ],
-    [
       'CREATE TABLE records (service TEXT, id TEXT, PRIMARY KEY (service, id)); PRAGMA user_version = 2',
       'it has schema version 2, from before the first release; this one reads 3: move the file away',
     ],

@@ -28,7 +28,6 @@ CREATE OR REPLACE FUNCTION idempotency.bodies_from() RETURNS bigint LANGUAGE sql
 $$;
 
 -- Files a record that is in progress or unknown, and the response that ends before its record; takes others out.
-DROP FUNCTION IF EXISTS idempotency.file(text, text, smallint, bytea, bigint, bigint);
 CREATE OR REPLACE FUNCTION idempotency.file(
   _service text, _id text, _state smallint, _token bytea, _due bigint, _drop_at bigint, _head bytea
 ) RETURNS void LANGUAGE plpgsql AS $$

@@ -149,8 +149,8 @@ CREATE UNLOGGED TABLE IF NOT EXISTS idempotency.graces (
 
 -- Records with their leases. Those that idempotency.complete has finished still have one, which goes on counting as part of the version.
 DO $$ BEGIN
-IF to_regclass('idempotency.stored') IS NULL OR NOT EXISTS (SELECT FROM idempotency.layout l WHERE l.revision >= 2) THEN
-CREATE OR REPLACE VIEW idempotency.stored AS
+IF to_regclass('idempotency.stored') IS NULL THEN
+CREATE VIEW idempotency.stored AS
 SELECT r.id, r.service, r.schema, r.state, r.fence, r.token, r.created_at, r.updated_at, r.head, r.payload,
   r.version + coalesce(u.renewals, 0) AS version,
   CASE WHEN r.state IN (1, 4) THEN coalesce(u.due, r.due) ELSE r.due END AS due,
