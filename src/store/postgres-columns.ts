@@ -14,18 +14,6 @@ export function tokenOf(bytes: Buffer): Buffer {
   return bytes.subarray(PREFIX.token, PREFIX.createdAt)
 }
 
-export function stateOf(bytes: Buffer): number {
-  return bytes.readUInt8(PREFIX.state)
-}
-
-export function fenceOf(bytes: Buffer): number {
-  return readU48(bytes, PREFIX.fence)
-}
-
-export function createdOf(bytes: Buffer): number {
-  return readU48(bytes, PREFIX.createdAt)
-}
-
 function headEnd(bytes: Buffer): number {
   return bytes.length < PREFIX.end + 4 ? bytes.length : PREFIX.end + 4 + bytes.readUInt32BE(PREFIX.end)
 }
@@ -35,30 +23,34 @@ export function partsOf(bytes: Buffer) {
   const end = headEnd(bytes)
   return {
     schema: bytes.readUInt8(PREFIX.schema),
-    state: stateOf(bytes),
-    fence: fenceOf(bytes),
+    state: bytes.readUInt8(PREFIX.state),
+    fence: readU48(bytes, PREFIX.fence),
     token: tokenOf(bytes),
-    createdAt: createdOf(bytes),
+    createdAt: readU48(bytes, PREFIX.createdAt),
     head: bytes.subarray(PREFIX.end, end),
     payload: bytes.subarray(end),
   }
 }
 
+const NUMBERS = {
+  rule: ({ rule }) => rule,
+  state: ({ bytes }) => bytes.readUInt8(PREFIX.state),
+  fence: ({ bytes }) => readU48(bytes, PREFIX.fence),
+  createdAt: ({ bytes }) => readU48(bytes, PREFIX.createdAt),
+} satisfies Record<string, (item: BatchItem) => number>
+
 /**
  * As the functions for many take records: ids, `numbers` and spans as arrays, then where in the bytes of all, which come last, each record
  * begins, its payload begins, and it ends.
  */
-export function arraysOf(
-  items: readonly BatchItem[],
-  numbers: readonly ((item: BatchItem) => number)[],
-): SqlArg[] {
+export function arraysOf(items: readonly BatchItem[], ...numbers: (keyof typeof NUMBERS)[]): SqlArg[] {
   const arrayOf = (of: (item: BatchItem) => string | number): string => `{${items.map(of).join()}}`
   let end = 0
   const begin = ({ bytes }: BatchItem): number => (end += bytes.length) - bytes.length
   const starts = items.map(begin)
   return [
     arrayOf(({ id }) => id),
-    ...numbers.map(arrayOf),
+    ...numbers.map((name) => arrayOf(NUMBERS[name])),
     arrayOf(({ spans }) => spans.dueIn),
     arrayOf(({ spans }) => spans.dropIn),
     `{${starts.join()}}`,

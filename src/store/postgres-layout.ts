@@ -20,7 +20,7 @@ export class Unusable extends StoreUnavailable {
 
 /** SQL that creates the schema in one transaction; changes nothing if it exists. */
 export function layoutScript(): string {
-  return ['tables', 'functions']
+  return ['tables', 'functions', 'lists', 'complete']
     .map((name) => readFileSync(new URL(`../store/sql/${name}.sql`, import.meta.url), 'utf8'))
     .join('\n')
 }

@@ -5,12 +5,9 @@ import {
   arraysOf,
   bytesOf,
   COLUMNS,
-  createdOf,
-  fenceOf,
   linesOf,
   partsOf,
   placesOf,
-  stateOf,
   tokenOf,
   wordsOf,
 } from './postgres-columns.ts'
@@ -99,11 +96,8 @@ export async function openPostgresStore(options: PostgresOptions): Promise<Postg
 
 class Postgres implements PostgresStore {
   readonly name = 'postgres'
-  readonly #service: string
-  readonly #skew: () => Millis
+  readonly #options: PostgresOptions & Required<Pick<PostgresOptions, 'skew' | 'grace'>>
   readonly #wait: Millis
-  readonly #grace: Millis
-  readonly #onPruned: PostgresOptions['onPruned']
   readonly #lanes: Lanes
   readonly #listener: Listener
   readonly #epoch: Epoch | null
@@ -113,13 +107,10 @@ class Postgres implements PostgresStore {
   #isClosed = false
 
   constructor(options: PostgresOptions) {
-    const { service, skew = () => 0, timeoutMs, grace = 0 } = options
-    const wait = lockWait(timeoutMs)
-    this.#service = service
-    this.#skew = skew
+    const { service, skew = () => 0, grace = 0 } = options
+    const wait = lockWait(options.timeoutMs)
+    this.#options = { ...options, skew, grace }
     this.#wait = wait
-    this.#grace = grace
-    this.#onPruned = options.onPruned
     const connecting = { ...options, address: postgresAddress(options.url, options.onEvent) }
     this.#lanes = new Lanes(connecting, prepare, () => {
       this.#listener.resubscribe()
@@ -143,23 +134,12 @@ class Postgres implements PostgresStore {
         ...this.#now(),
         grace,
         this.#seen,
-        ...arraysOf(items, [
-          ({ rule }) => rule,
-          ({ bytes }) => fenceOf(bytes),
-          ({ bytes }) => createdOf(bytes),
-        ]),
+        ...arraysOf(items, 'rule', 'fence', 'createdAt'),
       ],
     }
     this.#outcomes = {
       text: OUTCOMES,
-      argsOf: (items) => [
-        ...this.#now(),
-        ...arraysOf(items, [
-          ({ rule }) => rule,
-          ({ bytes }) => stateOf(bytes),
-          ({ bytes }) => fenceOf(bytes),
-        ]),
-      ],
+      argsOf: (items) => [...this.#now(), ...arraysOf(items, 'rule', 'state', 'fence')],
     }
   }
 
@@ -173,7 +153,7 @@ class Postgres implements PostgresStore {
     const args = (): SqlArg[] => {
       const { schema, state, fence, token, createdAt, head, payload } = partsOf(bytes)
       const record = [schema, state, fence, token, createdAt, head, payload, spans.dueIn, spans.dropIn]
-      return [...this.#of(id), ...record, ENTRIES[entry], this.#grace, this.#seen]
+      return [...this.#of(id), ...record, ENTRIES[entry], this.#options.grace, this.#seen]
     }
     let row: SqlRow
     try {
@@ -207,7 +187,7 @@ class Postgres implements PostgresStore {
       const { schema, state, fence, token, head, payload } = partsOf(bytes)
       const { dueIn, dropIn } = spans
       const record = [schema, state, fence, token, head, payload, dueIn, dropIn, nextFence ? 1 : 0]
-      return [...this.#of(id), ...expected(condition), ...record, this.#grace, this.#seen]
+      return [...this.#of(id), ...expected(condition), ...record, this.#options.grace, this.#seen]
     }
     const isEnd = !isAttempt && bytes[PREFIX.schema] === SCHEMA && !nextFence
     let row: SqlRow
@@ -269,7 +249,7 @@ class Postgres implements PostgresStore {
   }
 
   readonly ping: Store['ping'] = async () => {
-    const [now] = await this.#lanes.run(PING, [this.#skew(), this.#wait], 'local')
+    const [now] = await this.#lanes.run(PING, [this.#options.skew(), this.#wait], 'local')
     return sqlNumber(now)
   }
 
@@ -293,7 +273,7 @@ class Postgres implements PostgresStore {
 
   readonly limits: Store['limits'] = {
     take: async (bucket, { count, per }, units) => {
-      const args = [this.#service, bucket, this.#skew(), this.#wait, count, per, units]
+      const args = [...this.#of(bucket), count, per, units]
       const [free] = await this.#lanes.run(THROTTLE, args, 'local')
       return sqlNumber(free)
     },
@@ -312,12 +292,12 @@ class Postgres implements PostgresStore {
 
   /** What most functions take first. */
   #now(): SqlArg[] {
-    return [this.#service, this.#skew(), this.#wait]
+    return [this.#options.service, this.#options.skew(), this.#wait]
   }
 
   /** What functions for one record take first. */
-  #of(id: RecordId): SqlArg[] {
-    return [this.#service, id, this.#skew(), this.#wait]
+  #of(id: string): SqlArg[] {
+    return [this.#options.service, id, this.#options.skew(), this.#wait]
   }
 
   get #seen(): Millis {
@@ -327,10 +307,10 @@ class Postgres implements PostgresStore {
   async #prune(): Promise<void> {
     let pruned = 0
     try {
-      const args = [this.#skew(), this.#wait, PRUNE_EVERY, PRUNE_PAGES, PRUNE_ROWS]
+      const args = [this.#options.skew(), this.#wait, PRUNE_EVERY, PRUNE_PAGES, PRUNE_ROWS]
       const [removed] = await this.#lanes.run(PRUNE, args, 'local')
       pruned = Number(removed)
-      if (pruned > 0) this.#onPruned?.(pruned)
+      if (pruned > 0) this.#options.onPruned?.(pruned)
     } catch {
       // Retried next time; operations report the error.
     }
