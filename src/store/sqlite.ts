@@ -2,7 +2,7 @@ import { closeSync, existsSync, openSync } from 'node:fs'
 import path from 'node:path'
 import { setFlagsFromString } from 'node:v8'
 import { Worker } from 'node:worker_threads'
-import type { Millis } from '../core/record.ts'
+import type { Millis, RecordId } from '../core/record.ts'
 import { unfreed } from '../runtime/limits.ts'
 import { endsAttempt } from './codec.ts'
 import {
@@ -18,14 +18,7 @@ import {
 } from './register.ts'
 import { readNote, Watchers } from './side-ports.ts'
 import { BUSY, type FileOptions, resultCode } from './sqlite-file.ts'
-import {
-  type Packed,
-  pack,
-  type Request,
-  type ThreadOperations,
-  unpack,
-  type WriteResult,
-} from './sqlite-messages.ts'
+import { type Packed, pack, type Request, type ThreadOperations, unpack } from './sqlite-messages.ts'
 
 const RESPAWN_FROM: Millis = 100
 const RESPAWN_TO: Millis = 5000
@@ -73,35 +66,30 @@ export async function openSqliteStore(options: SqliteOptions): Promise<SqliteSto
 
 function storeOn(thread: Thread): SqliteStore {
   const watchers = new Watchers()
+  const reading =
+    <Reply extends PutReply | SwapReply>(id: RecordId, ends: boolean) =>
+    (result: unknown): Reply => {
+      const reply = result as ReturnType<ThreadOperations['swap']>
+      if (reply.length === 2)
+        return { done: false, now: reply[0], bytes: reply[1] && bufferOf(reply[1]) } as Reply
+      if (ends) watchers.tell(id)
+      const [now, version, fence, createdAt] = reply
+      return { done: true, now, stamp: { version, fence, createdAt } } as Reply
+    }
   return {
     name: 'sqlite',
 
     put(id, bytes, { dueIn, dropIn }) {
       // Immediately, since the bytes are gone once sent.
-      const ends = endsAttempt(bytes)
-      return thread.ask(['put', id, unfreed(bytes), dueIn, dropIn], (result): PutReply => {
-        const reply = result as ReturnType<ThreadOperations['put']>
-        if (reply.length === 2) return { done: false, now: reply[0], bytes: bufferOf(reply[1]) }
-        if (ends) watchers.tell(id)
-        return writtenAs(reply)
-      })
+      const read = reading<PutReply>(id, endsAttempt(bytes))
+      return thread.ask(['put', id, unfreed(bytes), dueIn, dropIn], read)
     },
 
     swap(id, condition, bytes, { dueIn, dropIn }, nextFence) {
-      const ends = endsAttempt(bytes)
+      const read = reading<SwapReply>(id, endsAttempt(bytes))
       const [token, of] =
-        'token' in condition
-          ? ([textOf(condition.token), condition.states.join(' ')] as const)
-          : (['', condition.version] as const)
-      return thread.ask(
-        ['swap', id, unfreed(bytes), dueIn, dropIn, nextFence, token, of],
-        (result): SwapReply => {
-          const reply = result as ReturnType<ThreadOperations['swap']>
-          if (reply.length === 2) return { done: false, now: reply[0], bytes: reply[1] && bufferOf(reply[1]) }
-          if (ends) watchers.tell(id)
-          return writtenAs(reply)
-        },
-      )
+        'token' in condition ? [textOf(condition.token), condition.states.join(' ')] : ['', condition.version]
+      return thread.ask(['swap', id, unfreed(bytes), dueIn, dropIn, nextFence, token, of], read)
     },
 
     async get(id) {
@@ -154,10 +142,6 @@ function textOf(token: Buffer): string {
 
 function bufferOf({ buffer, byteOffset, byteLength }: Uint8Array): Buffer {
   return Buffer.from(buffer, byteOffset, byteLength)
-}
-
-function writtenAs([now, version, fence, createdAt]: WriteResult) {
-  return { done: true, now, stamp: { version, fence, createdAt } } as const
 }
 
 /** Takes the place of the result. */
