@@ -2,8 +2,12 @@ import type { SqlRow } from './postgres-link.ts'
 import type { StoreTraits } from './register.ts'
 
 const SETTINGS = [
-  ...['synchronous_commit', 'fsync', 'full_page_writes'],
-  ...['default_transaction_isolation', 'synchronous_standby_names', 'track_activities'],
+  'synchronous_commit',
+  'fsync',
+  'full_page_writes',
+  'default_transaction_isolation',
+  'synchronous_standby_names',
+  'track_activities',
 ]
 /**
  * Settings; connected standbys; live rows of records, and dead ones that VACUUM has to remove; their size in MiB at the last VACUUM; age in

@@ -51,6 +51,9 @@ class Service {
     this.#begin = db.prepare('BEGIN')
     this.#beginImmediate = db.prepare('BEGIN IMMEDIATE')
     this.#commit = db.prepare('COMMIT')
+  }
+
+  start(): void {
     this.#sweepAfter(PRUNE_EVERY)
     port.on('message', (first: Packed | 'close') => this.#receive(first))
   }
@@ -197,7 +200,7 @@ function post(message: Message): void {
 
 openPatiently(options).then(
   (db) => {
-    new Service(db)
+    new Service(db).start()
     post({ opened: true })
   },
   (error: Error) => {
