@@ -302,9 +302,8 @@ export class Lanes {
       return call.reject(new StoreUnavailable('PostgreSQL has no connection free: timed out', false))
     }
     call.reject(new StoreUnavailable('no answer from PostgreSQL: timed out', true))
-    const lane = [...this.#lanes].find(({ statement }) => statement?.calls.includes(call))
-    if (lane === undefined || lane.lateAt !== null) return
-    lane.lateAt = performance.now()
+    for (const lane of this.#lanes)
+      if (lane.statement?.calls.includes(call)) lane.lateAt ??= performance.now()
     this.#judge()
     this.#lookLater()
     this.#dispatch()
