@@ -1,12 +1,18 @@
 import { setImmediate as immediately } from 'node:timers/promises'
 import type { StoreConfig } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
-import { within } from '../runtime/scheduling.ts'
 import { meets, PREFIX } from './codec.ts'
 import type { ReadResult } from './redis-batch.ts'
 import type { MasterShards } from './redis-cluster.ts'
-import { type ConnectionSettings, exactly, RedisConnection, runIdOf } from './redis-connection.ts'
-import { hostPortText, type RedisLink, Refused, repliesMismatch } from './redis-link.ts'
+import {
+  type ConnectionSettings,
+  exactly,
+  hostPortText,
+  type Link,
+  RedisConnection,
+  Refused,
+  repliesMismatch,
+} from './redis-connection.ts'
 import { Misconfigured } from './redis-url.ts'
 import { Unreplicated, type WriteReply } from './register.ts'
 import type { RespReply } from './resp.ts'
@@ -35,7 +41,7 @@ export interface BarrierOptions extends ConnectionSettings {
  */
 export class Barriers {
   readonly #options: BarrierOptions
-  readonly #byLink = new Map<RedisLink, Barrier>()
+  readonly #byLink = new Map<Link, Barrier>()
 
   constructor(options: BarrierOptions) {
     this.#options = options
@@ -70,21 +76,20 @@ export class Barriers {
   ): Promise<WriteReply<Found>> {
     // The store takes ownership of the bytes.
     const own = { token: Buffer.from(bytes.subarray(PREFIX.token, PREFIX.createdAt)), states: OPEN }
-    let link: RedisLink | null = null
+    let link: Link | undefined
     const reply = await write((result, at, now, by) => {
       link = by
       return read(result, at, now, by)
     })
     if (reply.done || (reply.bytes !== null && meets(reply.bytes, own)))
-      await this.#wait(link as unknown as RedisLink, shard)
+      await this.#wait(link as unknown as Link, shard)
     return reply
   }
 
   /** Why this master refuses claims, for people; null: it accepts them. */
   async check({ server, shards }: MasterShards): Promise<string | null> {
     try {
-      const link = await server.ask('time', [], (_time, by) => by)
-      await this.#of(link).wait(shards[0] as number)
+      await this.#of(await server.connected()).wait(shards[0] as number)
       return null
     } catch (error) {
       return `${(error as Error).message}: claims are answered 503.`
@@ -95,7 +100,7 @@ export class Barriers {
     await Promise.all([...this.#byLink.values()].map((barrier) => barrier.close()))
   }
 
-  async #wait(link: RedisLink, shard: number): Promise<void> {
+  async #wait(link: Link, shard: number): Promise<void> {
     const { onWaited } = this.#options
     try {
       await this.#of(link).wait(shard)
@@ -109,7 +114,7 @@ export class Barriers {
     onWaited?.(true)
   }
 
-  #of(link: RedisLink): Barrier {
+  #of(link: Link): Barrier {
     const known = this.#byLink.get(link)
     if (known !== undefined) return known
     for (const [old, barrier] of this.#byLink) if (!old.isOpen) void barrier.close()
@@ -126,18 +131,9 @@ interface WaitingClaim {
   readonly reject: (error: Unreplicated) => void
 }
 
-/** The result of a round. */
-interface Reached {
-  /** Replicas that have the marker. */
-  readonly replicas: number
-  readonly needed: number
-  /** Whether the server's own disk has it, if required. */
-  readonly disk: boolean
-}
-
 /** The claims that wait for the replicas of one process. */
 class Barrier {
-  readonly #link: RedisLink
+  readonly #link: Link
   readonly #options: BarrierOptions
   readonly #server: RedisConnection
   #opened: Promise<void> | null = null
@@ -145,10 +141,12 @@ class Barrier {
   #isRunning = false
   /** How many replicas `WAIT` waits for. */
   #replicas: number
-  #known: { readonly count: number; readonly until: Millis } | null = null
+  /** How many replicas may be promoted. */
+  #known: number | null = null
+  #knownUntil: Millis = 0
 
   /** `onLost`: called when this barrier can no longer be used. */
-  constructor(link: RedisLink, options: BarrierOptions, onLost: () => void) {
+  constructor(link: Link, options: BarrierOptions, onLost: () => void) {
     const { wait, timeoutMs, client = {} } = options
     this.#link = link
     this.#options = options
@@ -170,10 +168,10 @@ class Barrier {
 
   /** @throws {Unreplicated} */
   wait(shard: number): Promise<void> {
-    const { promise, resolve, reject } = Promise.withResolvers<void>()
-    this.#waiting.push({ shard, resolve, reject })
-    if (!this.#isRunning) void this.#run()
-    return promise
+    return new Promise((resolve, reject) => {
+      this.#waiting.push({ shard, resolve, reject })
+      if (!this.#isRunning) void this.#run()
+    })
   }
 
   close(): Promise<void> {
@@ -185,106 +183,75 @@ class Barrier {
     // After the claims whose replies arrived together with the first one's.
     await immediately()
     while (this.#waiting.length > 0) {
-      const claims = this.#waiting
-      this.#waiting = []
-      this.#waiting.unshift(...(await this.#round(claims)))
+      const claims = this.#waiting.splice(0)
+      const { shard } = claims[0] as WaitingClaim
+      const error = await this.#round(shard).then(
+        () => null,
+        (failure: Error) => failure,
+      )
+      // The slot is moving to another server; only its claims fail.
+      const isOfShard = error instanceof Refused && /^(TRYAGAIN|MOVED|ASK) /.test(error.reply)
+      for (const claim of claims)
+        if (error === null) claim.resolve()
+        else if (isOfShard && claim.shard !== shard) this.#waiting.push(claim)
+        else claim.reject(new Unreplicated(`store.wait is not satisfied: ${error.message}`))
     }
     this.#isRunning = false
   }
 
-  /** Returns the claims that need another round. */
-  async #round(claims: readonly WaitingClaim[]): Promise<readonly WaitingClaim[]> {
-    const { timeout } = this.#options.wait
-    const shard = (claims[0] as WaitingClaim).shard
-    try {
-      await (this.#opened ??= this.#open())
-      const before = this.#replicas
-      const { replicas, needed, disk } = await this.#reach(shard)
-      this.#replicas = needed
-      if (replicas < needed) {
-        // A newly found replica, which this round did not wait for.
-        if (needed > before) return claims
-        throw new Error(`${replicas} of ${needed} replicas had it within ${timeout} ms`)
+  /** Rejects unless a marker in the shard, and so whatever came before it, is where it has to be. */
+  async #round(shard: number): Promise<void> {
+    const { wait, markerOf } = this.#options
+    const { replicas, disk, timeout } = wait
+    const server = this.#server
+    await (this.#opened ??= this.#open())
+    for (;;) {
+      const asked = this.#replicas
+      const onDisks = disk === 'replicas' ? asked : 0
+      const [, inMemory, [local, remote], connected, known] = await Promise.all([
+        server.ask('set', [markerOf(shard), '1', 'PX', MARKER_LIFE], exactly('OK')),
+        asked === 0 || onDisks > 0 ? asked : server.ask('wait', [asked, timeout], countIn),
+        disk === 'none' ? ([1, onDisks] as const) : server.ask('waitaof', [1, onDisks, timeout], countsIn),
+        replicas === 'all' ? server.ask('role', [], connectedIn) : 0,
+        replicas === 'all' ? this.#knownReplicas() : 0,
+      ])
+      const reached = onDisks > 0 ? remote : inMemory
+      if (replicas === 'all') this.#replicas = Math.max(1, connected, known)
+      if (reached >= this.#replicas) {
+        if (local === 0) throw new Error(`the server’s disk did not have it within ${timeout} ms`)
+        return
       }
-      if (!disk) throw new Error(`the server’s disk did not have it within ${timeout} ms`)
-      for (const { resolve } of claims) resolve()
-      return []
-    } catch (error) {
-      const { message } = error as Error
-      const unreplicated = new Unreplicated(`store.wait is not satisfied: ${message}`)
-      // The slot is moving to another server; only its claims fail.
-      const isOfShard = error instanceof MarkerRefused
-      const [refused, others] = isOfShard
-        ? [claims.filter((one) => one.shard === shard), claims.filter((one) => one.shard !== shard)]
-        : [claims, []]
-      for (const { reject } of refused) reject(unreplicated)
-      return others
+      // Unless they are newly found, and were not waited for.
+      if (this.#replicas <= asked)
+        throw new Error(`${reached} of ${this.#replicas} replicas had it within ${timeout} ms`)
     }
-  }
-
-  async #open(): Promise<void> {
-    await this.#server.open()
-    await this.#compare().catch(async (error: unknown) => {
-      await this.#server.close()
-      throw error
-    })
   }
 
   /** Rejects unless the connection leads to the process that received the claims. */
-  async #compare(): Promise<void> {
-    const link = this.#link
-    const ids = await Promise.all([this.#server, link].map((one) => one.ask('info', ['server'], runIdOf)))
-    if (ids[0] === '' || ids[0] !== ids[1])
-      throw new Error(
-        `a second connection to ${hostPortText(link.address)} reaches a different process from the one that takes the claims`,
-      )
-  }
-
-  async #reach(shard: number): Promise<Reached> {
-    const { wait, markerOf } = this.#options
-    const server = this.#server
-    const waitsForAll = wait.replicas === 'all'
-    const requested = this.#replicas
-    const onDisks = wait.disk === 'replicas'
-    const [, inMemory, [local, remote], connected, known] = await Promise.all([
-      // If the marker was refused, the rest says nothing about the claims.
-      server.ask('set', [markerOf(shard), '1', 'PX', MARKER_LIFE], exactly('OK')).catch((error: unknown) => {
-        throw error instanceof Refused ? new MarkerRefused(error.message) : error
-      }),
-      requested === 0 || onDisks ? requested : server.ask('wait', [requested, wait.timeout], countIn),
-      wait.disk === 'none'
-        ? ([1, 0] as const)
-        : server.ask('waitaof', [1, onDisks ? requested : 0, wait.timeout], countsIn),
-      waitsForAll ? server.ask('role', [], connectedIn) : 0,
-      waitsForAll ? this.#knownReplicas() : 0,
-    ])
-    return {
-      replicas: onDisks ? remote : inMemory,
-      needed: waitsForAll ? Math.max(1, connected, known) : requested,
-      disk: local > 0,
-    }
+  async #open(): Promise<void> {
+    const { identity, address } = this.#link
+    await this.#server.open()
+    const other = await this.#server.connected()
+    if (identity !== '' && identity === other.identity) return
+    await this.#server.close()
+    throw new Error(
+      identity === ''
+        ? 'INFO does not tell which process takes the claims'
+        : `a second connection to ${hostPortText(address)} reaches a different process from the one that takes the claims`,
+    )
   }
 
   /** Number of replicas that may be promoted; if it cannot be read now, the last known one. */
   async #knownReplicas(): Promise<number> {
-    const now = performance.now()
-    if (this.#known === null || this.#known.until < now) {
-      const current = this.#options.replicasOf(this.#server)
-      const count =
-        this.#known === null
-          ? await current
-          : await within(
-              this.#options.timeoutMs,
-              current.catch(() => null),
-            )
-      if (count !== null) this.#known = { count, until: now + KNOWN_FOR }
-    }
-    return this.#known?.count as number
+    if (this.#known !== null && performance.now() <= this.#knownUntil) return this.#known
+    this.#known = await this.#options.replicasOf(this.#server).catch((error: unknown) => {
+      if (this.#known === null) throw error
+      return this.#known
+    })
+    this.#knownUntil = performance.now() + KNOWN_FOR
+    return this.#known
   }
 }
-
-/** The server does not accept writes to the marker's slot. */
-class MarkerRefused extends Error {}
 
 function refusalOf(error: unknown): string | null {
   return error instanceof Refused ? error.reply : null

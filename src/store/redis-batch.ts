@@ -1,9 +1,14 @@
 import type { Millis } from '../core/record.ts'
 import { U48 } from './codec.ts'
-import { type RedisConnection, script, source } from './redis-connection.ts'
-import { type RedisLink, redisFailure, repliesMismatch, type Script } from './redis-link.ts'
-import { StoreFull, StoreUnavailable } from './register.ts'
-import type { RespArg, RespReply } from './resp.ts'
+import {
+  type Link,
+  type RedisConnection,
+  redisFailure,
+  repliesMismatch,
+  unanswered,
+} from './redis-connection.ts'
+import { StoreFull } from './register.ts'
+import { type RespArg, type RespReply, type Script, script, source } from './resp.ts'
 
 const OPERATIONS = ['put', 'swap', 'get', 'renew', 'remove', 'due', 'throttle', 'note', 'notes']
 /** One function: making one for each of them would take as long as one of them. */
@@ -32,14 +37,14 @@ const LENGTHS = [2, 4, 3, 2, 1, 1, 2, 2]
 export const [FOUND, WRITTEN, HELD, FAILED, YES, NO, WAIT, LINES] = [0, 1, 2, 3, 4, 5, 6, 7]
 
 /** Converts the result of an operation, which begins in the reply of its batch at `at`. */
-export type ReadResult<T> = (reply: readonly RespReply[], at: number, now: Millis, link: RedisLink) => T
+export type ReadResult<T> = (reply: readonly RespReply[], at: number, now: Millis, link: Link) => T
 
 export interface Operation<T> {
   readonly shard: number
   /** Of the record or bucket. */
   readonly key: string
   /** What else it touches, for servers that have to know. */
-  readonly others: () => readonly string[]
+  readonly others: readonly string[]
   /** See the files in lua/. */
   readonly head: Buffer
   readonly body: Buffer
@@ -126,11 +131,11 @@ export class Batches {
     head.writeUIntBE(notAfter, 2 * U48, U48)
     const args: RespArg[] = [0]
     for (const { operation } of items) args.push(operation.key)
-    if (this.#isByShard) for (const { operation } of items) args.push(...operation.others())
+    if (this.#isByShard) for (const { operation } of items) args.push(...operation.others)
     args[0] = args.length - 1
     args.push(head)
     for (const { operation } of items) args.push(operation.head, operation.body)
-    const read = (reply: RespReply[], link: RedisLink): boolean => {
+    const read = (reply: RespReply[], link: Link): boolean => {
       const isLate = Buffer.isBuffer(reply[0])
       const now = Number(reply[isLate ? 1 : 0])
       this.#clocks.set(group, now - travelled - performance.now())
@@ -140,21 +145,13 @@ export class Batches {
       }
       return isLate
     }
-    const timer =
-      late === 0
-        ? undefined
-        : setTimeout(rejectAll, until - performance.now(), items, notAnswered('Command timed out', true))
-    commands.run(what, args, read).then(
+    commands.run(what, args, read, until).then(
       (isLate) => {
-        clearTimeout(timer)
         if (!isLate) return
         if (late < MOST_LATE && performance.now() < until) this.#send(group, items, what, until, late + 1)
-        else rejectAll(items, notAnswered('it came too late for the server’s clock', false))
+        else rejectAll(items, unanswered('it came too late for the server’s clock', false))
       },
-      (error: unknown) => {
-        clearTimeout(timer)
-        this.#fail(group, items, what, until, error)
-      },
+      (error: unknown) => this.#fail(group, items, what, until, error),
     )
   }
 
@@ -180,7 +177,7 @@ function settle(
   items: readonly Pending[],
   reply: readonly RespReply[],
   now: Millis,
-  link: RedisLink,
+  link: Link,
   mayRepeat: boolean,
 ): readonly Pending[] {
   let end = 1
@@ -207,8 +204,4 @@ function settle(
 function lengthAt(reply: readonly RespReply[], at: number): number {
   const kind = reply[at] as number
   return (LENGTHS[kind] as number) + (kind === LINES ? (reply[at + 1] as number) : 0)
-}
-
-function notAnswered(why: string, maybeApplied: boolean): StoreUnavailable {
-  return new StoreUnavailable(`no answer from Redis: ${why}`, maybeApplied)
 }

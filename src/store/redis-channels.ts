@@ -2,16 +2,19 @@ import type { RecordId } from '../core/record.ts'
 import { within } from '../runtime/scheduling.ts'
 import {
   type ConnectionSettings,
+  connectionError,
   type OnEvent,
   RedisConnection,
   type RedisTarget,
+  Refused,
+  repliesMismatch,
 } from './redis-connection.ts'
-import { connectionError, Refused } from './redis-link.ts'
 import { type Subscription, Subscriptions } from './subscriptions.ts'
 
 export interface ChannelOptions {
   readonly settings: ConnectionSettings
   readonly onEvent: OnEvent
+  /** It ends with the id, after a colon. */
   readonly channelOf: (id: RecordId) => string
   /** The server that publishes writes to the record, as far as known. */
   readonly targetOf: (id: RecordId) => RedisTarget | null
@@ -27,10 +30,8 @@ export interface ChannelOptions {
 export class Channels {
   readonly #options: ChannelOptions
   readonly #subscriptions: Subscriptions
-  readonly #byChannel = new Map<string, RecordId>()
   readonly #targets = new Map<RecordId, RedisTarget | null>()
   readonly #connections = new Map<RedisTarget, RedisConnection>()
-  readonly #suspects = new Set<RedisConnection>()
   #refused = false
   #closed = false
 
@@ -47,16 +48,10 @@ export class Channels {
     return this.#subscriptions.watch(id, changed)
   }
 
-  /** The server may be replaced, without an end of these connections. */
-  suspect(): void {
-    for (const connection of this.#connections.values())
-      if (connection.isReady) this.#suspects.add(connection)
-  }
-
-  /** It may have been: those that are left of the time before subscribe again. */
-  resubscribe(): void {
-    for (const connection of this.#suspects) connection.reconnect()
-    this.#suspects.clear()
+  /** The server was connected to again, and may have been replaced without an end of this connection. */
+  renew(target: RedisTarget): void {
+    const connection = this.#connections.get(target)
+    if (connection?.isReady) connection.reconnect()
   }
 
   /** Some records may have moved to other servers. */
@@ -84,7 +79,6 @@ export class Channels {
   #begin(subscription: Subscription): void {
     const { id } = subscription
     const target = this.#closed ? null : this.#options.targetOf(id)
-    this.#byChannel.set(this.#options.channelOf(id), id)
     this.#targets.set(id, target)
     if (target === null) return this.#subscriptions.miss(subscription)
     const connection = this.#connections.get(target) ?? this.#connect(target)
@@ -93,12 +87,10 @@ export class Channels {
   }
 
   #end(id: RecordId): void {
-    const channel = this.#options.channelOf(id)
     const connection = this.#connections.get(this.#targets.get(id) as RedisTarget)
-    this.#byChannel.delete(channel)
     this.#targets.delete(id)
     if (!connection?.isReady) return
-    const counted = this.#counted(connection.redis.sunsubscribe(channel))
+    const counted = this.#counted(connection.redis.sunsubscribe(this.#options.channelOf(id)))
     counted.catch((error: Error) => {
       if (!(connectionError(error) instanceof Refused)) connection.reconnect()
     })
@@ -107,7 +99,7 @@ export class Channels {
   /** Rejects a reply that is none, which ioredis takes all the same, and one that does not come in time. */
   async #counted(reply: Promise<unknown>): Promise<void> {
     const count = await within(this.#options.settings.timeoutMs, reply)
-    if (typeof count !== 'number') throw new Error('replies do not match their commands')
+    if (typeof count !== 'number') throw repliesMismatch()
   }
 
   async #subscribe(connection: RedisConnection, subscription: Subscription): Promise<void> {
@@ -132,25 +124,21 @@ export class Channels {
 
   #connect(target: RedisTarget): RedisConnection {
     const { timeoutMs, client = {} } = this.#options.settings
-    const ofTarget = () => this.#subscriptions.all.filter(({ id }) => this.#targets.get(id) === target)
+    const each = (then: (subscription: Subscription) => void) => () => {
+      for (const one of this.#subscriptions.all) if (this.#targets.get(one.id) === target) then(one)
+    }
     // The command connection reports the same events.
-    const connection = new RedisConnection(
+    const connection: RedisConnection = new RedisConnection(
       target,
       { timeoutMs, client },
       {
-        onReady: () => {
-          for (const subscription of ofTarget()) void this.#subscribe(connection, subscription)
-        },
-        onLost: () => {
-          this.#suspects.delete(connection)
-          for (const subscription of ofTarget()) this.#subscriptions.miss(subscription)
-        },
+        onReady: each((subscription) => void this.#subscribe(connection, subscription)),
+        onLost: each((subscription) => this.#subscriptions.miss(subscription)),
       },
     )
-    connection.redis.on('smessage', (channel: string) => {
-      const id = this.#byChannel.get(channel)
-      if (id !== undefined) this.#subscriptions.tell(id)
-    })
+    connection.redis.on('smessage', (channel: string) =>
+      this.#subscriptions.tell(channel.slice(channel.lastIndexOf(':') + 1) as RecordId),
+    )
     // A slot has left the server, which ends its subscriptions; ioredis does not say which.
     connection.redis.on('moved', () => connection.reconnect())
     this.#connections.set(target, connection)

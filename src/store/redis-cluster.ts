@@ -1,28 +1,25 @@
 import { createHash } from 'node:crypto'
 import { Command } from 'ioredis'
 import type { Millis } from '../core/record.ts'
+import { type Soon, within } from '../runtime/scheduling.ts'
 import {
   askAll,
   type ConnectionSettings,
   exactly,
-  type OnEvent,
-  RedisConnection,
-  type RedisTarget,
-  type Unanswered,
-} from './redis-connection.ts'
-import {
   type HostPort,
   hostPortText,
+  isRefusal,
+  type OnEvent,
   type Reader,
+  RedisConnection,
+  type RedisTarget,
   Refused,
   repliesMismatch,
-  type Script,
-  unanswered,
   wordsOf,
-} from './redis-link.ts'
+} from './redis-connection.ts'
 import { type ClusterUrl, Misconfigured } from './redis-url.ts'
 import { Declined, PartlyUnavailable, StoreFull, StoreUnavailable } from './register.ts'
-import { commandHead, type RespArg, type RespReply } from './resp.ts'
+import type { RespArg, RespReply, Script } from './resp.ts'
 
 const SLOTS = 16_384
 /** Per command. */
@@ -46,6 +43,12 @@ export interface MasterShards {
   readonly shards: readonly number[]
 }
 
+interface Redirect {
+  readonly node: RedisConnection
+  /** For one command. */
+  readonly asks: boolean
+}
+
 /** The slots as all masters report them. */
 export interface View {
   /** Changes when slots move. */
@@ -54,10 +57,40 @@ export interface View {
   readonly servers: readonly RedisConnection[]
 }
 
-export interface ClusterEvents {
+/** The servers that `store.url` leads to. */
+export interface Servers {
+  /** The first key of a script, or first argument of a plain command, selects the server. */
+  readonly commands: Pick<RedisConnection, 'run' | 'ask'>
+  /** All keys of a command must be in one shard. */
+  readonly isCluster: boolean
+  /** Each with its shards, freshly read. */
+  parts(): Soon<readonly MasterShards[]>
+  /** The same as last read. */
+  known(): readonly MasterShards[]
+  /** The servers that, according to any master, have the shard, or any shard (null): not all learn of a move at once. */
+  view(shard: number | null): Soon<View>
+  /** The store is up even if one of its masters is not. */
+  askAnyone<T>(name: string, read: Reader<T>): Promise<T>
+  /** Number of a master's replicas that may be promoted, including those that are down; 0 if nothing promotes them. */
+  replicasOf(master: RedisConnection): Promise<number>
+  /** The server that publishes writes to the shard. Null: unknown. */
+  targetOf(shard: number): RedisTarget | null
+  /** Whether a subscription was refused because the map is stale. `onMap` follows. */
+  isMoved(error: Refused, shard: number): boolean
+  /** For people; null: a single server. */
+  topology(): string | null
+  /**
+   * Resolves after the first attempt, whatever its outcome: the process also starts without Redis.
+   * @throws {Misconfigured} if only a person can help.
+   */
+  open(): Promise<void>
+  close(): Promise<void>
+}
+
+export interface ServerEvents {
   readonly onEvent: OnEvent
-  /** A node is ready for commands. */
-  readonly onReady: () => void
+  /** This server is ready for commands, perhaps again. */
+  readonly onReady: (target: RedisTarget) => void
   /** Shards may have new masters. */
   readonly onMap: () => void
 }
@@ -66,10 +99,12 @@ export interface ClusterEvents {
  * The masters of a cluster, a connection to each, and which of the 256 shards it has. The map may be stale: a node that does not have a
  * key's slot redirects to the one that does. Replicas are never asked for a key (ADR 124).
  */
-export class Cluster {
+export class Cluster implements Servers {
+  readonly commands = this
+  readonly isCluster = true
   readonly #url: ClusterUrl
   readonly #settings: ConnectionSettings
-  readonly #events: ClusterEvents
+  readonly #events: ServerEvents
   /** By name: masters, now or a moment ago. */
   readonly #nodes = new Map<string, RedisConnection>()
   /** By shard; empty if still unknown. */
@@ -85,18 +120,13 @@ export class Cluster {
   #trouble = 'connecting'
   #isClosed = false
 
-  constructor(url: ClusterUrl, settings: ConnectionSettings, events: ClusterEvents) {
+  constructor(url: ClusterUrl, settings: ConnectionSettings, events: ServerEvents) {
     this.#url = url
     this.#settings = settings
     this.#events = events
     this.#known = url.hosts
   }
 
-  /**
-   * Resolves after the first attempt, whatever its result: the process starts without Redis, too.
-   *
-   * @throws {Misconfigured} if only a person can help.
-   */
   async open(): Promise<void> {
     try {
       await this.#read()
@@ -107,74 +137,58 @@ export class Cluster {
       }
       this.#fail(error as Error)
     }
-    await Promise.all([...this.#nodes.values()].map(({ attempted }) => attempted))
+    await Promise.all(this.#all.map(({ attempted }) => attempted))
   }
 
   async close(): Promise<void> {
     this.#isClosed = true
     this.#trouble = 'closed'
     clearTimeout(this.#rereading)
-    await Promise.all([...this.#nodes.values()].map((node) => node.close()))
+    await Promise.all(this.#all.map((node) => node.close()))
   }
 
-  /** Routes by the first key. */
-  run<T>(what: Script, args: RespArg[], read: Reader<T>): Promise<T> {
-    const own = args.length
-    return this.#route(args[1] as string, (node, asks) => {
-      // Arguments appended for the previous server.
-      args.length = own
-      // A server with permission for a single command (`ASKING`) may not know the script, and would need a second permission.
-      return node.run(asks ? inFull(what) : what, args, read)
-    })
+  run<T>(script: Script, args: readonly RespArg[], read: Reader<T>, until = this.#deadline()): Promise<T> {
+    // A server with permission for a single command (`ASKING`) may not know the script, and would need a second permission.
+    return this.#route(args[1] as string, until, (node, asks) => node.run(script, args, read, until, !asks))
   }
 
-  /** By the first argument, a key. */
-  ask<T>(name: string, args: readonly RespArg[], read: Reader<T>): Promise<T> {
-    return this.#route(args[0] as string, (node) => node.ask(name, args, read))
+  ask<T>(name: string, args: readonly RespArg[], read: Reader<T>, until = this.#deadline()): Promise<T> {
+    return this.#route(args[0] as string, until, (node) => node.ask(name, args, read, until))
   }
 
-  /** A connection that is ready, if any is: the cluster is up even if one of its masters is not. */
-  askAnyone<T>(name: string, args: readonly RespArg[], read: Reader<T>): Promise<T> {
-    const nodes = [...this.#nodes.values()]
-    const node = nodes.find(({ isReady }) => isReady) ?? nodes[0]
-    return node === undefined ? this.#refuse() : node.ask(name, args, read)
+  askAnyone<T>(name: string, read: Reader<T>): Promise<T> {
+    const node = this.#all.find(({ isReady }) => isReady) ?? this.#all[0]
+    return node === undefined ? this.#refuse() : node.ask(name, [], read)
   }
 
-  /** The current masters, freshly read. */
   async parts(): Promise<readonly MasterShards[]> {
     await this.#read().catch(() => {})
     const parts = this.known()
     return parts.length === 0 ? this.#refuse() : parts
   }
 
-  /** The masters as last read. */
   known(): readonly MasterShards[] {
     const byNode = Map.groupBy(this.#map.keys(), (shard) => this.#map[shard] as RedisConnection)
     return [...byNode].map(([server, shards]) => ({ name: server.leadsTo, server, shards }))
   }
 
-  /**
-   * The masters that, according to any master, have the shard, or any shard (null): not all of them learn of a move at once.
-   */
   async view(shard: number | null): Promise<View> {
-    const maps = await Promise.all([...this.#nodes.values()].map(slotsOf))
+    const maps = await Promise.all(this.#all.map(slotsOf))
     const slot = shard === null ? null : (SLOT_OF_SHARD[shard] as number)
-    const masters = new Map<string, HostPort>()
+    const masters = new Map<string, RedisConnection>()
     const views = maps.map((ranges) =>
       ranges.map(({ first, last, nodes: [master] }) => {
-        const name = hostPortText(master as HostPort)
-        if (slot === null || (first <= slot && slot <= last)) masters.set(name, master as HostPort)
-        return [first, last, name]
+        const node = this.#nodeAt(master as HostPort)
+        if (slot === null || (first <= slot && slot <= last)) masters.set(node.leadsTo, node)
+        return [first, last, node.leadsTo]
       }),
     )
     if (masters.size === 0) return this.#refuse()
-    const nodes = [...masters.keys()].sort().map((name) => this.#nodeAt(masters.get(name) as HostPort))
-    await Promise.all(nodes.map(({ attempted }) => attempted))
-    const id = createHash('sha1').update(JSON.stringify(views)).digest('hex').slice(0, 8)
-    return { id, servers: nodes }
+    const servers = [...masters.keys()].sort().map((name) => masters.get(name) as RedisConnection)
+    await Promise.all(servers.map(({ attempted }) => attempted))
+    return { id: createHash('sha1').update(JSON.stringify(views)).digest('hex').slice(0, 8), servers }
   }
 
-  /** How the shards are distributed, for people. */
   topology(): string {
     const parts = this.known()
     const largest = Math.max(...parts.map(({ shards }) => shards.length))
@@ -183,80 +197,70 @@ export class Cluster {
     return `${parts.length} masters share ${this.#map.length} shards of records: ${each}; the largest share is ${times} times the mean`
   }
 
-  /** The server that publishes writes to the shard. Null: unknown. */
+  replicasOf(master: RedisConnection): Promise<number> {
+    return master.ask('cluster', ['nodes'], replicasIn)
+  }
+
   targetOf(shard: number): RedisTarget | null {
     return this.#map[shard]?.target ?? null
   }
 
-  /** Whether a subscription was refused because the map is stale. `onMap` follows. */
   isMoved(error: Refused, shard: number): boolean {
     const node = this.#map[shard]
-    if (error.reply.startsWith('CLUSTERDOWN')) this.#readLater()
-    else return node !== undefined && this.#redirect(error, node, shard) !== null
-    return true
+    const redirect = node === undefined ? null : this.#redirect(error, node, shard)
+    return redirect !== null || isRefusal(error, 'CLUSTERDOWN')
   }
 
-  #route<T>(key: string, send: (node: RedisConnection, asks: boolean) => Promise<T>): Promise<T> {
-    const shard = shardOf(key)
-    const node = this.#map[shard]
-    if (node === undefined) return this.#refuse()
-    const expiresAt = performance.now() + this.#settings.timeoutMs
-    return send(node, false).catch((error: unknown) => this.#follow(error, node, shard, expiresAt, send))
+  get #all(): readonly RedisConnection[] {
+    return [...this.#nodes.values()]
   }
 
-  async #follow<T>(
-    refused: unknown,
-    from: RedisConnection,
-    shard: number,
-    expiresAt: Millis,
+  #deadline(): Millis {
+    return performance.now() + this.#settings.timeoutMs
+  }
+
+  async #route<T>(
+    key: string,
+    until: Millis,
     send: (node: RedisConnection, asks: boolean) => Promise<T>,
   ): Promise<T> {
-    let [error, node] = [refused, from]
-    const { promise: late, reject } = Promise.withResolvers<never>()
-    const timedOut = unanswered('Command timed out', true)
-    const timer = setTimeout(reject, Math.max(0, expiresAt - performance.now()), timedOut)
-    try {
-      for (let n = 0; n < MAX_REDIRECTS; n++) {
-        const redirect = this.#redirect(error, node, shard)
-        if (redirect === null) break
-        node = redirect.node
-        const refusal = error
-        await Promise.race([late, node.attempted]).catch(() => Promise.reject(refusal))
+    const shard = shardOf(key)
+    const first = this.#map[shard]
+    if (first === undefined) return this.#refuse()
+    let [node, asks] = [first, false]
+    for (let redirects = 0; ; redirects++)
+      try {
+        return await send(node, asks)
+      } catch (error) {
+        const redirect = redirects < MAX_REDIRECTS ? this.#redirect(error, node, shard) : null
+        if (redirect === null) throw this.#partly(error, node)
+        ;({ node, asks } = redirect)
+        const inTime = await within(
+          until - performance.now(),
+          node.attempted.then(() => true),
+        )
+        if (!inTime) throw this.#partly(error, node)
         // Leaves in one write with the next command.
-        if (redirect.asks) node.ask('asking', [], exactly('OK')).catch(() => {})
-        try {
-          return await Promise.race([late, send(node, redirect.asks)])
-        } catch (next) {
-          error = next
-        }
+        if (asks) node.ask('asking', [], exactly('OK'), until).catch(() => {})
       }
-    } finally {
-      clearTimeout(timer)
-    }
-    throw this.#partly(error, node)
   }
 
   /** The breaker must not open while other masters can be reached. */
   #partly(error: unknown, node: RedisConnection): unknown {
     if (!(error instanceof StoreUnavailable) || error instanceof StoreFull || error instanceof Declined)
       return error
-    const others = [...this.#nodes.values()].filter((one) => one !== node)
-    if (!others.some(({ isReady }) => isReady)) return error
+    if (!this.#all.some((one) => one !== node && one.isReady)) return error
     return new PartlyUnavailable(error.message, error.maybeApplied)
   }
 
   /** Where the node's refusal redirects to. Null: nowhere. */
-  #redirect(
-    error: unknown,
-    from: RedisConnection,
-    shard: number,
-  ): { readonly node: RedisConnection; readonly asks: boolean } | null {
+  #redirect(error: unknown, from: RedisConnection, shard: number): Redirect | null {
     if (!(error instanceof Refused)) return null
     // The node may be cut off from the rest of the cluster.
-    if (error.reply.startsWith('CLUSTERDOWN')) this.#readLater()
+    if (isRefusal(error, 'CLUSTERDOWN')) this.#readLater()
     const [, kind, host = '', port] = /^(MOVED|ASK) \d+ (.*):(\d+)$/.exec(error.reply) ?? []
     if (kind === undefined) return null
-    const node = this.#nodeAt({ host: isHost(host) ? host : from.place.host, port: Number(port) })
+    const node = this.#nodeAt(placeOf(host, Number(port), from))
     if (kind === 'MOVED' && this.#map[shard] !== node) {
       this.#map[shard] = node
       this.#events.onMap()
@@ -274,9 +278,9 @@ export class Cluster {
     const name = hostPortText(place)
     const known = this.#nodes.get(name)
     if (known !== undefined) return known
-    const node = new RedisConnection({ place, login: this.#url.server }, this.#settings, {
+    const node: RedisConnection = new RedisConnection({ place, login: this.#url.server }, this.#settings, {
       onEvent: (kind, detail) => this.#events.onEvent(kind, kind === 'error' ? `${name}: ${detail}` : detail),
-      onReady: this.#events.onReady,
+      onReady: () => this.#events.onReady(node.target),
       onLost: () => this.#readLater(),
     })
     this.#nodes.set(name, node)
@@ -293,7 +297,7 @@ export class Cluster {
 
   async #readMap(): Promise<void> {
     // In turn: a node cut off from the others has a stale map.
-    const ready = [...this.#nodes.values()].filter(({ isReady }) => isReady)
+    const ready = this.#all.filter(({ isReady }) => isReady)
     const node = ready[this.#turn++ % ready.length]
     if (node !== undefined) return this.#take(await slotsOf(node))
     const { timeoutMs, client = {} } = this.#settings
@@ -306,8 +310,12 @@ export class Cluster {
       ]
       this.#take(ranges)
     } catch (error) {
-      const { errors, message } = error as Unanswered
-      if (errors.every((one) => one instanceof Uncovered || one.message.includes('cluster support disabled')))
+      const { errors, message } = error as AggregateError
+      if (
+        errors.every(
+          (one: Error) => one instanceof Uncovered || one.message.includes('cluster support disabled'),
+        )
+      )
         throw new Misconfigured(`store.url: ${message}; allowed: nodes of a cluster that covers all slots`)
       throw new StoreUnavailable(`no node of the cluster answers: ${message}`, false)
     } finally {
@@ -379,18 +387,13 @@ function wholeOf(ranges: readonly SlotRange[]): readonly SlotRange[] {
   return ranges
 }
 
-/** The same script, sent in full. */
-function inFull({ source, admits }: Script): Script {
-  return { source, admits, head: commandHead('eval', source) }
-}
-
 function slotsOf(server: RedisConnection): Promise<SlotRange[]> {
   return server.ask('cluster', ['slots'], (reply: RespReply) => {
     if (!Array.isArray(reply)) throw repliesMismatch()
     return reply.map((range) => {
       const [first, last, ...nodes] = Array.isArray(range) ? range : []
       if (typeof first !== 'number' || typeof last !== 'number' || nodes.length === 0) throw repliesMismatch()
-      return { first, last, nodes: nodes.map((node) => placeOf(node, server.place.host)) }
+      return { first, last, nodes: nodes.map((node) => nodeIn(node, server)) }
     })
   })
 }
@@ -406,14 +409,14 @@ export function replicasIn(reply: RespReply): number {
   return nodes.filter(([, , , master]) => master === own[0]).length
 }
 
-/** @param queried the host of the queried server, which omits its own name if it does not know it. */
-function placeOf(node: RespReply, queried: string): HostPort {
+function nodeIn(node: RespReply, queried: RedisConnection): HostPort {
   const [host = ''] = wordsOf(node)
   const port = Array.isArray(node) ? node[1] : undefined
   if (typeof port !== 'number') throw repliesMismatch()
-  return { host: isHost(host) ? host : queried, port }
+  return placeOf(host, port, queried)
 }
 
-function isHost(host: string): boolean {
-  return host !== '' && host !== '?'
+/** A node omits its own name if it does not know it. */
+function placeOf(host: string, port: number, queried: RedisConnection): HostPort {
+  return { host: host === '' || host === '?' ? queried.place.host : host, port }
 }

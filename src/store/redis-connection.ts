@@ -1,52 +1,59 @@
-import { createHash } from 'node:crypto'
-import { readFileSync } from 'node:fs'
-import { connect } from 'node:net'
+import { connect, Socket } from 'node:net'
 import { setImmediate as immediately } from 'node:timers/promises'
-import { AbstractConnector, Redis, type RedisOptions } from 'ioredis'
+import { AbstractConnector, Command, Redis, type RedisOptions, ReplyError } from 'ioredis'
 import type { Millis } from '../core/record.ts'
 import { within } from '../runtime/scheduling.ts'
 import { reconnectDelay } from './reconnect.ts'
-import {
-  connectionError,
-  type HostPort,
-  hostPortText,
-  type Login,
-  type Reader,
-  RedisLink,
-  repliesMismatch,
-  type Script,
-  wordsOf,
-} from './redis-link.ts'
-import { StoreUnavailable } from './register.ts'
-import { commandHead, type RespArg, type RespReply } from './resp.ts'
+import { CorruptRecord, StoreFull, StoreUnavailable } from './register.ts'
+import { encoded, type RespArg, type RespReply, type Script } from './resp.ts'
 
 export const CONNECTION_NAME = 'idempotency-proxy'
 const CONNECT_TIMEOUT: Millis = 2000
 /** How long to wait for a server that does not close its side. */
 export const DISCONNECT_TIMEOUT: Millis = 250
+/** Commands in a row that time out on a silent connection before it counts as dead: a lost host sends no reset. */
+const SILENT_COMMANDS = 5
+
+export interface HostPort {
+  readonly host: string
+  readonly port: number
+}
+
+/** How to greet a server. */
+export interface Login {
+  readonly username: string
+  readonly password: string
+  readonly db: number
+  /** Asked for each connection. Absent: plain. */
+  readonly tls?: () => object
+}
+
+export type RedisAddress = HostPort & Login
+
+/** Where a connection leads; the place may be asked before each attempt. `isMaster`: rejects replicas, which may miss records. */
+export type RedisTarget = { readonly login: Login; readonly isMaster?: boolean } & (
+  | { readonly place: HostPort }
+  | { readonly place?: undefined; find(): Promise<HostPort> }
+)
+
+/** One of the connections that a {@link RedisConnection} has had, from its greeting to its end. */
+export interface Link {
+  readonly address: RedisAddress
+  /** The process at its other end, new after each start; '' if it does not tell. */
+  readonly identity: string
+  isOpen: boolean
+}
+
+/** Converts a reply; throws a {@link ProtocolError} if it cannot belong to its command. `link`: where it arrived. */
+export type Reader<T> = (reply: never, link: Link) => T
 
 export type OnEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
-
-interface Target {
-  readonly login: Login
-  /** Rejects replicas, which may miss records. */
-  readonly isMaster?: boolean
-}
-
-/** Asked before each attempt. */
-export interface SoughtTarget extends Target {
-  readonly place?: undefined
-  find(): Promise<HostPort>
-}
-
-/** Where a connection leads. */
-export type RedisTarget = (Target & { readonly place: HostPort }) | SoughtTarget
 
 export interface ConnectionSettings {
   readonly timeoutMs: Millis
   /**
-   * `store.grace`; 0 or absent: none. Each link reads the identity of the process it reaches, for scripts that `admit`. A proxy that connects
-   * later than the grace after a failover has lost its claims, so an attempt takes at most half of it.
+   * `store.grace`; 0 or absent: none. A proxy that connects later than the grace after a failover has lost its claims, so an attempt takes at
+   * most half of it.
    */
   readonly grace?: Millis
   /** Of `store.redis`. */
@@ -76,42 +83,48 @@ export interface ConnectionEvents {
   readonly onLost?: () => void
 }
 
-/** A script that grants claims, or checks whether the server may. */
-export function script(text: string): Script {
-  return {
-    source: text,
-    admits: true,
-    head: commandHead('evalsha', createHash('sha1').update(text).digest('hex')),
+/** Its bytes are ready, and stay out of what ioredis tells of a command: errors, traces. */
+class ReadyCommand extends Command {
+  readonly #bytes: Buffer
+  /** Until it is written, only this process has seen it. */
+  isWritten = false
+
+  constructor(name: string, args: readonly RespArg[]) {
+    super(name, [], { replyEncoding: null })
+    this.#bytes = encoded(name, args)
+  }
+
+  override toWritable(): Buffer {
+    this.isWritten = true
+    return this.#bytes
   }
 }
 
-/** Of a script, or a part of one. */
-export function source(name: string): string {
-  return readFileSync(new URL(`../store/lua/${name}.lua`, import.meta.url), 'utf8')
-}
-
 /**
- * Keeps an ioredis client connected. All that ioredis does by itself is off: it queues nothing, resends nothing, subscribes to nothing
- * again, and each of its connections is greeted here before it takes commands (ADR 124).
+ * An ioredis client, which connects again by itself. It queues nothing and resends nothing, and each of its connections is greeted here before
+ * it takes commands (ADR 124). Replies of scripts end with their command's number: if a reply is lost, no claim takes the next as its own.
  */
 export class RedisConnection {
   readonly target: RedisTarget
   readonly #settings: ConnectionSettings
   readonly #events: ConnectionEvents
-  /** Of all connections, one after the other. For subscriptions; commands go through {@link run} and {@link ask}. */
+  /** For subscriptions; commands go through {@link run} and {@link ask}. */
   readonly redis: Redis
-  /** Of the latest attempt; '' before the first. */
+  /** Of the latest attempt. */
   place: HostPort
-  /** The link once greeted. */
-  #link: RedisLink | null = null
+  /** Null: takes no commands. */
+  #link: Link | null = null
   /** Why the last link failed; until the next one is ready. */
   #trouble: string | null = null
   #attempts = 0
   #attempted = Promise.withResolvers<void>()
   #isTrying = false
   #isClosed = false
-  /** Of the attempt, or until the next one. */
+  /** Of the attempt. */
   #timer: NodeJS.Timeout | undefined
+  #scripts = 0
+  #replies = 0
+  #silentCommands = 0
 
   constructor(target: RedisTarget, settings: ConnectionSettings, events: ConnectionEvents = {}) {
     this.target = target
@@ -129,49 +142,52 @@ export class RedisConnection {
       db,
       ...(tls === undefined ? {} : { tls: {} }),
       Connector: this.#connector(),
+      retryStrategy: () => reconnectDelay(++this.#attempts),
+      // What is in flight fails when its connection ends.
+      maxRetriesPerRequest: 0,
       lazyConnect: true,
       connectTimeout: 0,
-      retryStrategy: null,
       enableReadyCheck: false,
       enableOfflineQueue: false,
       autoResendUnfulfilledCommands: false,
       autoResubscribe: false,
     })
-    this.redis.on('error', (error: Error) => {
-      this.#fail(connectionError(error).message)
-      this.reconnect()
-    })
-    this.redis.on('end', () => this.#lose())
+      .on('ready', () => void this.#greet())
+      .on('error', (error: Error) => this.#fail(error))
+      .on('close', () => this.#lose())
   }
 
   /** Resolves after the first attempt, whatever its outcome: the process also starts without Redis. */
   open(): Promise<void> {
-    this.#connect()
+    this.redis.connect().catch(() => {})
     return this.attempted
   }
 
   async close(): Promise<void> {
     this.#isClosed = true
-    clearTimeout(this.#timer)
-    if (!this.#isTrying && this.#link === null) return
-    const ended = new Promise((end) => this.redis.once('end', end))
-    if (this.#link !== null) this.#link.end()
-    else {
-      this.redis.disconnect()
-      this.reconnect()
-    }
-    await ended
+    const { status } = this.redis
+    this.redis.disconnect()
+    // ioredis tells of no end between two attempts.
+    if (status === 'end' || status === 'reconnecting') return
+    if (this.#link === null) this.reconnect()
+    this.#shut()
+    await new Promise((ended) => this.redis.once('end', ended))
   }
 
   /** The server may have been replaced. Commands in flight may have been applied. */
-  reconnect(): void {
-    if (this.#link !== null) this.#link.destroy()
+  reconnect(why?: Error): void {
+    this.#shut()
     // Before the first attempt there is none.
-    else (this.redis.stream as Redis['stream'] | undefined)?.destroy()
+    ;(this.redis.stream as Redis['stream'] | undefined)?.destroy(why)
+  }
+
+  /** Rejects if it is not connected. */
+  connected(): Promise<Link> {
+    return this.#link === null ? this.#refuse() : Promise.resolve(this.#link)
   }
 
   get isReady(): boolean {
-    return this.#link?.isOpen === true
+    return this.#link !== null
   }
 
   /** It is about to be ready, or lost. */
@@ -188,12 +204,43 @@ export class RedisConnection {
     return hostPortText(this.place)
   }
 
-  run<T>(what: Script, args: RespArg[], read: Reader<T>): Promise<T> {
-    return this.#link?.isOpen ? this.#link.run(what, args, read) : this.#refuse()
+  /**
+   * Runs a script, which gets two more arguments: the identity of the process that it reaches ('': no grace), and a number with which its reply
+   * ends; `read` converts the rest. `until`: when the caller gives up. `isKnown`: otherwise it is sent in full.
+   */
+  run<T>(
+    script: Script,
+    args: readonly RespArg[],
+    read: Reader<T>,
+    until = this.#deadline(),
+    isKnown = true,
+  ): Promise<T> {
+    const link = this.#link
+    if (link === null) return this.#refuse()
+    const number = ++this.#scripts
+    const identity = this.#settings.grace ? link.identity : ''
+    const own = (reply: RespReply): T => {
+      if (!Array.isArray(reply) || reply.pop() !== number) throw repliesMismatch()
+      return read(reply as never, link)
+    }
+    const send = (name: string, text: string) =>
+      this.#send(name, [text, ...args, identity, number], own, until)
+    if (!isKnown) return send('eval', script.source)
+    return send('evalsha', script.sha).catch((error: unknown) => {
+      if (isRefusal(error, 'NOSCRIPT')) return send('eval', script.source)
+      throw error
+    })
   }
 
-  ask<T>(name: string, args: readonly RespArg[], read: Reader<T>): Promise<T> {
-    return this.#link?.isOpen ? this.#link.ask(name, args, read) : this.#refuse()
+  /** Sends a plain command, whose reply does not identify it. */
+  ask<T>(name: string, args: readonly RespArg[], read: Reader<T>, until = this.#deadline()): Promise<T> {
+    const link = this.#link
+    if (link === null) return this.#refuse()
+    return this.#send(name, args, (reply) => read(reply as never, link), until)
+  }
+
+  #deadline(): Millis {
+    return performance.now() + this.#settings.timeoutMs
   }
 
   #refuse(): Promise<never> {
@@ -201,38 +248,55 @@ export class RedisConnection {
     return Promise.reject(new StoreUnavailable(`Redis is not connected: ${why}`, false))
   }
 
-  /** It ends by `#succeed` or, on ioredis's event, by `#lose`. */
-  #connect(): void {
-    /* c8 ignore next: only where it is closed in the turn in which its timer fires */
-    if (this.#isClosed) return
-    this.#isTrying = true
-    this.#attempted = Promise.withResolvers()
-    this.redis
-      .connect()
-      .then(() => this.#greet())
-      .catch((error: Error) => {
-        // A connection that has ended has said why.
-        if (!this.redis.stream?.destroyed) this.#fail(error.message)
-        this.reconnect()
-      })
+  #send<T>(name: string, args: readonly RespArg[], read: (reply: RespReply) => T, until: Millis): Promise<T> {
+    const { stream } = this.redis
+    const before = this.#replies
+    const command = new ReadyCommand(name, args)
+    // One write for all commands of a turn.
+    if (stream.writableCorked === 0) {
+      stream.cork()
+      process.nextTick(() => stream.uncork())
+    }
+    return new Promise((resolve, reject) => {
+      const expire = (): void => {
+        if (command.isSettled) return
+        reject(unanswered('Command timed out', true))
+        // If other replies arrived but not this one, no later reply can be trusted.
+        if (before !== this.#replies || ++this.#silentCommands >= SILENT_COMMANDS) this.reconnect()
+      }
+      // Only after pending input was read: a busy event loop does not mean a silent Redis.
+      const timer = setTimeout(() => setImmediate(expire), until - performance.now())
+      // Also reads for a caller that has given up: a reply that does not match may belong to one that has not.
+      const take = (reply: RespReply): void => {
+        clearTimeout(timer)
+        const isAnswer = !(reply instanceof Error) || reply instanceof ReplyError
+        if (!isAnswer) return reject(unanswered('Connection is closed.', command.isWritten))
+        this.#replies++
+        this.#silentCommands = 0
+        try {
+          // An earlier reply was lost or spurious.
+          if (stream.destroyed) throw repliesMismatch()
+          if (reply instanceof Error) throw redisFailure(reply.message)
+          resolve(read(reply))
+        } catch (error) {
+          // After a failover this may be the old primary; reconnecting by name may reach the new one.
+          if (isRefusal(error, 'READONLY')) {
+            this.#shut()
+            this.redis.disconnect(true)
+          }
+          if (!(error instanceof ProtocolError)) return reject(error)
+          reject(unanswered(error.message, true))
+          this.reconnect(error)
+        }
+      }
+      command.promise.then(take, take)
+      this.redis.sendCommand(command)
+    })
   }
 
   /** ioredis's interface for whoever knows better where to connect: per attempt the address, and the files of TLS. */
   #connector() {
-    const open = async (): Promise<Redis['stream']> => {
-      this.place = this.target.place ?? (await this.target.find())
-      const tls = this.target.login.tls?.()
-      const { client = {}, grace, timeoutMs } = this.#settings
-      const { connectTimeout = CONNECT_TIMEOUT, family = 0, natMap } = client
-      const options = { ...(natMap?.[this.leadsTo] ?? this.place), family, ...tls }
-      const socket =
-        tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
-      this.#endIn(socket, 'connect ETIMEDOUT', grace ? Math.min(grace / 2, connectTimeout) : connectTimeout)
-      socket.once(tls === undefined ? 'connect' : 'secureConnect', () =>
-        this.#endIn(socket, 'no answer from Redis: Command timed out', timeoutMs),
-      )
-      return socket
-    }
+    const dial = () => this.#dial()
     return class extends AbstractConnector {
       constructor() {
         super(DISCONNECT_TIMEOUT)
@@ -240,88 +304,100 @@ export class RedisConnection {
 
       async connect(): Promise<Redis['stream']> {
         this.connecting = true
-        const stream = await open()
+        // ioredis tries again only after the end of a stream.
+        const stream = await dial().catch((error: Error) => {
+          this.firstError = error
+          return new Socket().destroy()
+        })
         /* c8 ignore next: only where it is closed while it looks for the address */
         if (!this.connecting) stream.destroy()
-        stream.once('error', (error) => {
-          this.firstError = error
-        })
         this.stream = stream
         return stream
       }
     }
   }
 
-  #endIn(socket: Redis['stream'], why: string, limit: Millis): void {
-    clearTimeout(this.#timer)
-    // Only after pending input was read: a busy event loop does not mean a silent server.
-    this.#timer = setTimeout(
-      () => setImmediate(() => this.#isTrying && socket.destroy(new Error(why))),
-      limit,
+  async #dial(): Promise<Redis['stream']> {
+    this.#isTrying = true
+    this.#attempted = Promise.withResolvers()
+    const { target } = this
+    this.place = target.place ?? (await target.find())
+    const tls = target.login.tls?.()
+    const { client = {}, grace, timeoutMs } = this.#settings
+    const { connectTimeout = CONNECT_TIMEOUT, family = 0, natMap } = client
+    const options = { ...(natMap?.[this.leadsTo] ?? this.place), family, ...tls }
+    const socket =
+      tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
+    const endIn = (why: string, limit: Millis): void => {
+      clearTimeout(this.#timer)
+      this.#timer = setTimeout(
+        () => setImmediate(() => this.#isTrying && socket.destroy(new Error(why))),
+        limit,
+      )
+    }
+    endIn('connect ETIMEDOUT', grace ? Math.min(grace / 2, connectTimeout) : connectTimeout)
+    socket.once(tls === undefined ? 'connect' : 'secureConnect', () =>
+      endIn('no answer from Redis: Command timed out', timeoutMs),
     )
+    return socket
   }
 
-  /** Rejects if the connection is useless: no master, or the server is still loading its data. */
+  /** A connection is useless if it leads to no master, or the server is still loading its data. */
   async #greet(): Promise<void> {
-    const link = new RedisLink(this.redis, { ...this.place, ...this.target.login }, this.#settings.timeoutMs)
-    const steps = [link.ask('ping', [], exactly('PONG')).catch(unless(/NOPERM/))]
-    if (this.target.isMaster) steps.push(link.ask('role', [], ofMaster(this.leadsTo)))
-    if (this.#settings.grace)
-      steps.push(
-        link.ask('info', ['server'], runIdOf).then(
-          (id) => {
-            link.identity = id
-          },
-          unless(/NOPERM/),
-        ),
-      )
-    await Promise.all(steps)
-    if (!link.isOpen || !this.redis.stream.writable) throw new Error('Connection is closed.')
-    clearTimeout(this.#timer)
-    this.#isTrying = false
-    this.#link = link
-    this.#trouble = null
-    this.#attempts = 0
-    this.#events.onReady?.()
-    this.#events.onEvent?.('connected', this.leadsTo)
-    this.#attempted.resolve()
+    const { stream } = this.redis
+    const { isMaster, login } = this.target
+    const until = this.#deadline()
+    // Whoever has a grace needs to know the process.
+    const harmless = this.#settings.grace ? /NOPERM/ : /^Redis refuses/
+    try {
+      const [, identity] = await Promise.all([
+        this.#send('ping', [], exactly('PONG'), until).catch(unless(/NOPERM/, undefined)),
+        this.#send('info', ['server'], runIdOf, until).catch(unless(harmless, '')),
+        isMaster && this.#send('role', [], ofMaster(this.leadsTo), until),
+      ])
+      // Its end is about to be reported.
+      if (!stream.writable) return
+      clearTimeout(this.#timer)
+      this.#isTrying = false
+      this.#link = { address: { ...this.place, ...login }, identity, isOpen: true }
+      this.#trouble = null
+      this.#attempts = 0
+      this.#events.onReady?.()
+      this.#events.onEvent?.('connected', this.leadsTo)
+      this.#attempted.resolve()
+    } catch (error) {
+      // A connection that has ended has said why.
+      if (!stream.destroyed) this.#fail(error as Error)
+    }
   }
 
   #lose(): void {
     clearTimeout(this.#timer)
-    if (this.#link === null) {
-      if (this.#trouble === null) this.#fail('Connection is closed.')
-    } else {
-      this.#link.isOpen = false
-      if (this.#trouble === null) this.#events.onEvent?.('disconnected', this.leadsTo)
-    }
+    if (this.#trouble === null && this.#isTrying) this.#fail(new Error('Connection is closed.'))
+    else if (this.#trouble === null) this.#events.onEvent?.('disconnected', this.leadsTo)
     this.#isTrying = false
-    this.#link = null
+    this.#shut()
     this.#events.onLost?.()
-    if (!this.#isClosed) this.#timer = setTimeout(() => this.#connect(), reconnectDelay(++this.#attempts))
     this.#attempted.resolve()
   }
 
-  #fail(message: string): void {
+  #shut(): void {
+    if (this.#link !== null) this.#link.isOpen = false
+    this.#link = null
+  }
+
+  #fail(error: Error): void {
+    const { message } = connectionError(error)
     // All attempts to reconnect fail alike: one report is enough.
     if (message !== this.#trouble && !this.#isClosed) this.#events.onEvent?.('error', message)
     this.#trouble = message
-  }
-}
-
-/** No server answered; their errors. */
-export class Unanswered extends Error {
-  readonly errors: readonly Error[]
-
-  constructor(servers: readonly RedisConnection[], errors: readonly Error[]) {
-    super(errors.map(({ message }, n) => `${servers[n]?.leadsTo}: ${message}`).join('; '))
-    this.errors = errors
+    this.reconnect()
   }
 }
 
 /**
  * Asks several servers at once. Resolves with all answers that arrive within `others` of the first.
- * @throws {Unanswered} if there was none.
+ * @throws {AggregateError} if there was none.
  */
 export async function askAll<T>(
   servers: readonly RedisConnection[],
@@ -334,12 +410,18 @@ export async function askAll<T>(
     answers.push(await ask(server))
   })
   await Promise.any(attempts).catch((error: AggregateError) => {
-    throw new Unanswered(servers, error.errors as Error[])
+    const each = (error.errors as Error[]).map(({ message }, n) => `${servers[n]?.leadsTo}: ${message}`)
+    error.message = each.join('; ')
+    throw error
   })
   await within(others, Promise.allSettled(attempts))
   // Only after pending input was read: a busy event loop does not mean a silent server.
   await immediately()
   return [...answers]
+}
+
+export function hostPortText({ host, port }: HostPort): string {
+  return `${host.includes(':') ? `[${host}]` : host}:${port}`
 }
 
 /** Expects this reply. */
@@ -349,8 +431,7 @@ export function exactly(expected: string) {
   }
 }
 
-/** Identifies the process: new after each start. '': the server does not report it. */
-export function runIdOf(reply: RespReply): string {
+function runIdOf(reply: RespReply): string {
   if (!/^\w+:/m.test(String(reply))) throw repliesMismatch()
   return /^run_id:([0-9a-f]+)\r?$/m.exec(String(reply))?.[1] ?? ''
 }
@@ -362,8 +443,57 @@ function ofMaster(name: string) {
   }
 }
 
-function unless(harmless: RegExp) {
-  return (error: Error): void => {
+function unless<T>(harmless: RegExp, otherwise: T) {
+  return (error: Error): T => {
     if (!harmless.test(error.message)) throw error
+    return otherwise
   }
+}
+
+/** The strings of an array, '' for other elements; empty if the reply is not an array. */
+export function wordsOf(reply: RespReply): string[] {
+  return Array.isArray(reply) ? reply.map((part) => (Buffer.isBuffer(part) ? part.toString() : '')) : []
+}
+
+/** A reply that cannot belong to its command: no later one can be trusted. */
+class ProtocolError extends Error {
+  override readonly name = 'ProtocolError'
+}
+
+export function repliesMismatch(): Error {
+  return new ProtocolError('replies do not match their commands')
+}
+
+export function unanswered(why: string, maybeApplied: boolean): StoreUnavailable {
+  return new StoreUnavailable(`no answer from Redis: ${why}`, maybeApplied)
+}
+
+/** Redis refused the command and applied nothing. */
+export class Refused extends StoreUnavailable {
+  readonly reply: string
+
+  constructor(reply: string) {
+    super(`Redis refuses: ${reply}`, false)
+    this.reply = reply
+  }
+}
+
+export function isRefusal(error: unknown, code: string): error is Refused {
+  return error instanceof Refused && error.reply.startsWith(code)
+}
+
+/** Whatever ioredis reports, as one of ours. */
+export function connectionError(error: Error & { readonly code?: string }): Error {
+  if (error instanceof ReplyError) return redisFailure(error.message)
+  // The error of a connection to several addresses has a code and no message.
+  return error.message === '' ? new Error(error.code) : error
+}
+
+export function redisFailure(text: string): StoreUnavailable | CorruptRecord {
+  // Redis quotes the arguments of unknown commands, among them the password of AUTH.
+  const message = text.replace(/, with args beginning with.*/s, '')
+  if (message.startsWith('WRONGTYPE'))
+    return new CorruptRecord('the key of the record holds a value of another type')
+  if (message.startsWith('OOM')) return new StoreFull(`Redis is full: ${message}`)
+  return new Refused(message)
 }

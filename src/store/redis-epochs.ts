@@ -1,9 +1,8 @@
 import type { Millis, RecordId } from '../core/record.ts'
 import type { MasterShards } from './redis-cluster.ts'
-import { type RedisConnection, script, source } from './redis-connection.ts'
-import { Refused } from './redis-link.ts'
+import { isRefusal, type RedisConnection, Refused } from './redis-connection.ts'
 import type { NewEpoch } from './register.ts'
-import type { RespArg } from './resp.ts'
+import { script, source } from './resp.ts'
 import type { Safety } from './safety.ts'
 
 export const ADMIT = script(source('epoch') + source('admit'))
@@ -96,33 +95,23 @@ export class Epochs {
 
   async #ask(server: RedisConnection, shards: readonly number[]): Promise<Admitted[]> {
     this.#hurry(server)
-    const { servers } = this.#options
-    const each = shards.map((shard) => [shard])
-    const all = servers.isCluster
-      ? await this.#askEach(each)
+    const each = async () => (await Promise.all(shards.map((shard) => this.#run([shard])))).flat()
+    const all = this.#options.servers.isCluster
+      ? await each()
       : await this.#run(shards).catch((error: unknown) => {
           // The only node of a cluster.
-          if (error instanceof Refused && error.reply.startsWith('CROSSSLOT')) return this.#askEach(each)
+          if (isRefusal(error, 'CROSSSLOT')) return each()
           throw error
         })
     this.#unanswered.delete(server)
     return all
   }
 
-  async #askEach(each: readonly (readonly number[])[]): Promise<Admitted[]> {
-    return (await Promise.all(each.map((shards) => this.#run(shards)))).flat()
-  }
-
   #run(shards: readonly number[]): Promise<Admitted[]> {
     const { grace, skew, keys, servers } = this.#options
     const named = shards.map((shard) => keys[shard] as string)
-    const args: RespArg[] = [
-      shards.length,
-      ...named,
-      grace,
-      skew(),
-      ...shards.map((shard) => this.seen[shard] ?? 0),
-    ]
+    const seen = shards.map((shard) => this.seen[shard] ?? 0)
+    const args = [shards.length, ...named, grace, skew(), ...seen]
     return servers.commands.run(ADMIT, args, (pairs: number[]) =>
       shards.map((shard, n) => ({ shard, left: pairs[2 * n] as Millis, since: pairs[2 * n + 1] as Millis })),
     )

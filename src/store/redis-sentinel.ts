@@ -2,11 +2,13 @@ import type { Millis } from '../core/record.ts'
 import {
   askAll,
   type ConnectionSettings,
+  type HostPort,
+  hostPortText,
+  type Login,
   RedisConnection,
-  type SoughtTarget,
-  type Unanswered,
+  repliesMismatch,
+  wordsOf,
 } from './redis-connection.ts'
-import { type HostPort, hostPortText, type Login, Refused, repliesMismatch, wordsOf } from './redis-link.ts'
 import { Misconfigured, type SentinelUrl } from './redis-url.ts'
 import { StoreUnavailable } from './register.ts'
 import type { RespReply } from './resp.ts'
@@ -14,8 +16,7 @@ import type { RespReply } from './resp.ts'
 const SWITCH = '+switch-master'
 /** How long to wait for the others once one Sentinel has answered: the first may have slept through a failover. */
 const OTHERS: Millis = 250
-
-type FollowedConnection = Pick<RedisConnection, 'leadsTo' | 'reconnect'>
+const UNKNOWN = 'No such master'
 
 /** What a Sentinel reports about the master. */
 interface MasterReport {
@@ -28,14 +29,14 @@ interface MasterReport {
  * The master that the Sentinels monitor, wherever it is. ioredis's own connector believes the first Sentinel that answers, and misses
  * what is announced while it does not listen (ADR 124).
  */
-export class Sentinels implements SoughtTarget {
+export class Sentinels {
   readonly isMaster = true
   readonly login: Login
-  readonly #url: SentinelUrl
+  /** Set if every server answered that it knows no such master, or is no Sentinel: only a person can fix that. */
+  misconfigured: Misconfigured | null = null
+  readonly #master: string
   /** One connection to each. RESP3: it takes commands while it is subscribed. */
   readonly #all: readonly RedisConnection[]
-  /** What follows the announcements, if anything does. */
-  #server: FollowedConnection | null = null
   /** Their latest answer, and how many gave it. */
   #latest: MasterReport | null = null
   #answers = 0
@@ -43,16 +44,16 @@ export class Sentinels implements SoughtTarget {
   #epoch = 0
   /** Number of announcements of the master's address. */
   #news = 0
-  /** Set if every server answered that it knows no such master, or is no Sentinel: only a person can fix that. */
-  misconfigured: Misconfigured | null = null
+  /** What follows the announcements, if anything does. */
+  #server: RedisConnection | null = null
 
-  constructor(url: SentinelUrl, { timeoutMs, client }: ConnectionSettings) {
-    this.#url = url
-    this.login = url.server
-    this.#all = url.sentinels.map((address) => {
+  constructor({ sentinels, master, server }: SentinelUrl, { timeoutMs, client }: ConnectionSettings) {
+    this.#master = master
+    this.login = server
+    this.#all = sentinels.map((address) => {
       const settings: ConnectionSettings = { timeoutMs, client: { ...client, protocol: 3 } }
       const connection: RedisConnection = new RedisConnection({ place: address, login: address }, settings, {
-        onReady: () => this.#listen(connection),
+        onReady: () => void this.#listen(connection),
       })
       connection.redis.on('message', (_channel, text) => this.#take(text))
       void connection.open()
@@ -71,12 +72,13 @@ export class Sentinels implements SoughtTarget {
       this.#latest = all.reduce((latest, answer) => (answer.epoch > latest.epoch ? answer : latest))
       return this.#latest.place
     } catch (error) {
-      const { errors, message } = error as Unanswered
-      const named = `the master ${JSON.stringify(this.#url.master)}`
+      const { errors, message } = error as AggregateError
+      const all = (what: string) => (errors as Error[]).every((one) => one.message.includes(what))
+      const named = `the master ${JSON.stringify(this.#master)}`
       const hosts = this.#all.map(({ leadsTo }) => leadsTo).join(', ')
-      const why = errors.every(isNoSentinel)
+      const why = all('unknown command')
         ? `no Sentinel at ${hosts}, but a Redis; allowed: the addresses of Sentinels, or redis:// for one server`
-        : errors.every((one) => one instanceof UnknownMaster)
+        : all(UNKNOWN)
           ? `no Sentinel of ${hosts} knows ${named}; allowed: a name listed by SENTINEL MASTERS`
           : null
       if (why === null) throw new StoreUnavailable(`no Sentinel names ${named}: ${message}`, false)
@@ -87,51 +89,45 @@ export class Sentinels implements SoughtTarget {
 
   /** How many replicas of the master they know, including those that are down; the highest of differing answers. */
   async replicas(): Promise<number> {
-    const { master } = this.#url
-    const counts = await askAll(this.#all, OTHERS, (one) =>
-      one.ask('sentinel', ['replicas', master], lengthOf),
-    )
-    return Math.max(...counts)
+    const args = ['replicas', this.#master]
+    return Math.max(...(await askAll(this.#all, OTHERS, (one) => one.ask('sentinel', args, lengthOf))))
   }
 
   /** For people, once a master is found. */
   topology(): string {
     const { place, epoch } = this.#latest as MasterReport
-    return `of ${this.#all.length} Sentinels ${this.#answers} answered; the latest configuration (epoch ${epoch}) names ${hostPortText(place)} as the master ${JSON.stringify(this.#url.master)}`
+    return `of ${this.#all.length} Sentinels ${this.#answers} answered; the latest configuration (epoch ${epoch}) names ${hostPortText(place)} as the master ${JSON.stringify(this.#master)}`
   }
 
-  /**
-   * Reconnects `server` when a Sentinel names another master, since the old one may still answer. Announcements are lost while the proxy
-   * is not subscribed, so it asks each Sentinel after subscribing.
-   */
-  watch(server: FollowedConnection): void {
+  /** Reconnects `server` when a Sentinel names another master, since the old one may still answer. */
+  watch(server: RedisConnection): void {
     this.#server = server
-    for (const connection of this.#all) if (connection.isReady) this.#listen(connection)
+    for (const connection of this.#all) if (connection.isReady) void this.#listen(connection)
   }
 
   async close(): Promise<void> {
     await Promise.all(this.#all.map((connection) => connection.close()))
   }
 
-  #listen(sentinel: RedisConnection): void {
+  /** Announcements are lost while the proxy is not subscribed, so it asks after subscribing. */
+  async #listen(sentinel: RedisConnection): Promise<void> {
     if (this.#server === null) return
-    const subscribed = sentinel.redis.subscribe(SWITCH).then(async () => {
+    try {
+      await sentinel.redis.subscribe(SWITCH)
       const [answer] = (await this.#ask([sentinel])) as [MasterReport]
       if (answer.epoch >= this.#epoch) this.#follow(answer.place)
-    })
-    // It refuses, or has disconnected.
-    subscribed.catch(() => {})
+    } catch {
+      // It refuses, or has disconnected.
+    }
   }
 
   async #ask(sentinels: readonly RedisConnection[]): Promise<MasterReport[]> {
-    const { master } = this.#url
     const all = await askAll(sentinels, OTHERS, async (sentinel) => {
       // During a failover the epoch changes before the address: asked in this order, an address never gets a later epoch.
       const [epoch, place] = await Promise.all([
-        sentinel.ask('sentinel', ['master', master], epochIn).catch(unknown),
-        sentinel.ask('sentinel', ['get-master-addr-by-name', master], placeIn),
+        sentinel.ask('sentinel', ['master', this.#master], epochIn),
+        sentinel.ask('sentinel', ['get-master-addr-by-name', this.#master], placeIn),
       ])
-      if (epoch === null || place === null) throw new UnknownMaster('it knows no such master')
       return { place, epoch }
     })
     this.#epoch = Math.max(this.#epoch, ...all.map(({ epoch }) => epoch))
@@ -140,24 +136,14 @@ export class Sentinels implements SoughtTarget {
 
   #take(text: string): void {
     const [master, , , host = '', port] = text.split(' ')
-    if (master === this.#url.master) this.#follow({ host, port: Number(port) })
+    if (master !== this.#master) return
+    this.#news++
+    this.#follow({ host, port: Number(port) })
   }
 
   #follow(place: HostPort): void {
-    this.#news++
     if (hostPortText(place) !== this.#server?.leadsTo) this.#server?.reconnect()
   }
-}
-
-class UnknownMaster extends Error {}
-
-function isNoSentinel(error: Error): boolean {
-  return error instanceof Refused && error.reply.includes('unknown command')
-}
-
-function unknown(error: Error): null {
-  if (error.message.includes('No such master')) return null
-  throw error
 }
 
 /** The reply alternates fields and values. */
@@ -168,8 +154,8 @@ function epochIn(reply: RespReply): number {
   return epoch
 }
 
-function placeIn(reply: RespReply): HostPort | null {
-  if (reply === null) return null
+function placeIn(reply: RespReply): HostPort {
+  if (reply === null) throw new Error(UNKNOWN)
   const [host = '', port] = wordsOf(reply)
   if (host === '' || port === undefined) throw repliesMismatch()
   return { host, port: Number(port) }

@@ -1,4 +1,4 @@
-import type { HostPort, Login, RedisAddress } from './redis-link.ts'
+import type { HostPort, Login, RedisAddress } from './redis-connection.ts'
 import { StoreUnavailable } from './register.ts'
 import { type OnUnusable, tlsFiles } from './tls-files.ts'
 

@@ -3,10 +3,10 @@ import { settled } from '../runtime/scheduling.ts'
 import { BODIES_FROM, isClaim, placesDue, SMALL_RECORD, stateCode, U48 } from './codec.ts'
 import { Barriers, type Wait } from './redis-barrier.ts'
 import { Batches, FOUND, HELD, type ReadResult, YES } from './redis-batch.ts'
-import type { MasterShards, View } from './redis-cluster.ts'
-import { type RedisConnection } from './redis-connection.ts'
+import { Channels } from './redis-channels.ts'
+import type { MasterShards, Servers, View } from './redis-cluster.ts'
+import { type OnEvent, type RedisConnection, repliesMismatch } from './redis-connection.ts'
 import { Epochs } from './redis-epochs.ts'
-import { repliesMismatch } from './redis-link.ts'
 import { type ServersOptions, serversOf } from './redis-servers.ts'
 import { redisTraits, together } from './redis-traits.ts'
 import { Misconfigured } from './redis-url.ts'
@@ -25,6 +25,7 @@ import {
   parseCursor,
   responsesOfEach,
   type Store,
+  type SwapReply,
   type WriteReply,
 } from './register.ts'
 import type { RespReply } from './resp.ts'
@@ -32,6 +33,7 @@ import { Safety } from './safety.ts'
 import { readNote } from './side-ports.ts'
 
 export interface RedisOptions extends ServersOptions {
+  readonly onEvent: OnEvent
   /** Hides the records of other services on the same server. */
   readonly service: string
   /** Added to the server's time, for tests that travel in time; otherwise 0. */
@@ -44,28 +46,36 @@ export interface RedisOptions extends ServersOptions {
   readonly onWaited?: ((satisfied: boolean) => void) | undefined
 }
 
-const ENTRIES: Readonly<Record<PutKind, number>> = { claim: 0, fresh: 1, again: 2 }
-/** Of an operation that has none. */
-const NO_BODY: Buffer = Buffer.alloc(0)
-
 /**
  * Resolves after the first attempt to connect, whatever its outcome: the process also starts without Redis.
  * @throws {StoreUnavailable} if only a person can help.
  */
 export async function openRedisStore(options: RedisOptions): Promise<Store> {
-  const { skew = () => 0, grace = 0 } = options
+  const { skew = () => 0, grace = 0, wait = null, client = {}, timeoutMs, onWaited, onEvent } = options
   const keys = new RedisKeys(options.service)
-  const servers = serversOf(options, {
-    onServers: () => {
-      batches.forget()
-      void epochs?.look()
+  const onServers = (): void => {
+    batches.forget()
+    void epochs?.look()
+  }
+  const servers: Servers = serversOf(options, keys.shards, {
+    onEvent,
+    onReady: (target) => {
+      channels.renew(target)
+      onServers()
     },
-    shards: keys.shards,
-    shardOf: (id) => keys.shardOf(id),
+    onMap: () => {
+      channels.moved()
+      onServers()
+    },
+  })
+  const channels = new Channels({
+    settings: { timeoutMs, grace, client },
+    onEvent,
     channelOf: (id) => keys.channel(id),
+    targetOf: (id) => servers.targetOf(keys.shardOf(id)),
+    isMoved: (error, id) => servers.isMoved(error, keys.shardOf(id)),
   })
   const redis = servers.commands
-  const { timeoutMs } = options
   const batches = new Batches({ commands: redis, isCluster: servers.isCluster, grace, skew, timeoutMs })
   const epochs =
     grace === 0
@@ -80,8 +90,6 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
           safety: new Safety(keys.epochs.length, options.onSafe ?? (() => {})),
           onHeld: options.onHeld ?? (() => {}),
         })
-  const seen = (id: RecordId): Millis => epochs?.seen[keys.shardOf(id)] ?? 0
-  const { wait = null, client = {}, onWaited } = options
   const barriers =
     wait === null
       ? null
@@ -93,9 +101,9 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
           replicasOf: (master) => servers.replicasOf(master),
           onWaited,
         })
-  const ping = async (): Promise<Millis> => {
-    return (await servers.askAnyone('time', timeOf)) + skew()
-  }
+  const close = async (): Promise<void> =>
+    void (await Promise.all([barriers?.close(), channels.close(), servers.close()]))
+
   /** What is due by the server's own clock. */
   const dueAt = async ({ server, shards }: MasterShards, limit: number, of: DueKind) => {
     const now = (await server.ask('time', [], timeOf)) + skew()
@@ -108,34 +116,34 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     return (await Promise.all(shards.map(range))).flat()
   }
 
-  /** Runs an operation on a record. `names`: the other keys of it. */
+  /** Runs an operation on a record. `others`: the keys beside the record's that it touches. */
   const run = <T>(
     id: RecordId,
     head: Buffer,
     read: ReadResult<T>,
-    others: readonly ('index' | 'epoch' | 'history')[] = [],
-    body = NO_BODY,
+    others: readonly string[] = [],
+    body: Buffer = NOTHING,
     thoughFull = false,
   ): Promise<T> =>
-    batches.run({
-      shard: keys.shardOf(id),
-      key: keys.record(id),
-      others: () => others.map((other) => keys[other](id)),
-      head,
-      body,
-      thoughFull,
-      read,
-    })
+    batches.run({ shard: keys.shardOf(id), key: keys.record(id), others, head, body, thoughFull, read })
 
-  /** A claim waits for the replicas, if required. */
-  const claiming = <Found extends Buffer | null>(
+  /** Writes a record; a claim waits for the replicas, if required. */
+  const write = <Found extends Buffer | null>(
     id: RecordId,
+    head: Buffer,
     bytes: Buffer,
-    write: (read: ReadResult<WriteReply<Found>>) => Promise<WriteReply<Found>>,
-  ) =>
-    barriers === null || !isClaim(bytes)
-      ? write(writeReply<Found>)
-      : barriers.claim(keys.shardOf(id), bytes, write, writeReply<Found>)
+    mayClaim: boolean,
+    thoughFull: boolean,
+  ): Promise<WriteReply<Found>> => {
+    const shard = keys.shardOf(id)
+    const others = [keys.index(id), keys.epoch(id)]
+    const send = (read: ReadResult<WriteReply<Found>>) => run(id, head, read, others, bytes, thoughFull)
+    if (barriers === null || !mayClaim || !isClaim(bytes)) return send(writeReply)
+    return barriers.claim(shard, bytes, send, writeReply<Found>)
+  }
+  /** The spans of a record that is to be written, and what is known of its server. */
+  const spansOf = (id: RecordId, { dueIn, dropIn }: Spans) =>
+    [dueIn, dropIn, epochs?.seen[keys.shardOf(id)] ?? 0] as const
 
   await servers.open()
   if (barriers !== null)
@@ -144,41 +152,37 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     } catch (error) {
       // Otherwise nobody answers yet.
       if (error instanceof Misconfigured) {
-        await servers.close()
+        await close()
         throw error
       }
     }
   return {
     name: 'redis',
 
-    put(id, bytes, spans, entry = 'claim') {
-      const head = writing(PUT, ENTRIES[entry], spans, seen(id), null)
+    put(id, bytes, spans, entry = 'claim'): Promise<PutReply> {
       const isLost = entry === 'again' && epochs?.isInGrace === true
       const thoughFull = isLost && bytes.length <= SMALL_RECORD
-      const write = (read: ReadResult<PutReply>) => run(id, head, read, WRITTEN_KEYS, bytes, thoughFull)
-      return entry === 'again' ? write(writeReply) : claiming(id, bytes, write)
+      return write(
+        id,
+        headOf('p', ENTRIES[entry], ...spansOf(id, spans)),
+        bytes,
+        entry !== 'again',
+        thoughFull,
+      )
     },
 
-    swap(id, condition, bytes, spans, nextFence) {
-      const head = writing(SWAP, nextFence ? 1 : 0, spans, seen(id), condition)
-      const thoughFull = bytes.length <= SMALL_RECORD
-      const write = (read: ReadResult<WriteReply<Buffer | null>>) =>
-        run(id, head, read, WRITTEN_KEYS, bytes, thoughFull)
-      return nextFence ? claiming(id, bytes, write) : write(writeReply)
+    swap(id, condition, bytes, spans, nextFence): Promise<SwapReply> {
+      const head = headOf('s', nextFence ? ONE : ZERO, ...spansOf(id, spans), ...partsOf(condition))
+      return write(id, head, bytes, nextFence, bytes.length <= SMALL_RECORD)
     },
 
     get: (id) => run(id, GET, getReply),
 
     renew: (items) =>
       settled(
-        items.map(({ id, token, dueIn, dropIn }) => {
-          const head = Buffer.allocUnsafe(13 + token.length)
-          head[0] = RENEW
-          head.writeIntBE(dueIn, 1, U48)
-          head.writeIntBE(dropIn, 7, U48)
-          token.copy(head, 13)
-          return run(id, head, isDone, ['index'], NO_BODY, true)
-        }),
+        items.map(({ id, token, dueIn, dropIn }) =>
+          run(id, headOf('r', dueIn, dropIn, token), isDone, [keys.index(id)], NOTHING, true),
+        ),
         false,
       ),
 
@@ -192,18 +196,13 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       ).flat()
       const first = found.toSorted((a, b) => a.due - b.due).slice(0, limit)
       const exists = await settled(
-        first.map(({ id }) => run(id, DUE, isDone, ['index'])),
+        first.map(({ id }) => run(id, DUE, isDone, [keys.index(id)])),
         false,
       )
       return first.filter((_, n) => exists[n]).map(({ id }) => id)
     },
 
-    remove(id, version) {
-      const head = Buffer.allocUnsafe(1 + U48)
-      head[0] = REMOVE
-      head.writeUIntBE(version, 1, U48)
-      return run(id, head, isDone, ['index', 'history'])
-    },
+    remove: (id, version) => run(id, headOf('d', version), isDone, [keys.index(id), keys.history(id)]),
 
     async list(which, cursor, limit) {
       if (which === 'unresolved') {
@@ -228,7 +227,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       }
     },
 
-    ping,
+    ping: async () => (await servers.askAnyone('time', timeOf)) + skew(),
 
     history: {
       append(id, notes) {
@@ -236,25 +235,20 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
           ({ tag, count, firstAgo, lastAgo, text }) =>
             `${tag} ${count} ${Math.round(firstAgo)} ${Math.round(lastAgo)} ${text}\n`,
         )
-        return run(id, NOTE, isDone, ['history'], Buffer.from(lines.join('')))
+        return run(id, NOTE, isDone, [keys.history(id)], Buffer.from(lines.join('')))
       },
-      read: (id) => run(id, NOTES, linesOf, ['history']),
+      read: (id) => run(id, NOTES, linesOf, [keys.history(id)]),
     },
 
     limits: {
       take(bucket, { count, per }, units) {
-        const head = Buffer.allocUnsafe(14)
-        head[0] = THROTTLE
-        head.writeUIntBE(count, 1, U48)
-        head.writeUIntBE(per, 7, U48)
-        head.writeInt8(units, 13)
-        const [key, shard] = [keys.bucket(bucket), keys.shardOf(bucket)]
-        const others = () => []
-        return batches.run({ shard, key, others, head, body: NO_BODY, thoughFull: false, read: waitOf })
+        const [shard, key] = [keys.shardOf(bucket), keys.bucket(bucket)]
+        const head = headOf('t', count, per, Buffer.of(units))
+        return batches.run({ shard, key, others: [], head, body: NOTHING, thoughFull: false, read: waitOf })
       },
     },
 
-    watch: (id, changed) => servers.watch(id, changed),
+    watch: (id, changed) => channels.watch(id, changed),
 
     async traits() {
       const parts = await servers.parts()
@@ -285,54 +279,36 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     async close() {
       epochs?.close()
       batches.flush()
-      await Promise.all([barriers?.close(), servers.close()])
+      await close()
     },
   }
 }
 
 /* The heads of operations, and their results: see lua/. */
 
-const GET = Buffer.from('g')
-const DUE = Buffer.from('u')
-const NOTE = Buffer.from('n')
-const NOTES = Buffer.from('h')
-const PUT = code('p')
-const SWAP = code('s')
-const RENEW = code('r')
-const REMOVE = code('d')
-const THROTTLE = code('t')
-/** Before the condition of a swap. */
-const WRITING = 20
-const WRITTEN_KEYS = ['index', 'epoch'] as const
+const [GET, DUE, NOTE, NOTES] = ['g', 'u', 'n', 'h'].map((letter) => Buffer.from(letter)) as [
+  Buffer,
+  Buffer,
+  Buffer,
+  Buffer,
+]
+const [NOTHING, ZERO, ONE, TWO] = [Buffer.of(), Buffer.of(0), Buffer.of(1), Buffer.of(2)]
+const ENTRIES: Readonly<Record<PutKind, Buffer>> = { claim: ZERO, fresh: ONE, again: TWO }
 
-function code(letter: string): number {
-  return letter.charCodeAt(0)
-}
-
-function writing(
-  operation: number,
-  how: number,
-  { dueIn, dropIn }: Spans,
-  seen: Millis,
-  condition: Condition | null,
-): Buffer {
-  const head = Buffer.allocUnsafe(WRITING + (condition === null ? 0 : lengthOf(condition)))
-  head[0] = operation
-  head[1] = how
-  head.writeIntBE(dueIn, 2, U48)
-  head.writeIntBE(dropIn, 8, U48)
-  head.writeUIntBE(seen, 14, U48)
-  if (condition === null) return head
-  if ('version' in condition) head.writeUIntBE(condition.version, WRITING, U48)
-  else {
-    condition.token.copy(head, WRITING)
-    codesOf(condition.states).copy(head, WRITING + condition.token.length)
-  }
+/** Numbers take six bytes. */
+function headOf(letter: string, ...parts: readonly (number | Buffer)[]): Buffer {
+  let length = 1
+  for (const part of parts) length += typeof part === 'number' ? U48 : part.length
+  const head = Buffer.allocUnsafe(length)
+  let at = head.write(letter)
+  for (const part of parts)
+    if (typeof part !== 'number') at += part.copy(head, at)
+    else at = part < 0 ? head.writeIntBE(part, at, U48) : head.writeUIntBE(part, at, U48)
   return head
 }
 
-function lengthOf(condition: Condition): number {
-  return 'version' in condition ? U48 : condition.token.length + condition.states.length
+function partsOf(condition: Condition): readonly (number | Buffer)[] {
+  return 'version' in condition ? [condition.version] : [condition.token, codesOf(condition.states)]
 }
 
 function isDone(reply: readonly RespReply[], at: number): boolean {
@@ -354,7 +330,7 @@ function linesOf(reply: readonly RespReply[], at: number): KeptNote[] {
 
 /** @throws {InGrace} */
 function writeReply<Found>(reply: readonly RespReply[], at: number, now: Millis): WriteReply<Found> {
-  const [kind, first, second, third] = [reply[at], reply[at + 1], reply[at + 2], reply[at + 3]]
+  const [kind, first, second, third] = reply.slice(at, at + 4)
   if (kind === FOUND) return { done: false, now, bytes: first as Found }
   if (kind === HELD) throw new InGrace(now, first as Millis, second as Millis)
   return {
@@ -524,10 +500,6 @@ export class RedisKeys {
     return this.epochs[this.shardOf(id)] as string
   }
 
-  recordAndIndex(id: RecordId): string[] {
-    return [this.record(id), this.index(id)]
-  }
-
   /** Matches the records whose id starts like this. Base64url has no characters that are special in a glob. */
   globOf(beginning: string): string {
     return `${this.#tag(beginning)}r:${beginning}*`
@@ -549,13 +521,8 @@ export class RedisKeys {
   }
 }
 
-/** By character code. */
-const DIGITS = new Uint8Array(128)
-for (const [n, code] of Buffer.from(
-  'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_',
-).entries())
-  DIGITS[code] = n
+const DIGITS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_'
 
 function digitAt(id: string, at: number): number {
-  return DIGITS[id.charCodeAt(at)] as number
+  return DIGITS.indexOf(id.charAt(at))
 }

@@ -207,7 +207,7 @@ void t.test('a round takes as long as its waits, and no longer', async (t) => {
 })
 
 void t.test('R06 another process than that of the claim acknowledges nothing', async (t) => {
-  const runIds = ['abc', 'def', '', '', 'abc', 'abc']
+  const runIds = ['abc', 'def', '', 'abc']
   const { server, store, asked, waited } = await waiting(
     t,
     {},
@@ -231,10 +231,12 @@ void t.test('R06 another process than that of the claim acknowledges nothing', a
   await until(() =>
     claim(store).then(
       () => false,
-      (error) => /NOPERM/.test((error as Error).message),
+      (error) => /reaches a different process/.test((error as Error).message),
     ),
   )
   t.match(waited.slice(0, 3), [false, false, true])
+  const unnamed = await waiting(t, {}, { 'info server': '-NOPERM info\r\n' })
+  await t.rejects(claim(unnamed.store), unsatisfied('INFO does not tell which process takes the claims'))
 })
 
 void t.test('a second connection that is refused, or ends, is opened again for the next claim', async (t) => {
@@ -284,16 +286,16 @@ void t.test(
     const early = await waiting(t)
     const { sockets, says } = early.server
     let greeting: Socket | undefined
-    says['ping'] = (_, socket) => {
+    says['info server'] = (_, socket) => {
       greeting = socket
       return null
     }
-    const rejected = t.rejects(claim(early.store), { ...UNREPLICATED, message: /Connection is closed/ })
+    const rejected = t.rejects(claim(early.store), unsatisfied('the connection of the claim has ended'))
     await until(() => greeting !== undefined)
     const other = greeting
     sockets[0]?.destroy()
     await until(() => early.events.length === 2)
-    other?.write('+PONG\r\n')
+    other?.write(bulk('run_id:abc'))
     await rejected
   },
 )

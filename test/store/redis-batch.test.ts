@@ -4,7 +4,7 @@ import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { readStamps } from '../../src/store/codec.ts'
 import { Batches, type Operation } from '../../src/store/redis-batch.ts'
-import { Refused } from '../../src/store/redis-link.ts'
+import { Refused } from '../../src/store/redis-connection.ts'
 import type { Store } from '../../src/store/register.ts'
 import type { RespArg, RespReply } from '../../src/store/resp.ts'
 import { DONE, scripted } from '../support/fake-redis.ts'
@@ -217,7 +217,7 @@ function clocked() {
     batches.run({
       shard: Number(key[0]),
       key,
-      others: () => [],
+      others: [],
       head: Buffer.from('u'),
       body: Buffer.alloc(0),
       thoughFull: false,

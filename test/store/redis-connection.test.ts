@@ -35,14 +35,14 @@ void t.test('a greeting asks for what the URL and the configuration need, and no
     'client SETINFO LIB-VER 6.0.0',
     'client SETINFO LIB-NAME ioredis',
   ]
-  const last = [...named, 'ping']
+  const last = [...named, 'ping', 'info server']
   const cases: [credentials: string, path: string, grace: number, string[]][] = [
     ['', '', 0, last],
     [':secret@', '', 0, ['auth secret', ...last]],
     ['app:secret@', '', 0, ['auth app secret', ...last]],
     ['app@', '', 0, ['auth app ', ...last]],
     ['', '/1', 0, ['select 1', ...last]],
-    ['', '', 5000, [...last, 'info server']],
+    ['', '', 5000, last],
   ]
   for (const [credentials, path, grace, commands] of cases) {
     const greeted: string[] = []
@@ -166,7 +166,8 @@ void t.test('when none of several addresses answers, the event has the error cod
 void t.test('over TLS, only a server whose certificate is trusted is used', async (t) => {
   using own = certificate('IP:127.0.0.1')
   using stranger = certificate('IP:127.0.0.1')
-  const answer: Answer = ([name]) => (name === 'time' ? words('1', '0') : name === 'ping' ? '+PONG\r\n' : OK)
+  const answer: Answer = ([name]) =>
+    name === 'time' ? words('1', '0') : name === 'ping' ? '+PONG\r\n' : name === 'info' ? bulk('os:any') : OK
   const { port } = await fake(t, answer, own)
   const trusting = ({ certFile }: { readonly certFile: string }) =>
     open(t, `rediss://127.0.0.1:${port}?cacert=${certFile}`)
@@ -231,10 +232,7 @@ void t.test('R03 a command without an answer times out, and may have been applie
   const settled = asked(overtaken.at(-1) as Promise<unknown>, get(store))
   await clock.pass(100)
   await clock.until(() => settled.filter(Boolean).length === 2)
-  t.match(settled, [
-    { reason: { ...APPLIED, message: /timed out/ } },
-    { reason: { ...APPLIED, message: CLOSED } },
-  ])
+  t.match(settled, [{ reason: { ...APPLIED, message: /timed out/ } }, { reason: APPLIED }])
 })
 
 void t.test('a script that has timed out is not sent after all', async (t) => {
@@ -256,7 +254,7 @@ void t.test('a timeout that is noticed while the store closes changes nothing', 
   const { store } = await open(t, server.url, { timeoutMs: 100 })
   // A server that keeps its side open.
   for (const socket of server.sockets) Object.assign(socket, { allowHalfOpen: true })
-  const asked = t.rejects(get(store), { ...APPLIED, message: CLOSED })
+  const asked = t.rejects(get(store), APPLIED)
   await clock.until(() => server.asked.length === 1)
   // Right after the command's timer, before what that one has scheduled.
   const closed = new Promise<void>((resolve) => setTimeout(() => resolve(store.close()), 100))
@@ -404,7 +402,7 @@ void t.test('when the connection ends, only commands that were sent may have bee
   t.strictSame(server.asked, ['get'], 'it is not sent again')
   // The server ends its side: what is asked before its end is noticed can no longer be written.
   server.says['get'] = (_, socket) => {
-    socket.end(array(int(1), int(0), NULL, int(1)))
+    socket.end(array(int(1), int(0), NULL, int(2)))
     return null
   }
   t.strictSame(await get(store), { now: 1, bytes: null })

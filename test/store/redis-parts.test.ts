@@ -26,7 +26,6 @@ void t.test('the layout of keys is fixed for good', async (t) => {
   t.equal(KEYS.index(id), `${own}u`)
   t.equal(KEYS.epoch(id), `${own}e`)
   t.equal(KEYS.marker(0xaf), `${own}w`)
-  t.strictSame(KEYS.recordAndIndex(id), [`${own}r:${id}`, `${own}u`])
   t.equal(KEYS.globOf(id.slice(0, 8)), `${own}r:${id.slice(0, 8)}*`)
   t.equal(KEYS.glob, 'idempotency:pay.eu:*:r:*')
 })

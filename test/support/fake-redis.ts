@@ -4,7 +4,7 @@ import { createServer as createTlsServer } from 'node:tls'
 import type { Test } from 'tap'
 import { BATCH, BATCH_THOUGH_FULL } from '../../src/store/redis-batch.ts'
 import { ADMIT } from '../../src/store/redis-epochs.ts'
-import type { Script } from '../../src/store/redis-link.ts'
+import type { Script } from '../../src/store/resp.ts'
 import { repliesTo } from './replies.ts'
 
 export type Answer = (command: string[], socket: Socket) => string | Buffer | null
@@ -13,7 +13,7 @@ export type Answer = (command: string[], socket: Socket) => string | Buffer | nu
 export async function fake(t: Test, answer: Answer, tls?: { readonly cert: Buffer; readonly key: Buffer }) {
   const sockets: Socket[] = []
   const take = (socket: Socket): void => {
-    sockets.push(socket)
+    sockets.push(socket.setNoDelay())
     socket.on('error', () => {})
     const read = repliesTo((command) => {
       const reply = answer((command as Buffer[]).map(String), socket)
@@ -71,7 +71,7 @@ const OPERATIONS: Readonly<Record<string, string>> = {
 }
 
 function isOf(what: Script, word: string, text: string): boolean {
-  return word === 'eval' ? text === what.source : word === 'evalsha' && what.head.text.includes(text)
+  return word === 'eval' ? text === what.source : word === 'evalsha' && text === what.sha
 }
 
 /** The result of an operation in the reply of its batch. */
