@@ -1,13 +1,15 @@
 import type { Millis, RecordId } from '../core/record.ts'
 import type { MasterShards } from './redis-cluster.ts'
-import { isRefusal, type RedisConnection, Refused } from './redis-connection.ts'
-import type { NewEpoch } from './register.ts'
+import { isRefusal, type RedisConnection } from './redis-connection.ts'
+import type { NewEpoch, StoreUnavailable } from './register.ts'
 import { script, source } from './resp.ts'
 import type { Safety } from './safety.ts'
 
 export const ADMIT = script(source('epoch') + source('admit'))
 /** Checks per grace period: a proxy must notice a failover and rewrite its claims before others may claim. */
 const CHECKS = 4
+/** How many checks may be sent while the server is silent. */
+const SILENT = 2
 
 export interface RedisEpochOptions {
   readonly grace: Millis
@@ -37,8 +39,6 @@ export class Epochs {
   readonly seen: Millis[] = []
   /** The connection that reported it. */
   readonly #seenOn: (RedisConnection | undefined)[] = []
-  /** When the oldest unanswered check was sent. */
-  readonly #unanswered = new Map<RedisConnection, Millis>()
   #graceEnds: Millis = 0
   readonly #timer: NodeJS.Timeout
 
@@ -71,9 +71,9 @@ export class Epochs {
     const asked = performance.now()
     try {
       // One shard suffices unless slots have moved.
-      const found = await this.#ask(server, unseen.length === 0 && first !== undefined ? [first] : unseen)
+      const found = await this.#ask(unseen.length === 0 && first !== undefined ? [first] : unseen)
       const isOther = found.some(({ shard, since }) => this.seen[shard] !== since)
-      const all = isOther && found.length < shards.length ? await this.#ask(server, shards) : found
+      const all = isOther && found.length < shards.length ? await this.#ask(shards) : found
       const changed = new Set<number>()
       for (const { shard, since } of all) {
         this.#seenOn[shard] = server
@@ -87,24 +87,21 @@ export class Epochs {
       if (changed.size > 0) onNew({ left, concerns: (id) => changed.has(shardOf(id)) })
       return left
     } catch (error) {
-      // Silence proves nothing yet; a closed connection or a refusal counts as an answer.
-      if (!server.isReady || error instanceof Refused) this.#unanswered.delete(server)
+      // A server that is silent may have been replaced without an end of the connection.
+      if (server.isReady && (error as StoreUnavailable).maybeApplied) server.reconnect()
       return 0
     }
   }
 
-  async #ask(server: RedisConnection, shards: readonly number[]): Promise<Admitted[]> {
-    this.#hurry(server)
+  #ask(shards: readonly number[]): Promise<Admitted[]> {
+    const { servers } = this.#options
     const each = async () => (await Promise.all(shards.map((shard) => this.#run([shard])))).flat()
-    const all = this.#options.servers.isCluster
-      ? await each()
-      : await this.#run(shards).catch((error: unknown) => {
-          // The only node of a cluster.
-          if (isRefusal(error, 'CROSSSLOT')) return each()
-          throw error
-        })
-    this.#unanswered.delete(server)
-    return all
+    if (servers.isCluster) return each()
+    return this.#run(shards).catch((error: unknown) => {
+      // The only node of a cluster.
+      if (isRefusal(error, 'CROSSSLOT')) return each()
+      throw error
+    })
   }
 
   #run(shards: readonly number[]): Promise<Admitted[]> {
@@ -112,21 +109,9 @@ export class Epochs {
     const named = shards.map((shard) => keys[shard] as string)
     const seen = shards.map((shard) => this.seen[shard] ?? 0)
     const args = [shards.length, ...named, grace, skew(), ...seen]
-    return servers.commands.run(ADMIT, args, (pairs: number[]) =>
-      shards.map((shard, n) => ({ shard, left: pairs[2 * n] as Millis, since: pairs[2 * n + 1] as Millis })),
-    )
-  }
-
-  /** Reconnects to a silent server: it may have been replaced without closing the connection. */
-  #hurry(server: RedisConnection): void {
-    const now = performance.now()
-    const since = this.#unanswered.get(server)
-    if (since === undefined) this.#unanswered.set(server, now)
-    else if (now - since >= this.#options.grace / 2)
-      // Only after pending input was read: a busy event loop does not mean a silent server.
-      setImmediate(() => {
-        if (this.#unanswered.delete(server)) server.reconnect()
-      })
+    const read = (pairs: number[]) =>
+      shards.map((shard, n) => ({ shard, left: pairs[2 * n] as Millis, since: pairs[2 * n + 1] as Millis }))
+    return servers.commands.run(ADMIT, args, read, performance.now() + (SILENT * grace) / CHECKS)
   }
 }
 
