@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto'
 import { Command } from 'ioredis'
 import type { Millis } from '../core/record.ts'
-import { type Soon, within } from '../runtime/scheduling.ts'
+import { within } from '../runtime/scheduling.ts'
 import {
   askAll,
   type ConnectionSettings,
@@ -58,34 +58,21 @@ export interface View {
 }
 
 /** The servers that `store.url` leads to. */
-export interface Servers {
-  /** The first key of a script, or first argument of a plain command, selects the server. */
-  readonly commands: Pick<RedisConnection, 'run' | 'ask'>
-  /** All keys of a command must be in one shard. */
-  readonly isCluster: boolean
-  /** Each with its shards, freshly read. */
-  parts(): Soon<readonly MasterShards[]>
-  /** The same as last read. */
-  known(): readonly MasterShards[]
-  /** The servers that, according to any master, have the shard, or any shard (null): not all learn of a move at once. */
-  view(shard: number | null): Soon<View>
-  /** The store is up even if one of its masters is not. */
-  askAnyone<T>(name: string, read: Reader<T>): Promise<T>
-  /** Number of a master's replicas that may be promoted, including those that are down; 0 if nothing promotes them. */
-  replicasOf(master: RedisConnection): Promise<number>
-  /** The server that publishes writes to the shard. Null: unknown. */
-  targetOf(shard: number): RedisTarget | null
-  /** Whether a subscription was refused because the map is stale. `onMap` follows. */
-  isMoved(error: Refused, shard: number): boolean
-  /** For people; null: a single server. */
-  topology(): string | null
-  /**
-   * Resolves after the first attempt, whatever its outcome: the process also starts without Redis.
-   * @throws {Misconfigured} if only a person can help.
-   */
-  open(): Promise<void>
-  close(): Promise<void>
-}
+export type Servers = Pick<
+  Cluster,
+  | 'askAnyone'
+  | 'close'
+  | 'commands'
+  | 'isCluster'
+  | 'isMoved'
+  | 'known'
+  | 'open'
+  | 'parts'
+  | 'replicasOf'
+  | 'targetOf'
+  | 'topology'
+  | 'view'
+>
 
 export interface ServerEvents {
   readonly onEvent: OnEvent
@@ -99,9 +86,11 @@ export interface ServerEvents {
  * The masters of a cluster, a connection to each, and which of the 256 shards it has. The map may be stale: a node that does not have a
  * key's slot redirects to the one that does. Replicas are never asked for a key (ADR 124).
  */
-export class Cluster implements Servers {
-  readonly commands = this
-  readonly isCluster = true
+export class Cluster {
+  /** The first key of a script, or first argument of a plain command, selects the server. */
+  readonly commands: Pick<RedisConnection, 'run' | 'ask'> = this
+  /** All keys of a command must be in one shard. */
+  readonly isCluster: boolean = true
   readonly #url: ClusterUrl
   readonly #settings: ConnectionSettings
   readonly #events: ServerEvents
@@ -127,6 +116,10 @@ export class Cluster implements Servers {
     this.#known = url.hosts
   }
 
+  /**
+   * Resolves after the first attempt, whatever its outcome: the process also starts without Redis.
+   * @throws {Misconfigured} if only a person can help.
+   */
   async open(): Promise<void> {
     try {
       await this.#read()
@@ -156,22 +149,26 @@ export class Cluster implements Servers {
     return this.#route(args[0] as string, until, (node) => node.ask(name, args, read, until))
   }
 
+  /** The store is up even if one of its masters is not. */
   askAnyone<T>(name: string, read: Reader<T>): Promise<T> {
     const node = this.#all.find(({ isReady }) => isReady) ?? this.#all[0]
     return node === undefined ? this.#refuse() : node.ask(name, [], read)
   }
 
+  /** The masters with their shards, freshly read. */
   async parts(): Promise<readonly MasterShards[]> {
     await this.#read().catch(() => {})
     const parts = this.known()
     return parts.length === 0 ? this.#refuse() : parts
   }
 
+  /** The same as last read. */
   known(): readonly MasterShards[] {
     const byNode = Map.groupBy(this.#map.keys(), (shard) => this.#map[shard] as RedisConnection)
     return [...byNode].map(([server, shards]) => ({ name: server.leadsTo, server, shards }))
   }
 
+  /** The servers that, according to any master, have the shard, or any shard (null): not all learn of a move at once. */
   async view(shard: number | null): Promise<View> {
     const maps = await Promise.all(this.#all.map(slotsOf))
     const slot = shard === null ? null : (SLOT_OF_SHARD[shard] as number)
@@ -189,7 +186,8 @@ export class Cluster implements Servers {
     return { id: createHash('sha1').update(JSON.stringify(views)).digest('hex').slice(0, 8), servers }
   }
 
-  topology(): string {
+  /** For people; null: a single server. */
+  topology(): string | null {
     const parts = this.known()
     const largest = Math.max(...parts.map(({ shards }) => shards.length))
     const each = parts.map(({ name, shards }) => `${name} has ${shards.length}`).join(', ')
@@ -197,14 +195,17 @@ export class Cluster implements Servers {
     return `${parts.length} masters share ${this.#map.length} shards of records: ${each}; the largest share is ${times} times the mean`
   }
 
+  /** Number of a master's replicas that may be promoted, including those that are down; 0 if nothing promotes them. */
   replicasOf(master: RedisConnection): Promise<number> {
     return master.ask('cluster', ['nodes'], replicasIn)
   }
 
+  /** The server that publishes writes to the shard. Null: unknown. */
   targetOf(shard: number): RedisTarget | null {
     return this.#map[shard]?.target ?? null
   }
 
+  /** Whether a subscription was refused because the map is stale. `onMap` follows. */
   isMoved(error: Refused, shard: number): boolean {
     const node = this.#map[shard]
     const redirect = node === undefined ? null : this.#redirect(error, node, shard)

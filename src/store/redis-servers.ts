@@ -28,9 +28,9 @@ export function serversOf(
   return {
     commands: server,
     isCluster: false,
-    parts: () => all,
+    parts: async () => all,
     known: () => all,
-    view: () => ({ id: '', servers: [server] }),
+    view: async () => ({ id: '', servers: [server] }),
     askAnyone: (name, read) => server.ask(name, [], read),
     replicasOf: async () => sentinels?.replicas() ?? 0,
     targetOf: () => target,

@@ -9,48 +9,29 @@ const MIB = 1024 ** 2
 /** Share of `maxmemory` above which somebody has to act before new keys are refused. */
 const NEARLY_FULL = 0.9
 
+interface Named extends StoreTraits {
+  readonly name: string
+}
+
 /** The weakest promises of several servers. `down`: how many others do not answer. */
-export function together(
-  all: readonly (StoreTraits & { readonly name: string })[],
-  down: number,
-): StoreTraits {
+export function together(all: readonly Named[], down: number): StoreTraits {
   const unreached = `${down} of ${all.length + down} masters of the cluster do not answer.`
+  const [replication, room] = [said(all, (one) => one.replication), said(all, (one) => one.room)]
   return {
     ...weakest(all),
-    findings: merged('findings', all),
-    refusals: [...merged('refusals', all), ...(down === 0 ? [] : [unreached])],
-    ...joined('replication', all),
-    ...joined('room', all),
+    findings: said(all, (one) => one.findings),
+    refusals: [...said(all, (one) => one.refusals), ...(down === 0 ? [] : [unreached])],
+    ...(replication.length === 0 ? {} : { replication: replication.join('; ') }),
+    ...(room.length === 0 ? {} : { room: room.join('; ') }),
   }
 }
 
-/** Findings of several servers; equal ones once. */
-function merged(
-  what: 'findings' | 'refusals',
-  all: readonly (StoreTraits & { readonly name: string })[],
-): string[] {
-  const wrong = Map.groupBy(
-    all.flatMap((one) => one[what].map((sentence) => ({ name: one.name, sentence }))),
-    ({ sentence }) => sentence,
+/** What several servers say; equal sentences once, with the names of those who say it unless all do. */
+function said(all: readonly Named[], what: (one: Named) => readonly string[] | string | undefined): string[] {
+  const sentences = all.flatMap((one) => [what(one) ?? []].flat().map((sentence) => ({ sentence, one })))
+  return [...Map.groupBy(sentences, ({ sentence }) => sentence)].map(([sentence, by]) =>
+    by.length === all.length ? sentence : `${by.map(({ one }) => one.name).join(', ')}: ${sentence}`,
   )
-  return [...wrong].map(([sentence, where]) =>
-    where[0]?.name === '' ? sentence : `${where.map(({ name }) => name).join(', ')}: ${sentence}`,
-  )
-}
-
-/** Descriptions of several servers; equal ones once. */
-function joined(
-  what: 'replication' | 'room',
-  all: readonly (StoreTraits & { readonly name: string })[],
-): Partial<StoreTraits> {
-  const texts = Map.groupBy(
-    all.filter((one) => one[what] !== undefined),
-    (one) => one[what],
-  )
-  const each = [...texts].map(([text, of]) =>
-    of.length === all.length ? text : `${of.map(({ name }) => name).join(', ')}: ${text}`,
-  )
-  return each.length === 0 ? {} : { [what]: each.join('; ') }
 }
 
 /** `info`: the reply to `INFO`; null if it was denied. */
@@ -71,39 +52,45 @@ export function redisTraits(info: string | null, isCluster: boolean, wait: Wait 
     const [field = '', value] = line.split(':')
     fields.set(field, value)
   }
-  const findings: string[] = []
-  const refusals: string[] = []
   const version = fields.get('redis_version') ?? '?'
-  if (Number.parseInt(version, 10) < 7)
-    refusals.push(`Redis ${version} is too old: the scripts need version 7 or later, or Valkey.`)
-  if (fields.get('redis_mode') === 'sentinel')
-    refusals.push(
-      'The server is a Sentinel, which holds no records: redis+sentinel:// follows the master that it names.',
-    )
-  if (fields.get('role') === 'slave')
-    refusals.push('The server is a read-only replica: no key can be claimed on it.')
-  if (fields.get('cluster_enabled') === '1' && !isCluster)
-    refusals.push(
-      'The server is a node of a cluster: keys of other nodes are refused with MOVED; redis+cluster:// follows them.',
-    )
   const aof = fields.get('aof_enabled')
   const durable = aof === '1' ? true : aof === '0' ? false : null
-  if (durable === null) findings.push('INFO does not say whether appendonly is on.')
-  if (durable === false)
-    findings.push('appendonly is off: a crash of Redis loses the records written since its last snapshot.')
   const policy = fields.get('maxmemory_policy') || null
   const evicts = policy === null ? null : policy !== 'noeviction'
-  if (evicts === null)
-    findings.push(`INFO does not say what maxmemory-policy is, and ${STRICT_REFUSED}: ${ACCEPT}.`)
-  if (evicts)
-    findings.push(`maxmemory-policy is ${policy}, not noeviction: records may be evicted before they expire.`)
   const replicas = Number(fields.get('connected_slaves') ?? 0)
   const used = Number(fields.get('used_memory'))
   const most = Number(fields.get('maxmemory'))
-  if (most > 0 && used > NEARLY_FULL * most)
-    findings.push(
+  const refusals = given(
+    [
+      Number.parseInt(version, 10) < 7,
+      `Redis ${version} is too old: the scripts need version 7 or later, or Valkey.`,
+    ],
+    [
+      fields.get('redis_mode') === 'sentinel',
+      'The server is a Sentinel, which holds no records: redis+sentinel:// follows the master that it names.',
+    ],
+    [fields.get('role') === 'slave', 'The server is a read-only replica: no key can be claimed on it.'],
+    [
+      fields.get('cluster_enabled') === '1' && !isCluster,
+      'The server is a node of a cluster: keys of other nodes are refused with MOVED; redis+cluster:// follows them.',
+    ],
+  )
+  const findings = given(
+    [durable === null, 'INFO does not say whether appendonly is on.'],
+    [
+      durable === false,
+      'appendonly is off: a crash of Redis loses the records written since its last snapshot.',
+    ],
+    [evicts === null, `INFO does not say what maxmemory-policy is, and ${STRICT_REFUSED}: ${ACCEPT}.`],
+    [
+      evicts === true,
+      `maxmemory-policy is ${policy}, not noeviction: records may be evicted before they expire.`,
+    ],
+    [
+      most > 0 && used > NEARLY_FULL * most,
       `The server uses ${Math.floor((100 * used) / most)} % of maxmemory: once it is full, new keys are answered 503.`,
-    )
+    ],
+  )
   return {
     durable,
     evicts,
@@ -114,6 +101,10 @@ export function redisTraits(info: string | null, isCluster: boolean, wait: Wait 
     replication: `${wait === null ? 'claims wait for no replica (store.wait)' : replicationText(wait)}; ${replicasText(replicas, fields.get('min_slaves_good_slaves'))}`,
     ...(used > 0 ? { room: roomText(used, most) } : {}),
   }
+}
+
+function given(...sentences: readonly (readonly [boolean, string])[]): string[] {
+  return sentences.flatMap(([holds, sentence]) => (holds ? [sentence] : []))
 }
 
 function forgetting(wait: Wait | null, connected: number): string | null {

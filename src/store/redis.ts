@@ -71,7 +71,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
   const channels = new Channels({
     settings: { timeoutMs, grace, client },
     onEvent,
-    channelOf: (id) => keys.channel(id),
+    channelOf: keys.channel,
     targetOf: (id) => servers.targetOf(keys.shardOf(id)),
     isMoved: (error, id) => servers.isMoved(error, keys.shardOf(id)),
   })
@@ -85,7 +85,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
           skew,
           servers,
           keys: keys.epochs,
-          shardOf: (id) => keys.shardOf(id),
+          shardOf: keys.shardOf,
           onNew: options.onNewEpoch ?? (() => {}),
           safety: new Safety(keys.epochs.length, options.onSafe ?? (() => {})),
           onHeld: options.onHeld ?? (() => {}),
@@ -97,7 +97,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
           wait,
           timeoutMs,
           client,
-          markerOf: (shard) => keys.marker(shard),
+          markerOf: keys.marker,
           replicasOf: (master) => servers.replicasOf(master),
           onWaited,
         })
@@ -472,48 +472,22 @@ export class RedisKeys {
     this.glob = `${own}*:r:*`
   }
 
-  record(id: RecordId): string {
-    return `${this.#tag(id)}r:${id}`
-  }
-
-  history(id: RecordId): string {
-    return `${this.#tag(id)}h:${id}`
-  }
-
-  channel(id: RecordId): string {
-    return `${this.#tag(id)}c:${id}`
-  }
-
-  marker(shard: number): string {
-    return `${this.#tagged[shard]}w`
-  }
-
-  bucket(bucket: string): string {
-    return `${this.#tag(bucket)}n:${bucket}`
-  }
-
-  index(id: RecordId): string {
-    return this.indexes[this.shardOf(id)] as string
-  }
-
-  epoch(id: RecordId): string {
-    return this.epochs[this.shardOf(id)] as string
-  }
-
+  readonly record = (id: RecordId): string => `${this.#tag(id)}r:${id}`
+  readonly history = (id: RecordId): string => `${this.#tag(id)}h:${id}`
+  readonly channel = (id: RecordId): string => `${this.#tag(id)}c:${id}`
+  readonly bucket = (bucket: string): string => `${this.#tag(bucket)}n:${bucket}`
+  readonly marker = (shard: number): string => `${this.#tagged[shard]}w`
+  readonly index = (id: RecordId): string => `${this.#tag(id)}u`
+  readonly epoch = (id: RecordId): string => `${this.#tag(id)}e`
   /** Matches the records whose id starts like this. Base64url has no characters that are special in a glob. */
-  globOf(beginning: string): string {
-    return `${this.#tag(beginning)}r:${beginning}*`
-  }
+  readonly globOf = (beginning: string): string => `${this.#tag(beginning)}r:${beginning}*`
+  /** By the first byte of the id: six bits of its first base64url digit and two of the second. */
+  readonly shardOf = (id: string): number => (digitAt(id, 0) << 2) | (digitAt(id, 1) >> 4)
 
   /** Null: not the key of a record. */
   idOf(key: string): RecordId | null {
     const id = key.slice(-ID_LENGTH)
     return RECORD_ID.test(id) && this.record(id as RecordId) === key ? (id as RecordId) : null
-  }
-
-  /** By the first byte of the id: six bits of its first base64url digit and two of the second. */
-  shardOf(id: string): number {
-    return (digitAt(id, 0) << 2) | (digitAt(id, 1) >> 4)
   }
 
   #tag(id: string): string {

@@ -1,10 +1,11 @@
 import type { Millis, RecordId } from '../core/record.ts'
+import { within } from '../runtime/scheduling.ts'
 import { Watchers } from './side-ports.ts'
 
 /** Shared by the watchers of one id. */
 export interface Subscription {
   readonly id: RecordId
-  /** Resolves once the server has acknowledged or refused it, or takes too long. */
+  /** Resolves once the server has acknowledged or refused it. */
   readonly settled: Promise<void>
   readonly settle: () => void
   /** A write may have been missed. */
@@ -40,7 +41,8 @@ export class Subscriptions {
   /** Never rejects, and takes no longer than the store's timeout: if the server is down, the watcher is notified once it is back. */
   async watch(id: RecordId, changed: () => void): Promise<() => void> {
     const stop = this.#watchers.add(id, changed)
-    await (this.#byId.get(id) ?? this.#begin(id)).settled
+    const subscription = this.#byId.get(id) ?? this.#begin(id)
+    if ((await within(this.#timeoutMs, subscription.settled)) === null) this.miss(subscription)
     return () => {
       stop()
       if (!this.#watchers.has(id) && this.#byId.delete(id)) this.#server.end(id)
@@ -67,17 +69,8 @@ export class Subscriptions {
   }
 
   #begin(id: RecordId): Subscription {
-    const { promise, resolve } = Promise.withResolvers<void>()
-    const timer = setTimeout(() => this.miss(subscription), this.#timeoutMs)
-    const subscription: Subscription = {
-      id,
-      settled: promise,
-      missed: false,
-      settle: () => {
-        clearTimeout(timer)
-        resolve()
-      },
-    }
+    const { promise: settled, resolve: settle } = Promise.withResolvers<void>()
+    const subscription = { id, settled, settle, missed: false }
     this.#byId.set(id, subscription)
     this.#server.begin(subscription)
     return subscription
