@@ -2,10 +2,10 @@ import { setImmediate as immediately } from 'node:timers/promises'
 import type { StoreConfig } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
 import { meets, PREFIX } from './codec.ts'
-import type { ReadResult } from './redis-batch.ts'
-import type { MasterShards } from './redis-cluster.ts'
+import type { RedisKeys, RedisOptions } from './redis.ts'
+import { type ReadResult, writeReply } from './redis-batch.ts'
+import type { MasterShards, Servers } from './redis-cluster.ts'
 import {
-  type ConnectionSettings,
   exactly,
   hostPortText,
   type Link,
@@ -24,37 +24,36 @@ const MARKER_LIFE: Millis = 60_000
 
 export type Wait = NonNullable<StoreConfig['wait']>
 
-export interface BarrierOptions extends ConnectionSettings {
-  readonly wait: Wait
-  /** A key in the shard; its value does not matter. */
-  readonly markerOf: (shard: number) => string
-  /** Number of replicas that may be promoted, including those that are down. */
-  readonly replicasOf: (master: RedisConnection) => Promise<number>
-  /** Called when a claim has satisfied `store.wait`, or has not and is withdrawn. */
-  readonly onWaited?: ((satisfied: boolean) => void) | undefined
-}
-
 /**
  * Makes claims wait until replicas, or disks, have them (contract §9). Each round writes a marker over a second connection to the same
  * process and `WAIT`s for it. The marker follows the claims in the replication stream, so a replica that has the marker has the claims:
  * one round covers all claims whose replies came before it (ADR 93).
  */
 export class Barriers {
-  readonly #options: BarrierOptions
+  readonly #wait: Wait
+  readonly #options: RedisOptions
+  readonly #keys: RedisKeys
+  readonly #servers: Servers
   readonly #byLink = new Map<Link, Barrier>()
 
-  constructor(options: BarrierOptions) {
+  constructor(wait: Wait, options: RedisOptions, keys: RedisKeys, servers: Servers) {
+    this.#wait = wait
     this.#options = options
+    this.#keys = keys
+    this.#servers = servers
   }
 
   /** @throws {Misconfigured} if a server cannot do it. */
-  async open(parts: readonly MasterShards[]): Promise<void> {
-    const { disk } = this.#options.wait
+  async open(): Promise<void> {
+    const { disk } = this.#wait
     if (disk === 'none') return
-    for (const { server } of parts) {
+    for (const { server } of this.#servers.known()) {
+      const error: unknown = await server
+        .ask('waitaof', [1, 0, 1], countsIn)
+        .catch((failure: unknown) => failure)
       // A server that is down refuses its claims later, like any other that cannot wait.
-      const refused = await server.ask('waitaof', [1, 0, 1], countsIn).then(() => null, refusalOf)
-      if (refused === null) continue
+      if (!(error instanceof Refused)) continue
+      const refused = error.reply
       const why = /unknown command/i.test(refused)
         ? 'the server has no WAITAOF; allowed: Redis 7.2 or later, or Valkey'
         : /appendonly/.test(refused)
@@ -65,24 +64,28 @@ export class Barriers {
   }
 
   /**
-   * Runs the write of a claim and, if the store now holds this claim, waits for its replication. `read` converts the reply.
+   * Runs the write of a claim and, if the store now holds this claim, waits for its replication.
    * @throws {Unreplicated} if it was not replicated in time.
    */
   async claim<Found extends Buffer | null>(
     shard: number,
     bytes: Buffer,
     write: (read: ReadResult<WriteReply<Found>>) => Promise<WriteReply<Found>>,
-    read: ReadResult<WriteReply<Found>>,
   ): Promise<WriteReply<Found>> {
     // The store takes ownership of the bytes.
     const own = { token: Buffer.from(bytes.subarray(PREFIX.token, PREFIX.createdAt)), states: OPEN }
-    let link: Link | undefined
-    const reply = await write((result, at, now, by) => {
-      link = by
-      return read(result, at, now, by)
+    let barrier: Barrier | undefined
+    const reply = await write((result, at, now, link) => {
+      barrier = this.#of(link)
+      return writeReply(result, at, now)
     })
-    if (reply.done || (reply.bytes !== null && meets(reply.bytes, own)))
-      await this.#wait(link as unknown as Link, shard)
+    if (!reply.done && (reply.bytes === null || !meets(reply.bytes, own))) return reply
+    const { onWaited } = this.#options
+    await (barrier as unknown as Barrier).wait(shard).catch((error: unknown) => {
+      onWaited?.(false)
+      throw error
+    })
+    onWaited?.(true)
     return reply
   }
 
@@ -100,26 +103,27 @@ export class Barriers {
     await Promise.all([...this.#byLink.values()].map((barrier) => barrier.close()))
   }
 
-  async #wait(link: Link, shard: number): Promise<void> {
-    const { onWaited } = this.#options
-    try {
-      await this.#of(link).wait(shard)
-      // The server may have been replaced meanwhile: its successor lacks the claim, and this process has not counted it as running.
-      if (!link.isOpen)
-        throw new Unreplicated('store.wait is not satisfied: the connection of the claim has ended')
-    } catch (error) {
-      onWaited?.(false)
-      throw error
-    }
-    onWaited?.(true)
-  }
-
   #of(link: Link): Barrier {
     const known = this.#byLink.get(link)
     if (known !== undefined) return known
     for (const [old, barrier] of this.#byLink) if (!old.isOpen) void barrier.close()
-    const barrier = new Barrier(link, this.#options, () => this.#byLink.delete(link))
+    const { timeoutMs, client = {} } = this.#options
+    // Two commands may wait in sequence.
+    const settings = { timeoutMs: timeoutMs + 2 * this.#wait.timeout, client }
+    const server: RedisConnection = new RedisConnection(
+      { place: link.address, login: link.address },
+      settings,
+      {
+        // The next connection may lead to another process.
+        onLost: () => {
+          this.#byLink.delete(link)
+          void server.close()
+        },
+      },
+    )
+    const barrier = new Barrier(link, server, this.#wait, this.#keys, this.#servers)
     this.#byLink.set(link, barrier)
+    if (!link.isOpen) void barrier.close()
     return barrier
   }
 }
@@ -134,8 +138,11 @@ interface WaitingClaim {
 /** The claims that wait for the replicas of one process. */
 class Barrier {
   readonly #link: Link
-  readonly #options: BarrierOptions
+  /** Another connection to it. */
   readonly #server: RedisConnection
+  readonly #wait: Wait
+  readonly #keys: RedisKeys
+  readonly #servers: Servers
   #opened: Promise<void> | null = null
   #waiting: WaitingClaim[] = []
   #isRunning = false
@@ -145,25 +152,13 @@ class Barrier {
   #known: number | null = null
   #knownUntil: Millis = 0
 
-  /** `onLost`: called when this barrier can no longer be used. */
-  constructor(link: Link, options: BarrierOptions, onLost: () => void) {
-    const { wait, timeoutMs, client = {} } = options
+  constructor(link: Link, server: RedisConnection, wait: Wait, keys: RedisKeys, servers: Servers) {
     this.#link = link
-    this.#options = options
+    this.#server = server
+    this.#wait = wait
+    this.#keys = keys
+    this.#servers = servers
     this.#replicas = wait.replicas === 'none' ? 0 : wait.replicas === 'all' ? 1 : wait.replicas
-    // Two commands may wait in sequence.
-    const target = { place: link.address, login: link.address }
-    this.#server = new RedisConnection(
-      target,
-      { timeoutMs: timeoutMs + 2 * wait.timeout, client },
-      {
-        // The next connection may lead to another process.
-        onLost: () => {
-          onLost()
-          void this.#server.close()
-        },
-      },
-    )
   }
 
   /** @throws {Unreplicated} */
@@ -201,15 +196,14 @@ class Barrier {
 
   /** Rejects unless a marker in the shard, and so whatever came before it, is where it has to be. */
   async #round(shard: number): Promise<void> {
-    const { wait, markerOf } = this.#options
-    const { replicas, disk, timeout } = wait
+    const { replicas, disk, timeout } = this.#wait
     const server = this.#server
     await (this.#opened ??= this.#open())
     for (;;) {
       const asked = this.#replicas
       const onDisks = disk === 'replicas' ? asked : 0
       const [, inMemory, [local, remote], connected, known] = await Promise.all([
-        server.ask('set', [markerOf(shard), '1', 'PX', MARKER_LIFE], exactly('OK')),
+        server.ask('set', [this.#keys.marker(shard), '1', 'PX', MARKER_LIFE], exactly('OK')),
         asked === 0 || onDisks > 0 ? asked : server.ask('wait', [asked, timeout], countIn),
         disk === 'none' ? ([1, onDisks] as const) : server.ask('waitaof', [1, onDisks, timeout], countsIn),
         replicas === 'all' ? server.ask('role', [], connectedIn) : 0,
@@ -219,6 +213,8 @@ class Barrier {
       if (replicas === 'all') this.#replicas = Math.max(1, connected, known)
       if (reached >= this.#replicas) {
         if (local === 0) throw new Error(`the server’s disk did not have it within ${timeout} ms`)
+        // The server may have been replaced meanwhile: its successor lacks the claim, and this process has not counted it as running.
+        if (!this.#link.isOpen) throw new Error('the connection of the claim has ended')
         return
       }
       // Unless they are newly found, and were not waited for.
@@ -244,17 +240,13 @@ class Barrier {
   /** Number of replicas that may be promoted; if it cannot be read now, the last known one. */
   async #knownReplicas(): Promise<number> {
     if (this.#known !== null && performance.now() <= this.#knownUntil) return this.#known
-    this.#known = await this.#options.replicasOf(this.#server).catch((error: unknown) => {
+    this.#known = await this.#servers.replicasOf(this.#server).catch((error: unknown) => {
       if (this.#known === null) throw error
       return this.#known
     })
     this.#knownUntil = performance.now() + KNOWN_FOR
     return this.#known
   }
-}
-
-function refusalOf(error: unknown): string | null {
-  return error instanceof Refused ? error.reply : null
 }
 
 function countIn(reply: RespReply): number {

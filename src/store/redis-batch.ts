@@ -1,13 +1,9 @@
 import type { Millis } from '../core/record.ts'
 import { U48 } from './codec.ts'
-import {
-  type Link,
-  type RedisConnection,
-  redisFailure,
-  repliesMismatch,
-  unanswered,
-} from './redis-connection.ts'
-import { StoreFull } from './register.ts'
+import type { RedisOptions } from './redis.ts'
+import type { Servers } from './redis-cluster.ts'
+import { type Link, redisFailure, repliesMismatch, unanswered } from './redis-connection.ts'
+import { InGrace, StoreFull, type WriteReply } from './register.ts'
 import { type RespArg, type RespReply, type Script, script, source } from './resp.ts'
 
 const OPERATIONS = ['put', 'swap', 'get', 'renew', 'remove', 'due', 'throttle', 'note', 'notes']
@@ -34,7 +30,8 @@ const MOST_LATE = 2
 
 /** How many elements a result has, by the first one. */
 const LENGTHS = [2, 4, 3, 2, 1, 1, 2, 2]
-export const [FOUND, WRITTEN, HELD, FAILED, YES, NO, WAIT, LINES] = [0, 1, 2, 3, 4, 5, 6, 7]
+export const YES = 4
+const [FOUND, HELD, FAILED, LINES] = [0, 2, 3, 7]
 
 /** Converts the result of an operation, which begins in the reply of its batch at `at`. */
 export type ReadResult<T> = (reply: readonly RespReply[], at: number, now: Millis, link: Link) => T
@@ -59,14 +56,7 @@ interface Pending {
   readonly reject: (error: unknown) => void
 }
 
-export interface BatchOptions {
-  readonly commands: Pick<RedisConnection, 'run'>
-  /** The keys of a command have to be in one shard. */
-  readonly isCluster: boolean
-  readonly grace: Millis
-  readonly skew: () => Millis
-  readonly timeoutMs: Millis
-}
+type BatchOptions = Pick<RedisOptions, 'grace' | 'skew' | 'timeoutMs'>
 
 /**
  * Sends all operations of a turn of the event loop in one call of a script; in a cluster one for each shard (ADR 125). Each call carries
@@ -75,6 +65,8 @@ export interface BatchOptions {
  */
 export class Batches {
   readonly #options: BatchOptions
+  readonly #commands: Servers['commands']
+  /** The keys of a command have to be in one shard. */
   #isByShard: boolean
   /** Of this turn: by shard, or all in one. */
   #open = new Map<number, Pending[]>()
@@ -82,9 +74,10 @@ export class Batches {
   /** By the same: the server's clock minus this process's own, at least. */
   readonly #clocks = new Map<number, Millis>()
 
-  constructor(options: BatchOptions) {
+  constructor(options: BatchOptions, { commands, isCluster }: Pick<Servers, 'commands' | 'isCluster'>) {
     this.#options = options
-    this.#isByShard = options.isCluster
+    this.#commands = commands
+    this.#isByShard = isCluster
   }
 
   run<T>(operation: Operation<T>): Promise<T> {
@@ -120,8 +113,8 @@ export class Batches {
 
   /** `until`: when the callers give up. `late`: how often it has come too late. */
   #send(group: number, items: readonly Pending[], what: Script, until: Millis, late: number): void {
-    const { commands, grace, skew } = this.#options
-    const travelled = skew()
+    const { grace = 0, skew } = this.#options
+    const travelled = skew?.() ?? 0
     const clock = this.#clocks.get(group)
     // Comes too late while the clock is unknown, which makes it known.
     const notAfter = clock === undefined ? 0 : Math.floor(clock + until) + travelled
@@ -145,7 +138,7 @@ export class Batches {
       }
       return isLate
     }
-    commands.run(what, args, read, until).then(
+    this.#commands.run(what, args, read, until).then(
       (isLate) => {
         if (!isLate) return
         if (late < MOST_LATE && performance.now() < until) this.#send(group, items, what, until, late + 1)
@@ -198,6 +191,18 @@ function settle(
     at += lengthAt(reply, at)
   }
   return full
+}
+
+/** @throws {InGrace} */
+export function writeReply<Found>(reply: readonly RespReply[], at: number, now: Millis): WriteReply<Found> {
+  const [kind, first, second, third] = reply.slice(at, at + 4)
+  if (kind === FOUND) return { done: false, now, bytes: first as Found }
+  if (kind === HELD) throw new InGrace(now, first as Millis, second as Millis)
+  return {
+    done: true,
+    now,
+    stamp: { version: first as number, fence: second as number, createdAt: third as Millis },
+  }
 }
 
 /** NaN: nothing that a batch returns. */

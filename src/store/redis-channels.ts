@@ -1,9 +1,9 @@
 import type { RecordId } from '../core/record.ts'
 import { within } from '../runtime/scheduling.ts'
+import type { RedisKeys, RedisOptions } from './redis.ts'
+import type { Servers } from './redis-cluster.ts'
 import {
-  type ConnectionSettings,
   connectionError,
-  type OnEvent,
   RedisConnection,
   type RedisTarget,
   Refused,
@@ -11,33 +11,26 @@ import {
 } from './redis-connection.ts'
 import { type Subscription, Subscriptions } from './subscriptions.ts'
 
-export interface ChannelOptions {
-  readonly settings: ConnectionSettings
-  readonly onEvent: OnEvent
-  /** It ends with the id, after a colon. */
-  readonly channelOf: (id: RecordId) => string
-  /** The server that publishes writes to the record, as far as known. */
-  readonly targetOf: (id: RecordId) => RedisTarget | null
-  /** Whether another server publishes them now. If so, {@link Channels.moved} will be called. */
-  readonly isMoved: (error: Refused, id: RecordId) => boolean
-}
-
 /**
  * Watches records by pub/sub, over one extra connection per server, opened for the first watcher and then kept. Channels are sharded
  * (Redis 7): in a cluster a message goes only to the slot of its record. Whatever is unclear ends the connection: the next one subscribes
  * to everything again, and every watcher is told.
  */
 export class Channels {
-  readonly #options: ChannelOptions
+  readonly #options: RedisOptions
+  readonly #keys: RedisKeys
+  readonly #servers: Servers
   readonly #subscriptions: Subscriptions
   readonly #targets = new Map<RecordId, RedisTarget | null>()
   readonly #connections = new Map<RedisTarget, RedisConnection>()
   #refused = false
   #closed = false
 
-  constructor(options: ChannelOptions) {
+  constructor(options: RedisOptions, keys: RedisKeys, servers: Servers) {
     this.#options = options
-    this.#subscriptions = new Subscriptions(options.settings.timeoutMs, {
+    this.#keys = keys
+    this.#servers = servers
+    this.#subscriptions = new Subscriptions(options.timeoutMs, {
       begin: (subscription) => this.#begin(subscription),
       end: (id) => this.#end(id),
     })
@@ -58,7 +51,7 @@ export class Channels {
   moved(): void {
     for (const subscription of this.#subscriptions.all) {
       const { id, missed } = subscription
-      if (!missed && this.#targets.get(id) === this.#options.targetOf(id)) continue
+      if (!missed && this.#targets.get(id) === this.#targetOf(id)) continue
       this.#subscriptions.miss(subscription)
       this.#begin(subscription)
     }
@@ -76,9 +69,13 @@ export class Channels {
     await Promise.all([...this.#connections.values()].map((connection) => connection.close()))
   }
 
+  #targetOf(id: RecordId): RedisTarget | null {
+    return this.#servers.targetOf(this.#keys.shardOf(id))
+  }
+
   #begin(subscription: Subscription): void {
     const { id } = subscription
-    const target = this.#closed ? null : this.#options.targetOf(id)
+    const target = this.#closed ? null : this.#targetOf(id)
     this.#targets.set(id, target)
     if (target === null) return this.#subscriptions.miss(subscription)
     const connection = this.#connections.get(target) ?? this.#connect(target)
@@ -90,7 +87,7 @@ export class Channels {
     const connection = this.#connections.get(this.#targets.get(id) as RedisTarget)
     this.#targets.delete(id)
     if (!connection?.isReady) return
-    const counted = this.#counted(connection.redis.sunsubscribe(this.#options.channelOf(id)))
+    const counted = this.#counted(connection.redis.sunsubscribe(this.#keys.channel(id)))
     counted.catch((error: Error) => {
       if (!(connectionError(error) instanceof Refused)) connection.reconnect()
     })
@@ -98,7 +95,7 @@ export class Channels {
 
   /** Rejects a reply that is none, which ioredis takes all the same, and one that does not come in time. */
   async #counted(reply: Promise<unknown>): Promise<void> {
-    const count = await within(this.#options.settings.timeoutMs, reply)
+    const count = await within(this.#options.timeoutMs, reply)
     if (typeof count !== 'number') throw repliesMismatch()
   }
 
@@ -106,14 +103,14 @@ export class Channels {
     const { id } = subscription
     try {
       // One channel per command: a cluster requires all channels of a command to be in one slot.
-      await this.#counted(connection.redis.ssubscribe(this.#options.channelOf(id)))
+      await this.#counted(connection.redis.ssubscribe(this.#keys.channel(id)))
       this.#refused = false
       this.#subscriptions.acknowledged(subscription)
     } catch (error) {
       this.#subscriptions.miss(subscription)
       const refused = connectionError(error as Error)
       if (!(refused instanceof Refused)) return connection.reconnect()
-      if (this.#options.isMoved(refused, id) || this.#refused) return
+      if (this.#servers.isMoved(refused, this.#keys.shardOf(id)) || this.#refused) return
       this.#refused = true
       this.#options.onEvent(
         'error',
@@ -123,7 +120,7 @@ export class Channels {
   }
 
   #connect(target: RedisTarget): RedisConnection {
-    const { timeoutMs, client = {} } = this.#options.settings
+    const { timeoutMs, client = {} } = this.#options
     const each = (then: (subscription: Subscription) => void) => () => {
       for (const one of this.#subscriptions.all) if (this.#targets.get(one.id) === target) then(one)
     }

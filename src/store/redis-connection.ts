@@ -117,8 +117,11 @@ export class RedisConnection {
   /** Why the last link failed; until the next one is ready. */
   #trouble: string | null = null
   #attempts = 0
-  #attempted = Promise.withResolvers<void>()
-  #isTrying = false
+  /** It is about to be ready, or lost. */
+  isTrying = false
+  /** Settled unless it {@link isTrying}. */
+  attempted: Promise<void> = Promise.resolve()
+  #attempt = Promise.withResolvers<void>()
   #isClosed = false
   /** Of the attempt. */
   #timer: NodeJS.Timeout | undefined
@@ -158,9 +161,10 @@ export class RedisConnection {
   }
 
   /** Resolves after the first attempt, whatever its outcome: the process also starts without Redis. */
-  open(): Promise<void> {
+  async open(): Promise<void> {
+    if (this.#isClosed) return
     this.redis.connect().catch(() => {})
-    return this.attempted
+    await this.attempted
   }
 
   async close(): Promise<void> {
@@ -188,16 +192,6 @@ export class RedisConnection {
 
   get isReady(): boolean {
     return this.#link !== null
-  }
-
-  /** It is about to be ready, or lost. */
-  get isTrying(): boolean {
-    return this.#isTrying
-  }
-
-  /** Settled unless {@link isTrying}. */
-  get attempted(): Promise<void> {
-    return this.#attempted.promise
   }
 
   get leadsTo(): string {
@@ -318,8 +312,9 @@ export class RedisConnection {
   }
 
   async #dial(): Promise<Redis['stream']> {
-    this.#isTrying = true
-    this.#attempted = Promise.withResolvers()
+    this.isTrying = true
+    this.#attempt = Promise.withResolvers()
+    this.attempted = this.#attempt.promise
     const { target } = this
     this.place = target.place ?? (await target.find())
     const tls = target.login.tls?.()
@@ -331,7 +326,7 @@ export class RedisConnection {
     const endIn = (why: string, limit: Millis): void => {
       clearTimeout(this.#timer)
       this.#timer = setTimeout(
-        () => setImmediate(() => this.#isTrying && socket.destroy(new Error(why))),
+        () => setImmediate(() => this.isTrying && socket.destroy(new Error(why))),
         limit,
       )
     }
@@ -358,13 +353,13 @@ export class RedisConnection {
       // Its end is about to be reported.
       if (!stream.writable) return
       clearTimeout(this.#timer)
-      this.#isTrying = false
+      this.isTrying = false
       this.#link = { address: { ...this.place, ...login }, identity, isOpen: true }
       this.#trouble = null
       this.#attempts = 0
       this.#events.onReady?.()
       this.#events.onEvent?.('connected', this.leadsTo)
-      this.#attempted.resolve()
+      this.#attempt.resolve()
     } catch (error) {
       // A connection that has ended has said why.
       if (!stream.destroyed) this.#fail(error as Error)
@@ -373,12 +368,12 @@ export class RedisConnection {
 
   #lose(): void {
     clearTimeout(this.#timer)
-    if (this.#trouble === null && this.#isTrying) this.#fail(new Error('Connection is closed.'))
+    if (this.#trouble === null && this.isTrying) this.#fail(new Error('Connection is closed.'))
     else if (this.#trouble === null) this.#events.onEvent?.('disconnected', this.leadsTo)
-    this.#isTrying = false
+    this.isTrying = false
     this.#shut()
     this.#events.onLost?.()
-    this.#attempted.resolve()
+    this.#attempt.resolve()
   }
 
   #shut(): void {

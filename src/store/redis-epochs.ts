@@ -1,7 +1,8 @@
 import type { Millis, RecordId } from '../core/record.ts'
-import type { MasterShards } from './redis-cluster.ts'
+import type { RedisKeys, RedisOptions } from './redis.ts'
+import type { MasterShards, Servers } from './redis-cluster.ts'
 import { isRefusal, type RedisConnection } from './redis-connection.ts'
-import type { NewEpoch, StoreUnavailable } from './register.ts'
+import type { StoreUnavailable } from './register.ts'
 import { script, source } from './resp.ts'
 import type { Safety } from './safety.ts'
 
@@ -11,30 +12,18 @@ const CHECKS = 4
 /** How many checks may be sent while the server is silent. */
 const SILENT = 2
 
-export interface RedisEpochOptions {
-  readonly grace: Millis
-  readonly skew: () => Millis
-  /** Keys by shard. */
-  readonly keys: readonly string[]
-  readonly shardOf: (id: RecordId) => number
-  readonly servers: {
-    readonly commands: Pick<RedisConnection, 'run'>
-    /** The keys of a command have to be in one shard. */
-    readonly isCluster: boolean
-    known(): readonly MasterShards[]
-  }
-  readonly onNew: (epoch: NewEpoch) => void
-  readonly safety: Safety
-  /** How much longer claims are held back; usually 0. */
-  readonly onHeld: (left: Millis) => void
-}
+type EpochOptions = Pick<RedisOptions, 'grace' | 'skew' | 'onNewEpoch' | 'onHeld'>
 
 /**
  * Detects servers that were replaced or lost their data: the first check of such a server starts the grace period, and this proxy must
  * rewrite its claims. Checks each server several times per grace period, since a failover need not break a connection.
  */
 export class Epochs {
-  readonly #options: RedisEpochOptions
+  readonly #options: EpochOptions
+  readonly #grace: Millis
+  readonly #keys: Pick<RedisKeys, 'epochs' | 'shardOf'>
+  readonly #servers: Pick<Servers, 'commands' | 'isCluster' | 'known'>
+  readonly #safety: Safety
   /** By shard: since when its server has been the same process, as far as known; absent: not checked yet. */
   readonly seen: Millis[] = []
   /** The connection that reported it. */
@@ -42,9 +31,18 @@ export class Epochs {
   #graceEnds: Millis = 0
   readonly #timer: NodeJS.Timeout
 
-  constructor(options: RedisEpochOptions) {
+  constructor(
+    options: EpochOptions,
+    keys: Pick<RedisKeys, 'epochs' | 'shardOf'>,
+    servers: Pick<Servers, 'commands' | 'isCluster' | 'known'>,
+    safety: Safety,
+  ) {
     this.#options = options
-    this.#timer = setInterval(() => void this.look(), options.grace / CHECKS).unref()
+    this.#grace = options.grace as Millis
+    this.#keys = keys
+    this.#servers = servers
+    this.#safety = safety
+    this.#timer = setInterval(() => void this.look(), this.#grace / CHECKS).unref()
   }
 
   /** Whether some server holds claims back, as far as known. */
@@ -58,10 +56,10 @@ export class Epochs {
 
   /** Never rejects: the next check retries failures. */
   async look(): Promise<void> {
-    const parts = this.#options.servers.known().filter(({ server }) => server.isReady)
+    const parts = this.#servers.known().filter(({ server }) => server.isReady)
     const left = Math.max(0, ...(await Promise.all(parts.map((part) => this.#lookAt(part)))))
     this.#graceEnds = performance.now() + left
-    this.#options.onHeld(left)
+    this.#options.onHeld?.(left)
   }
 
   /** Returns how much longer the server's claims are held back. */
@@ -82,9 +80,9 @@ export class Epochs {
         changed.add(shard)
       }
       const left = Math.max(0, ...all.map((one) => one.left))
-      const { shardOf, onNew, safety } = this.#options
-      safety.checked(shards, asked, (shard) => !changed.has(shard))
-      if (changed.size > 0) onNew({ left, concerns: (id) => changed.has(shardOf(id)) })
+      this.#safety.checked(shards, asked, (shard) => !changed.has(shard))
+      const concerns = (id: RecordId): boolean => changed.has(this.#keys.shardOf(id))
+      if (changed.size > 0) this.#options.onNewEpoch?.({ left, concerns })
       return left
     } catch (error) {
       // A server that is silent may have been replaced without an end of the connection.
@@ -94,9 +92,8 @@ export class Epochs {
   }
 
   #ask(shards: readonly number[]): Promise<Admitted[]> {
-    const { servers } = this.#options
     const each = async () => (await Promise.all(shards.map((shard) => this.#run([shard])))).flat()
-    if (servers.isCluster) return each()
+    if (this.#servers.isCluster) return each()
     return this.#run(shards).catch((error: unknown) => {
       // The only node of a cluster.
       if (isRefusal(error, 'CROSSSLOT')) return each()
@@ -105,13 +102,13 @@ export class Epochs {
   }
 
   #run(shards: readonly number[]): Promise<Admitted[]> {
-    const { grace, skew, keys, servers } = this.#options
-    const named = shards.map((shard) => keys[shard] as string)
+    const named = shards.map((shard) => this.#keys.epochs[shard] as string)
     const seen = shards.map((shard) => this.seen[shard] ?? 0)
-    const args = [shards.length, ...named, grace, skew(), ...seen]
+    const args = [shards.length, ...named, this.#grace, this.#options.skew?.() ?? 0, ...seen]
     const read = (pairs: number[]) =>
       shards.map((shard, n) => ({ shard, left: pairs[2 * n] as Millis, since: pairs[2 * n + 1] as Millis }))
-    return servers.commands.run(ADMIT, args, read, performance.now() + (SILENT * grace) / CHECKS)
+    const until = performance.now() + (SILENT * this.#grace) / CHECKS
+    return this.#servers.commands.run(ADMIT, args, read, until)
   }
 }
 

@@ -2,7 +2,7 @@ import { type Millis, RECORD_ID, type RecordId, type Spans, type State } from '.
 import { settled } from '../runtime/scheduling.ts'
 import { BODIES_FROM, isClaim, placesDue, SMALL_RECORD, stateCode, U48 } from './codec.ts'
 import { Barriers, type Wait } from './redis-barrier.ts'
-import { Batches, FOUND, HELD, type ReadResult, YES } from './redis-batch.ts'
+import { Batches, type ReadResult, writeReply, YES } from './redis-batch.ts'
 import { Channels } from './redis-channels.ts'
 import type { MasterShards, Servers, View } from './redis-cluster.ts'
 import { type OnEvent, type RedisConnection, repliesMismatch } from './redis-connection.ts'
@@ -15,7 +15,6 @@ import {
   type DueKind,
   type DuePosition,
   type GetReply,
-  InGrace,
   inOrder,
   type KeptNote,
   type NewEpoch,
@@ -51,7 +50,7 @@ export interface RedisOptions extends ServersOptions {
  * @throws {StoreUnavailable} if only a person can help.
  */
 export async function openRedisStore(options: RedisOptions): Promise<Store> {
-  const { skew = () => 0, grace = 0, wait = null, client = {}, timeoutMs, onWaited, onEvent } = options
+  const { skew = () => 0, grace = 0, wait = null, onSafe = () => {}, onEvent } = options
   const keys = new RedisKeys(options.service)
   const onServers = (): void => {
     batches.forget()
@@ -68,39 +67,12 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       onServers()
     },
   })
-  const channels = new Channels({
-    settings: { timeoutMs, grace, client },
-    onEvent,
-    channelOf: keys.channel,
-    targetOf: (id) => servers.targetOf(keys.shardOf(id)),
-    isMoved: (error, id) => servers.isMoved(error, keys.shardOf(id)),
-  })
+  const channels = new Channels(options, keys, servers)
   const redis = servers.commands
-  const batches = new Batches({ commands: redis, isCluster: servers.isCluster, grace, skew, timeoutMs })
+  const batches = new Batches(options, servers)
   const epochs =
-    grace === 0
-      ? null
-      : new Epochs({
-          grace,
-          skew,
-          servers,
-          keys: keys.epochs,
-          shardOf: keys.shardOf,
-          onNew: options.onNewEpoch ?? (() => {}),
-          safety: new Safety(keys.epochs.length, options.onSafe ?? (() => {})),
-          onHeld: options.onHeld ?? (() => {}),
-        })
-  const barriers =
-    wait === null
-      ? null
-      : new Barriers({
-          wait,
-          timeoutMs,
-          client,
-          markerOf: keys.marker,
-          replicasOf: (master) => servers.replicasOf(master),
-          onWaited,
-        })
+    grace === 0 ? null : new Epochs(options, keys, servers, new Safety(keys.epochs.length, onSafe))
+  const barriers = wait === null ? null : new Barriers(wait, options, keys, servers)
   const close = async (): Promise<void> =>
     void (await Promise.all([barriers?.close(), channels.close(), servers.close()]))
 
@@ -135,11 +107,10 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     mayClaim: boolean,
     thoughFull: boolean,
   ): Promise<WriteReply<Found>> => {
-    const shard = keys.shardOf(id)
     const others = [keys.index(id), keys.epoch(id)]
     const send = (read: ReadResult<WriteReply<Found>>) => run(id, head, read, others, bytes, thoughFull)
     if (barriers === null || !mayClaim || !isClaim(bytes)) return send(writeReply)
-    return barriers.claim(shard, bytes, send, writeReply<Found>)
+    return barriers.claim(keys.shardOf(id), bytes, send)
   }
   /** The spans of a record that is to be written, and what is known of its server. */
   const spansOf = (id: RecordId, { dueIn, dropIn }: Spans) =>
@@ -148,7 +119,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
   await servers.open()
   if (barriers !== null)
     try {
-      await barriers.open(await servers.parts())
+      await barriers.open()
     } catch (error) {
       // Otherwise nobody answers yet.
       if (error instanceof Misconfigured) {
@@ -326,18 +297,6 @@ function waitOf(reply: readonly RespReply[], at: number): Millis {
 function linesOf(reply: readonly RespReply[], at: number): KeptNote[] {
   const count = reply[at + 1] as number
   return (reply.slice(at + 2, at + 2 + count) as Buffer[]).map((line) => readNote(String(line)))
-}
-
-/** @throws {InGrace} */
-function writeReply<Found>(reply: readonly RespReply[], at: number, now: Millis): WriteReply<Found> {
-  const [kind, first, second, third] = reply.slice(at, at + 4)
-  if (kind === FOUND) return { done: false, now, bytes: first as Found }
-  if (kind === HELD) throw new InGrace(now, first as Millis, second as Millis)
-  return {
-    done: true,
-    now,
-    stamp: { version: first as number, fence: second as number, createdAt: third as Millis },
-  }
 }
 
 /** The guard passes the same list with every outcome. */

@@ -300,6 +300,17 @@ void t.test(
   },
 )
 
+void t.test('a claim whose reply comes while the store closes connects to nothing', async (t) => {
+  const { server, store } = await waiting(t, {}, { put: null })
+  const rejected = t.rejects(claim(store), UNREPLICATED)
+  await until(() => server.asked.includes('put'))
+  const closed = store.close()
+  const [done = '', now = '', ...stamps] = DONE
+  server.write(array(now, done, ...stamps, int(1)))
+  await Promise.all([rejected, closed])
+  t.equal(server.sockets.length, 1)
+})
+
 void t.test('all replicas are those that are connected or may be promoted, one at least', async (t) => {
   const clock = frozenClock(t)
   let has = 3

@@ -63,17 +63,18 @@ function epochsOf(
       server: server as unknown as RedisConnection,
       shards: [0, 1, 2, 3].filter((shard) => byShard[shard] === server),
     }))
-  const epochs = new Epochs({
-    grace,
-    skew: () => SKEW,
-    keys: ['k0', 'k1', 'k2', 'k3'],
-    shardOf: (id) => Number(id),
-    servers: { commands: { run } as unknown as RedisConnection, isCluster, known },
-    onNew: ({ left, concerns }) =>
-      told.push({ left, shards: [0, 1, 2, 3].filter((n) => concerns(String(n) as RecordId)) }),
-    safety: { checked } as Safety,
-    onHeld: (left) => void held.push(left),
-  })
+  const epochs = new Epochs(
+    {
+      grace,
+      skew: () => SKEW,
+      onNewEpoch: ({ left, concerns }) =>
+        told.push({ left, shards: [0, 1, 2, 3].filter((n) => concerns(String(n) as RecordId)) }),
+      onHeld: (left) => void held.push(left),
+    },
+    { epochs: ['k0', 'k1', 'k2', 'k3'], shardOf: (id) => Number(id) },
+    { commands: { run } as unknown as RedisConnection, isCluster, known },
+    { checked } as Safety,
+  )
   t.teardown(() => epochs.close())
   return { epochs, asked, seen, told, held, checks }
 }
