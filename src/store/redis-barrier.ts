@@ -30,24 +30,24 @@ export type Wait = NonNullable<StoreConfig['wait']>
  * one round covers all claims whose replies came before it (ADR 93).
  */
 export class Barriers {
-  readonly #wait: Wait
+  readonly wait: Wait
+  readonly keys: RedisKeys
+  readonly servers: Servers
   readonly #options: RedisOptions
-  readonly #keys: RedisKeys
-  readonly #servers: Servers
   readonly #byLink = new Map<Link, Barrier>()
 
   constructor(wait: Wait, options: RedisOptions, keys: RedisKeys, servers: Servers) {
-    this.#wait = wait
+    this.wait = wait
+    this.keys = keys
+    this.servers = servers
     this.#options = options
-    this.#keys = keys
-    this.#servers = servers
   }
 
   /** @throws {Misconfigured} if a server cannot do it. */
   async open(): Promise<void> {
-    const { disk } = this.#wait
+    const { disk } = this.wait
     if (disk === 'none') return
-    for (const { server } of this.#servers.known()) {
+    for (const { server } of this.servers.known()) {
       const error: unknown = await server
         .ask('waitaof', [1, 0, 1], countsIn)
         .catch((failure: unknown) => failure)
@@ -89,13 +89,13 @@ export class Barriers {
     return reply
   }
 
-  /** Why this master refuses claims, for people; null: it accepts them. */
-  async check({ server, shards }: MasterShards): Promise<string | null> {
+  /** Why this master refuses claims, for people. */
+  async check({ server, shards }: MasterShards): Promise<readonly string[]> {
     try {
       await this.#of(await server.connected()).wait(shards[0] as number)
-      return null
+      return []
     } catch (error) {
-      return `${(error as Error).message}: claims are answered 503.`
+      return [`${(error as Error).message}: claims are answered 503.`]
     }
   }
 
@@ -109,7 +109,7 @@ export class Barriers {
     for (const [old, barrier] of this.#byLink) if (!old.isOpen) void barrier.close()
     const { timeoutMs, client = {} } = this.#options
     // Two commands may wait in sequence.
-    const settings = { timeoutMs: timeoutMs + 2 * this.#wait.timeout, client }
+    const settings = { timeoutMs: timeoutMs + 2 * this.wait.timeout, client }
     const server: RedisConnection = new RedisConnection(
       { place: link.address, login: link.address },
       settings,
@@ -121,7 +121,7 @@ export class Barriers {
         },
       },
     )
-    const barrier = new Barrier(link, server, this.#wait, this.#keys, this.#servers)
+    const barrier = new Barrier(link, server, this)
     this.#byLink.set(link, barrier)
     if (!link.isOpen) void barrier.close()
     return barrier
@@ -140,9 +140,7 @@ class Barrier {
   readonly #link: Link
   /** Another connection to it. */
   readonly #server: RedisConnection
-  readonly #wait: Wait
-  readonly #keys: RedisKeys
-  readonly #servers: Servers
+  readonly #all: Barriers
   #opened: Promise<void> | null = null
   #waiting: WaitingClaim[] = []
   #isRunning = false
@@ -152,13 +150,12 @@ class Barrier {
   #known: number | null = null
   #knownUntil: Millis = 0
 
-  constructor(link: Link, server: RedisConnection, wait: Wait, keys: RedisKeys, servers: Servers) {
+  constructor(link: Link, server: RedisConnection, all: Barriers) {
     this.#link = link
     this.#server = server
-    this.#wait = wait
-    this.#keys = keys
-    this.#servers = servers
-    this.#replicas = wait.replicas === 'none' ? 0 : wait.replicas === 'all' ? 1 : wait.replicas
+    this.#all = all
+    const { replicas } = all.wait
+    this.#replicas = replicas === 'none' ? 0 : replicas === 'all' ? 1 : replicas
   }
 
   /** @throws {Unreplicated} */
@@ -196,14 +193,15 @@ class Barrier {
 
   /** Rejects unless a marker in the shard, and so whatever came before it, is where it has to be. */
   async #round(shard: number): Promise<void> {
-    const { replicas, disk, timeout } = this.#wait
+    const { wait, keys } = this.#all
+    const { replicas, disk, timeout } = wait
     const server = this.#server
     await (this.#opened ??= this.#open())
     for (;;) {
       const asked = this.#replicas
       const onDisks = disk === 'replicas' ? asked : 0
       const [, inMemory, [local, remote], connected, known] = await Promise.all([
-        server.ask('set', [this.#keys.marker(shard), '1', 'PX', MARKER_LIFE], exactly('OK')),
+        server.ask('set', [keys.marker(shard), '1', 'PX', MARKER_LIFE], exactly('OK')),
         asked === 0 || onDisks > 0 ? asked : server.ask('wait', [asked, timeout], countIn),
         disk === 'none' ? ([1, onDisks] as const) : server.ask('waitaof', [1, onDisks, timeout], countsIn),
         replicas === 'all' ? server.ask('role', [], connectedIn) : 0,
@@ -240,7 +238,7 @@ class Barrier {
   /** Number of replicas that may be promoted; if it cannot be read now, the last known one. */
   async #knownReplicas(): Promise<number> {
     if (this.#known !== null && performance.now() <= this.#knownUntil) return this.#known
-    this.#known = await this.#servers.replicasOf(this.#server).catch((error: unknown) => {
+    this.#known = await this.#all.servers.replicasOf(this.#server).catch((error: unknown) => {
       if (this.#known === null) throw error
       return this.#known
     })

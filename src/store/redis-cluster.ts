@@ -43,12 +43,6 @@ export interface MasterShards {
   readonly shards: readonly number[]
 }
 
-interface Redirect {
-  readonly node: RedisConnection
-  /** For one command. */
-  readonly asks: boolean
-}
-
 /** The slots as all masters report them. */
 export interface View {
   /** Changes when slots move. */
@@ -58,28 +52,12 @@ export interface View {
 }
 
 /** The servers that `store.url` leads to. */
-export type Servers = Pick<
-  Cluster,
-  | 'askAnyone'
-  | 'close'
-  | 'commands'
-  | 'isCluster'
-  | 'isMoved'
-  | 'known'
-  | 'open'
-  | 'parts'
-  | 'replicasOf'
-  | 'targetOf'
-  | 'topology'
-  | 'view'
->
+export type Servers = Omit<Cluster, 'run' | 'ask'>
 
 export interface ServerEvents {
   readonly onEvent: OnEvent
-  /** This server is ready for commands, perhaps again. */
-  readonly onReady: (target: RedisTarget) => void
-  /** Shards may have new masters. */
-  readonly onMap: () => void
+  /** A server is ready for commands, perhaps again; absent: shards may have new masters. */
+  readonly onServers: (ready?: RedisTarget) => void
 }
 
 /**
@@ -205,7 +183,7 @@ export class Cluster {
     return this.#map[shard]?.target ?? null
   }
 
-  /** Whether a subscription was refused because the map is stale. `onMap` follows. */
+  /** Whether a subscription was refused because the map is stale. `onServers` follows. */
   isMoved(error: Refused, shard: number): boolean {
     const node = this.#map[shard]
     const redirect = node === undefined ? null : this.#redirect(error, node, shard)
@@ -255,7 +233,11 @@ export class Cluster {
   }
 
   /** Where the node's refusal redirects to. Null: nowhere. */
-  #redirect(error: unknown, from: RedisConnection, shard: number): Redirect | null {
+  #redirect(
+    error: unknown,
+    from: RedisConnection,
+    shard: number,
+  ): { node: RedisConnection; asks: boolean } | null {
     if (!(error instanceof Refused)) return null
     // The node may be cut off from the rest of the cluster.
     if (isRefusal(error, 'CLUSTERDOWN')) this.#readLater()
@@ -264,7 +246,7 @@ export class Cluster {
     const node = this.#nodeAt(placeOf(host, Number(port), from))
     if (kind === 'MOVED' && this.#map[shard] !== node) {
       this.#map[shard] = node
-      this.#events.onMap()
+      this.#events.onServers()
       // Slots rarely move alone.
       this.#readLater()
     }
@@ -281,7 +263,7 @@ export class Cluster {
     if (known !== undefined) return known
     const node: RedisConnection = new RedisConnection({ place, login: this.#url.server }, this.#settings, {
       onEvent: (kind, detail) => this.#events.onEvent(kind, kind === 'error' ? `${name}: ${detail}` : detail),
-      onReady: () => this.#events.onReady(node.target),
+      onReady: () => this.#events.onServers(node.target),
       onLost: () => this.#readLater(),
     })
     this.#nodes.set(name, node)
@@ -342,7 +324,7 @@ export class Cluster {
         this.#nodes.delete(name)
         void node.close()
       }
-    if (isOther) this.#events.onMap()
+    if (isOther) this.#events.onServers()
   }
 
   #readLater(): void {
@@ -355,7 +337,7 @@ export class Cluster {
     this.#rereading = undefined
     // Subscriptions that failed may succeed now.
     await this.#read().then(
-      () => this.#events.onMap(),
+      () => this.#events.onServers(),
       (error: Error) => this.#fail(error),
     )
     if (!this.#map.every(({ isReady }) => isReady)) this.#readLater()

@@ -21,7 +21,7 @@ export function serversOf(
   const target = url.kind === 'sentinel' ? (sentinels as Sentinels) : { place: url.server, login: url.server }
   const server: RedisConnection = new RedisConnection(target, settings, {
     onEvent: events.onEvent,
-    onReady: () => events.onReady(target),
+    onReady: () => events.onServers(target),
   })
   const all = [{ name: '', server, shards }]
   const close = async (): Promise<void> => void (await Promise.all([server.close(), sentinels?.close()]))

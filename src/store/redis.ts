@@ -1,4 +1,4 @@
-import { type Millis, RECORD_ID, type RecordId, type Spans, type State } from '../core/record.ts'
+import { type Millis, RECORD_ID, type RecordId, type Spans } from '../core/record.ts'
 import { settled } from '../runtime/scheduling.ts'
 import { BODIES_FROM, isClaim, placesDue, SMALL_RECORD, stateCode, U48 } from './codec.ts'
 import { Barriers, type Wait } from './redis-barrier.ts'
@@ -9,12 +9,10 @@ import { type OnEvent, type RedisConnection, repliesMismatch } from './redis-con
 import { Epochs } from './redis-epochs.ts'
 import { type ServersOptions, serversOf } from './redis-servers.ts'
 import { redisTraits, together } from './redis-traits.ts'
-import { Misconfigured } from './redis-url.ts'
 import {
   type Condition,
   type DueKind,
   type DuePosition,
-  type GetReply,
   inOrder,
   type KeptNote,
   type NewEpoch,
@@ -52,19 +50,13 @@ export interface RedisOptions extends ServersOptions {
 export async function openRedisStore(options: RedisOptions): Promise<Store> {
   const { skew = () => 0, grace = 0, wait = null, onSafe = () => {}, onEvent } = options
   const keys = new RedisKeys(options.service)
-  const onServers = (): void => {
-    batches.forget()
-    void epochs?.look()
-  }
   const servers: Servers = serversOf(options, keys.shards, {
     onEvent,
-    onReady: (target) => {
-      channels.renew(target)
-      onServers()
-    },
-    onMap: () => {
-      channels.moved()
-      onServers()
+    onServers: (target) => {
+      if (target === undefined) channels.moved()
+      else channels.renew(target)
+      batches.forget()
+      void epochs?.look()
     },
   })
   const channels = new Channels(options, keys, servers)
@@ -117,29 +109,18 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     [dueIn, dropIn, epochs?.seen[keys.shardOf(id)] ?? 0] as const
 
   await servers.open()
-  if (barriers !== null)
-    try {
-      await barriers.open()
-    } catch (error) {
-      // Otherwise nobody answers yet.
-      if (error instanceof Misconfigured) {
-        await close()
-        throw error
-      }
-    }
+  await barriers?.open().catch(async (error: unknown) => {
+    await close()
+    throw error
+  })
   return {
     name: 'redis',
 
     put(id, bytes, spans, entry = 'claim'): Promise<PutReply> {
       const isLost = entry === 'again' && epochs?.isInGrace === true
       const thoughFull = isLost && bytes.length <= SMALL_RECORD
-      return write(
-        id,
-        headOf('p', ENTRIES[entry], ...spansOf(id, spans)),
-        bytes,
-        entry !== 'again',
-        thoughFull,
-      )
+      const head = headOf('p', ENTRIES[entry], ...spansOf(id, spans))
+      return write(id, head, bytes, entry !== 'again', thoughFull)
     },
 
     swap(id, condition, bytes, spans, nextFence): Promise<SwapReply> {
@@ -147,7 +128,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       return write(id, head, bytes, nextFence, bytes.length <= SMALL_RECORD)
     },
 
-    get: (id) => run(id, GET, getReply),
+    get: (id) => run(id, GET, (reply, at, now) => ({ now, bytes: reply[at + 1] as Buffer | null })),
 
     renew: (items) =>
       settled(
@@ -159,13 +140,9 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
 
     async due(limit, of = 'unresolved') {
       const parts = await servers.parts()
-      const found = (
-        await settled(
-          parts.map((part) => dueAt(part, limit, of)),
-          [],
-        )
-      ).flat()
-      const first = found.toSorted((a, b) => a.due - b.due).slice(0, limit)
+      const found = parts.map((part) => dueAt(part, limit, of))
+      const all = (await settled(found, [])).flat()
+      const first = all.toSorted((a, b) => a.due - b.due).slice(0, limit)
       const exists = await settled(
         first.map(({ id }) => run(id, DUE, isDone, [keys.index(id)])),
         false,
@@ -215,7 +192,15 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       take(bucket, { count, per }, units) {
         const [shard, key] = [keys.shardOf(bucket), keys.bucket(bucket)]
         const head = headOf('t', count, per, Buffer.of(units))
-        return batches.run({ shard, key, others: [], head, body: NOTHING, thoughFull: false, read: waitOf })
+        return batches.run({
+          shard,
+          key,
+          others: [],
+          head,
+          body: NOTHING,
+          thoughFull: false,
+          read: (reply, at) => reply[at + 1] as Millis,
+        })
       },
     },
 
@@ -223,28 +208,19 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
 
     async traits() {
       const parts = await servers.parts()
-      const replies = await Promise.allSettled(
-        parts.map(({ server }) => server.ask('info', [], textOf).catch(nullIfDenied)),
-      )
+      const all = parts.map(async (part) => {
+        const info = await part.server.ask('info', [], textOf).catch(nullIfDenied)
+        const { refusals, ...traits } = redisTraits(info, servers.isCluster, wait)
+        return {
+          name: part.name,
+          ...traits,
+          refusals: [...refusals, ...((await barriers?.check(part)) ?? [])],
+        }
+      })
       // A server that is down promises nothing: its keys are refused.
-      const up = replies.flatMap((one, n) =>
-        one.status === 'fulfilled' ? [{ part: parts[n] as MasterShards, info: one.value }] : [],
-      )
-      const [first] = replies
-      if (up.length === 0 && first?.status === 'rejected') throw first.reason
+      const up = (await settled<Awaited<(typeof all)[0]> | null>(all, null)).filter((one) => one !== null)
       const topology = servers.topology()
-      const unable = await Promise.all(up.map(async ({ part }) => barriers?.check(part)))
-      return {
-        ...together(
-          up.map(({ part, info }, n) => {
-            const { refusals, ...traits } = redisTraits(info, servers.isCluster, wait)
-            const why = unable[n] ?? null
-            return { name: part.name, ...traits, refusals: why === null ? refusals : [...refusals, why] }
-          }),
-          replies.length - up.length,
-        ),
-        ...(topology === null ? {} : { topology }),
-      }
+      return { ...together(up, parts.length - up.length), ...(topology === null ? {} : { topology }) }
     },
 
     async close() {
@@ -257,12 +233,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
 
 /* The heads of operations, and their results: see lua/. */
 
-const [GET, DUE, NOTE, NOTES] = ['g', 'u', 'n', 'h'].map((letter) => Buffer.from(letter)) as [
-  Buffer,
-  Buffer,
-  Buffer,
-  Buffer,
-]
+const [GET, DUE, NOTE, NOTES] = [headOf('g'), headOf('u'), headOf('n'), headOf('h')]
 const [NOTHING, ZERO, ONE, TWO] = [Buffer.of(), Buffer.of(0), Buffer.of(1), Buffer.of(2)]
 const ENTRIES: Readonly<Record<PutKind, Buffer>> = { claim: ZERO, fresh: ONE, again: TWO }
 
@@ -279,37 +250,18 @@ function headOf(letter: string, ...parts: readonly (number | Buffer)[]): Buffer 
 }
 
 function partsOf(condition: Condition): readonly (number | Buffer)[] {
-  return 'version' in condition ? [condition.version] : [condition.token, codesOf(condition.states)]
+  if ('version' in condition) return [condition.version]
+  return [condition.token, Buffer.from(condition.states.map(stateCode))]
 }
 
 function isDone(reply: readonly RespReply[], at: number): boolean {
   return reply[at] === YES
 }
 
-function getReply(reply: readonly RespReply[], at: number, now: Millis): GetReply {
-  return { now, bytes: reply[at + 1] as Buffer | null }
-}
-
-function waitOf(reply: readonly RespReply[], at: number): Millis {
-  return reply[at + 1] as Millis
-}
-
 function linesOf(reply: readonly RespReply[], at: number): KeptNote[] {
   const count = reply[at + 1] as number
   return (reply.slice(at + 2, at + 2 + count) as Buffer[]).map((line) => readNote(String(line)))
 }
-
-/** The guard passes the same list with every outcome. */
-function codesOf(states: readonly State[]): Buffer {
-  let codes = stateCodes.get(states)
-  if (codes === undefined) {
-    codes = Buffer.from(states.map(stateCode))
-    stateCodes.set(states, codes)
-  }
-  return codes
-}
-
-const stateCodes = new WeakMap<readonly State[], Buffer>()
 
 function nullIfDenied(error: Error): null {
   if (error.message.includes('NOPERM')) return null
