@@ -245,6 +245,7 @@ export class RedisConnection {
   #send<T>(name: string, args: readonly RespArg[], read: (reply: RespReply) => T, until: Millis): Promise<T> {
     const { stream } = this.redis
     const before = this.#replies
+    const left = until - performance.now()
     const command = new ReadyCommand(name, args)
     // One write for all commands of a turn.
     if (stream.writableCorked === 0) {
@@ -255,11 +256,13 @@ export class RedisConnection {
       const expire = (): void => {
         if (command.isSettled) return
         reject(unanswered('Command timed out', true))
+        // After a redirect the time left may be too short for any server.
+        if (left < this.#settings.timeoutMs / 2) return
         // If other replies arrived but not this one, no later reply can be trusted.
         if (before !== this.#replies || ++this.#silentCommands >= SILENT_COMMANDS) this.reconnect()
       }
       // Only after pending input was read: a busy event loop does not mean a silent Redis.
-      const timer = setTimeout(() => setImmediate(expire), until - performance.now())
+      const timer = setTimeout(() => setImmediate(expire), left)
       // Also reads for a caller that has given up: a reply that does not match may belong to one that has not.
       const take = (reply: RespReply): void => {
         clearTimeout(timer)
