@@ -185,8 +185,7 @@ export class Cluster {
 
   /** Whether a subscription was refused because the map is stale. `onServers` follows. */
   isMoved(error: Refused, shard: number): boolean {
-    const node = this.#map[shard]
-    const redirect = node === undefined ? null : this.#redirect(error, node, shard)
+    const redirect = this.#redirect(error, this.#map[shard] as RedisConnection, shard)
     return redirect !== null || isRefusal(error, 'CLUSTERDOWN')
   }
 

@@ -254,7 +254,6 @@ export class RedisConnection {
     }
     return new Promise((resolve, reject) => {
       const expire = (): void => {
-        if (command.isSettled) return
         reject(unanswered('Command timed out', true))
         // After a redirect the time left may be too short for any server.
         if (left < this.#settings.timeoutMs / 2) return
@@ -262,10 +261,14 @@ export class RedisConnection {
         if (before !== this.#replies || ++this.#silentCommands >= SILENT_COMMANDS) this.reconnect()
       }
       // Only after pending input was read: a busy event loop does not mean a silent Redis.
-      const timer = setTimeout(() => setImmediate(expire), left)
+      let expiry: NodeJS.Immediate | undefined
+      const timer = setTimeout(() => {
+        expiry = setImmediate(expire)
+      }, left)
       // Also reads for a caller that has given up: a reply that does not match may belong to one that has not.
       const take = (reply: RespReply): void => {
         clearTimeout(timer)
+        clearImmediate(expiry)
         const isAnswer = !(reply instanceof Error) || reply instanceof ReplyError
         if (!isAnswer) return reject(unanswered('Connection is closed.', command.isWritten))
         this.#replies++

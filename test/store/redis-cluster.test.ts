@@ -267,6 +267,7 @@ void t.test('only servers that are no whole cluster are a mistake', async (t) =>
     await t.rejects(open(t, url), { ...NOT_APPLIED, message })
   const down = await open(t, urlOf(part, { port: 1 }))
   t.match(down.events, [/^error: no node of the cluster answers: .*100 of 16384/])
+  t.match((await open(t, 'redis+cluster://[::1]:1')).events, [/: \[::1\]:1: /])
   const whole = await scripted(t)
   t.match(await claim((await open(t, urlOf(plain, part, whole))).store), { done: true })
 })

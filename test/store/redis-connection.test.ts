@@ -339,11 +339,11 @@ void t.test('replies that nobody asked for, and parts of replies, end the connec
   }
   await t.rejects(get(store), { ...APPLIED, message: CLOSED })
   await until(answers(store))
-  for (const [reply, error] of [
-    ['+PONG\r\n+more\r\n', 'error: Command queue state error'],
-    ['+QUEUED\r\n', 'error: replies do not match their commands'],
+  for (const [ping, identity, error] of [
+    ['+PONG\r\n', `${bulk('run_id:abc')}+more\r\n`, 'error: Command queue state error'],
+    ['+QUEUED\r\n', bulk('run_id:abc'), 'error: replies do not match their commands'],
   ] as const) {
-    server.says['ping'] = reply
+    Object.assign(server.says, { ping, 'info server': identity })
     events.splice(0)
     server.hangUp()
     await until(() => events.some((event) => event.startsWith(error)))
