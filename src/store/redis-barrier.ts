@@ -1,8 +1,6 @@
 import { setImmediate as immediately } from 'node:timers/promises'
-import type { StoreConfig } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
 import { meets, PREFIX } from './codec.ts'
-import type { RedisKeys, RedisOptions } from './redis.ts'
 import { type ReadResult, writeReply } from './redis-batch.ts'
 import type { MasterShards, Servers } from './redis-cluster.ts'
 import {
@@ -13,6 +11,7 @@ import {
   Refused,
   repliesMismatch,
 } from './redis-connection.ts'
+import type { RedisKeys, RedisOptions, Wait } from './redis-keys.ts'
 import { Misconfigured } from './redis-url.ts'
 import { Unreplicated, type WriteReply } from './register.ts'
 import type { RespReply } from './resp.ts'
@@ -21,8 +20,6 @@ import type { RespReply } from './resp.ts'
 const KNOWN_FOR: Millis = 1000
 /** Markers are never read. */
 const MARKER_LIFE: Millis = 60_000
-
-export type Wait = NonNullable<StoreConfig['wait']>
 
 /**
  * Makes claims wait until replicas, or disks, have them (contract §9). Each round writes a marker over a second connection to the same

@@ -1,8 +1,8 @@
 import type { Millis } from '../core/record.ts'
 import { U48 } from './codec.ts'
-import type { RedisOptions } from './redis.ts'
 import type { Servers } from './redis-cluster.ts'
 import { type Link, redisFailure, repliesMismatch, unanswered } from './redis-connection.ts'
+import type { RedisOptions } from './redis-keys.ts'
 import { InGrace, StoreFull, type WriteReply } from './register.ts'
 import { type RespArg, type RespReply, type Script, script, source } from './resp.ts'
 
@@ -50,8 +50,7 @@ export interface Operation<T> {
   readonly read: ReadResult<T>
 }
 
-interface Pending {
-  readonly operation: Operation<unknown>
+interface Pending extends Operation<unknown> {
   readonly resolve: (value: unknown) => void
   readonly reject: (error: unknown) => void
 }
@@ -81,9 +80,7 @@ export class Batches {
   }
 
   run<T>(operation: Operation<T>): Promise<T> {
-    return new Promise((resolve, reject) => {
-      this.#add({ operation, resolve: resolve as (value: unknown) => void, reject })
-    })
+    return new Promise((resolve, reject) => this.#add({ ...operation, resolve, reject } as Pending))
   }
 
   /** The server may be another one, with another clock. */
@@ -101,13 +98,12 @@ export class Batches {
   }
 
   #add(pending: Pending): void {
-    const { shard, body } = pending.operation
-    const group = this.#isByShard ? shard : 0
+    const group = this.#isByShard ? pending.shard : 0
     if (this.#open.size === 0) setImmediate(this.flush)
     const items = this.#open.get(group)
     if (items === undefined) this.#open.set(group, [pending])
     else items.push(pending)
-    this.#size += body.length
+    this.#size += pending.body.length
     if (items?.length === MOST || this.#size > LARGE) this.flush()
   }
 
@@ -123,11 +119,11 @@ export class Batches {
     head.writeIntBE(travelled, U48, U48)
     head.writeUIntBE(notAfter, 2 * U48, U48)
     const args: RespArg[] = [0]
-    for (const { operation } of items) args.push(operation.key)
-    if (this.#isByShard) for (const { operation } of items) args.push(...operation.others)
+    for (const { key } of items) args.push(key)
+    if (this.#isByShard) for (const { others } of items) args.push(...others)
     args[0] = args.length - 1
     args.push(head)
-    for (const { operation } of items) args.push(operation.head, operation.body)
+    for (const { head: own, body } of items) args.push(own, body)
     const read = (reply: RespReply[], link: Link): boolean => {
       const isLate = Buffer.isBuffer(reply[0])
       const now = Number(reply[isLate ? 1 : 0])
@@ -142,7 +138,8 @@ export class Batches {
       (isLate) => {
         if (!isLate) return
         if (late < MOST_LATE && performance.now() < until) this.#send(group, items, what, until, late + 1)
-        else rejectAll(items, unanswered('it came too late for the server’s clock', false))
+        else
+          for (const { reject } of items) reject(unanswered('it came too late for the server’s clock', false))
       },
       (error: unknown) => this.#fail(group, items, what, until, error),
     )
@@ -157,12 +154,8 @@ export class Batches {
       for (const one of items) this.#add(one)
     } else if (items.length > 1 && OF_ONE.test(message))
       for (const one of items) this.#send(group, [one], what, until, 0)
-    else rejectAll(items, error)
+    else for (const { reject } of items) reject(error)
   }
-}
-
-function rejectAll(items: readonly Pending[], error: unknown): void {
-  for (const { reject } of items) reject(error)
 }
 
 /** Gives each operation its result. Returns those that a full store is to be asked for once more. */
@@ -179,14 +172,13 @@ function settle(
   const full: Pending[] = []
   let at = 1
   for (const item of items) {
-    const { operation, resolve, reject } = item
     const kind = reply[at] as number
     try {
       if (kind === FAILED) throw redisFailure((reply[at + 1] as Buffer).toString())
-      resolve(operation.read(reply, at, now, link))
+      item.resolve(item.read(reply, at, now, link))
     } catch (error) {
-      if (mayRepeat && operation.thoughFull && error instanceof StoreFull) full.push(item)
-      else reject(error)
+      if (mayRepeat && item.thoughFull && error instanceof StoreFull) full.push(item)
+      else item.reject(error)
     }
     at += lengthAt(reply, at)
   }

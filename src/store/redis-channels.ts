@@ -1,6 +1,5 @@
 import type { RecordId } from '../core/record.ts'
 import { within } from '../runtime/scheduling.ts'
-import type { RedisKeys, RedisOptions } from './redis.ts'
 import type { Servers } from './redis-cluster.ts'
 import {
   connectionError,
@@ -9,6 +8,7 @@ import {
   Refused,
   repliesMismatch,
 } from './redis-connection.ts'
+import type { RedisKeys, RedisOptions } from './redis-keys.ts'
 import { type Subscription, Subscriptions } from './subscriptions.ts'
 
 /**

@@ -27,6 +27,7 @@ const MAX_REDIRECTS = 3
 /** Pause between map reads while something is wrong, doubled after each failure up to `MAX_REREAD`. */
 const REREAD: Millis = 250
 const MAX_REREAD: Millis = 2000
+const NO_CLUSTER = /cluster support disabled|slots belong to no node/
 
 interface SlotRange {
   readonly first: number
@@ -99,15 +100,11 @@ export class Cluster {
    * @throws {Misconfigured} if only a person can help.
    */
   async open(): Promise<void> {
-    try {
-      await this.#read()
-    } catch (error) {
-      if (error instanceof Misconfigured) {
-        await this.close()
-        throw error
-      }
-      this.#fail(error as Error)
-    }
+    await this.#read().catch(async (error: Error) => {
+      if (!(error instanceof Misconfigured)) return this.#fail(error)
+      await this.close()
+      throw error
+    })
     await Promise.all(this.#all.map(({ attempted }) => attempted))
   }
 
@@ -287,17 +284,11 @@ export class Cluster {
     const known = this.#known.map((place) => new RedisConnection({ place, login }, { timeoutMs, client }))
     try {
       for (const server of known) void server.open()
-      const [ranges] = (await askAll(known, 0, async (server) => wholeOf(await slotsOf(server)))) as [
-        SlotRange[],
-      ]
-      this.#take(ranges)
+      const [ranges] = await askAll(known, 0, async (server) => wholeOf(await slotsOf(server)))
+      this.#take(ranges as readonly SlotRange[])
     } catch (error) {
       const { errors, message } = error as AggregateError
-      if (
-        errors.every(
-          (one: Error) => one instanceof Uncovered || one.message.includes('cluster support disabled'),
-        )
-      )
+      if ((errors as Error[]).every((one) => NO_CLUSTER.test(one.message)))
         throw new Misconfigured(`store.url: ${message}; allowed: nodes of a cluster that covers all slots`)
       throw new StoreUnavailable(`no node of the cluster answers: ${message}`, false)
     } finally {
@@ -360,12 +351,9 @@ const SLOT_OF_SHARD = Array.from({ length: 256 }, (_, n) =>
   new Command('get', [n.toString(16).padStart(2, '0')]).getSlot(),
 )
 
-/** A node's map does not cover all slots. */
-class Uncovered extends Error {}
-
 function wholeOf(ranges: readonly SlotRange[]): readonly SlotRange[] {
   const uncovered = ranges.reduce((left, { first, last }) => left - (last - first + 1), SLOTS)
-  if (uncovered > 0) throw new Uncovered(`${uncovered} of ${SLOTS} slots belong to no node`)
+  if (uncovered > 0) throw new Error(`${uncovered} of ${SLOTS} slots belong to no node`)
   return ranges
 }
 

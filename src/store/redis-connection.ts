@@ -7,10 +7,10 @@ import { reconnectDelay } from './reconnect.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from './register.ts'
 import { encoded, type RespArg, type RespReply, type Script } from './resp.ts'
 
-export const CONNECTION_NAME = 'idempotency-proxy'
+const CONNECTION_NAME = 'idempotency-proxy'
 const CONNECT_TIMEOUT: Millis = 2000
 /** How long to wait for a server that does not close its side. */
-export const DISCONNECT_TIMEOUT: Millis = 250
+const DISCONNECT_TIMEOUT: Millis = 250
 /** Commands in a row that time out on a silent connection before it counts as dead: a lost host sends no reset. */
 const SILENT_COMMANDS = 5
 
@@ -75,7 +75,7 @@ export interface ClientOptions
   readonly natMap?: Readonly<Record<string, HostPort>> | null
 }
 
-export interface ConnectionEvents {
+interface ConnectionEvents {
   readonly onEvent?: OnEvent
   /** Ready for commands. */
   readonly onReady?: () => void

@@ -1,7 +1,7 @@
 import type { Millis, RecordId } from '../core/record.ts'
-import type { RedisKeys, RedisOptions } from './redis.ts'
 import type { MasterShards, Servers } from './redis-cluster.ts'
 import { isRefusal, type RedisConnection } from './redis-connection.ts'
+import type { RedisKeys, RedisOptions } from './redis-keys.ts'
 import type { StoreUnavailable } from './register.ts'
 import { script, source } from './resp.ts'
 import type { Safety } from './safety.ts'

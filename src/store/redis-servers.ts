@@ -1,16 +1,12 @@
 import { Cluster, type ServerEvents, type Servers } from './redis-cluster.ts'
 import { type ConnectionSettings, RedisConnection } from './redis-connection.ts'
+import type { RedisOptions } from './redis-keys.ts'
 import { Sentinels } from './redis-sentinel.ts'
 import { redisUrl } from './redis-url.ts'
 
-export interface ServersOptions extends ConnectionSettings {
-  /** Validated by `config/urls.ts`. */
-  readonly url: string
-}
-
 /** The servers that `store.url` leads to. */
 export function serversOf(
-  { url: text, timeoutMs, grace = 0, client = {} }: ServersOptions,
+  { url: text, timeoutMs, grace = 0, client = {} }: RedisOptions,
   shards: readonly number[],
   events: ServerEvents,
 ): Servers {

@@ -1,5 +1,6 @@
 import { weakest } from './grade.ts'
-import { replicationText, type Wait } from './redis-barrier.ts'
+import { replicationText } from './redis-barrier.ts'
+import type { Wait } from './redis-keys.ts'
 import type { StoreTraits } from './register.ts'
 
 /** If it is unknown whether the server evicts. */

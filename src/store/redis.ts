@@ -1,13 +1,14 @@
-import { type Millis, RECORD_ID, type RecordId, type Spans } from '../core/record.ts'
+import type { Millis, RecordId, Spans } from '../core/record.ts'
 import { settled } from '../runtime/scheduling.ts'
 import { BODIES_FROM, isClaim, placesDue, SMALL_RECORD, stateCode, U48 } from './codec.ts'
-import { Barriers, type Wait } from './redis-barrier.ts'
+import { Barriers } from './redis-barrier.ts'
 import { Batches, type ReadResult, writeReply, YES } from './redis-batch.ts'
 import { Channels } from './redis-channels.ts'
 import type { MasterShards, Servers, View } from './redis-cluster.ts'
-import { type OnEvent, type RedisConnection, repliesMismatch } from './redis-connection.ts'
+import { type RedisConnection, repliesMismatch } from './redis-connection.ts'
 import { Epochs } from './redis-epochs.ts'
-import { type ServersOptions, serversOf } from './redis-servers.ts'
+import { RedisKeys, type RedisOptions } from './redis-keys.ts'
+import { serversOf } from './redis-servers.ts'
 import { redisTraits, together } from './redis-traits.ts'
 import {
   type Condition,
@@ -15,7 +16,6 @@ import {
   type DuePosition,
   inOrder,
   type KeptNote,
-  type NewEpoch,
   type PutKind,
   type PutReply,
   pageOf,
@@ -28,20 +28,6 @@ import {
 import type { RespReply } from './resp.ts'
 import { Safety } from './safety.ts'
 import { readNote } from './side-ports.ts'
-
-export interface RedisOptions extends ServersOptions {
-  readonly onEvent: OnEvent
-  /** Hides the records of other services on the same server. */
-  readonly service: string
-  /** Added to the server's time, for tests that travel in time; otherwise 0. */
-  readonly skew?: () => Millis
-  readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
-  readonly onSafe?: ((before: Millis) => void) | undefined
-  readonly onHeld?: ((left: Millis) => void) | undefined
-  /** The replicas that claims wait for; null: none. */
-  readonly wait?: Wait | null
-  readonly onWaited?: ((satisfied: boolean) => void) | undefined
-}
 
 /**
  * Resolves after the first attempt to connect, whatever its outcome: the process also starts without Redis.
@@ -163,15 +149,15 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       const glob = which === 'all' ? keys.glob : keys.globOf(beginning)
       const look = () => servers.view(which === 'all' ? null : keys.shardOf(beginning))
       const before = await look()
-      const place = scanPlaceOf(cursor, before)
+      const [view, n, at] = scanPlaceOf(cursor, before)
+      const server = before.servers[n] as RedisConnection
       // The port's guarantee is SCAN's own: what exists throughout comes at least once.
-      const args = [place.cursor, 'MATCH', glob, 'COUNT', limit]
-      const [next, found] = await (before.servers[place.server] as RedisConnection).ask('scan', args, scanned)
+      const [next, found] = await server.ask('scan', [at, 'MATCH', glob, 'COUNT', limit], scanned)
       const ids = found.map((key) => keys.idOf(key)).filter((id) => id !== null)
       return {
         // The reply to another SCAN must not lead an operator to another record.
         ids: ids.filter((id) => id.startsWith(beginning)),
-        next: cursorOf({ ...place, cursor: next }, await look()),
+        next: cursorOf([view, n, next], await look()),
       }
     },
 
@@ -268,26 +254,24 @@ function nullIfDenied(error: Error): null {
   throw error
 }
 
-/** How far a scan of all servers has come. */
-interface ScanPlace {
-  /** The {@link View} in which it began: once slots have moved, it starts over. Entries may come twice; none is missed. */
-  readonly view: string
-  readonly server: number
-  readonly cursor: string
-}
+/**
+ * How far a scan of all servers has come: the {@link View} in which it began, the server, its own cursor. Once slots have moved, it starts
+ * over: entries may come twice; none is missed.
+ */
+type ScanPlace = readonly [view: string, server: number, cursor: string]
 
 /** @throws {RangeError} if {@link cursorOf} did not make the cursor. */
 function scanPlaceOf(text: string | null, { id, servers }: View): ScanPlace {
   const [, view = '', server = 0, cursor] =
     /^(?:([0-9a-f]{8})\.(\d{1,4})\.)?(\d{1,20})$/.exec(text ?? '0') ?? []
-  if (cursor === undefined) throw new RangeError('not a cursor of this store')
-  if (view !== id) return { view: id, server: 0, cursor: '0' }
-  if (Number(server) >= servers.length) throw new RangeError('not a cursor of this store')
-  return { view, server: Number(server), cursor }
+  if (cursor !== undefined && view !== id) return [id, 0, '0']
+  if (cursor === undefined || Number(server) >= servers.length)
+    throw new RangeError('not a cursor of this store')
+  return [view, Number(server), cursor]
 }
 
 /** Null: everything has been seen. */
-function cursorOf({ view, server, cursor }: ScanPlace, now: View): string | null {
+function cursorOf([view, server, cursor]: ScanPlace, now: View): string | null {
   if (view !== now.id) return `${now.id}.0.0`
   const next = cursor === '0' ? server + 1 : server
   if (next === now.servers.length) return null
@@ -344,70 +328,4 @@ function scored(reply: RespReply): (DuePosition & { readonly id: RecordId })[] {
 function scanned(reply: RespReply): [next: string, keys: string[]] {
   if (!Array.isArray(reply) || reply.length !== 2) throw repliesMismatch()
   return [textOf(reply[0] as RespReply), textsOf(reply[1] as RespReply)]
-}
-
-/*
- * The layout of keys, fixed for good: a change would orphan live records.
- *
- *   idempotency:<service>:{xx}:r:<id>   the record, a string that expires at dropAt
- *   idempotency:<service>:{xx}:u        the unresolved records of the shard: a sorted set of ids by their due instant
- *   idempotency:<service>:{xx}:c:<id>   no key but a sharded channel: an empty message after each write that ends an attempt
- *   idempotency:<service>:{xx}:h:<id>   the record's history: a list of lines that expires with it
- *   idempotency:<service>:{xx}:e        the server process first seen for the shard, and when: a string "run_id since till" (ADR 91)
- *   idempotency:<service>:{xx}:w        a marker that replicas are waited for with (`store.wait`): 1, for a minute
- *   idempotency:<service>:{xx}:n:<id>   a bucket of a rate limit, a string "at debt count" that expires when the bucket is full
- *
- * <service> has letters, digits, `_`, `.` and `-`: it can neither end early nor be a pattern. xx is the first byte of the id in hex.
- * What belongs to an id shares that hash tag, so all of it lives in one slot.
- */
-const SHARDS = 256
-/** SHA-256 in base64url. */
-const ID_LENGTH = 43
-
-export class RedisKeys {
-  /** All of them. */
-  readonly shards: readonly number[] = Array.from({ length: SHARDS }, (_, n) => n)
-  /** Every shard's index of unresolved records. */
-  readonly indexes: readonly string[]
-  /** By shard: the key that the server's identity is compared with. */
-  readonly epochs: readonly string[]
-  /** Matches every record. */
-  readonly glob: string
-  readonly #tagged: readonly string[]
-
-  constructor(service: string) {
-    const own = `idempotency:${service}:`
-    this.#tagged = this.shards.map((n) => `${own}{${n.toString(16).padStart(2, '0')}}:`)
-    this.indexes = this.#tagged.map((beginning) => `${beginning}u`)
-    this.epochs = this.#tagged.map((beginning) => `${beginning}e`)
-    this.glob = `${own}*:r:*`
-  }
-
-  readonly record = (id: RecordId): string => `${this.#tag(id)}r:${id}`
-  readonly history = (id: RecordId): string => `${this.#tag(id)}h:${id}`
-  readonly channel = (id: RecordId): string => `${this.#tag(id)}c:${id}`
-  readonly bucket = (bucket: string): string => `${this.#tag(bucket)}n:${bucket}`
-  readonly marker = (shard: number): string => `${this.#tagged[shard]}w`
-  readonly index = (id: RecordId): string => `${this.#tag(id)}u`
-  readonly epoch = (id: RecordId): string => `${this.#tag(id)}e`
-  /** Matches the records whose id starts like this. Base64url has no characters that are special in a glob. */
-  readonly globOf = (beginning: string): string => `${this.#tag(beginning)}r:${beginning}*`
-  /** By the first byte of the id: six bits of its first base64url digit and two of the second. */
-  readonly shardOf = (id: string): number => (digitAt(id, 0) << 2) | (digitAt(id, 1) >> 4)
-
-  /** Null: not the key of a record. */
-  idOf(key: string): RecordId | null {
-    const id = key.slice(-ID_LENGTH)
-    return RECORD_ID.test(id) && this.record(id as RecordId) === key ? (id as RecordId) : null
-  }
-
-  #tag(id: string): string {
-    return this.#tagged[this.shardOf(id)] as string
-  }
-}
-
-const DIGITS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_'
-
-function digitAt(id: string, at: number): number {
-  return DIGITS.indexOf(id.charAt(at))
 }

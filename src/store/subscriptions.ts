@@ -34,10 +34,6 @@ export class Subscriptions {
     return [...this.#byId.values()]
   }
 
-  get(id: RecordId): Subscription | undefined {
-    return this.#byId.get(id)
-  }
-
   /** Never rejects, and takes no longer than the store's timeout: if the server is down, the watcher is notified once it is back. */
   async watch(id: RecordId, changed: () => void): Promise<() => void> {
     const stop = this.#watchers.add(id, changed)

@@ -4,7 +4,7 @@ import { PREFIX } from '../../src/store/codec.ts'
 import { disproof, GRADES, type Grade, gradingOf, PROVEN, weakest } from '../../src/store/grade.ts'
 import { memoryStore } from '../../src/store/memory.ts'
 import { postgresTraits } from '../../src/store/postgres-traits.ts'
-import type { Wait } from '../../src/store/redis-barrier.ts'
+import type { Wait } from '../../src/store/redis-keys.ts'
 import { redisTraits, together } from '../../src/store/redis-traits.ts'
 import { type Store, type StoreTraits, StoreUnavailable } from '../../src/store/register.ts'
 

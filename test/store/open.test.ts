@@ -13,7 +13,7 @@ import {
   storeName,
 } from '../../src/store/open.ts'
 import { Records } from '../../src/store/records.ts'
-import { RedisKeys } from '../../src/store/redis.ts'
+import { RedisKeys } from '../../src/store/redis-keys.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { bytesOf, draft, newId, newToken, PLAIN_STORE, response, SPANS, tempDir, until } from './fixtures.ts'
 

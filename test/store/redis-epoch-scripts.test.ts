@@ -1,9 +1,10 @@
 import { Redis } from 'ioredis'
 import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
-import { openRedisStore, RedisKeys } from '../../src/store/redis.ts'
+import { openRedisStore } from '../../src/store/redis.ts'
 import { BATCH } from '../../src/store/redis-batch.ts'
 import { ADMIT } from '../../src/store/redis-epochs.ts'
+import { RedisKeys } from '../../src/store/redis-keys.ts'
 import { RedisServer } from '../support/redis.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS } from './fixtures.ts'
 

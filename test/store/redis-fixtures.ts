@@ -1,6 +1,7 @@
 import type { Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
-import { openRedisStore, RedisKeys, type RedisOptions } from '../../src/store/redis.ts'
+import { openRedisStore } from '../../src/store/redis.ts'
+import { RedisKeys, type RedisOptions } from '../../src/store/redis-keys.ts'
 import { type NewEpoch, type Store } from '../../src/store/register.ts'
 import type { RedisServer } from '../support/redis.ts'
 import { registerContract } from './contract.ts'

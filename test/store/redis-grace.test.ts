@@ -1,6 +1,7 @@
 import t, { type Test } from 'tap'
 import { SMALL_RECORD } from '../../src/store/codec.ts'
-import { openRedisStore, type RedisOptions } from '../../src/store/redis.ts'
+import { openRedisStore } from '../../src/store/redis.ts'
+import { type RedisOptions } from '../../src/store/redis-keys.ts'
 import { StoreUnavailable } from '../../src/store/register.ts'
 import { emptyRedis } from '../support/redis.ts'
 import { claim, newId, SPANS, until } from './fixtures.ts'
