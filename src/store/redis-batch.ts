@@ -23,6 +23,7 @@ export const BATCH_THOUGH_FULL = script(`#!lua flags=allow-oom\n${SOURCE}`)
 const MOST = 64
 /** Bytes after which a batch is full. */
 const LARGE = 1024 * 1024
+const NOTHING = Buffer.of()
 /** Refusals that apply nothing, and may concern one operation: its slot is being moved, or it writes and others only read. */
 const OF_ONE = /^Redis refuses: (TRYAGAIN|NOREPLICAS|MISCONF)/
 /** How often a batch that came too late is sent once more. */
@@ -41,12 +42,12 @@ export interface Operation<T> {
   /** Of the record or bucket. */
   readonly key: string
   /** What else it touches, for servers that have to know. */
-  readonly others: readonly string[]
+  readonly others?: readonly string[]
   /** See the files in lua/. */
   readonly head: Buffer
-  readonly body: Buffer
+  readonly body?: Buffer
   /** A full store must take it, too: the outcome of an execution, a lease's renewal, and in a grace what was lost. */
-  readonly thoughFull: boolean
+  readonly thoughFull?: boolean
   readonly read: ReadResult<T>
 }
 
@@ -103,7 +104,7 @@ export class Batches {
     const items = this.#open.get(group)
     if (items === undefined) this.#open.set(group, [pending])
     else items.push(pending)
-    this.#size += pending.body.length
+    this.#size += (pending.body ?? NOTHING).length
     if (items?.length === MOST || this.#size > LARGE) this.flush()
   }
 
@@ -120,10 +121,10 @@ export class Batches {
     head.writeUIntBE(notAfter, 2 * U48, U48)
     const args: RespArg[] = [0]
     for (const { key } of items) args.push(key)
-    if (this.#isByShard) for (const { others } of items) args.push(...others)
+    if (this.#isByShard) for (const { others = [] } of items) args.push(...others)
     args[0] = args.length - 1
     args.push(head)
-    for (const { head: own, body } of items) args.push(own, body)
+    for (const { head: own, body = NOTHING } of items) args.push(own, body)
     const read = (reply: RespReply[], link: Link): boolean => {
       const isLate = Buffer.isBuffer(reply[0])
       const now = Number(reply[isLate ? 1 : 0])

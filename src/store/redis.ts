@@ -2,7 +2,7 @@ import type { Millis, RecordId, Spans } from '../core/record.ts'
 import { settled } from '../runtime/scheduling.ts'
 import { BODIES_FROM, isClaim, placesDue, SMALL_RECORD, stateCode, U48 } from './codec.ts'
 import { Barriers } from './redis-barrier.ts'
-import { Batches, type ReadResult, writeReply, YES } from './redis-batch.ts'
+import { Batches, type Operation, type ReadResult, writeReply, YES } from './redis-batch.ts'
 import { Channels } from './redis-channels.ts'
 import type { MasterShards, Servers, View } from './redis-cluster.ts'
 import { type RedisConnection, repliesMismatch } from './redis-connection.ts'
@@ -66,16 +66,8 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     return (await Promise.all(shards.map(range))).flat()
   }
 
-  /** Runs an operation on a record. `others`: the keys beside the record's that it touches. */
-  const run = <T>(
-    id: RecordId,
-    head: Buffer,
-    read: ReadResult<T>,
-    others: readonly string[] = [],
-    body: Buffer = NOTHING,
-    thoughFull = false,
-  ): Promise<T> =>
-    batches.run({ shard: keys.shardOf(id), key: keys.record(id), others, head, body, thoughFull, read })
+  const run = <T>(id: RecordId, head: Buffer, read: ReadResult<T>, more: Partial<Operation<T>> = {}) =>
+    batches.run({ shard: keys.shardOf(id), key: keys.record(id), head, read, ...more })
 
   /** Writes a record; a claim waits for the replicas, if required. */
   const write = <Found extends Buffer | null>(
@@ -85,8 +77,8 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     mayClaim: boolean,
     thoughFull: boolean,
   ): Promise<WriteReply<Found>> => {
-    const others = [keys.index(id), keys.epoch(id)]
-    const send = (read: ReadResult<WriteReply<Found>>) => run(id, head, read, others, bytes, thoughFull)
+    const more = { others: [keys.index(id), keys.epoch(id)], body: bytes, thoughFull }
+    const send = (read: ReadResult<WriteReply<Found>>) => run(id, head, read, more)
     if (barriers === null || !mayClaim || !isClaim(bytes)) return send(writeReply)
     return barriers.claim(keys.shardOf(id), bytes, send)
   }
@@ -119,7 +111,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
     renew: (items) =>
       settled(
         items.map(({ id, token, dueIn, dropIn }) =>
-          run(id, headOf('r', dueIn, dropIn, token), isDone, [keys.index(id)], NOTHING, true),
+          run(id, headOf('r', dueIn, dropIn, token), isDone, { others: [keys.index(id)], thoughFull: true }),
         ),
         false,
       ),
@@ -130,13 +122,14 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
       const all = (await settled(found, [])).flat()
       const first = all.toSorted((a, b) => a.due - b.due).slice(0, limit)
       const exists = await settled(
-        first.map(({ id }) => run(id, DUE, isDone, [keys.index(id)])),
+        first.map(({ id }) => run(id, DUE, isDone, { others: [keys.index(id)] })),
         false,
       )
       return first.filter((_, n) => exists[n]).map(({ id }) => id)
     },
 
-    remove: (id, version) => run(id, headOf('d', version), isDone, [keys.index(id), keys.history(id)]),
+    remove: (id, version) =>
+      run(id, headOf('d', version), isDone, { others: [keys.index(id), keys.history(id)] }),
 
     async list(which, cursor, limit) {
       if (which === 'unresolved') {
@@ -169,24 +162,16 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
           ({ tag, count, firstAgo, lastAgo, text }) =>
             `${tag} ${count} ${Math.round(firstAgo)} ${Math.round(lastAgo)} ${text}\n`,
         )
-        return run(id, NOTE, isDone, [keys.history(id)], Buffer.from(lines.join('')))
+        return run(id, NOTE, isDone, { others: [keys.history(id)], body: Buffer.from(lines.join('')) })
       },
-      read: (id) => run(id, NOTES, linesOf, [keys.history(id)]),
+      read: (id) => run(id, NOTES, linesOf, { others: [keys.history(id)] }),
     },
 
     limits: {
       take(bucket, { count, per }, units) {
         const [shard, key] = [keys.shardOf(bucket), keys.bucket(bucket)]
         const head = headOf('t', count, per, Buffer.of(units))
-        return batches.run({
-          shard,
-          key,
-          others: [],
-          head,
-          body: NOTHING,
-          thoughFull: false,
-          read: (reply, at) => reply[at + 1] as Millis,
-        })
+        return batches.run({ shard, key, head, read: (reply, at) => reply[at + 1] as Millis })
       },
     },
 
@@ -220,7 +205,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
 /* The heads of operations, and their results: see lua/. */
 
 const [GET, DUE, NOTE, NOTES] = [headOf('g'), headOf('u'), headOf('n'), headOf('h')]
-const [NOTHING, ZERO, ONE, TWO] = [Buffer.of(), Buffer.of(0), Buffer.of(1), Buffer.of(2)]
+const [ZERO, ONE, TWO] = [Buffer.of(0), Buffer.of(1), Buffer.of(2)]
 const ENTRIES: Readonly<Record<PutKind, Buffer>> = { claim: ZERO, fresh: ONE, again: TWO }
 
 /** Numbers take six bytes. */

@@ -211,10 +211,7 @@ function clocked() {
     batches.run({
       shard: Number(key[0]),
       key,
-      others: [],
       head: Buffer.from('u'),
-      body: Buffer.alloc(0),
-      thoughFull: false,
       read: (reply, at) => reply[at] === 4,
     } satisfies Operation<boolean>)
   return { self, batches, ask }
