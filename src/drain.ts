@@ -25,7 +25,7 @@ export async function drain(parts: ProxyParts): Promise<void> {
   const left = (): Millis => Math.max(0, deadline - performance.now())
   waiters.drain()
   data.endConnections()
-  await data.acceptLast()
+  await data.closeListener()
   const closed = closeServer(data)
   const busy = (): boolean =>
     data.unanswered + data.awaiting > 0 ||

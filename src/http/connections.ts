@@ -9,6 +9,7 @@ import { PlainConnection, type PlainHost, type PlainResponse } from './plain.ts'
 import { StreamRequest, type TrafficRequest, type TrafficResponse } from './request.ts'
 
 const { Server } = process.getBuiltinModule('node:http')
+const { Server: Listener } = process.getBuiltinModule('node:net')
 
 /** How many requests a connection may send ahead before it is no longer read. */
 const READ_AHEAD = 16
@@ -20,6 +21,8 @@ const MOST_READ_AHEAD = 10_000
 
 /** Turns of the event loop after which a busy listener closes anyway. */
 const BUSY_TURNS = 1000
+/** A longer turn of the event loop may have left somebody out who came after the kernel was asked. */
+const SHORT_TURN: Millis = 0.1
 /** How long the connections accepted last may take to send their request. */
 const LAST: Millis = 1000
 
@@ -166,14 +169,21 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   }
 
   /**
-   * Resolves after a turn of the event loop without a new connection or an answered request. Call it before `close`, which resets
+   * Closes the listener alone, right after a short turn of the event loop without a new connection or an answered request: closing resets
    * connections that the kernel has accepted but this process has not seen yet.
    */
-  async acceptLast(): Promise<void> {
-    for (let turn = 0, before = -1; turn < BUSY_TURNS && this.#moves !== before; turn++) {
-      before = this.#moves
+  async closeListener(): Promise<void> {
+    // Run for the first time, it would take several times as long, which a busy machine interrupts.
+    new Listener().close()
+    let isQuiet = false
+    for (let turn = 0; turn < BUSY_TURNS && !isQuiet; turn++) {
+      const moves = this.#moves
+      const since = performance.now()
       await immediately()
+      isQuiet = this.#moves === moves && performance.now() - since < SHORT_TURN
     }
+    // Node's own for HTTP ends idle connections first.
+    Listener.prototype.close.call(this)
   }
 
   override close(done?: (error?: Error) => void): this {
@@ -373,7 +383,6 @@ export async function listen(server: HttpServer, property: string, { host, port 
 /** Accepts no new connections; resolves when the existing ones have ended. */
 export function closeServer(server: HttpServer): Promise<void> {
   return new Promise((resolve) => {
-    if (!server.listening) return resolve()
     server.close(() => resolve())
     server.closeIdleConnections()
   })

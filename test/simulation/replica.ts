@@ -422,10 +422,11 @@ export class Replica implements Owner {
         get unanswered() {
           return unanswered()
         },
-        listening: false,
         endConnections() {},
         awaiting: 0,
-        async acceptLast() {},
+        async closeListener() {},
+        close: (done: () => void) => done(),
+        closeIdleConnections() {},
         async closeIdle() {},
         closeAllConnections() {
           cutOff = unanswered()
