@@ -1,6 +1,6 @@
 import { randomBytes } from 'node:crypto'
-import type { Fingerprint, Millis, RecordDraft, RecordId } from '../core/record.ts'
-import { nullIfUnavailable, orThrow, Records } from './records.ts'
+import type { Millis, RecordDraft, RecordId } from '../core/record.ts'
+import { NO_REQUEST, nullIfUnavailable, orThrow, Records } from './records.ts'
 import type { Store, StoreTraits } from './register.ts'
 
 /**
@@ -46,7 +46,6 @@ const NO_GRACE =
 export const PROVEN = 'It accepted one claim of a key and refused the next.'
 /** By then the test record expires, even if this process dies. */
 const PROOF_LIFE: Millis = 5000
-const NOTHING = Buffer.alloc(32)
 
 /**
  * Proves that the store grants one claim per key (contract §9): claims a test key, claims it again, expects a refusal, and removes it.
@@ -74,19 +73,5 @@ export async function disproof(store: Store): Promise<string> {
 export const unproven = nullIfUnavailable
 
 function claimOf(token: Buffer): RecordDraft {
-  return {
-    state: 'in_progress',
-    fence: 0,
-    token,
-    createdAt: 0,
-    attempts: 1,
-    fingerprint: NOTHING as Fingerprint,
-    rawDigest: NOTHING,
-    recipe: '',
-    route: '',
-    method: '',
-    path: '',
-    key: null,
-    lastError: null,
-  }
+  return { ...NO_REQUEST, state: 'in_progress', token }
 }

@@ -1,10 +1,11 @@
 import { hash } from 'node:crypto'
 import { setTimeout as wait } from 'node:timers/promises'
 import { PHASES, type Phase } from '../core/copies.ts'
-import type { Fingerprint, Millis, RecordDraft, RecordId, Spans } from '../core/record.ts'
+import type { Millis, RecordDraft, RecordId, Spans } from '../core/record.ts'
 import type { PhaseGuard } from './around.ts'
 import { decodeRecord, encodeDraft } from './codec.ts'
 import { areTheSame } from './copying.ts'
+import { NO_REQUEST } from './records.ts'
 import {
   CorruptRecord,
   type KeptNote,
@@ -79,22 +80,8 @@ interface Mark {
 }
 
 export function markDraft({ token, route, path, about }: Mark): RecordDraft {
-  const none = Buffer.alloc(32)
-  return {
-    state: STATE,
-    fence: 0,
-    token,
-    attempts: 1,
-    createdAt: 0,
-    route,
-    method: 'MARK',
-    path,
-    fingerprint: none as Fingerprint,
-    rawDigest: none,
-    recipe: '',
-    key: null,
-    lastError: `no request: a mark of ${about}`,
-  }
+  const lastError = `no request: a mark of ${about}`
+  return { ...NO_REQUEST, state: STATE, token, route, method: 'MARK', path, lastError }
 }
 
 export async function isMarked(store: Pick<Store, 'get'>, phase: Phase): Promise<boolean> {

@@ -2,6 +2,7 @@ import { randomFillSync } from 'node:crypto'
 import { reclaimed, splitDraft } from '../core/copies.ts'
 import {
   type CompletedResponse,
+  type Fingerprint,
   type IdempotencyRecord,
   type Millis,
   type RecordDraft,
@@ -36,6 +37,21 @@ import {
   type SwapReply,
 } from './register.ts'
 
+const NO_DIGEST = Buffer.alloc(32)
+/** A draft of no request, but for its state and token. */
+export const NO_REQUEST = {
+  fence: 0,
+  createdAt: 0,
+  attempts: 1,
+  fingerprint: NO_DIGEST as Fingerprint,
+  rawDigest: NO_DIGEST,
+  recipe: '',
+  route: '',
+  method: '',
+  path: '',
+  key: null,
+  lastError: null,
+}
 /** Others may change a record meanwhile. */
 const MAX_RECLAIMS = 5
 
