@@ -199,7 +199,7 @@ export class Spool {
       const { marker, name } = segment
       const frames = Buffer.concat([
         ...appends.map(({ item, payload }) => entryFrame(marker, item.number, payload)),
-        ...drops.map(({ number, of }) => tombstoneFrame(marker, number, of.marker)),
+        ...drops.map(({ number, of }) => frame(marker, KIND_TOMBSTONE, number, of.marker)),
       ])
       bytes = frames.length
       await handle.appendFile(frames)
@@ -325,7 +325,7 @@ export async function readSpool(
       if (piece.kind === 'entry') {
         const entry = { number, done: Promise.resolve('kept' as const), segment, dropped: false }
         entries.set(placeOf(name.marker, number), { entry, payload: piece.payload })
-      } else graves.push({ place: placeOf(piece.of, number), by: segment })
+      } else graves.push({ place: placeOf(piece.payload, number), by: segment })
     }
   }
   for (const { place, by } of graves) {
@@ -422,11 +422,6 @@ export function entryFrame(marker: Buffer, number: number, payload: Buffer): Buf
   return frame(marker, KIND_ENTRY, number, payload)
 }
 
-/** Revokes entry `number` of segment `of`. */
-function tombstoneFrame(marker: Buffer, number: number, of: Buffer): Buffer {
-  return frame(marker, KIND_TOMBSTONE, number, of)
-}
-
 function frame(marker: Buffer, kind: number, number: number, payload: Buffer): Buffer {
   const bytes = Buffer.allocUnsafe(frameBytes(payload.length))
   marker.copy(bytes)
@@ -444,8 +439,7 @@ function digestOf(bytes: Buffer): Buffer {
 }
 
 export type Piece =
-  | { readonly kind: 'entry'; readonly number: number; readonly payload: Buffer }
-  | { readonly kind: 'tombstone'; readonly number: number; readonly of: Buffer }
+  | { readonly kind: 'entry' | 'tombstone'; readonly number: number; readonly payload: Buffer }
   /** An incomplete write, or damage. `blank`: only zeros, as a system crash leaves them. */
   | { readonly kind: 'unreadable'; readonly at: number; readonly bytes: number; readonly blank: boolean }
 
@@ -480,7 +474,6 @@ function readFrame(bytes: Buffer, at: number, marker: Buffer): { piece: Piece; e
   const number = whole.readUIntBE(NUMBER_AT, U48)
   const payload = whole.subarray(PAYLOAD_AT)
   const kind = whole.readUInt8(MARKER_BYTES)
-  if (kind === KIND_ENTRY) return { piece: { kind: 'entry', number, payload }, end }
-  if (kind === KIND_TOMBSTONE) return { piece: { kind: 'tombstone', number, of: payload }, end }
-  return null
+  if (kind !== KIND_ENTRY && kind !== KIND_TOMBSTONE) return null
+  return { piece: { kind: kind === KIND_ENTRY ? 'entry' : 'tombstone', number, payload }, end }
 }
