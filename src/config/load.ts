@@ -1,3 +1,4 @@
+import { concerns } from '../core/classify.ts'
 import type {
   AuthorizeReplayPolicy,
   Expected,
@@ -7,7 +8,6 @@ import type {
   RoutePolicy,
 } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
-import { concerns } from '../core/settle.ts'
 import {
   checkCallers,
   checkFile,

@@ -1,8 +1,9 @@
 import { lookUp } from '../core/body/json-lookup.ts'
+import { pointersInto } from '../core/classify.ts'
 import type { RawHeaders } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { CompletedResponse, Outcome } from '../core/record.ts'
-import { type AnsweredHead, outcomeOf, pointersInto } from '../core/settle.ts'
+import { type AnsweredHead, outcomeOf } from '../core/settle.ts'
 import { readableBody } from '../runtime/coding.ts'
 import { inSteps, type Soon } from '../runtime/scheduling.ts'
 

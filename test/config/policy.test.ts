@@ -1,7 +1,7 @@
 import t from 'tap'
 import { profileDefaults } from '../../src/config/load.ts'
+import { classify } from '../../src/core/classify.ts'
 import type { Action, Profile } from '../../src/core/policy.ts'
-import { classify } from '../../src/core/settle.ts'
 import { errorsOf, load, routeFile, UPSTREAM } from './support.ts'
 
 const PROFILES: readonly Profile[] = ['standard', 'strict', 'lenient', 'stripe']

@@ -1,5 +1,6 @@
 import t from 'tap'
 import { lookUp } from '../../src/core/body/json-lookup.ts'
+import { classify, pointersInto } from '../../src/core/classify.ts'
 import type { OutcomeRule, Retention, RoutePolicy } from '../../src/core/policy.ts'
 import type { CompletedResponse, Outcome, RecordId, StoredResponse } from '../../src/core/record.ts'
 import {
@@ -8,7 +9,6 @@ import {
   bodiless,
   claimDraft,
   claimSpans,
-  classify,
   completionTerms,
   heldRecord,
   isFromBefore,
@@ -20,7 +20,6 @@ import {
   outcomeOf,
   outcomeSpans,
   pendingOutcome,
-  pointersInto,
   replayable,
   resolvedDraft,
   stillUnknown,
