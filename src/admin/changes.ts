@@ -135,7 +135,12 @@ export interface ChangePorts {
   readonly announceDrain: (draining: boolean) => boolean
 }
 
-export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => {
+export const changeRoutes: AdminRoutes<ChangePorts> = async (app, options) => {
+  await app.register(resolveRoutes, options)
+  await app.register(otherRoutes, options)
+}
+
+const resolveRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => {
   app.post(
     `${ONE}/resolve`,
     {
@@ -153,24 +158,6 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
       const view = await settle(ports, 'resolve', id, request.body, whoOf(request), versionOf(request))
       if (view === null) throw notFound(id)
       return reply.header('etag', etag(view)).send(view)
-    },
-  )
-
-  app.delete(
-    ONE,
-    {
-      schema: {
-        summary: 'Deletes a record: the next request with its key is executed.',
-        params: oneRecord,
-        headers: ifMatch,
-        body: decision,
-        response: { 204: Type.Null() },
-      },
-      config: { refuses: VERSIONED },
-    },
-    async (request, reply) => {
-      await remove(ports, request.params.id, request.body, whoOf(request), versionOf(request))
-      return reply.code(204).send(null)
     },
   )
 
@@ -197,6 +184,26 @@ export const changeRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => 
         if (view !== null) return reply.header('etag', etag(view)).send(view)
       }
       throw notFound(ids[0] as RecordId)
+    },
+  )
+}
+
+const otherRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => {
+  app.delete(
+    ONE,
+    {
+      schema: {
+        summary: 'Deletes a record: the next request with its key is executed.',
+        params: oneRecord,
+        headers: ifMatch,
+        body: decision,
+        response: { 204: Type.Null() },
+      },
+      config: { refuses: VERSIONED },
+    },
+    async (request, reply) => {
+      await remove(ports, request.params.id, request.body, whoOf(request), versionOf(request))
+      return reply.code(204).send(null)
     },
   )
 
