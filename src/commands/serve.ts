@@ -2,7 +2,7 @@ import { setFlagsFromString } from 'node:v8'
 import { FileWatch } from '../config/files.ts'
 import type { Loaded } from '../config/load.ts'
 import { start } from '../main.ts'
-import { type Logger, openLog } from '../observe/log.ts'
+import { openLog } from '../observe/log.ts'
 import { VERSION } from '../version.ts'
 import {
   type Args,
@@ -58,21 +58,14 @@ async function runServe(args: Args, io: Io): Promise<number> {
     throw usage(`nothing to serve: give --config FILE or --upstream URL${npmHint(io.env)}`)
   const file = args.text('config') ?? null
   const read = (isReload: boolean): Loaded => configOf(file, servingFlags(args), io.env, isReload)
-  let log: Logger | null = null
   // A reload requested before the proxy has started.
   let asksReload = false
   let reload = (): void => void (asksReload = true)
-  const onLost = (error: Error): void =>
-    log?.warn(
-      { error: String(error) },
-      'cannot watch the folder of the configuration; polling the file instead',
-    )
   // Before the file is read, so that no change is missed.
-  using _watch = file === null ? null : new FileWatch(file, () => reload(), { onLost })
+  using _watch = file === null ? null : new FileWatch(file, () => reload())
   const loaded = read(false)
   if (!loaded.ok) throw invalidConfig(loaded.errors)
-  const { logger, output } = openLog(loaded.config.log)
-  log = logger
+  const { logger: log, output } = openLog(loaded.config.log)
   const { promise: asked, resolve: ask } = Promise.withResolvers<void>()
   const stop = (signal: NodeJS.Signals): void => {
     log.info({ signal }, 'stopping')

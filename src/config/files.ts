@@ -1,6 +1,6 @@
-import { type BigIntStats, type FSWatcher, readFileSync, statSync, watch } from 'node:fs'
+import { type BigIntStats, readFileSync, statSync } from 'node:fs'
 import { stat } from 'node:fs/promises'
-import { dirname, resolve } from 'node:path'
+import { resolve } from 'node:path'
 import type { Millis } from '../core/record.ts'
 import { checkKeyText } from '../credentials/key-text.ts'
 import { type TlsMaterial, tlsProblem } from '../runtime/pem.ts'
@@ -129,120 +129,47 @@ export function readKeyFile(findings: Findings, path: string, file: string): str
   return null
 }
 
-/** A file written in place is read after it has been unchanged for this long: half of it may be valid, too. */
-const STILL: Millis = 200
-/** Covers files without events: network file systems, links to other folders, no watches left. */
-const POLL: Millis = 2_000
-/**
- * Events of the folder between two polls, more than any replacement of a file causes. Then the folder is not watched until the next poll:
- * frequent writes there, such as SQLite's beside a configuration, would otherwise each wake the event loop.
- */
-const MOST_EVENTS = 50
-
-export interface WatchOptions {
-  readonly still?: Millis
-  readonly poll?: Millis
-  /** The folder can no longer be watched; the file is still polled. */
-  readonly onLost: (error: Error) => void
-}
+/** How often a file is looked at. One that was written in place is read once it has not changed for so long: half of it may be valid. */
+const POLL: Millis = 500
 
 /**
- * Calls `changed` after a file was replaced or written, once it is stable. Watches the folder, since a watch on the file ends with
- * the first `..data` swap of a ConfigMap or rename by an editor; also polls. Does not keep the process alive.
+ * Calls `changed` after a file was replaced or written, once it is stable. It polls: events do not come from network file systems, from
+ * links to other folders or where no watches are left. Does not keep the process alive.
  */
 export class FileWatch implements Disposable {
   readonly #file: string
   readonly #changed: () => void
-  readonly #options: WatchOptions
   readonly #timer: NodeJS.Timeout
-  #watcher: FSWatcher | null = null
-  /** Identity of the watched folder: another one may take its name. */
-  #watched: string | null = null
-  #lost = false
-  /** Of the folder since the last poll. */
-  #events = 0
-  /** State of the file when `changed` was last called. */
+  /** State of the file when `changed` was last called, and at the last look. */
   #known: string | null
-  #checking = false
-  #again = false
-  #closed = false
+  #seen: string | null
+  #isLooking = false
+  #isClosed = false
 
-  constructor(file: string, changed: () => void, options: WatchOptions) {
+  constructor(file: string, changed: () => void, poll: Millis = POLL) {
     this.#file = resolve(file)
     this.#changed = changed
-    this.#options = options
     // Synchronous, so that no change after a later read is missed.
     this.#known = stateNow(this.#file)
-    void this.#check()
-    this.#timer = setInterval(() => {
-      this.#events = 0
-      void this.#check()
-    }, options.poll ?? POLL).unref()
+    this.#seen = this.#known
+    this.#timer = setInterval(() => void this.#look(), poll).unref()
   }
 
   [Symbol.dispose](): void {
-    this.#closed = true
+    this.#isClosed = true
     clearInterval(this.#timer)
-    this.#unwatch()
   }
 
-  #unwatch(): void {
-    this.#watcher?.close()
-    this.#watcher = null
-  }
-
-  #happened(): void {
-    if (++this.#events > MOST_EVENTS) this.#unwatch()
-    void this.#check()
-  }
-
-  /** One check at a time; another one that is requested meanwhile follows. */
-  async #check(): Promise<void> {
-    this.#again = true
-    if (this.#checking) return
-    this.#checking = true
-    while (this.#again && !this.#closed) {
-      this.#again = false
-      // First, so that no change is missed in between.
-      await this.#watchFolder()
-      await this.#compare()
-    }
-    this.#checking = false
-  }
-
-  async #compare(): Promise<void> {
-    let found = stateOf(await statOf(this.#file))
-    while (found !== this.#known && !this.#closed) {
-      await new Promise((proceed) => setTimeout(proceed, this.#options.still ?? STILL).unref())
-      const later = stateOf(await statOf(this.#file))
-      if (later === found && !this.#closed) {
-        this.#known = found
-        this.#changed()
-      }
-      found = later
-    }
-  }
-
-  async #watchFolder(): Promise<void> {
-    const folder = dirname(this.#file)
-    const found = await statOf(folder)
-    const identity = found && `${found.dev},${found.ino}`
-    const isWatched = identity === this.#watched && this.#watcher !== null
-    if (this.#closed || isWatched || this.#events > MOST_EVENTS) return
-    this.#unwatch()
-    const lost = (error: Error): void => {
-      this.#unwatch()
-      // Each check tries again.
-      if (!this.#lost) this.#options.onLost(error)
-      this.#lost = true
-    }
-    try {
-      this.#watcher = watch(folder, { persistent: false }, () => this.#happened()).on('error', lost)
-      this.#watched = identity
-      this.#lost = false
-    } catch (error) {
-      lost(error as Error)
-    }
+  async #look(): Promise<void> {
+    if (this.#isLooking) return
+    this.#isLooking = true
+    const found = stateOf(await stat(this.#file, { bigint: true }).catch(() => undefined))
+    this.#isLooking = false
+    const isStable = found === this.#seen
+    this.#seen = found
+    if (this.#isClosed || !isStable || found === this.#known) return
+    this.#known = found
+    this.#changed()
   }
 }
 
@@ -254,12 +181,7 @@ function stateNow(path: string): string | null {
   }
 }
 
-/** Follows links. Null: nothing is there. */
-async function statOf(path: string): Promise<BigIntStats | null> {
-  return await stat(path, { bigint: true }).catch(() => null)
-}
-
-/** Identifies a state of the file. */
-function stateOf(found: BigIntStats | null): string | null {
+/** Identifies a state of the file behind all links; null: nothing is there. */
+function stateOf(found: BigIntStats | undefined): string | null {
   return found ? [found.dev, found.ino, found.size, found.mtimeNs, found.ctimeNs].join() : null
 }

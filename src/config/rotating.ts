@@ -27,10 +27,8 @@ export class Rotating<T> implements Disposable {
    */
   constructor(source: RotatingSource<T>, before?: T) {
     this.#source = source
-    // A file that cannot be watched is polled.
-    const onLost = (): void => {}
     // Before they are read, so that no change is missed.
-    this.#watches = source.files.map((file) => new FileWatch(file, () => this.#again(), { onLost }))
+    this.#watches = source.files.map((file) => new FileWatch(file, () => this.#again()))
     try {
       this.#current = this.#read()
     } catch (error) {
