@@ -49,8 +49,8 @@ export function observer(
       const becameUnknown = after === 'unknown' && before !== 'unknown'
       const reachedNobody = outcome === 'upstream_unreachable'
       const level = becameUnknown || reachedNobody || isFirstMisfit(summary) ? 'warn' : 'info'
-      const figures = `,"fence":${fence === null ? fence : digits(fence)},"status":${status},"ms":${rounded(duration)},"upstreamMs":${rounded(upstreamMs)},"storeMs":${rounded(storeMs)}`
-      writeLine(log, level, members(summary, asOutcome(outcome), figures), 'request')
+      const figures = `,"fence":${fence},"status":${status},"ms":${rounded(duration)},"upstreamMs":${rounded(upstreamMs)},"storeMs":${rounded(storeMs)}`
+      writeLine(log, level, members(summary, `,"outcome":"${outcome ?? 'aborted'}"`, figures), 'request')
       history.answered(summary)
     },
     began: (execution) => history.began(execution),
@@ -125,9 +125,7 @@ class RouteSeries {
 }
 
 /** Memoizes `make` by name. */
-function eachMade<Name extends string | null | void, Value>(
-  make: (name: Name) => Value,
-): (name: Name) => Value {
+function eachMade<Name extends string | void, Value>(make: (name: Name) => Value): (name: Name) => Value {
   const made = new Map<Name, Value>()
   return (name) => {
     let value = made.get(name)
@@ -196,42 +194,13 @@ function members(summary: RequestSummary, decision: string, figures: string): st
   const named = label === undefined ? '' : `,"label":${JSON.stringify(label)}`
   const why = cause === null ? '' : `,"cause":${JSON.stringify(cause)}`
   const trace = traceId === null ? '' : `,"traceId":${JSON.stringify(traceId)}`
-  return `${asked(route)(method)}${record}${named}${decision}${states(before)(after)}${figures}${why}${trace}`
+  const request = `,"method":${JSON.stringify(method)},"route":${JSON.stringify(route)}`
+  const states = `,"before":${before && `"${before}"`},"after":${after && `"${after}"`}`
+  return `${request},"record":${record}${named}${decision}${states}${figures}${why}${trace}`
 }
 
-/* The repeated parts of log lines: there are few routes, methods (those that Node's parser knows), outcomes and states. */
-
-const asked = eachMade((route: string) =>
-  eachMade(
-    (method: string) => `,"method":${JSON.stringify(method)},"route":${JSON.stringify(route)},"record":`,
-  ),
-)
-
-const asOutcome = eachMade((outcome: RequestOutcome | null) => `,"outcome":"${outcome ?? 'aborted'}"`)
-
-const states = eachMade((before: RequestSummary['before']) =>
-  eachMade(
-    (after: RequestSummary['after']) =>
-      `,"before":${before && `"${before}"`},"after":${after && `"${after}"`}`,
-  ),
-)
-
-/** Rounds to two decimals, printed as JSON does. V8 takes four times as long for a fraction as for its parts. */
-function rounded(milliseconds: number): string {
-  const hundredths = Math.round(milliseconds * 100)
-  if (!(hundredths >= 0 && hundredths < 1e9)) return `${hundredths / 100}`
-  const whole = Math.floor(hundredths / 100)
-  return `${whole}${HUNDREDTHS[hundredths - whole * 100]}`
-}
-
-/** '', '.01', … '.99' */
-const HUNDREDTHS = Array.from({ length: 100 }, (_, n) => String(n / 100).slice(1))
-
-/** The same for an instant, which is not a small integer to V8. */
-function digits(integer: number): string {
-  if (!(integer >= 1e6 && integer < 1e15)) return `${integer}`
-  const high = Math.floor(integer / 1e6)
-  return `${high}${`${integer - high * 1e6 + 1e6}`.slice(1)}`
+function rounded(milliseconds: number): number {
+  return Math.round(milliseconds * 100) / 100
 }
 
 /** How often a store's settings are checked: an operator may fix or break them. */
