@@ -356,8 +356,6 @@ export class RedisConnection {
         this.#send('info', ['server'], runIdOf, until).catch(unless(harmless, '')),
         isMaster && this.#send('role', [], ofMaster(this.leadsTo), until),
       ])
-      // Its end is about to be reported.
-      if (!stream.writable) return
       clearTimeout(this.#timer)
       this.isTrying = false
       this.#link = { address: { ...this.place, ...login }, identity, isOpen: true }
