@@ -4,12 +4,10 @@ import type { Millis } from '../core/record.ts'
 import { within } from '../runtime/scheduling.ts'
 import {
   askAll,
-  type ConnectionSettings,
   exactly,
   type HostPort,
   hostPortText,
   isRefusal,
-  type OnEvent,
   type Reader,
   RedisConnection,
   type RedisTarget,
@@ -17,6 +15,7 @@ import {
   repliesMismatch,
   wordsOf,
 } from './redis-connection.ts'
+import type { RedisOptions } from './redis-keys.ts'
 import { type ClusterUrl, Misconfigured } from './redis-url.ts'
 import { Declined, PartlyUnavailable, StoreFull, StoreUnavailable } from './register.ts'
 import type { RespArg, RespReply, Script } from './resp.ts'
@@ -55,11 +54,8 @@ export interface View {
 /** The servers that `store.url` leads to. */
 export type Servers = Omit<Cluster, 'run' | 'ask'>
 
-export interface ServerEvents {
-  readonly onEvent: OnEvent
-  /** A server is ready for commands, perhaps again; absent: shards may have new masters. */
-  readonly onServers: (ready?: RedisTarget) => void
-}
+/** A server is ready for commands, perhaps again; without one: shards may have new masters. */
+export type OnServers = (ready?: RedisTarget) => void
 
 /**
  * The masters of a cluster, a connection to each, and which of the 256 shards it has. The map may be stale: a node that does not have a
@@ -71,8 +67,8 @@ export class Cluster {
   /** All keys of a command must be in one shard. */
   readonly isCluster: boolean = true
   readonly #url: ClusterUrl
-  readonly #settings: ConnectionSettings
-  readonly #events: ServerEvents
+  readonly #options: RedisOptions
+  readonly #onServers: OnServers
   /** By name: masters, now or a moment ago. */
   readonly #nodes = new Map<string, RedisConnection>()
   /** By shard; empty if still unknown. */
@@ -88,10 +84,10 @@ export class Cluster {
   #trouble = 'connecting'
   #isClosed = false
 
-  constructor(url: ClusterUrl, settings: ConnectionSettings, events: ServerEvents) {
+  constructor(url: ClusterUrl, options: RedisOptions, onServers: OnServers) {
     this.#url = url
-    this.#settings = settings
-    this.#events = events
+    this.#options = options
+    this.#onServers = onServers
     this.#known = url.hosts
   }
 
@@ -147,16 +143,16 @@ export class Cluster {
   async view(shard: number | null): Promise<View> {
     const maps = await Promise.all(this.#all.map(slotsOf))
     const slot = shard === null ? null : (SLOT_OF_SHARD[shard] as number)
-    const masters = new Map<string, RedisConnection>()
+    const masters = new Set<RedisConnection>()
     const views = maps.map((ranges) =>
       ranges.map(({ first, last, nodes: [master] }) => {
         const node = this.#nodeAt(master as HostPort)
-        if (slot === null || (first <= slot && slot <= last)) masters.set(node.leadsTo, node)
+        if (slot === null || (first <= slot && slot <= last)) masters.add(node)
         return [first, last, node.leadsTo]
       }),
     )
     if (masters.size === 0) return this.#refuse()
-    const servers = [...masters.keys()].sort().map((name) => masters.get(name) as RedisConnection)
+    const servers = [...masters].toSorted((a, b) => (a.leadsTo < b.leadsTo ? -1 : 1))
     await Promise.all(servers.map(({ attempted }) => attempted))
     return { id: createHash('sha1').update(JSON.stringify(views)).digest('hex').slice(0, 8), servers }
   }
@@ -180,7 +176,7 @@ export class Cluster {
     return this.#map[shard]?.target ?? null
   }
 
-  /** Whether a subscription was refused because the map is stale. `onServers` follows. */
+  /** Whether a subscription was refused because the map is stale. {@link OnServers} follows. */
   isMoved(error: Refused, shard: number): boolean {
     const redirect = this.#redirect(error, this.#map[shard] as RedisConnection, shard)
     return redirect !== null || isRefusal(error, 'CLUSTERDOWN')
@@ -191,7 +187,7 @@ export class Cluster {
   }
 
   #deadline(): Millis {
-    return performance.now() + this.#settings.timeoutMs
+    return performance.now() + this.#options.timeoutMs
   }
 
   async #route<T>(
@@ -242,7 +238,7 @@ export class Cluster {
     const node = this.#nodeAt(placeOf(host, Number(port), from))
     if (kind === 'MOVED' && this.#map[shard] !== node) {
       this.#map[shard] = node
-      this.#events.onServers()
+      this.#onServers()
       // Slots rarely move alone.
       this.#readLater()
     }
@@ -257,9 +253,10 @@ export class Cluster {
     const name = hostPortText(place)
     const known = this.#nodes.get(name)
     if (known !== undefined) return known
-    const node: RedisConnection = new RedisConnection({ place, login: this.#url.server }, this.#settings, {
-      onEvent: (kind, detail) => this.#events.onEvent(kind, kind === 'error' ? `${name}: ${detail}` : detail),
-      onReady: () => this.#events.onServers(node.target),
+    const node: RedisConnection = new RedisConnection({ place, login: this.#url.server }, this.#options, {
+      onEvent: (kind, detail) =>
+        this.#options.onEvent(kind, kind === 'error' ? `${name}: ${detail}` : detail),
+      onReady: () => this.#onServers(node.target),
       onLost: () => this.#readLater(),
     })
     this.#nodes.set(name, node)
@@ -279,7 +276,7 @@ export class Cluster {
     const ready = this.#all.filter(({ isReady }) => isReady)
     const node = ready[this.#turn++ % ready.length]
     if (node !== undefined) return this.#take(await slotsOf(node))
-    const { timeoutMs, client = {} } = this.#settings
+    const { timeoutMs, client = {} } = this.#options
     const login = this.#url.server
     const known = this.#known.map((place) => new RedisConnection({ place, login }, { timeoutMs, client }))
     try {
@@ -314,7 +311,7 @@ export class Cluster {
         this.#nodes.delete(name)
         void node.close()
       }
-    if (isOther) this.#events.onServers()
+    if (isOther) this.#onServers()
   }
 
   #readLater(): void {
@@ -327,14 +324,14 @@ export class Cluster {
     this.#rereading = undefined
     // Subscriptions that failed may succeed now.
     await this.#read().then(
-      () => this.#events.onServers(),
+      () => this.#onServers(),
       (error: Error) => this.#fail(error),
     )
     if (!this.#map.every(({ isReady }) => isReady)) this.#readLater()
   }
 
   #fail({ message }: Error): void {
-    if (message !== this.#trouble) this.#events.onEvent('error', message)
+    if (message !== this.#trouble) this.#options.onEvent('error', message)
     this.#trouble = message
     this.#failures++
     this.#readLater()

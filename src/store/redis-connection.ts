@@ -351,11 +351,13 @@ export class RedisConnection {
     // Whoever has a grace needs to know the process.
     const harmless = this.#settings.grace ? /NOPERM/ : /^Redis refuses/
     try {
-      const [, identity] = await Promise.all([
+      const [, identity, role] = await Promise.all([
         this.#send('ping', [], exactly('PONG'), until).catch(unless(/NOPERM/, undefined)),
         this.#send('info', ['server'], runIdOf, until).catch(unless(harmless, '')),
-        isMaster && this.#send('role', [], ofMaster(this.leadsTo), until),
+        isMaster ? this.#send('role', [], (reply) => wordsOf(reply)[0], until) : 'master',
       ])
+      if (role !== 'master')
+        throw new Error(`${this.leadsTo} is a replica, not a master (its ROLE is ${role})`)
       clearTimeout(this.#timer)
       this.isTrying = false
       this.#link = { address: { ...this.place, ...login }, identity, isOpen: true }
@@ -433,13 +435,6 @@ export function exactly(expected: string) {
 function runIdOf(reply: RespReply): string {
   if (!/^\w+:/m.test(String(reply))) throw repliesMismatch()
   return /^run_id:([0-9a-f]+)\r?$/m.exec(String(reply))?.[1] ?? ''
-}
-
-function ofMaster(name: string) {
-  return (reply: RespReply): void => {
-    const [role] = wordsOf(reply)
-    if (role !== 'master') throw new Error(`${name} is a replica, not a master (its ROLE is ${role})`)
-  }
 }
 
 function unless<T>(harmless: RegExp, otherwise: T) {

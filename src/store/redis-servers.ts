@@ -1,24 +1,17 @@
-import { Cluster, type ServerEvents, type Servers } from './redis-cluster.ts'
-import { type ConnectionSettings, RedisConnection } from './redis-connection.ts'
+import { Cluster, type OnServers, type Servers } from './redis-cluster.ts'
+import { RedisConnection } from './redis-connection.ts'
 import type { RedisOptions } from './redis-keys.ts'
 import { Sentinels } from './redis-sentinel.ts'
 import { redisUrl } from './redis-url.ts'
 
 /** The servers that `store.url` leads to. */
-export function serversOf(
-  { url: text, timeoutMs, grace = 0, client = {} }: RedisOptions,
-  shards: readonly number[],
-  events: ServerEvents,
-): Servers {
-  const settings: ConnectionSettings = { timeoutMs, grace, client }
-  const url = redisUrl(text, events.onEvent)
-  if (url.kind === 'cluster') return new Cluster(url, settings, events)
-  const sentinels = url.kind === 'sentinel' ? new Sentinels(url, settings) : null
+export function serversOf(options: RedisOptions, shards: readonly number[], onServers: OnServers): Servers {
+  const { onEvent } = options
+  const url = redisUrl(options.url, onEvent)
+  if (url.kind === 'cluster') return new Cluster(url, options, onServers)
+  const sentinels = url.kind === 'sentinel' ? new Sentinels(url, options) : null
   const target = url.kind === 'sentinel' ? (sentinels as Sentinels) : { place: url.server, login: url.server }
-  const server: RedisConnection = new RedisConnection(target, settings, {
-    onEvent: events.onEvent,
-    onReady: () => events.onServers(target),
-  })
+  const server = new RedisConnection(target, options, { onEvent, onReady: () => onServers(target) })
   const all = [{ name: '', server, shards }]
   const close = async (): Promise<void> => void (await Promise.all([server.close(), sentinels?.close()]))
   return {

@@ -34,16 +34,13 @@ import { readNote } from './side-ports.ts'
  * @throws {StoreUnavailable} if only a person can help.
  */
 export async function openRedisStore(options: RedisOptions): Promise<Store> {
-  const { skew = () => 0, grace = 0, wait = null, onSafe = () => {}, onEvent } = options
+  const { skew = () => 0, grace = 0, wait = null, onSafe = () => {} } = options
   const keys = new RedisKeys(options.service)
-  const servers: Servers = serversOf(options, keys.shards, {
-    onEvent,
-    onServers: (target) => {
-      if (target === undefined) channels.moved()
-      else channels.renew(target)
-      batches.forget()
-      void epochs?.look()
-    },
+  const servers: Servers = serversOf(options, keys.shards, (ready) => {
+    if (ready === undefined) channels.moved()
+    else channels.renew(ready)
+    batches.forget()
+    void epochs?.look()
   })
   const channels = new Channels(options, keys, servers)
   const redis = servers.commands
