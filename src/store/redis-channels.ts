@@ -120,19 +120,14 @@ export class Channels {
   }
 
   #connect(target: RedisTarget): RedisConnection {
-    const { timeoutMs, client = {} } = this.#options
     const each = (then: (subscription: Subscription) => void) => () => {
       for (const one of this.#subscriptions.all) if (this.#targets.get(one.id) === target) then(one)
     }
     // The command connection reports the same events.
-    const connection: RedisConnection = new RedisConnection(
-      target,
-      { timeoutMs, client },
-      {
-        onReady: each((subscription) => void this.#subscribe(connection, subscription)),
-        onLost: each((subscription) => this.#subscriptions.miss(subscription)),
-      },
-    )
+    const connection: RedisConnection = new RedisConnection(target, this.#options, {
+      onReady: each((subscription) => void this.#subscribe(connection, subscription)),
+      onLost: each((subscription) => this.#subscriptions.miss(subscription)),
+    })
     connection.redis.on('smessage', (channel: string) =>
       this.#subscriptions.tell(channel.slice(channel.lastIndexOf(':') + 1) as RecordId),
     )

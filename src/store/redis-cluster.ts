@@ -276,9 +276,8 @@ export class Cluster {
     const ready = this.#all.filter(({ isReady }) => isReady)
     const node = ready[this.#turn++ % ready.length]
     if (node !== undefined) return this.#take(await slotsOf(node))
-    const { timeoutMs, client = {} } = this.#options
     const login = this.#url.server
-    const known = this.#known.map((place) => new RedisConnection({ place, login }, { timeoutMs, client }))
+    const known = this.#known.map((place) => new RedisConnection({ place, login }, this.#options))
     try {
       for (const server of known) void server.open()
       const [ranges] = await askAll(known, 0, async (server) => wholeOf(await slotsOf(server)))
