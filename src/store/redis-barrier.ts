@@ -106,7 +106,7 @@ export class Barriers {
     for (const [old, barrier] of this.#byLink) if (!old.isOpen) void barrier.close()
     const { timeoutMs, client = {} } = this.#options
     // Two commands may wait in sequence.
-    const settings = { timeoutMs: timeoutMs + 2 * this.wait.timeout, client }
+    const settings = { timeoutMs: timeoutMs + 2 * this.wait.timeout, wait: this.wait, client }
     const server: RedisConnection = new RedisConnection(
       { place: link.address, login: link.address },
       settings,

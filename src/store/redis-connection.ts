@@ -39,7 +39,7 @@ export type RedisTarget = { readonly login: Login; readonly isMaster?: boolean }
 /** One of the connections that a {@link RedisConnection} has had, from its greeting to its end. */
 export interface Link {
   readonly address: RedisAddress
-  /** The process at its other end, new after each start; '' if it does not tell. */
+  /** The process at its other end, new after each start; '' if it does not tell, or need not. */
   readonly identity: string
   isOpen: boolean
 }
@@ -56,6 +56,8 @@ export interface ConnectionSettings {
    * most half of it.
    */
   readonly grace?: Millis
+  /** `store.wait`. Like the grace, it needs to know the process that a connection reaches. */
+  readonly wait?: object | null
   /** Of `store.redis`. */
   readonly client?: ClientOptions
 }
@@ -348,12 +350,11 @@ export class RedisConnection {
     const { stream } = this.redis
     const { isMaster, login } = this.target
     const until = this.#deadline()
-    // Whoever has a grace needs to know the process.
-    const harmless = this.#settings.grace ? /NOPERM/ : /^Redis refuses/
+    const { grace, wait } = this.#settings
     try {
       const [, identity, role] = await Promise.all([
         this.#send('ping', [], exactly('PONG'), until).catch(unless(/NOPERM/, undefined)),
-        this.#send('info', ['server'], runIdOf, until).catch(unless(harmless, '')),
+        grace || wait ? this.#send('info', ['server'], runIdOf, until).catch(unless(/NOPERM/, '')) : '',
         isMaster ? this.#send('role', [], (reply) => wordsOf(reply)[0], until) : 'master',
       ])
       if (role !== 'master')

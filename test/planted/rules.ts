@@ -24,7 +24,7 @@ const EDGES: readonly Plant[] = [
   { name: 'Retry-After is rounded up', file: 'src/core/decide.ts',
     from: 'Math.max(1, Math.floor(remaining / 1000))',
     to: 'Math.max(1, Math.ceil(remaining / 1000))' },
-  { name: '429 is kept and replayed', file: 'src/core/settle.ts',
+  { name: '429 is kept and replayed', file: 'src/core/classify.ts',
     from: ' 428, 429, 431]',
     to: ' 428, 431]' },
   { name: 'an upstream may say that its answer is a replay', file: 'src/core/headers.ts',

@@ -168,7 +168,7 @@ void t.test('a reply of another form belongs to another command', async (t) => {
   ]
   for (const [command, ask, replies] of cases)
     for (const reply of replies) {
-      const { store } = await storeOn(t, { 'info server': bulk('os:any'), [command]: reply })
+      const { store } = await storeOn(t, { [command]: reply })
       await t.rejects(ask(store), { ...APPLIED, message: /replies do not match/ }, JSON.stringify(reply))
     }
 })
