@@ -39,7 +39,7 @@ const MOST_CHUNKS = 10_000
 const TRIES = 100
 
 /** The write's answer, or the item that prevented it; null: there is none. */
-export type Written = { readonly answer: OperationOutput } | { readonly found: Item | null }
+type Written = { readonly answer: OperationOutput } | { readonly found: Item | null }
 
 /** The items of one service: records with their payloads, and the index. */
 export class Items {
