@@ -94,7 +94,7 @@ class Memory {
     // Also after the clock went back.
     if (Math.abs(now - this.#sweptAt) < SWEEP_EVERY) return now
     this.#sweptAt = now
-    for (const id of this.records.keys()) this.find(id, now)
+    for (const [id, { dropAt }] of this.records) if (dropAt <= now) this.find(id, now)
     for (const [name, bucket] of this.buckets) if (fullAt(bucket) <= now) this.release(name)
     if (this.#pruned > 0) this.#onPruned?.(this.#pruned)
     this.#pruned = 0
