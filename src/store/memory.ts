@@ -36,6 +36,8 @@ const LOST = 'The memory store forgets every record when the process ends, and n
 const LINE_BYTES = 32
 /** How often what has expired is removed, unless it is asked for: then at once. */
 const SWEEP_EVERY: Millis = 1000
+/** Records at once, which takes less than a millisecond. */
+const SLICE = 1000
 
 export interface MemoryOptions {
   readonly clock: () => Millis
@@ -82,6 +84,7 @@ class Memory {
   /** Not told yet. */
   #pruned = 0
   #sweptAt = 0
+  #sweeping = this.records.values()
 
   constructor({ clock, maxBytes, onPruned }: MemoryOptions) {
     this.#clock = clock
@@ -91,11 +94,18 @@ class Memory {
 
   now(): Millis {
     const now = this.#clock()
-    // Also after the clock went back.
-    if (Math.abs(now - this.#sweptAt) < SWEEP_EVERY) return now
+    // A large store in slices, so that none takes long. Also after the clock went back.
+    if (Math.abs(now - this.#sweptAt) < SWEEP_EVERY / Math.ceil((this.records.size + 1) / SLICE)) return now
     this.#sweptAt = now
-    for (const [id, { dropAt }] of this.records) if (dropAt <= now) this.find(id, now)
-    for (const [name, bucket] of this.buckets) if (fullAt(bucket) <= now) this.release(name)
+    for (let n = 0; n <= SLICE; n++) {
+      const { done, value } = this.#sweeping.next()
+      if (done) {
+        this.#sweeping = this.records.values()
+        for (const [name, bucket] of this.buckets) if (fullAt(bucket) <= now) this.release(name)
+        break
+      }
+      if (value.dropAt <= now) this.find(value.id, now)
+    }
     if (this.#pruned > 0) this.#onPruned?.(this.#pruned)
     this.#pruned = 0
     return now

@@ -27,6 +27,21 @@ void t.test('it reports how many expired records it has removed', async (t) => {
   t.same(told, [2, 1])
 })
 
+void t.test('a large store is swept in slices, within a second or so', async (t) => {
+  let now = 1000
+  const told: number[] = []
+  const onPruned = (records: number): void => void told.push(records)
+  const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES, onPruned })
+  const bytes = bytesOf('completed', newToken())
+  for (let n = 0; n < 3500; n++) await register.put(newId(), Buffer.from(bytes), { dueIn: 1, dropIn: 5000 })
+  for (now = 6000; now <= 8000; now += 10) await register.ping()
+  t.ok(told.length >= 4 && told.every((records) => records <= 1001), String(told))
+  t.equal(
+    told.reduce((sum, records) => sum + records, 0),
+    3500,
+  )
+})
+
 void t.test('no operation finds what has expired, and it is counted once', async (t) => {
   const [id, token] = [newId(), newToken()]
   const operations: readonly ((register: Store) => unknown)[] = [
