@@ -119,8 +119,8 @@ export type MetricName = keyof typeof METRICS
 /** The metrics of one process. Values are set by name; an unknown name is a compile error. */
 export class Metrics {
   readonly #defaults: boolean
-  readonly #values = new Map<MetricName, Values>()
-  readonly #histograms = new Map<MetricName, Distributions>()
+  readonly #values = new Map<MetricName, Series<SeriesValue>>()
+  readonly #histograms = new Map<MetricName, Series<Distribution>>()
   readonly #registry = new Once(() => this.#openRegistry())
 
   /** `defaults`: include Node's metrics. */
@@ -129,18 +129,18 @@ export class Metrics {
     for (const name of namesOf(METRICS)) {
       const metric = METRICS[name]
       if (metric.kind === 'histogram')
-        this.#histograms.set(name, new Distributions({ name, ...metric }, metric.buckets))
-      else this.#values.set(name, new Values({ name, ...metric }))
+        this.#histograms.set(name, new Series(name, metric, () => new Distribution(metric.buckets)))
+      else this.#values.set(name, new Series(name, metric, () => new SeriesValue()))
     }
   }
 
   /** The series of a counter or gauge, to be kept by callers that count often. It is exported from now on. */
   value(name: MetricName, labels: Labels): SeriesValue {
-    return (this.#values.get(name) as Values).of(labels)
+    return (this.#values.get(name) as Series<SeriesValue>).of(labels)
   }
   /** The same of a histogram. */
   histogram(name: MetricName, labels: Labels): Distribution {
-    return (this.#histograms.get(name) as Distributions).of(labels)
+    return (this.#histograms.get(name) as Series<Distribution>).of(labels)
   }
 
   /** A count of 0 creates the series. */
@@ -156,7 +156,8 @@ export class Metrics {
 
   /** Sets where to read metrics without labels at each scrape. */
   read(sources: Partial<Record<MetricName, () => number>>): void {
-    for (const [name, source] of Object.entries(sources)) this.#values.get(name as MetricName)?.read(source)
+    for (const [name, get] of Object.entries(sources))
+      Object.defineProperty(this.value(name as MetricName, {}), 'current', { get })
   }
 
   /** Creates the series that these routes start with; also called after a reload. */
@@ -178,7 +179,7 @@ export class Metrics {
   /** Counters above 0, without Node's; and the ages of retries, by their buckets. */
   async samples(): Promise<{ name: string; labels: Labels; value: number }[]> {
     const counted = [...this.#values.values()].filter(({ kind }) => kind === 'counter')
-    const ages = this.#histograms.get('idempotency_retry_age_seconds') as Distributions
+    const ages = this.#histograms.get('idempotency_retry_age_seconds') as Series<Distribution>
     const metrics = await Promise.all([...counted, ages].map((series) => series.get()))
     return metrics.flatMap(({ values }) =>
       values
@@ -232,29 +233,31 @@ interface Sample {
 }
 
 interface MetricDescription {
-  readonly name: string
   readonly kind: 'counter' | 'gauge' | 'histogram'
   readonly help: string
   readonly labels: readonly string[]
 }
 
+/** One series of a metric. */
+interface Sampled {
+  samples(name: string, labels: Labels): Sample[]
+}
+
 /** One metric, with one value per combination of labels. prom-client's registry needs only its name and `get`. */
-abstract class Series<V> {
+class Series<V extends Sampled> {
   readonly name: string
   readonly kind: string
   readonly #about: MetricDescription
   readonly #make: () => V
   readonly #values = new Map<string, { readonly labels: Labels; readonly value: V }>()
 
-  constructor(about: MetricDescription, make: () => V) {
-    this.name = about.name
+  constructor(name: string, about: MetricDescription, make: () => V) {
+    this.name = name
     this.kind = about.kind
     this.#about = about
     this.#make = make
     if (about.labels.length === 0) this.of({})
   }
-
-  protected abstract samples(labels: Labels, value: V): Sample[]
 
   /** The series of these labels, created if missing; it is exported from then on. */
   of(labels: Labels): V {
@@ -270,35 +273,22 @@ abstract class Series<V> {
   }
 
   async get() {
-    const values = [...this.#values.values()].flatMap(({ labels, value }) => this.samples(labels, value))
-    return { name: this.name, help: this.#about.help, type: this.kind, values, aggregator: 'sum' }
+    const { name, kind: type } = this
+    const values = [...this.#values.values()].flatMap(({ labels, value }) => value.samples(name, labels))
+    return { name, help: this.#about.help, type, values, aggregator: 'sum' }
   }
-}
-
-/** One series of a counter or a gauge. */
-export interface SeriesValue {
-  current: number
 }
 
 /** A counter or a gauge. */
-export class Values extends Series<SeriesValue> {
-  #source: (() => number) | null = null
+class SeriesValue {
+  current = 0
 
-  constructor(about: MetricDescription) {
-    super(about, () => ({ current: 0 }))
-  }
-
-  /** Reads the value from elsewhere at each scrape; for metrics without labels. */
-  read(source: () => number): void {
-    this.#source = source
-  }
-
-  protected override samples(labels: Labels, { current }: SeriesValue): Sample[] {
-    return [{ metricName: this.name, labels, value: this.#source?.() ?? current }]
+  samples(metricName: string, labels: Labels): Sample[] {
+    return [{ metricName, labels, value: this.current }]
   }
 }
 
-/** One series of a histogram. */
+/** A histogram. */
 export class Distribution {
   readonly #bounds: readonly number[]
   /** Counts per bucket, not cumulative; the last is beyond every bound. */
@@ -317,31 +307,17 @@ export class Distribution {
     ;(this.buckets[at] as number)++
     this.sum += value
   }
-}
 
-export class Distributions extends Series<Distribution> {
-  readonly #bounds: readonly number[]
-
-  /** `bounds`: upper ends of the buckets, ascending. */
-  constructor(about: MetricDescription, bounds: readonly number[]) {
-    super(about, () => new Distribution(bounds))
-    this.#bounds = bounds
-  }
-
-  protected override samples(labels: Labels, { buckets, sum }: Distribution): Sample[] {
-    const { name } = this
+  samples(name: string, labels: Labels): Sample[] {
     let count = 0
-    const counts = buckets.map((own, at) => {
+    const counts = this.buckets.map((own, at) => {
       count += own
-      return {
-        metricName: `${name}_bucket`,
-        labels: { le: String(this.#bounds[at] ?? '+Inf'), ...labels },
-        value: count,
-      }
+      const le = String(this.#bounds[at] ?? '+Inf')
+      return { metricName: `${name}_bucket`, labels: { le, ...labels }, value: count }
     })
     return [
       ...counts,
-      { metricName: `${name}_sum`, labels, value: sum },
+      { metricName: `${name}_sum`, labels, value: this.sum },
       { metricName: `${name}_count`, labels, value: count },
     ]
   }
