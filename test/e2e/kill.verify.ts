@@ -275,13 +275,13 @@ for (const kind of [...SHARED, 'sqlite'] as const)
       await server?.clear()
       const dir = tempDir(t)
       const file = `${dir}/store.db`
-      // The killed proxy notices a lost store soon; those that are judged by their answers wait for a slow one.
-      const settings = (upstreamUrl: string, store: string, timeout = '500ms') =>
+      // Those that are judged by their answers wait for a slow store.
+      const settings = (upstreamUrl: string, store: string, timeout = '2s', lease = '3s') =>
         configFile(
           dir,
           `upstream: { url: "${upstreamUrl}" }
 store: { url: "${store}", timeout: ${timeout} }
-defaults: { profile: ${profile}, lease: 3s, scope: { caller: "header:authorization" } }`,
+defaults: { profile: ${profile}, lease: ${lease}, scope: { caller: "header:authorization" } }`,
         )
       const upstream = await upstreamStub(async ({ target }, response) => {
         if (target.endsWith('/silent')) return
@@ -295,7 +295,7 @@ defaults: { profile: ${profile}, lease: 3s, scope: { caller: "header:authorizati
       })
       t.teardown(() => upstream[Symbol.asyncDispose]())
       const store = server?.url ?? `sqlite:${file}`
-      const survivor = await proxyProcess(settings(upstream.url, store, '2s'))
+      const survivor = await proxyProcess(settings(upstream.url, store))
       t.teardown(() => survivor[Symbol.asyncDispose]())
 
       const stages = STAGES.filter(({ kinds }) => kinds.includes(kind)).map((stage, n) => {
@@ -329,7 +329,10 @@ defaults: { profile: ${profile}, lease: 3s, scope: { caller: "header:authorizati
           const through = server?.through(wire.port) ?? store
           const sends = server?.wire ?? servers.redis.wire
           let doomed: ChildProxy | undefined
-          const start = async (url = upstream.url) => (doomed = await proxyProcess(settings(url, through)))
+          // Once it has passed, the client is answered though only this process has the outcome (contract §7): here it must be stored first.
+          const [timeout, lease] = stage.left === 'answer' ? ['20s', '30s'] : ['500ms', '3s']
+          const start = async (url = upstream.url) =>
+            (doomed = await proxyProcess(settings(url, through, timeout, lease)))
           try {
             await stage.kill({
               t,
@@ -351,7 +354,7 @@ defaults: { profile: ${profile}, lease: 3s, scope: { caller: "header:authorizati
 
       survivor.kill('SIGKILL')
       await survivor.exited
-      await using restarted = await proxyProcess(settings(upstream.url, store, '2s'))
+      await using restarted = await proxyProcess(settings(upstream.url, store))
       const lapsed = stages.findLast(({ left }) => left === 'claim') as (typeof stages)[number]
       await until(async () => {
         const last = await send(restarted, lapsed.key, { path: lapsed.target, body: body(lapsed) })
