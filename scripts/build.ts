@@ -21,7 +21,7 @@ export async function build(into: string): Promise<void> {
     cwd: ROOT,
     input: {
       cli: 'src/cli.ts',
-      'store/sqlite-worker': 'src/store/sqlite-worker.ts',
+      'store/sqlite/worker': 'src/store/sqlite/worker.ts',
       'core/key-pattern': 'src/core/key-pattern.ts',
     },
     platform: 'node',
@@ -54,7 +54,7 @@ export async function build(into: string): Promise<void> {
   const modules = chunks.flatMap(({ moduleIds }) => moduleIds)
   writeFileSync(join(into, 'THIRD-PARTY.txt'), thirdParty(modules))
   writeFileSync(join(into, 'package.json'), '{ "type": "commonjs" }\n')
-  for (const folder of ['store/lua', 'store/sql', 'admin/page'])
+  for (const folder of ['store/redis/lua', 'store/postgres/sql', 'admin/page'])
     cpSync(join(ROOT, 'src', folder), join(into, folder), { recursive: true })
 }
 

@@ -45,7 +45,7 @@ function layerOf(path: string): string {
 const STARTS = ['main', 'compose', 'drain']
 
 /** Ports and values that every module may import; main chooses the adapters behind them. */
-const PORTS = new Set(['store/outbox.ts', 'store/records.ts', 'store/register.ts', 'upstream/port.ts'])
+const PORTS = new Set(['store/spool/outbox.ts', 'store/records.ts', 'store/register.ts', 'upstream/port.ts'])
 
 /** What the modules of a layer may import from others, besides core and runtime: layers, or single modules. */
 const ALLOWED: Readonly<Record<string, readonly string[]>> = {
@@ -124,7 +124,7 @@ void t.test('the scan finds every import, and every file of src is imported or a
   const paths = new Set(modules.map(({ path }) => path))
   for (const { path, own } of modules)
     for (const target of own) if (!paths.has(target)) t.fail(`${path} imports ${target}, which is not there`)
-  const seen = new Set(['main.ts', 'cli.ts', 'store/sqlite-worker.ts'])
+  const seen = new Set(['main.ts', 'cli.ts', 'store/sqlite/worker.ts'])
   for (const { own } of modules) for (const target of own) seen.add(target)
   t.strictSame(
     [...paths].filter((path) => !seen.has(path)),

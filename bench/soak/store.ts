@@ -2,7 +2,7 @@ import { setTimeout as wait } from 'node:timers/promises'
 import { Redis } from 'ioredis'
 import { shortId } from '../../src/core/identity.ts'
 import type { RecordId } from '../../src/core/record.ts'
-import { decodeRecord } from '../../src/store/codec.ts'
+import { decodeRecord } from '../../src/store/record/codec.ts'
 import type { RedisServer } from '../../test/support/redis.ts'
 import type { Sample } from './verdict.ts'
 

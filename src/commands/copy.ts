@@ -14,7 +14,7 @@ import {
   copyRecord,
   findRunning,
   PAGE,
-} from '../store/copying.ts'
+} from '../store/moving/copying.ts'
 import { openStore, STORE_SCHEMES, type StoreHooks } from '../store/open.ts'
 import { type Page, type Store, StoreFull, StoreUnavailable } from '../store/register.ts'
 import { type Args, type Command, Exit, FINDING, FINE, finding, type Io, usage } from './command.ts'

@@ -1,4 +1,4 @@
-import { layoutScript } from '../store/postgres-layout.ts'
+import { layoutScript } from '../store/postgres/layout.ts'
 import { type Command, FINE, usage } from './command.ts'
 
 export const migrate: Command = {

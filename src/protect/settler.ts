@@ -19,9 +19,9 @@ import {
   remainingSpans,
 } from '../core/settle.ts'
 import { after, type Soon, within } from '../runtime/scheduling.ts'
-import type { KeptOutcome, LeftOutcome, Outbox } from '../store/outbox.ts'
 import type { Records, SettleReply, StoreTrouble, Unavailable } from '../store/records.ts'
 import { Declined, Unreplicated } from '../store/register.ts'
+import type { KeptOutcome, LeftOutcome, Outbox } from '../store/spool/outbox.ts'
 import type { CompletionResult } from './outcomes.ts'
 import type { Execution, Observer, Unclaimed } from './request.ts'
 

@@ -7,7 +7,6 @@ import {
 } from '../core/identification.ts'
 import type { IdempotencyRecord, Millis } from '../core/record.ts'
 import type { PhaseGuard } from './around.ts'
-import { decodeRecord, encodeDraft } from './codec.ts'
 import {
   IDENTIFICATION_MARK,
   MARK_SPANS,
@@ -17,7 +16,8 @@ import {
   RETRY_EVERY,
   SURE_FOR,
   untilAborted,
-} from './phases.ts'
+} from './moving/phases.ts'
+import { decodeRecord, encodeDraft } from './record/codec.ts'
 import { CorruptRecord, OutOfPhase, RecordLocked, type Store, StoreUnavailable } from './register.ts'
 
 /*

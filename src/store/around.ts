@@ -1,6 +1,6 @@
 import type { Millis } from '../core/record.ts'
 import { after, type Soon } from '../runtime/scheduling.ts'
-import { isClaim, PREFIX, stateCode } from './codec.ts'
+import { isClaim, PREFIX, stateCode } from './record/codec.ts'
 import {
   Declined,
   OutOfPhase,

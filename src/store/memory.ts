@@ -12,8 +12,8 @@ import {
   SMALL_RECORD,
   type Stamps,
   stamp,
-} from './codec.ts'
-import { versionOf } from './prefix.ts'
+} from './record/codec.ts'
+import { versionOf } from './record/prefix.ts'
 import {
   inOrder,
   pageOf,

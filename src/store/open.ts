@@ -2,12 +2,12 @@ import type { Config, StoreConfig } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
 import { BREAKER_DEFAULTS, type BreakerState, type OnOperation, withBreaker } from './around.ts'
 import { MEMORY_BYTES, memoryStore } from './memory.ts'
-import { migrating } from './migrating.ts'
-import { packed } from './packed.ts'
-import { withoutMarks } from './phases.ts'
+import { migrating } from './moving/migrating.ts'
+import { withoutMarks } from './moving/phases.ts'
+import { packed } from './record/packed.ts'
+import { sealerOf } from './record/sealing.ts'
 import { type NewEpoch, type Store, StoreUnavailable } from './register.ts'
-import { sealerOf } from './sealing.ts'
-import { openSqliteStore } from './sqlite.ts'
+import { openSqliteStore } from './sqlite/store.ts'
 import { tiered } from './tiered.ts'
 
 /** For log and metrics. */
@@ -51,20 +51,20 @@ interface StoreRow {
 
 /** Loaded on demand: its client takes a tenth of the startup time. */
 const openRedis: Opener = async (config, hooks) => {
-  const { openRedisStore } = await import('./redis.ts')
+  const { openRedisStore } = await import('./redis/store.ts')
   const { redis: client = {}, wait } = config.store
   return openRedisStore({ ...serverOf(config), ...hooks, client, wait })
 }
 
 /** Likewise. */
 const openPostgres: Opener = async (config, hooks) => {
-  const { openPostgresStore } = await import('./postgres.ts')
+  const { openPostgresStore } = await import('./postgres/store.ts')
   return openPostgresStore({ ...serverOf(config), ...hooks })
 }
 
 /** Loaded on demand, like the SDK. */
 const openDynamoDb: Opener = async (config, hooks) => {
-  const { openDynamoDbStore } = await import('./dynamodb.ts')
+  const { openDynamoDbStore } = await import('./dynamodb/store.ts')
   return openDynamoDbStore({ ...serverOf(config), ...hooks })
 }
 

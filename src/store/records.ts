@@ -20,9 +20,9 @@ import {
 } from '../core/settle.ts'
 import { free } from '../runtime/limits.ts'
 import { after, type Soon } from '../runtime/scheduling.ts'
-import { decodeRecord, encodeDraft, HEAD_ROOM, storedSpans } from './codec.ts'
-import { prefixOf } from './prefix.ts'
 import { LARGEST_RECENT, type RecentWrites } from './recent.ts'
+import { decodeRecord, encodeDraft, HEAD_ROOM, storedSpans } from './record/codec.ts'
+import { prefixOf } from './record/prefix.ts'
 import {
   type Condition,
   CorruptRecord,

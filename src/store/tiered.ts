@@ -1,8 +1,8 @@
 import { createHmac, timingSafeEqual } from 'node:crypto'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 import { after, type Soon } from '../runtime/scheduling.ts'
-import { readU48, U48, writeU48 } from './binary.ts'
-import { endsAttempt, PREFIX, readStamps, SCHEMA, stamp, stateCode } from './codec.ts'
+import { readU48, U48, writeU48 } from './record/binary.ts'
+import { endsAttempt, PREFIX, readStamps, SCHEMA, stamp, stateCode } from './record/codec.ts'
 import type { PutReply, Store, SwapReply } from './register.ts'
 
 /** Ids of records seen completed: 2 MB. The cache is asked only for these. */

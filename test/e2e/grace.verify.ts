@@ -1,6 +1,6 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import t, { type Test } from 'tap'
-import { RedisKeys } from '../../src/store/redis-keys.ts'
+import { RedisKeys } from '../../src/store/redis/keys.ts'
 import { KEPT_FOR } from '../../src/store/safety.ts'
 import { adminYaml, ask } from '../support/admin.ts'
 import { newKey, send, until } from '../support/e2e.ts'

@@ -1,5 +1,5 @@
 import t from 'tap'
-import { IDENTIFICATION_MARK } from '../../src/store/phases.ts'
+import { IDENTIFICATION_MARK } from '../../src/store/moving/phases.ts'
 import { newKey, send, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import type { TestProxy } from '../support/proxy.ts'

@@ -4,10 +4,10 @@ import { join } from 'node:path'
 import { loadConfig } from '../../src/config/load.ts'
 import { verifier } from '../../src/credentials/callers.ts'
 import { readDescription } from '../../src/describe/openapi/read.ts'
-import { decodeRecord, encodeDraft } from '../../src/store/codec.ts'
-import { decodeEntry } from '../../src/store/outbox.ts'
+import { decodeRecord, encodeDraft } from '../../src/store/record/codec.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
-import { entryFrame, readSegment } from '../../src/store/spool.ts'
+import { entryFrame, readSegment } from '../../src/store/spool/log.ts'
+import { decodeEntry } from '../../src/store/spool/outbox.ts'
 import { bearer, NOW, POLICY, pair, token } from '../credentials/support.ts'
 import { draft, newToken } from '../store/fixtures.ts'
 import { same, type Target } from './engine.ts'
@@ -127,7 +127,7 @@ const RECORDS = [
 /** A record is read as it was written, or refused; what was read is written again as it was. */
 export const record: Target = {
   name: 'record',
-  files: ['store/codec'],
+  files: ['store/record/codec'],
   seeds: RECORDS,
   words: ['IP', '\x01', '\0\0', '\xff\xff', '\x05', '\x02', 'key', 'told', '\0\x03key'],
   check(input) {
@@ -154,7 +154,7 @@ const PAYLOADS = [Buffer.from('one'), Buffer.alloc(40, 2), Buffer.from('three')]
 /** Of a damaged file of the spool what is read was written: nothing else, nothing twice as long. */
 export const spool: Target = {
   name: 'spool',
-  files: ['store/spool', 'store/outbox'],
+  files: ['store/spool/log', 'store/spool/outbox'],
   seeds: [Buffer.concat(PAYLOADS.map((payload, n) => entryFrame(MARKER, n, payload)))],
   words: [MARKER.toString('latin1'), '\0\0\0\0', '\xff\xff\xff\xff', '\x01', '\x02'],
   check(input) {

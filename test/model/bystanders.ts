@@ -1,7 +1,7 @@
 import type { Retention } from '../../src/core/policy.ts'
 import { type IdempotencyRecord, type RecordId, readAt } from '../../src/core/record.ts'
 import { outcomeDraftOf, outcomeSpans, resolvedDraft } from '../../src/core/settle.ts'
-import { readStamps } from '../../src/store/codec.ts'
+import { readStamps } from '../../src/store/record/codec.ts'
 import { orThrow, Records } from '../../src/store/records.ts'
 import type { Register } from '../../src/store/register.ts'
 import type { Harness } from '../store/contract.ts'

@@ -8,7 +8,7 @@ import type { Model, Move } from './explore.ts'
  */
 
 export type Phase = 'plain' | 'mirror' | 'both' | 'new'
-/** Whoever is not next to each other is kept apart by marks (src/store/phases.ts), as long as it lives and its messages do. */
+/** Whoever is not next to each other is kept apart by marks (src/store/moving/phases.ts), as long as it lives and its messages do. */
 const PHASES: readonly Phase[] = ['plain', 'mirror', 'both', 'new']
 const APART: Readonly<Record<Phase, readonly Phase[]>> = {
   plain: ['new'],

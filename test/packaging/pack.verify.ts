@@ -41,7 +41,7 @@ void tap.test('npm pack makes a tarball of what a user needs and nothing else', 
   const [tarball] = Array.isArray(listed) ? listed : Object.values(listed)
   const files: string[] = tarball.files.map(({ path }: { path: string }) => path)
   for (const wanted of `
-    package.json dist/cli.js dist/THIRD-PARTY.txt dist/store/sqlite-worker.js dist/admin/page/index.html
+    package.json dist/cli.js dist/THIRD-PARTY.txt dist/store/sqlite/worker.js dist/admin/page/index.html
     dist/admin/page/page.js
   `
     .trim()

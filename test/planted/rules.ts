@@ -3,7 +3,7 @@ import { FUZZED, PLANTS, type Plant } from '../simulation/plants.ts'
 /** Rules of the product at its edges, each broken by one edit. Those of the protocol are in test/simulation/plants.ts. */
 // biome-ignore format: a table
 const EDGES: readonly Plant[] = [
-  { name: 'phases that share no deciding store run side by side', file: 'src/store/phases.ts',
+  { name: 'phases that share no deciding store run side by side', file: 'src/store/moving/phases.ts',
     from: "{ mirror: 'new', both: null, new: 'mirror' }",
     to: '{ mirror: null, both: null, new: null }' },
   { name: 'two lines of the key header are accepted', file: 'src/core/key.ts',

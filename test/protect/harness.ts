@@ -23,9 +23,8 @@ import { Budget, InFlight } from '../../src/runtime/limits.ts'
 import { RecordMap } from '../../src/runtime/record-map.ts'
 import { KeyedMutex, type Soon } from '../../src/runtime/scheduling.ts'
 import type { StoreOperation } from '../../src/store/around.ts'
-import { decodeRecord, isClaim, readStamps } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
-import type { Outbox } from '../../src/store/outbox.ts'
+import { decodeRecord, isClaim, readStamps } from '../../src/store/record/codec.ts'
 import { Records } from '../../src/store/records.ts'
 import {
   type Condition,
@@ -44,6 +43,7 @@ import {
   type SwapReply,
   Unreplicated,
 } from '../../src/store/register.ts'
+import type { Outbox } from '../../src/store/spool/outbox.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from '../../src/upstream/port.ts'
 import { matching, ROUTE } from '../core/fixtures.ts'
 

@@ -3,7 +3,7 @@ import fc from 'fast-check'
 import type { Test } from 'tap'
 import { PHASES, type Phase } from '../../src/core/copies.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import { migrating } from '../../src/store/migrating.ts'
+import { migrating } from '../../src/store/moving/migrating.ts'
 import type { Store as StorePort } from '../../src/store/register.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import {

@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url'
 import type { Test } from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import { spoolRoom } from '../../src/protect/settler.ts'
-import { Outbox } from '../../src/store/outbox.ts'
+import { Outbox } from '../../src/store/spool/outbox.ts'
 import type { Forwarded } from '../../src/upstream/port.ts'
 import { type Fault, idle, LEASE, never, Replica, type Seen, Store, seen, TTL, until } from './harness.ts'
 

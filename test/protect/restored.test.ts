@@ -1,7 +1,7 @@
 import t, { type Test } from 'tap'
 import { type Completed, type CompletedResponse, type InProgress } from '../../src/core/record.ts'
 import { completionTerms, resolvedDraft } from '../../src/core/settle.ts'
-import { decodeRecord, encodeDraft } from '../../src/store/codec.ts'
+import { decodeRecord, encodeDraft } from '../../src/store/record/codec.ts'
 import { orThrow } from '../../src/store/records.ts'
 import { RecordLocked } from '../../src/store/register.ts'
 import { type Forwarded } from '../../src/upstream/port.ts'

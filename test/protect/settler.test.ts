@@ -3,8 +3,8 @@ import type { RecordId } from '../../src/core/record.ts'
 import type { OutcomeDraft, PendingOutcome } from '../../src/core/settle.ts'
 import type { Execution } from '../../src/protect/request.ts'
 import { spoolRoom } from '../../src/protect/settler.ts'
-import type { KeptOutcome, Outbox } from '../../src/store/outbox.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
+import type { KeptOutcome, Outbox } from '../../src/store/spool/outbox.ts'
 import { draft, newId, newToken, response, SPANS } from '../store/fixtures.ts'
 import {
   BROKEN,

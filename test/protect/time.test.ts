@@ -2,7 +2,7 @@ import t, { type Test } from 'tap'
 import type { Phase } from '../../src/core/copies.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { Leases } from '../../src/protect/leases.ts'
-import { migrating } from '../../src/store/migrating.ts'
+import { migrating } from '../../src/store/moving/migrating.ts'
 import type { Renewal } from '../../src/store/register.ts'
 import {
   Gate,

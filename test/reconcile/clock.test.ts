@@ -1,7 +1,7 @@
 import t, { type Test } from 'tap'
 import type { Phase } from '../../src/core/copies.ts'
 import type { RoutePolicy } from '../../src/core/policy.ts'
-import { migrating } from '../../src/store/migrating.ts'
+import { migrating } from '../../src/store/moving/migrating.ts'
 import { HOUR, LEASE, MINUTE, pair, replica, SECOND, Store } from '../protect/harness.ts'
 import { AFTER, asking, broken, EVERY, stored, unknownIn, Worker, worker } from './harness.ts'
 

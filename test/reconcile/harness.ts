@@ -5,7 +5,7 @@ import { type IdempotencyRecord, type RecordId, readAt, type Unknown } from '../
 import { StoreClock } from '../../src/core/store-clock.ts'
 import type { ReconcileObserver } from '../../src/reconcile/ports.ts'
 import { Sweeper } from '../../src/reconcile/sweeper.ts'
-import { decodeRecord } from '../../src/store/codec.ts'
+import { decodeRecord } from '../../src/store/record/codec.ts'
 import { Records } from '../../src/store/records.ts'
 import type { Forwarded, UpstreamRequest } from '../../src/upstream/port.ts'
 import {

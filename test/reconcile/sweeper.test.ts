@@ -2,7 +2,7 @@ import t from 'tap'
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import { newReconciliation, type Unknown } from '../../src/core/record.ts'
 import { outcomeSpans, resolvedDraft } from '../../src/core/settle.ts'
-import { encodeDraft } from '../../src/store/codec.ts'
+import { encodeDraft } from '../../src/store/record/codec.ts'
 import { RecordLocked, StoreUnavailable } from '../../src/store/register.ts'
 import {
   BROKEN,

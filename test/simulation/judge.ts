@@ -1,6 +1,6 @@
 import type { RoutePolicy } from '../../src/core/policy.ts'
 import type { IdempotencyRecord, RecordId, StoredResponse } from '../../src/core/record.ts'
-import { decodeRecord } from '../../src/store/codec.ts'
+import { decodeRecord } from '../../src/store/record/codec.ts'
 import type { Seen } from '../protect/harness.ts'
 import { policiesOf, type Scenario, type Wish } from './scenario.ts'
 import type { Scheduler } from './scheduler.ts'

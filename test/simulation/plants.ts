@@ -16,7 +16,7 @@ export interface Plant {
 /** The simulation has to catch each of them; today it does under that seed. */
 // biome-ignore format: a table
 export const PLANTS: readonly (Plant & { readonly seed: number })[] = [
-  { name: 'an outcome is written whoever owns the record', seed: 18, file: 'src/store/codec.ts',
+  { name: 'an outcome is written whoever owns the record', seed: 18, file: 'src/store/record/codec.ts',
     model: 'outcomes are not checked',
     from: 'bytes.compare(condition.token, 0, 16, PREFIX.token, PREFIX.createdAt) === 0',
     to: 'true' },
@@ -38,7 +38,7 @@ export const PLANTS: readonly (Plant & { readonly seed: number })[] = [
     model: 'a takeover ignores the state',
     from: 'this.#register.swap(id, { version }, encodeDraft(draft), stored, true)',
     to: "this.#register.get(id).then(({ bytes }) => this.#register.swap(id, { version: bytes?.readUIntBE(4, 6) ?? version }, encodeDraft(draft), stored, true))" },
-  { name: 'a takeover keeps the fence', seed: 4, file: 'src/store/codec.ts',
+  { name: 'a takeover keeps the fence', seed: 4, file: 'src/store/record/codec.ts',
     from: 'Math.max(fence, old.fence + (nextFence ? 1 : 0))',
     to: 'old.fence' },
   { name: 'a broken exchange frees the key', seed: 18, file: 'src/protect/guard.ts',
@@ -141,16 +141,16 @@ export const PLANTS: readonly (Plant & { readonly seed: number })[] = [
   { name: 'a record without its response is free', seed: 5, file: 'src/core/settle.ts',
     from: 'return { draft: read, spans: remainingSpans(read, now) }',
     to: "return { draft: { ...read, state: 'failed_retryable' } as never, spans: remainingSpans(read, now) }" },
-  { name: 'the new phase does not ask the old store', seed: 98, file: 'src/store/migrating.ts',
+  { name: 'the new phase does not ask the old store', seed: 98, file: 'src/store/moving/migrating.ts',
     from: "new: { lead: 'to', asks: true, writes: 'never' }",
     to: "new: { lead: 'to', asks: false, writes: 'never' }" },
-  { name: 'a free key is believed without the other store', seed: 382, file: 'src/store/migrating.ts',
+  { name: 'a free key is believed without the other store', seed: 382, file: 'src/store/moving/migrating.ts',
     from: 'if (own.bytes !== null && (lead === null || isDone(lead)))',
     to: 'if (own.bytes !== null)' },
-  { name: 'an outcome is written to the old store alone', seed: 747, file: 'src/store/migrating.ts',
+  { name: 'an outcome is written to the old store alone', seed: 747, file: 'src/store/moving/migrating.ts',
     from: "      case 'must':\n        return this.#advance(this.#other, id, record, follows)",
     to: "      case 'must':\n        return" },
-  { name: 'a lease that is renewed in the new store alone has ended for the old one', seed: 2545, file: 'src/store/migrating.ts',
+  { name: 'a lease that is renewed in the new store alone has ended for the old one', seed: 2545, file: 'src/store/moving/migrating.ts',
     from: 'const renewed = renewedBy({ bytes: theirs, now }, own)',
     to: 'const renewed = null as Buffer | null' },
   { name: 'shadow mode forgets what it forwards while its phase is not known', seed: 1274, file: 'src/protect/claim.ts',
@@ -161,7 +161,7 @@ export const PLANTS: readonly (Plant & { readonly seed: number })[] = [
 /** Mistakes in what strangers can reach: one target of the fuzzer has to find each of them, and a test. */
 // biome-ignore format: a table
 export const FUZZED: readonly (Plant & { readonly target: string })[] = [
-  { name: 'a record is read in whatever state it is', file: 'src/store/codec.ts', target: 'record',
+  { name: 'a record is read in whatever state it is', file: 'src/store/record/codec.ts', target: 'record',
     also: 'test/store/codec.test.ts',
     from: 'if (state === undefined) throw new CorruptRecord(`the stored record has state ${bytes[PREFIX.state]}`)',
     to: '' },

@@ -403,7 +403,7 @@ function withOutages(incidents: readonly Incident[], random: Random): Incident[]
 }
 
 const STAGES: readonly Stage[] = ['before', 'mirror', 'both', 'new']
-/** A replica that enters `new` is sure of it by then, whatever lives yet (src/store/phases.ts). */
+/** A replica that enters `new` is sure of it by then, whatever lives yet (src/store/moving/phases.ts). */
 const ENTERED: Millis = 30_000
 
 /**

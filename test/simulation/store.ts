@@ -8,8 +8,8 @@ import {
 } from '../../src/core/record.ts'
 import type { Soon } from '../../src/runtime/scheduling.ts'
 import type { StoreOperation } from '../../src/store/around.ts'
-import { decodeRecord, isClaim, readStamps } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
+import { decodeRecord, isClaim, readStamps } from '../../src/store/record/codec.ts'
 import {
   type Condition,
   type DueKind,
@@ -49,7 +49,7 @@ export class SimulatedStore {
   readonly #ids = new Set<RecordId>()
   /** Writes that have been sent, perhaps by a process that has died since, and not applied yet. */
   writesUnderWay = 0
-  /** Since when it is who it is, and until when it hands nothing out (store/lua/epoch.lua); null: nobody has looked at it yet. */
+  /** Since when it is who it is, and until when it hands nothing out (store/redis/lua/epoch.lua); null: nobody has looked at it yet. */
   #epoch: { readonly since: Millis; till: Millis } | null = { since: START, till: START }
   /** The grace is over: before anything is handed out. */
   onGraceOver: () => void = () => {}
@@ -117,7 +117,7 @@ export class SimulatedStore {
     return this.restore(before)
   }
 
-  /** As `held_for` in store/lua/epoch.lua. */
+  /** As `held_for` in store/redis/lua/epoch.lua. */
   #held(isReclaim: boolean): { readonly left: Millis; readonly since: Millis } {
     const { now } = this
     this.#epoch ??= { since: now, till: now + GRACE }

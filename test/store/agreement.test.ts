@@ -5,8 +5,8 @@ import t, { type Test } from 'tap'
 import type { Identification } from '../../src/core/identification.ts'
 import { Agreement } from '../../src/store/agreement.ts'
 import { all, inPhase } from '../../src/store/around.ts'
-import { decodeRecord } from '../../src/store/codec.ts'
-import { IDENTIFICATION_MARK, MARKED_FOR, SURE_FOR } from '../../src/store/phases.ts'
+import { IDENTIFICATION_MARK, MARKED_FOR, SURE_FOR } from '../../src/store/moving/phases.ts'
+import { decodeRecord } from '../../src/store/record/codec.ts'
 import {
   CorruptRecord,
   InGrace,

@@ -27,7 +27,7 @@ import {
   stamp,
   stateCode,
   storedSpans,
-} from '../../src/store/codec.ts'
+} from '../../src/store/record/codec.ts'
 import { bytesOf, draft, newToken, response } from './fixtures.ts'
 
 /** Plain objects, as the code makes them. */

@@ -10,12 +10,12 @@ import {
   type State,
 } from '../../src/core/record.ts'
 import { Agreement } from '../../src/store/agreement.ts'
-import { decodeRecord, encodeDraft, PREFIX, readStamps } from '../../src/store/codec.ts'
-import { packed } from '../../src/store/packed.ts'
-import { MARKED_FOR } from '../../src/store/phases.ts'
-import { versionOf } from '../../src/store/prefix.ts'
+import { MARKED_FOR } from '../../src/store/moving/phases.ts'
+import { decodeRecord, encodeDraft, PREFIX, readStamps } from '../../src/store/record/codec.ts'
+import { packed } from '../../src/store/record/packed.ts'
+import { versionOf } from '../../src/store/record/prefix.ts'
+import { Sealer } from '../../src/store/record/sealing.ts'
 import type { Condition, DueKind, Listing, Store, SwapReply } from '../../src/store/register.ts'
-import { Sealer } from '../../src/store/sealing.ts'
 import {
   ALL_BYTES,
   bytesOf,

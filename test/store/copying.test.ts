@@ -1,9 +1,9 @@
 import t from 'tap'
-import { decodeRecord, encodeDraft, readStamps } from '../../src/store/codec.ts'
-import { areTheSame, CopyDiffers, copyRecord, findRunning } from '../../src/store/copying.ts'
 import { memoryStore } from '../../src/store/memory.ts'
+import { areTheSame, CopyDiffers, copyRecord, findRunning } from '../../src/store/moving/copying.ts'
+import { decodeRecord, encodeDraft, readStamps } from '../../src/store/record/codec.ts'
 import { CorruptRecord, type Store, StoreFull, StoreUnavailable } from '../../src/store/register.ts'
-import { openSqliteStore } from '../../src/store/sqlite.ts'
+import { openSqliteStore } from '../../src/store/sqlite/store.ts'
 import { ALL, bytesIn, copiesUnchanged, knowsItself, made, NOTE } from './copying.ts'
 import { bytesOf, HOUR, MINUTE, newId, newToken, SPANS, tempDir } from './fixtures.ts'
 

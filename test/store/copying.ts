@@ -1,7 +1,7 @@
 import type { Test } from 'tap'
 import type { RecordDraft, RecordId, Spans } from '../../src/core/record.ts'
-import { decodeRecord, readStamps } from '../../src/store/codec.ts'
-import { areTheSame, copyRecord } from '../../src/store/copying.ts'
+import { areTheSame, copyRecord } from '../../src/store/moving/copying.ts'
+import { decodeRecord, readStamps } from '../../src/store/record/codec.ts'
 import type { Store } from '../../src/store/register.ts'
 import { bytesOf, HOUR, MINUTE, newId, newToken, SPANS } from './fixtures.ts'
 

@@ -1,9 +1,9 @@
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { encodeDraft } from '../../src/store/codec.ts'
-import { openDynamoDbStore } from '../../src/store/dynamodb.ts'
-import type { Clock } from '../../src/store/dynamodb-client.ts'
-import { partsOf } from '../../src/store/dynamodb-layout.ts'
+import type { Clock } from '../../src/store/dynamodb/client.ts'
+import { partsOf } from '../../src/store/dynamodb/layout.ts'
+import { openDynamoDbStore } from '../../src/store/dynamodb/store.ts'
+import { encodeDraft } from '../../src/store/record/codec.ts'
 import { type Store, StoreUnavailable } from '../../src/store/register.ts'
 import {
   type Asked,

@@ -1,7 +1,6 @@
 import { readFileSync } from 'node:fs'
 import t, { type Test } from 'tap'
-import { HEAD_AT, PREFIX, readStamps } from '../../src/store/codec.ts'
-import { Client, ConditionFailed, NoTable, ServerClock } from '../../src/store/dynamodb-client.ts'
+import { Client, ConditionFailed, NoTable, ServerClock } from '../../src/store/dynamodb/client.ts'
 import {
   binary,
   cursorOf,
@@ -19,7 +18,8 @@ import {
   tableDefinition,
   text,
   wrongWith,
-} from '../../src/store/dynamodb-layout.ts'
+} from '../../src/store/dynamodb/layout.ts'
+import { HEAD_AT, PREFIX, readStamps } from '../../src/store/record/codec.ts'
 import { PartlyUnavailable } from '../../src/store/register.ts'
 import { failNextImport } from '../support/imports.ts'
 import { bytesOf, newToken } from './fixtures.ts'

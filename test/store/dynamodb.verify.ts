@@ -1,6 +1,6 @@
 import t from 'tap'
-import { openDynamoDbStore } from '../../src/store/dynamodb.ts'
-import type { Clock } from '../../src/store/dynamodb-client.ts'
+import type { Clock } from '../../src/store/dynamodb/client.ts'
+import { openDynamoDbStore } from '../../src/store/dynamodb/store.ts'
 import type { Store } from '../../src/store/register.ts'
 import { DynamoDbServer } from '../support/dynamodb.ts'
 import { registerContract } from './contract.ts'

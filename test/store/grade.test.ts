@@ -1,11 +1,11 @@
 import t from 'tap'
 import type { Millis } from '../../src/core/record.ts'
-import { PREFIX } from '../../src/store/codec.ts'
 import { disproof, GRADES, type Grade, gradingOf, PROVEN, weakest } from '../../src/store/grade.ts'
 import { memoryStore } from '../../src/store/memory.ts'
-import { postgresTraits } from '../../src/store/postgres-traits.ts'
-import type { Wait } from '../../src/store/redis-keys.ts'
-import { redisTraits, together } from '../../src/store/redis-traits.ts'
+import { postgresTraits } from '../../src/store/postgres/traits.ts'
+import { PREFIX } from '../../src/store/record/codec.ts'
+import type { Wait } from '../../src/store/redis/keys.ts'
+import { redisTraits, together } from '../../src/store/redis/traits.ts'
 import { type Store, type StoreTraits, StoreUnavailable } from '../../src/store/register.ts'
 
 const memory = (): Store => memoryStore({ clock: () => 1000, maxBytes: 2 ** 20 })

@@ -3,9 +3,8 @@ import t, { type Test } from 'tap'
 import { PHASES, type Phase } from '../../src/core/copies.ts'
 import type { RecordId, State } from '../../src/core/record.ts'
 import { NOBODY } from '../../src/core/settle.ts'
-import { decodeRecord, PREFIX, readStamps, stamp } from '../../src/store/codec.ts'
-import { keptOf } from '../../src/store/copying.ts'
-import { migrating } from '../../src/store/migrating.ts'
+import { keptOf } from '../../src/store/moving/copying.ts'
+import { migrating } from '../../src/store/moving/migrating.ts'
 import {
   follows,
   followsInMirror,
@@ -13,11 +12,12 @@ import {
   given,
   isDone,
   renewedBy,
-} from '../../src/store/migrating-records.ts'
-import { packed } from '../../src/store/packed.ts'
-import { markOf } from '../../src/store/phases.ts'
+} from '../../src/store/moving/migrating-records.ts'
+import { markOf } from '../../src/store/moving/phases.ts'
+import { decodeRecord, PREFIX, readStamps, stamp } from '../../src/store/record/codec.ts'
+import { packed } from '../../src/store/record/packed.ts'
+import { Sealer } from '../../src/store/record/sealing.ts'
 import { InGrace, type Store, StoreUnavailable, type SwapReply } from '../../src/store/register.ts'
-import { Sealer } from '../../src/store/sealing.ts'
 import { registerContract } from './contract.ts'
 import { answeringLater, bytesOf, HOUR, newId, newToken, pairHarness, SPANS } from './fixtures.ts'
 

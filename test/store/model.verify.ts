@@ -1,5 +1,5 @@
 import t from 'tap'
-import { openRedisStore } from '../../src/store/redis.ts'
+import { openRedisStore } from '../../src/store/redis/store.ts'
 import { RedisServer } from '../support/redis.ts'
 import { followModel, followSome, harnessOf } from './model.ts'
 

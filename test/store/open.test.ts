@@ -2,7 +2,6 @@ import { once } from 'node:events'
 import { join, relative } from 'node:path'
 import type { Worker } from 'node:worker_threads'
 import t from 'tap'
-import { readStamps } from '../../src/store/codec.ts'
 import {
   asObserver,
   hasGrace,
@@ -12,8 +11,9 @@ import {
   type StoreHooks,
   storeName,
 } from '../../src/store/open.ts'
+import { readStamps } from '../../src/store/record/codec.ts'
 import { Records } from '../../src/store/records.ts'
-import { RedisKeys } from '../../src/store/redis-keys.ts'
+import { RedisKeys } from '../../src/store/redis/keys.ts'
 import { freePort, RedisServer } from '../support/redis.ts'
 import { bytesOf, draft, newId, newToken, PLAIN_STORE, response, SPANS, tempDir, until } from './fixtures.ts'
 

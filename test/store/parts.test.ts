@@ -1,5 +1,5 @@
 import t from 'tap'
-import { BinaryReader, BinaryWriter } from '../../src/store/binary.ts'
+import { BinaryReader, BinaryWriter } from '../../src/store/record/binary.ts'
 import {
   CorruptRecord,
   Declined,

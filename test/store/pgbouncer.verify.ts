@@ -1,5 +1,5 @@
 import t from 'tap'
-import { openPostgresStore, type PostgresStore } from '../../src/store/postgres.ts'
+import { openPostgresStore, type PostgresStore } from '../../src/store/postgres/store.ts'
 import { NO_PGBOUNCER, PgBouncer } from '../support/pgbouncer.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { registerContract } from './contract.ts'

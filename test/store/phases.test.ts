@@ -4,9 +4,16 @@ import t, { type Test } from 'tap'
 import type { Phase } from '../../src/core/copies.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { inPhase } from '../../src/store/around.ts'
-import { decodeRecord, readStamps } from '../../src/store/codec.ts'
 import { memoryStore } from '../../src/store/memory.ts'
-import { enteredBy, isMarked, Lookout, markOf, PhaseConflict, Presence } from '../../src/store/phases.ts'
+import {
+  enteredBy,
+  isMarked,
+  Lookout,
+  markOf,
+  PhaseConflict,
+  Presence,
+} from '../../src/store/moving/phases.ts'
+import { decodeRecord, readStamps } from '../../src/store/record/codec.ts'
 import { InGrace, OutOfPhase, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { answeringLater, bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
 

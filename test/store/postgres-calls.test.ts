@@ -1,9 +1,13 @@
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
-import { PREFIX } from '../../src/store/codec.ts'
-import { openPostgresStore, type PostgresOptions, type PostgresStore } from '../../src/store/postgres.ts'
-import { REVISION } from '../../src/store/postgres-layout.ts'
-import type { SqlArg } from '../../src/store/postgres-link.ts'
+import { REVISION } from '../../src/store/postgres/layout.ts'
+import type { SqlArg } from '../../src/store/postgres/link.ts'
+import {
+  openPostgresStore,
+  type PostgresOptions,
+  type PostgresStore,
+} from '../../src/store/postgres/store.ts'
+import { PREFIX } from '../../src/store/record/codec.ts'
 import { InGrace, PartlyUnavailable } from '../../src/store/register.ts'
 import { KEPT_FOR } from '../../src/store/safety.ts'
 import { type FakeLinks, fakeLinks, type Sent } from '../support/fake-links.ts'

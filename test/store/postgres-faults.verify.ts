@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { decodeRecord } from '../../src/store/codec.ts'
+import { decodeRecord } from '../../src/store/record/codec.ts'
 import { Records } from '../../src/store/records.ts'
 import { type Certificate, certificate } from '../support/certificates.ts'
 import { type Database, NO_POSTGRES, PostgresServer } from '../support/postgres.ts'

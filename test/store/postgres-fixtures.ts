@@ -1,6 +1,10 @@
 import type { Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
-import { openPostgresStore, type PostgresOptions, type PostgresStore } from '../../src/store/postgres.ts'
+import {
+  openPostgresStore,
+  type PostgresOptions,
+  type PostgresStore,
+} from '../../src/store/postgres/store.ts'
 import type { NewEpoch } from '../../src/store/register.ts'
 import type { Database } from '../support/postgres.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'

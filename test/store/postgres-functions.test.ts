@@ -1,8 +1,8 @@
 import { randomBytes } from 'node:crypto'
 import type pg from 'pg'
 import t, { type Test } from 'tap'
-import { BODIES_FROM } from '../../src/store/codec.ts'
-import { layoutScript } from '../../src/store/postgres-layout.ts'
+import { layoutScript } from '../../src/store/postgres/layout.ts'
+import { BODIES_FROM } from '../../src/store/record/codec.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { newId } from './fixtures.ts'
 

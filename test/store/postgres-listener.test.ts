@@ -1,8 +1,8 @@
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import type { Lanes } from '../../src/store/postgres-lanes.ts'
-import type { SqlArg, SqlRow } from '../../src/store/postgres-link.ts'
-import { Listener } from '../../src/store/postgres-listener.ts'
+import type { Lanes } from '../../src/store/postgres/lanes.ts'
+import type { SqlArg, SqlRow } from '../../src/store/postgres/link.ts'
+import { Listener } from '../../src/store/postgres/listener.ts'
 import { fakeLinks } from '../support/fake-links.ts'
 import { newId } from './fixtures.ts'
 

@@ -2,18 +2,18 @@ import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
-import { Epoch } from '../../src/store/postgres-epoch.ts'
-import { lockWait } from '../../src/store/postgres-lanes.ts'
-import { prepare, REVISION } from '../../src/store/postgres-layout.ts'
+import { Epoch } from '../../src/store/postgres/epoch.ts'
+import { lockWait } from '../../src/store/postgres/lanes.ts'
+import { prepare, REVISION } from '../../src/store/postgres/layout.ts'
 import {
   type PostgresLink,
   postgresFailure,
   reasonOf,
   type SqlRow,
   sqlNumber,
-} from '../../src/store/postgres-link.ts'
-import { postgresTraits } from '../../src/store/postgres-traits.ts'
-import * as parsing from '../../src/store/postgres-url.ts'
+} from '../../src/store/postgres/link.ts'
+import { postgresTraits } from '../../src/store/postgres/traits.ts'
+import * as parsing from '../../src/store/postgres/url.ts'
 import { type NewEpoch, StoreUnavailable } from '../../src/store/register.ts'
 import { KEPT_FOR, Safety } from '../../src/store/safety.ts'
 import { fakeLinks } from '../support/fake-links.ts'

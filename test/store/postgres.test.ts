@@ -1,6 +1,6 @@
 import t from 'tap'
 import { openStore, storeName } from '../../src/store/open.ts'
-import { openPostgresStore } from '../../src/store/postgres.ts'
+import { openPostgresStore } from '../../src/store/postgres/store.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { registerContract } from './contract.ts'
 import { bytesOf, HOUR, newId, newToken, PLAIN_STORE, SPANS, until } from './fixtures.ts'

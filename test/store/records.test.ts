@@ -7,9 +7,9 @@ import {
   readAt,
 } from '../../src/core/record.ts'
 import { NOBODY, outcomeDraftOf } from '../../src/core/settle.ts'
-import { decodeRecord } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { LARGEST_RECENT, RecentWrites } from '../../src/store/recent.ts'
+import { decodeRecord } from '../../src/store/record/codec.ts'
 import { nullIfUnavailable, orThrow, Records, type StoreTrouble, tokens } from '../../src/store/records.ts'
 import {
   CorruptRecord,

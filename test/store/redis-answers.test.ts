@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { SMALL_RECORD } from '../../src/store/codec.ts'
+import { SMALL_RECORD } from '../../src/store/record/codec.ts'
 import type { PutKind, Store } from '../../src/store/register.ts'
 import { array, bulk, int, type Says, scripted, words } from '../support/fake-redis.ts'
 import { newId, newToken, SPANS } from './fixtures.ts'

@@ -1,7 +1,7 @@
 import type { Socket } from 'node:net'
 import t, { type Test } from 'tap'
-import { replicationText } from '../../src/store/redis-barrier.ts'
-import { type Wait } from '../../src/store/redis-keys.ts'
+import { replicationText } from '../../src/store/redis/barrier.ts'
+import { type Wait } from '../../src/store/redis/keys.ts'
 import type { Store } from '../../src/store/register.ts'
 import {
   array,

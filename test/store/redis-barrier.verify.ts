@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import type { Wait } from '../../src/store/redis-keys.ts'
+import type { Wait } from '../../src/store/redis/keys.ts'
 import type { PutReply } from '../../src/store/register.ts'
 import { RedisServer } from '../support/redis.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'

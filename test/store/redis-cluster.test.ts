@@ -1,7 +1,7 @@
 import type { Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { replicasIn } from '../../src/store/redis-cluster.ts'
+import { replicasIn } from '../../src/store/redis/cluster.ts'
 import { PartlyUnavailable, type Store } from '../../src/store/register.ts'
 import {
   array,

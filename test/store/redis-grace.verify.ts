@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import type { RedisOptions } from '../../src/store/redis-keys.ts'
+import type { RedisOptions } from '../../src/store/redis/keys.ts'
 import { RedisServer } from '../support/redis.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
 import { SentinelGroup } from '../support/redis-sentinel.ts'

@@ -4,6 +4,7 @@ import fc from 'fast-check'
 import t from 'tap'
 import { newReconciliation, type RecordId } from '../../src/core/record.ts'
 import { NOBODY } from '../../src/core/settle.ts'
+import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import {
   decodeRecord,
   encodeDraft,
@@ -13,12 +14,11 @@ import {
   sealingKeyOf,
   stamp,
   stateCode,
-} from '../../src/store/codec.ts'
-import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
-import { packed } from '../../src/store/packed.ts'
+} from '../../src/store/record/codec.ts'
+import { packed } from '../../src/store/record/packed.ts'
+import { Sealer, sealerOf } from '../../src/store/record/sealing.ts'
 import { Records } from '../../src/store/records.ts'
 import { CorruptRecord, type SealError } from '../../src/store/register.ts'
-import { Sealer, sealerOf } from '../../src/store/sealing.ts'
 import { bytesOf, draft, newId, newToken, response, SPANS } from './fixtures.ts'
 
 const [ONE, TWO, THREE] = [0x11, 0x22, 0x33].map((byte, n) => ({

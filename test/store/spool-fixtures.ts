@@ -10,7 +10,7 @@ import {
   parseSegmentName,
   Spool,
   type SpoolEntry,
-} from '../../src/store/spool.ts'
+} from '../../src/store/spool/log.ts'
 
 export const MiB = 1024 ** 2
 

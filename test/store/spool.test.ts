@@ -11,8 +11,8 @@ import {
 } from 'node:fs'
 import { join } from 'node:path'
 import t from 'tap'
-import type { KeepResult, SpoolEntry } from '../../src/store/spool.ts'
-import { entryFrame, frameBytes, parseSegmentName, readSegment, Spool } from '../../src/store/spool.ts'
+import type { KeepResult, SpoolEntry } from '../../src/store/spool/log.ts'
+import { entryFrame, frameBytes, parseSegmentName, readSegment, Spool } from '../../src/store/spool/log.ts'
 import {
   around,
   aside,

@@ -6,7 +6,7 @@ import { createInterface } from 'node:readline'
 import { text } from 'node:stream/consumers'
 import { fileURLToPath } from 'node:url'
 import t, { type Test } from 'tap'
-import type { SpoolEntry } from '../../src/store/spool.ts'
+import type { SpoolEntry } from '../../src/store/spool/log.ts'
 import { aside, CUT, cutAt, folder, left, MiB, opened, segments } from './spool-fixtures.ts'
 
 t.setTimeout(300_000)

@@ -2,15 +2,15 @@ import { existsSync } from 'node:fs'
 import { DatabaseSync } from 'node:sqlite'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import type { Message, WorkerOptions } from '../../src/store/sqlite.ts'
-import { pack, type Request, unpack } from '../../src/store/sqlite-messages.ts'
+import { pack, type Request, unpack } from '../../src/store/sqlite/messages.ts'
+import type { Message, WorkerOptions } from '../../src/store/sqlite/store.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
 import { fileInProcess, InProcess, NOW } from './sqlite-in-process.ts'
 
 /* How the thread's operations share transactions, and what fails with what. The tests speak with it in messages. */
 
 const BATCH = 256
-const URL_ = new URL('../../src/store/sqlite-worker.ts', import.meta.url)
+const URL_ = new URL('../../src/store/sqlite/worker.ts', import.meta.url)
 
 /** The thread without its owner. */
 async function bare(t: Test, over: Partial<WorkerOptions> = {}) {

@@ -1,6 +1,6 @@
 import { join } from 'node:path'
 import type { Test } from 'tap'
-import { openSqliteStore, type SqliteOptions, type SqliteStore } from '../../src/store/sqlite.ts'
+import { openSqliteStore, type SqliteOptions, type SqliteStore } from '../../src/store/sqlite/store.ts'
 import { tempDir } from './fixtures.ts'
 
 /* Stores with threads of their own. */

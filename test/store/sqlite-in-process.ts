@@ -7,7 +7,7 @@ import { join } from 'node:path'
 import { DatabaseSync, type SQLOutputValue } from 'node:sqlite'
 import workerThreads, { MessageChannel, type MessagePort, type Transferable } from 'node:worker_threads'
 import type { Test } from 'tap'
-import { openSqliteStore, type SqliteOptions } from '../../src/store/sqlite.ts'
+import { openSqliteStore, type SqliteOptions } from '../../src/store/sqlite/store.ts'
 import { tempDir } from './fixtures.ts'
 
 /*
@@ -55,7 +55,7 @@ export class InProcess extends EventEmitter {
     const workerData = { ...this.options.workerData, busyMs: 0 }
     Object.assign(workerThreads, { parentPort: this.#its, workerData })
     syncBuiltinESMExports()
-    await import(`../../src/store/sqlite-worker.ts?instance=${randomUUID()}`)
+    await import(`../../src/store/sqlite/worker.ts?instance=${randomUUID()}`)
     Object.assign(workerThreads, before)
     syncBuiltinESMExports()
   }

@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { RecordId, Spans } from '../../src/core/record.ts'
-import type { SqliteStore } from '../../src/store/sqlite.ts'
+import type { SqliteStore } from '../../src/store/sqlite/store.ts'
 import { bytesOf, HOUR, MINUTE, newToken, SPANS } from './fixtures.ts'
 import { fileInProcess, inProcess, NOW } from './sqlite-in-process.ts'
 

@@ -6,8 +6,13 @@ import v8 from 'node:v8'
 import workerThreads from 'node:worker_threads'
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { failureOf, openSqliteStore, type SqliteOptions, type SqliteStore } from '../../src/store/sqlite.ts'
-import type { Packed } from '../../src/store/sqlite-messages.ts'
+import type { Packed } from '../../src/store/sqlite/messages.ts'
+import {
+  failureOf,
+  openSqliteStore,
+  type SqliteOptions,
+  type SqliteStore,
+} from '../../src/store/sqlite/store.ts'
 import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
 import { fileInProcess, type InProcess, NOW } from './sqlite-in-process.ts'
 
@@ -26,7 +31,7 @@ function timersOf(t: Test): Timer[] {
   const timers: Timer[] = []
   const { setTimeout, clearTimeout } = globalThis
   globalThis.setTimeout = Object.assign((run: () => void, ms: number) => {
-    if (!new Error('who asks').stack?.includes('/store/sqlite.ts')) return setTimeout(run, ms)
+    if (!new Error('who asks').stack?.includes('/store/sqlite/store.ts')) return setTimeout(run, ms)
     const timer = { ms, run, isCleared: false }
     timers.push(timer)
     return timer as unknown as NodeJS.Timeout

@@ -6,8 +6,8 @@ import { join } from 'node:path'
 import { DatabaseSync } from 'node:sqlite'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { decodeRecord } from '../../src/store/codec.ts'
-import type { SqliteStore } from '../../src/store/sqlite.ts'
+import { decodeRecord } from '../../src/store/record/codec.ts'
+import type { SqliteStore } from '../../src/store/sqlite/store.ts'
 import { bytesOf, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
 import { open, opened } from './sqlite-fixtures.ts'
 import { inProcess } from './sqlite-in-process.ts'
@@ -16,7 +16,7 @@ import { inProcess } from './sqlite-in-process.ts'
 
 t.setTimeout(280_000)
 
-const MODULE = new URL('../../src/store/sqlite.ts', import.meta.url).href
+const MODULE = new URL('../../src/store/sqlite/store.ts', import.meta.url).href
 
 /** Makes a record of almost 4 KiB: 2,000 of them fill the journal. */
 const LONG = { lastError: 'x'.repeat(3600) }

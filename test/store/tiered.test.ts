@@ -1,7 +1,7 @@
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { encodeDraft, PREFIX, readStamps, stateCode } from '../../src/store/codec.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
+import { encodeDraft, PREFIX, readStamps, stateCode } from '../../src/store/record/codec.ts'
 import { type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { tiered } from '../../src/store/tiered.ts'
 import { registerContract } from './contract.ts'

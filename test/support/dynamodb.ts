@@ -3,7 +3,7 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import type { AddressInfo } from 'node:net'
 import { buffer } from 'node:stream/consumers'
 import dynalite from 'dynalite'
-import { tableDefinition } from '../../src/store/dynamodb-layout.ts'
+import { tableDefinition } from '../../src/store/dynamodb/layout.ts'
 
 // The SDK needs credentials; dynalite accepts any.
 process.env['AWS_ACCESS_KEY_ID'] = 'test'

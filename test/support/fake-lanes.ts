@@ -1,7 +1,7 @@
 import type { Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
-import { Lanes } from '../../src/store/postgres-lanes.ts'
-import type { Identity } from '../../src/store/postgres-layout.ts'
+import { Lanes } from '../../src/store/postgres/lanes.ts'
+import type { Identity } from '../../src/store/postgres/layout.ts'
 import { type FakeLink, type FakeLinks, fakeLinks, type Sent } from './fake-links.ts'
 
 export const TIMEOUT: Millis = 1000

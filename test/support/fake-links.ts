@@ -1,6 +1,6 @@
 import type { Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
-import { type LinkOptions, PostgresLink, type SqlArg, type SqlRow } from '../../src/store/postgres-link.ts'
+import { type LinkOptions, PostgresLink, type SqlArg, type SqlRow } from '../../src/store/postgres/link.ts'
 import { type FrozenClock, frozenClock } from './frozen-clock.ts'
 
 export interface Sent {

@@ -2,9 +2,9 @@ import { once } from 'node:events'
 import { type AddressInfo, createServer, type Socket } from 'node:net'
 import { createServer as createTlsServer } from 'node:tls'
 import type { Test } from 'tap'
-import { BATCH, BATCH_THOUGH_FULL } from '../../src/store/redis-batch.ts'
-import { ADMIT } from '../../src/store/redis-epochs.ts'
-import type { Script } from '../../src/store/resp.ts'
+import { BATCH, BATCH_THOUGH_FULL } from '../../src/store/redis/batch.ts'
+import { ADMIT } from '../../src/store/redis/epochs.ts'
+import type { Script } from '../../src/store/redis/resp.ts'
 import { repliesTo } from './replies.ts'
 
 export type Answer = (command: string[], socket: Socket) => string | Buffer | null

@@ -2,7 +2,7 @@ import { once } from 'node:events'
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { buffer } from 'node:stream/consumers'
-import { tableDefinition } from '../../src/store/dynamodb-layout.ts'
+import { tableDefinition } from '../../src/store/dynamodb/layout.ts'
 
 // The SDK needs credentials.
 process.env['AWS_ACCESS_KEY_ID'] = 'test'

@@ -1,6 +1,6 @@
 import type { Test } from 'tap'
-import { PREFIX } from '../../src/store/codec.ts'
-import { IDENTIFICATION_MARK } from '../../src/store/phases.ts'
+import { IDENTIFICATION_MARK } from '../../src/store/moving/phases.ts'
+import { PREFIX } from '../../src/store/record/codec.ts'
 import { onlyRecord, redisSnapshot } from './e2e.ts'
 import { NO_POSTGRES, PostgresServer } from './postgres.ts'
 import { RedisServer } from './redis.ts'

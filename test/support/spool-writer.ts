@@ -1,5 +1,5 @@
 /** A process to kill: appends forever, and prints what it has kept and what it has dropped. */
-import { Spool } from '../../src/store/spool.ts'
+import { Spool } from '../../src/store/spool/log.ts'
 
 const directory = process.argv[2] as string
 const { spool } = await Spool.open({ directory, maxBytes: 64 * 1024 ** 2, say: () => {} })

@@ -1,5 +1,5 @@
 import { setTimeout as wait } from 'node:timers/promises'
-import { RedisKeys } from '../../src/store/redis-keys.ts'
+import { RedisKeys } from '../../src/store/redis/keys.ts'
 import { newId } from '../store/fixtures.ts'
 import type { Losses } from '../support/losses.ts'
 import { PostgresServer } from '../support/postgres.ts'

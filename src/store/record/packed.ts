@@ -1,0 +1,112 @@
+import type { StoreConfig } from '../../config/config.ts'
+import type { RecordId } from '../../core/record.ts'
+import { after, type Soon } from '../../runtime/scheduling.ts'
+import type { GetReply, Note, Store, WriteReply } from '../register.ts'
+import { BinaryReader } from './binary.ts'
+import { keptIn } from './codec.ts'
+import { coded, codingOf, decodedSoon, mayShrink } from './compression.ts'
+import type { Sealer } from './sealing.ts'
+
+/** Wraps `store`: compresses and then seals records, and seals histories. Returns records as they were given, with the store's stamps. */
+export function packed(
+  store: Store,
+  sealer: Sealer | null,
+  compression: StoreConfig['compression'] = 'off',
+): Store {
+  const { history } = store
+  const pack = (id: RecordId, bytes: Buffer): Soon<Buffer> => {
+    const smaller = compression === 'off' ? bytes : compressed(bytes, codingOf(compression))
+    return sealer === null ? smaller : after(smaller, (plain) => sealer.seal(id, plain))
+  }
+  const unpacked = <Reply extends WriteReply<Buffer | null> | GetReply>(
+    id: RecordId,
+    reply: Reply,
+  ): Soon<Reply> => {
+    if (!('bytes' in reply) || reply.bytes === null) return reply
+    const plain = sealer === null ? reply.bytes : sealer.open(id, reply.bytes)
+    return after(decompressed(plain), (bytes) => ({ ...reply, bytes }))
+  }
+  return {
+    ...store,
+    put: (id, bytes, spans, entry) =>
+      rejecting(() =>
+        after(pack(id, bytes), (stored) =>
+          after(store.put(id, stored, spans, entry), (reply) => unpacked(id, reply)),
+        ),
+      ),
+    swap: (id, condition, bytes, spans, nextFence) =>
+      rejecting(() =>
+        after(pack(id, bytes), (stored) =>
+          after(store.swap(id, condition, stored, spans, nextFence), (reply) => unpacked(id, reply)),
+        ),
+      ),
+    get: async (id) => unpacked(id, await store.get(id)),
+    stored: (id) => store.stored?.(id) ?? store.get(id),
+    history: sealer === null ? history : sealedHistory(history, sealer),
+  }
+}
+
+function sealedHistory(history: Store['history'], sealer: Sealer): Store['history'] {
+  const sealed = (id: RecordId, note: Note): Note => ({
+    ...note,
+    text: sealer.sealNote(id, note.tag, note.text),
+  })
+  return {
+    append: (id, notes) =>
+      history.append(
+        id,
+        notes.map((note) => sealed(id, note)),
+      ),
+    async read(id) {
+      const notes = await history.read(id)
+      return notes.map((note) => ({ ...note, text: sealer.openNote(id, note.tag, note.text) }))
+    },
+  }
+}
+
+/** Turns synchronous errors into rejections. */
+function rejecting<Reply>(ask: () => Soon<Reply>): Soon<Reply> {
+  try {
+    return ask()
+  } catch (error) {
+    return Promise.reject(error)
+  }
+}
+
+/** Compresses the record's response, if there is one and it pays off. */
+function compressed(bytes: Buffer, coding: number): Soon<Buffer> {
+  const kept = keptIn(bytes)
+  if (kept === null) return bytes
+  const { codingAt, payloadAt } = kept
+  const r = new BinaryReader(bytes, payloadAt)
+  const headers = r.lines()
+  r.lines()
+  if (!mayShrink(headers, r.u32())) return bytes
+  return after(coded(bytes.subarray(payloadAt), coding), (payload) =>
+    payload === null ? bytes : withPayload(bytes, payloadAt, payload, codingAt, coding),
+  )
+}
+
+/** Restores the record's response. */
+function decompressed(bytes: Buffer): Soon<Buffer> {
+  const kept = keptIn(bytes)
+  if (kept === null) return bytes
+  const { codingAt, payloadAt } = kept
+  const coding = bytes[codingAt] as number
+  if (coding === 0) return bytes
+  return after(decodedSoon(bytes.subarray(payloadAt), coding), (payload) =>
+    withPayload(bytes, payloadAt, payload, codingAt, 0),
+  )
+}
+
+function withPayload(
+  bytes: Buffer,
+  payloadAt: number,
+  payload: Buffer,
+  codingAt: number,
+  coding: number,
+): Buffer {
+  const record = Buffer.concat([bytes.subarray(0, payloadAt), payload])
+  record[codingAt] = coding
+  return record
+}

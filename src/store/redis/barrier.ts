@@ -1,0 +1,271 @@
+import { setImmediate as immediately } from 'node:timers/promises'
+import type { Millis } from '../../core/record.ts'
+import { meets, PREFIX } from '../record/codec.ts'
+import { Unreplicated, type WriteReply } from '../register.ts'
+import { type ReadResult, writeReply } from './batch.ts'
+import type { MasterShards, Servers } from './cluster.ts'
+import { exactly, hostPortText, type Link, RedisConnection, Refused, repliesMismatch } from './connection.ts'
+import type { RedisKeys, RedisOptions, Wait } from './keys.ts'
+import type { RespReply } from './resp.ts'
+import { Misconfigured } from './url.ts'
+
+/** How long the known number of replicas is trusted. */
+const KNOWN_FOR: Millis = 1000
+/** Markers are never read. */
+const MARKER_LIFE: Millis = 60_000
+
+/**
+ * Makes claims wait until replicas, or disks, have them (contract §9). Each round writes a marker over a second connection to the same
+ * process and `WAIT`s for it. The marker follows the claims in the replication stream, so a replica that has the marker has the claims:
+ * one round covers all claims whose replies came before it (ADR 93).
+ */
+export class Barriers {
+  readonly wait: Wait
+  readonly keys: RedisKeys
+  readonly servers: Servers
+  readonly #options: RedisOptions
+  readonly #byLink = new Map<Link, Barrier>()
+
+  constructor(wait: Wait, options: RedisOptions, keys: RedisKeys, servers: Servers) {
+    this.wait = wait
+    this.keys = keys
+    this.servers = servers
+    this.#options = options
+  }
+
+  /** @throws {Misconfigured} if a server cannot do it. */
+  async open(): Promise<void> {
+    const { disk } = this.wait
+    if (disk === 'none') return
+    for (const { server } of this.servers.known()) {
+      const error: unknown = await server
+        .ask('waitaof', [1, 0, 1], countsIn)
+        .catch((failure: unknown) => failure)
+      // A server that is down refuses its claims later, like any other that cannot wait.
+      if (!(error instanceof Refused)) continue
+      const refused = error.reply
+      const why = /unknown command/i.test(refused)
+        ? 'the server has no WAITAOF; allowed: Redis 7.2 or later, or Valkey'
+        : /appendonly/.test(refused)
+          ? 'appendonly is off on the server; allowed: appendonly yes'
+          : `the server refuses WAITAOF (${refused}); allowed: a user with +waitaof`
+      throw new Misconfigured(`store.wait.disk: found ${disk}, and ${why}, or disk: none`)
+    }
+  }
+
+  /**
+   * Runs the write of a claim and, if the store now holds this claim, waits for its replication.
+   * @throws {Unreplicated} if it was not replicated in time.
+   */
+  async claim<Found extends Buffer | null>(
+    shard: number,
+    bytes: Buffer,
+    write: (read: ReadResult<WriteReply<Found>>) => Promise<WriteReply<Found>>,
+  ): Promise<WriteReply<Found>> {
+    // The store takes ownership of the bytes.
+    const own = { token: Buffer.from(bytes.subarray(PREFIX.token, PREFIX.createdAt)), states: OPEN }
+    let barrier: Barrier | undefined
+    const reply = await write((result, at, now, link) => {
+      barrier = this.#of(link)
+      return writeReply(result, at, now)
+    })
+    if (!reply.done && (reply.bytes === null || !meets(reply.bytes, own))) return reply
+    const { onWaited } = this.#options
+    await (barrier as unknown as Barrier).wait(shard).catch((error: unknown) => {
+      onWaited?.(false)
+      throw error
+    })
+    onWaited?.(true)
+    return reply
+  }
+
+  /** Why this master refuses claims, for people. */
+  async check({ server, shards }: MasterShards): Promise<readonly string[]> {
+    try {
+      await this.#of(await server.connected()).wait(shards[0] as number)
+      return []
+    } catch (error) {
+      return [`${(error as Error).message}: claims are answered 503.`]
+    }
+  }
+
+  async close(): Promise<void> {
+    await Promise.all([...this.#byLink.values()].map((barrier) => barrier.close()))
+  }
+
+  #of(link: Link): Barrier {
+    const known = this.#byLink.get(link)
+    if (known !== undefined) return known
+    for (const [old, barrier] of this.#byLink) if (!old.isOpen) void barrier.close()
+    const { timeoutMs, client = {} } = this.#options
+    // Two commands may wait in sequence.
+    const settings = { timeoutMs: timeoutMs + 2 * this.wait.timeout, wait: this.wait, client }
+    const server: RedisConnection = new RedisConnection(
+      { place: link.address, login: link.address },
+      settings,
+      {
+        // The next connection may lead to another process.
+        onLost: () => {
+          this.#byLink.delete(link)
+          void server.close()
+        },
+      },
+    )
+    const barrier = new Barrier(link, server, this)
+    this.#byLink.set(link, barrier)
+    if (!link.isOpen) void barrier.close()
+    return barrier
+  }
+}
+
+/** A claim that waits. */
+interface WaitingClaim {
+  readonly shard: number
+  readonly resolve: () => void
+  readonly reject: (error: Unreplicated) => void
+}
+
+/** The claims that wait for the replicas of one process. */
+class Barrier {
+  readonly #link: Link
+  /** Another connection to it. */
+  readonly #server: RedisConnection
+  readonly #all: Barriers
+  #opened: Promise<void> | null = null
+  #waiting: WaitingClaim[] = []
+  #isRunning = false
+  /** How many replicas `WAIT` waits for. */
+  #replicas: number
+  /** How many replicas may be promoted. */
+  #known: number | null = null
+  #knownUntil: Millis = 0
+
+  constructor(link: Link, server: RedisConnection, all: Barriers) {
+    this.#link = link
+    this.#server = server
+    this.#all = all
+    const { replicas } = all.wait
+    this.#replicas = replicas === 'none' ? 0 : replicas === 'all' ? 1 : replicas
+  }
+
+  /** @throws {Unreplicated} */
+  wait(shard: number): Promise<void> {
+    return new Promise((resolve, reject) => {
+      this.#waiting.push({ shard, resolve, reject })
+      if (!this.#isRunning) void this.#run()
+    })
+  }
+
+  close(): Promise<void> {
+    return this.#server.close()
+  }
+
+  async #run(): Promise<void> {
+    this.#isRunning = true
+    // After the claims whose replies arrived together with the first one's.
+    await immediately()
+    while (this.#waiting.length > 0) {
+      const claims = this.#waiting.splice(0)
+      const { shard } = claims[0] as WaitingClaim
+      const error = await this.#round(shard).then(
+        () => null,
+        (failure: Error) => failure,
+      )
+      // The slot is moving to another server; only its claims fail.
+      const isOfShard = error instanceof Refused && /^(TRYAGAIN|MOVED|ASK) /.test(error.reply)
+      for (const claim of claims)
+        if (error === null) claim.resolve()
+        else if (isOfShard && claim.shard !== shard) this.#waiting.push(claim)
+        else claim.reject(new Unreplicated(`store.wait is not satisfied: ${error.message}`))
+    }
+    this.#isRunning = false
+  }
+
+  /** Rejects unless a marker in the shard, and so whatever came before it, is where it has to be. */
+  async #round(shard: number): Promise<void> {
+    const { wait, keys } = this.#all
+    const { replicas, disk, timeout } = wait
+    const server = this.#server
+    await (this.#opened ??= this.#open())
+    for (;;) {
+      const asked = this.#replicas
+      const onDisks = disk === 'replicas' ? asked : 0
+      const [, inMemory, [local, remote], connected, known] = await Promise.all([
+        server.ask('set', [keys.marker(shard), '1', 'PX', MARKER_LIFE], exactly('OK')),
+        asked === 0 || onDisks > 0 ? asked : server.ask('wait', [asked, timeout], countIn),
+        disk === 'none' ? ([1, onDisks] as const) : server.ask('waitaof', [1, onDisks, timeout], countsIn),
+        replicas === 'all' ? server.ask('role', [], connectedIn) : 0,
+        replicas === 'all' ? this.#knownReplicas() : 0,
+      ])
+      const reached = onDisks > 0 ? remote : inMemory
+      if (replicas === 'all') this.#replicas = Math.max(1, connected, known)
+      if (reached >= this.#replicas) {
+        if (local === 0) throw new Error(`the server’s disk did not have it within ${timeout} ms`)
+        // The server may have been replaced meanwhile: its successor lacks the claim, and this process has not counted it as running.
+        if (!this.#link.isOpen) throw new Error('the connection of the claim has ended')
+        return
+      }
+      // Unless they are newly found, and were not waited for.
+      if (this.#replicas <= asked)
+        throw new Error(`${reached} of ${this.#replicas} replicas had it within ${timeout} ms`)
+    }
+  }
+
+  /** Rejects unless the connection leads to the process that received the claims. */
+  async #open(): Promise<void> {
+    const { identity, address } = this.#link
+    await this.#server.open()
+    const other = await this.#server.connected()
+    if (identity !== '' && identity === other.identity) return
+    await this.#server.close()
+    throw new Error(
+      identity === ''
+        ? 'INFO does not tell which process takes the claims'
+        : `a second connection to ${hostPortText(address)} reaches a different process from the one that takes the claims`,
+    )
+  }
+
+  /** Number of replicas that may be promoted; if it cannot be read now, the last known one. */
+  async #knownReplicas(): Promise<number> {
+    if (this.#known !== null && performance.now() <= this.#knownUntil) return this.#known
+    this.#known = await this.#all.servers.replicasOf(this.#server).catch((error: unknown) => {
+      if (this.#known === null) throw error
+      return this.#known
+    })
+    this.#knownUntil = performance.now() + KNOWN_FOR
+    return this.#known
+  }
+}
+
+function countIn(reply: RespReply): number {
+  if (typeof reply !== 'number') throw repliesMismatch()
+  return reply
+}
+
+/** Reply of `WAITAOF`: whether the server has it on disk, and how many replicas do. */
+function countsIn(reply: RespReply): readonly [number, number] {
+  const [local, replicas] = Array.isArray(reply) ? reply : []
+  if (typeof local !== 'number' || typeof replicas !== 'number') throw repliesMismatch()
+  return [local, replicas]
+}
+
+/** Reads the connected replicas from a master's `ROLE`. */
+function connectedIn(reply: RespReply): number {
+  const [role, , replicas] = Array.isArray(reply) ? reply : []
+  if (!Buffer.isBuffer(role) || String(role) !== 'master' || !Array.isArray(replicas)) throw repliesMismatch()
+  return replicas.length
+}
+
+export function replicationText({ replicas, disk, timeout }: Wait): string {
+  const count = replicas === 'all' ? 'every known replica' : `${replicas} replica${replicas === 1 ? '' : 's'}`
+  const whom =
+    disk === 'replicas'
+      ? `the disks of the server and of ${count}`
+      : [...(replicas === 'none' ? [] : [count]), ...(disk === 'none' ? [] : ['the server’s disk'])].join(
+          ' and ',
+        )
+  return `claims wait for ${whom}, up to ${timeout} ms`
+}
+
+/** States of an owner's own claim: `unknown` if a sweeper found its lease expired. */
+const OPEN = ['in_progress', 'unknown'] as const

@@ -1,0 +1,205 @@
+import type { Millis } from '../../core/record.ts'
+import { U48 } from '../record/codec.ts'
+import { InGrace, StoreFull, type WriteReply } from '../register.ts'
+import type { Servers } from './cluster.ts'
+import { type Link, redisFailure, repliesMismatch, unanswered } from './connection.ts'
+import type { RedisOptions } from './keys.ts'
+import { type RespArg, type RespReply, type Script, script, source } from './resp.ts'
+
+const OPERATIONS = ['put', 'swap', 'get', 'renew', 'remove', 'due', 'throttle', 'note', 'notes']
+/** One function: making one for each of them would take as long as one of them. */
+const SOURCE = [
+  source('epoch'),
+  source('shared'),
+  'local function apply(op, key, head, body)\n',
+  ...OPERATIONS.map(source),
+  'end\n',
+  source('batch'),
+].join('')
+export const BATCH = script(SOURCE)
+export const BATCH_THOUGH_FULL = script(`#!lua flags=allow-oom\n${SOURCE}`)
+
+/** Operations per batch: the server does nothing else meanwhile. */
+const MOST = 64
+/** Bytes after which a batch is full. */
+const LARGE = 1024 * 1024
+const NOTHING = Buffer.of()
+/** Refusals that apply nothing, and may concern one operation: its slot is being moved, or it writes and others only read. */
+const OF_ONE = /^Redis refuses: (TRYAGAIN|NOREPLICAS|MISCONF)/
+/** How often a batch that came too late is sent once more. */
+const MOST_LATE = 2
+
+/** How many elements a result has, by the first one. */
+const LENGTHS = [2, 4, 3, 2, 1, 1, 2, 2]
+export const YES = 4
+const [FOUND, HELD, FAILED, LINES] = [0, 2, 3, 7]
+
+/** Converts the result of an operation, which begins in the reply of its batch at `at`. */
+export type ReadResult<T> = (reply: readonly RespReply[], at: number, now: Millis, link: Link) => T
+
+export interface Operation<T> {
+  readonly shard: number
+  /** Of the record or bucket. */
+  readonly key: string
+  /** What else it touches, for servers that have to know. */
+  readonly others?: readonly string[]
+  /** See the files in lua/. */
+  readonly head: Buffer
+  readonly body?: Buffer
+  /** A full store must take it, too: the outcome of an execution, a lease's renewal, and in a grace what was lost. */
+  readonly thoughFull?: boolean
+  readonly read: ReadResult<T>
+}
+
+interface Pending extends Operation<unknown> {
+  readonly resolve: (value: unknown) => void
+  readonly reject: (error: unknown) => void
+}
+
+type BatchOptions = Pick<RedisOptions, 'grace' | 'skew' | 'timeoutMs'>
+
+/**
+ * Sends all operations of a turn of the event loop in one call of a script; in a cluster one for each shard (ADR 125). Each call carries
+ * the last instant, by the server's clock, at which it may be applied: whatever delays it or sends it again, it does nothing after its caller
+ * has given up.
+ */
+export class Batches {
+  readonly #options: BatchOptions
+  readonly #commands: Servers['commands']
+  /** The keys of a command have to be in one shard. */
+  #isByShard: boolean
+  /** Of this turn: by shard, or all in one. */
+  #open = new Map<number, Pending[]>()
+  #size = 0
+  /** By the same: the server's clock minus this process's own, at least. */
+  readonly #clocks = new Map<number, Millis>()
+
+  constructor(options: BatchOptions, { commands, isCluster }: Pick<Servers, 'commands' | 'isCluster'>) {
+    this.#options = options
+    this.#commands = commands
+    this.#isByShard = isCluster
+  }
+
+  run<T>(operation: Operation<T>): Promise<T> {
+    return new Promise((resolve, reject) => this.#add({ ...operation, resolve, reject } as Pending))
+  }
+
+  /** The server may be another one, with another clock. */
+  forget(): void {
+    this.#clocks.clear()
+  }
+
+  readonly flush = (): void => {
+    const open = this.#open
+    if (open.size === 0) return
+    this.#open = new Map()
+    this.#size = 0
+    const until = performance.now() + this.#options.timeoutMs
+    for (const [group, items] of open) this.#send(group, items, BATCH, until, 0)
+  }
+
+  #add(pending: Pending): void {
+    const group = this.#isByShard ? pending.shard : 0
+    if (this.#open.size === 0) setImmediate(this.flush)
+    const items = this.#open.get(group)
+    if (items === undefined) this.#open.set(group, [pending])
+    else items.push(pending)
+    this.#size += (pending.body ?? NOTHING).length
+    if (items?.length === MOST || this.#size > LARGE) this.flush()
+  }
+
+  /** `until`: when the callers give up. `late`: how often it has come too late. */
+  #send(group: number, items: readonly Pending[], what: Script, until: Millis, late: number): void {
+    const { grace = 0, skew } = this.#options
+    const travelled = skew?.() ?? 0
+    const clock = this.#clocks.get(group)
+    // Comes too late while the clock is unknown, which makes it known.
+    const notAfter = clock === undefined ? 0 : Math.floor(clock + until) + travelled
+    const head = Buffer.allocUnsafe(3 * U48)
+    head.writeUIntBE(grace, 0, U48)
+    head.writeIntBE(travelled, U48, U48)
+    head.writeUIntBE(notAfter, 2 * U48, U48)
+    const args: RespArg[] = [0]
+    for (const { key } of items) args.push(key)
+    if (this.#isByShard) for (const { others = [] } of items) args.push(...others)
+    args[0] = args.length - 1
+    args.push(head)
+    for (const { head: own, body = NOTHING } of items) args.push(own, body)
+    const read = (reply: RespReply[], link: Link): boolean => {
+      const isLate = Buffer.isBuffer(reply[0])
+      const now = Number(reply[isLate ? 1 : 0])
+      this.#clocks.set(group, now - travelled - performance.now())
+      if (!isLate) {
+        const full = settle(items, reply, now, link, what === BATCH)
+        if (full.length > 0) this.#send(group, full, BATCH_THOUGH_FULL, until, late)
+      }
+      return isLate
+    }
+    this.#commands.run(what, args, read, until).then(
+      (isLate) => {
+        if (!isLate) return
+        if (late < MOST_LATE && performance.now() < until) this.#send(group, items, what, until, late + 1)
+        else
+          for (const { reject } of items) reject(unanswered('it came too late for the server’s clock', false))
+      },
+      (error: unknown) => this.#fail(group, items, what, until, error),
+    )
+  }
+
+  #fail(group: number, items: readonly Pending[], what: Script, until: Millis, error: unknown): void {
+    const { message } = error as Error
+    // The only node of a cluster.
+    if (message.startsWith('Redis refuses: CROSSSLOT') && !this.#isByShard) {
+      this.#isByShard = true
+      this.forget()
+      for (const one of items) this.#add(one)
+    } else if (items.length > 1 && OF_ONE.test(message))
+      for (const one of items) this.#send(group, [one], what, until, 0)
+    else for (const { reject } of items) reject(error)
+  }
+}
+
+/** Gives each operation its result. Returns those that a full store is to be asked for once more. */
+function settle(
+  items: readonly Pending[],
+  reply: readonly RespReply[],
+  now: Millis,
+  link: Link,
+  mayRepeat: boolean,
+): readonly Pending[] {
+  let end = 1
+  for (const _ of items) end += lengthAt(reply, end)
+  if (end !== reply.length) throw repliesMismatch()
+  const full: Pending[] = []
+  let at = 1
+  for (const item of items) {
+    const kind = reply[at] as number
+    try {
+      if (kind === FAILED) throw redisFailure((reply[at + 1] as Buffer).toString())
+      item.resolve(item.read(reply, at, now, link))
+    } catch (error) {
+      if (mayRepeat && item.thoughFull && error instanceof StoreFull) full.push(item)
+      else item.reject(error)
+    }
+    at += lengthAt(reply, at)
+  }
+  return full
+}
+
+/** @throws {InGrace} */
+export function writeReply<Found>(reply: readonly RespReply[], at: number, now: Millis): WriteReply<Found> {
+  const [kind, first, second, third] = reply.slice(at, at + 4)
+  if (kind === FOUND) return { done: false, now, bytes: first as Found }
+  if (kind === HELD) throw new InGrace(now, first as Millis, second as Millis)
+  return {
+    done: true,
+    now,
+    stamp: { version: first as number, fence: second as number, createdAt: third as Millis },
+  }
+}
+
+/** NaN: nothing that a batch returns. */
+function lengthAt(reply: readonly RespReply[], at: number): number {
+  const kind = reply[at] as number
+  return (LENGTHS[kind] as number) + (kind === LINES ? (reply[at + 1] as number) : 0)
+}

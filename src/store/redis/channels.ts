@@ -1,0 +1,134 @@
+import type { RecordId } from '../../core/record.ts'
+import { within } from '../../runtime/scheduling.ts'
+import type { Servers } from './cluster.ts'
+import { connectionError, RedisConnection, type RedisTarget, Refused, repliesMismatch } from './connection.ts'
+import type { RedisKeys, RedisOptions } from './keys.ts'
+import { type Subscription, Subscriptions } from './subscriptions.ts'
+
+/**
+ * Watches records by pub/sub, over one extra connection per server, opened for the first watcher and then kept. Channels are sharded
+ * (Redis 7): in a cluster a message goes only to the slot of its record. Whatever is unclear ends the connection: the next one subscribes
+ * to everything again, and every watcher is told.
+ */
+export class Channels {
+  readonly #options: RedisOptions
+  readonly #keys: RedisKeys
+  readonly #servers: Servers
+  readonly #subscriptions: Subscriptions
+  readonly #targets = new Map<RecordId, RedisTarget | null>()
+  readonly #connections = new Map<RedisTarget, RedisConnection>()
+  #refused = false
+  #closed = false
+
+  constructor(options: RedisOptions, keys: RedisKeys, servers: Servers) {
+    this.#options = options
+    this.#keys = keys
+    this.#servers = servers
+    this.#subscriptions = new Subscriptions(options.timeoutMs, {
+      begin: (subscription) => this.#begin(subscription),
+      end: (id) => this.#end(id),
+    })
+  }
+
+  /** See {@link Subscriptions.watch}. */
+  watch(id: RecordId, changed: () => void): Promise<() => void> {
+    return this.#subscriptions.watch(id, changed)
+  }
+
+  /** The server was connected to again, and may have been replaced without an end of this connection. */
+  renew(target: RedisTarget): void {
+    const connection = this.#connections.get(target)
+    if (connection?.isReady) connection.reconnect()
+  }
+
+  /** Some records may have moved to other servers. */
+  moved(): void {
+    for (const subscription of this.#subscriptions.all) {
+      const { id, missed } = subscription
+      if (!missed && this.#targets.get(id) === this.#targetOf(id)) continue
+      this.#subscriptions.miss(subscription)
+      this.#begin(subscription)
+    }
+    const used = new Set(this.#targets.values())
+    for (const [target, connection] of this.#connections)
+      if (!used.has(target)) {
+        this.#connections.delete(target)
+        void connection.close()
+      }
+  }
+
+  async close(): Promise<void> {
+    this.#closed = true
+    this.#subscriptions.missAll()
+    await Promise.all([...this.#connections.values()].map((connection) => connection.close()))
+  }
+
+  #targetOf(id: RecordId): RedisTarget | null {
+    return this.#servers.targetOf(this.#keys.shardOf(id))
+  }
+
+  #begin(subscription: Subscription): void {
+    const { id } = subscription
+    const target = this.#closed ? null : this.#targetOf(id)
+    this.#targets.set(id, target)
+    if (target === null) return this.#subscriptions.miss(subscription)
+    const connection = this.#connections.get(target) ?? this.#connect(target)
+    if (connection.isReady) void this.#subscribe(connection, subscription)
+    else if (!connection.isTrying) this.#subscriptions.miss(subscription)
+  }
+
+  #end(id: RecordId): void {
+    const connection = this.#connections.get(this.#targets.get(id) as RedisTarget)
+    this.#targets.delete(id)
+    if (!connection?.isReady) return
+    const counted = this.#counted(connection.redis.sunsubscribe(this.#keys.channel(id)))
+    counted.catch((error: Error) => {
+      if (!(connectionError(error) instanceof Refused)) connection.reconnect()
+    })
+  }
+
+  /** Rejects a reply that is none, which ioredis takes all the same, and one that does not come in time. */
+  async #counted(reply: Promise<unknown>): Promise<void> {
+    const count = await within(this.#options.timeoutMs, reply)
+    if (typeof count !== 'number') throw repliesMismatch()
+  }
+
+  async #subscribe(connection: RedisConnection, subscription: Subscription): Promise<void> {
+    const { id } = subscription
+    try {
+      // One channel per command: a cluster requires all channels of a command to be in one slot.
+      await this.#counted(connection.redis.ssubscribe(this.#keys.channel(id)))
+      this.#refused = false
+      this.#subscriptions.acknowledged(subscription)
+    } catch (error) {
+      this.#subscriptions.miss(subscription)
+      const refused = connectionError(error as Error)
+      if (!(refused instanceof Refused)) return connection.reconnect()
+      if (this.#servers.isMoved(refused, this.#keys.shardOf(id)) || this.#refused) return
+      this.#refused = true
+      this.#options.onEvent(
+        'error',
+        `subscribing is refused, so waiting requests poll the store: ${refused.message}`,
+      )
+    }
+  }
+
+  #connect(target: RedisTarget): RedisConnection {
+    const each = (then: (subscription: Subscription) => void) => () => {
+      for (const one of this.#subscriptions.all) if (this.#targets.get(one.id) === target) then(one)
+    }
+    // The command connection reports the same events.
+    const connection: RedisConnection = new RedisConnection(target, this.#options, {
+      onReady: each((subscription) => void this.#subscribe(connection, subscription)),
+      onLost: each((subscription) => this.#subscriptions.miss(subscription)),
+    })
+    connection.redis.on('smessage', (channel: string) =>
+      this.#subscriptions.tell(channel.slice(channel.lastIndexOf(':') + 1) as RecordId),
+    )
+    // A slot has left the server, which ends its subscriptions; ioredis does not say which.
+    connection.redis.on('moved', () => connection.reconnect())
+    this.#connections.set(target, connection)
+    void connection.open()
+    return connection
+  }
+}

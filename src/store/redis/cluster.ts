@@ -1,0 +1,388 @@
+import { createHash } from 'node:crypto'
+import { Command } from 'ioredis'
+import type { Millis } from '../../core/record.ts'
+import { within } from '../../runtime/scheduling.ts'
+import { Declined, PartlyUnavailable, StoreFull, StoreUnavailable } from '../register.ts'
+import {
+  askAll,
+  exactly,
+  type HostPort,
+  hostPortText,
+  isRefusal,
+  type Reader,
+  RedisConnection,
+  type RedisTarget,
+  Refused,
+  repliesMismatch,
+  wordsOf,
+} from './connection.ts'
+import type { RedisOptions } from './keys.ts'
+import type { RespArg, RespReply, Script } from './resp.ts'
+import { type ClusterUrl, Misconfigured } from './url.ts'
+
+const SLOTS = 16_384
+/** Per command. */
+const MAX_REDIRECTS = 3
+/** Pause between map reads while something is wrong, doubled after each failure up to `MAX_REREAD`. */
+const REREAD: Millis = 250
+const MAX_REREAD: Millis = 2000
+const NO_CLUSTER = /cluster support disabled|slots belong to no node/
+
+interface SlotRange {
+  readonly first: number
+  readonly last: number
+  /** The master, then its replicas. */
+  readonly nodes: readonly HostPort[]
+}
+
+/** A master and its shards. */
+export interface MasterShards {
+  /** Host and port; '' if it is the only one. */
+  readonly name: string
+  readonly server: RedisConnection
+  readonly shards: readonly number[]
+}
+
+/** The slots as all masters report them. */
+export interface View {
+  /** Changes when slots move. */
+  readonly id: string
+  /** In a fixed order. */
+  readonly servers: readonly RedisConnection[]
+}
+
+/** The servers that `store.url` leads to. */
+export type Servers = Omit<Cluster, 'run' | 'ask'>
+
+/** A server is ready for commands, perhaps again; without one: shards may have new masters. */
+export type OnServers = (ready?: RedisTarget) => void
+
+/**
+ * The masters of a cluster, a connection to each, and which of the 256 shards it has. The map may be stale: a node that does not have a
+ * key's slot redirects to the one that does. Replicas are never asked for a key (ADR 124).
+ */
+export class Cluster {
+  /** The first key of a script, or first argument of a plain command, selects the server. */
+  readonly commands: Pick<RedisConnection, 'run' | 'ask'> = this
+  /** All keys of a command must be in one shard. */
+  readonly isCluster: boolean = true
+  readonly #url: ClusterUrl
+  readonly #options: RedisOptions
+  readonly #onServers: OnServers
+  /** By name: masters, now or a moment ago. */
+  readonly #nodes = new Map<string, RedisConnection>()
+  /** By shard; empty if still unknown. */
+  #map: RedisConnection[] = []
+  /** Addresses to ask for the map if no master answers. */
+  #known: readonly HostPort[]
+  #turn = 0
+  #reading: Promise<void> | null = null
+  #rereading: NodeJS.Timeout | undefined
+  /** Failed map reads in a row. */
+  #failures = 0
+  /** Why there is no map. */
+  #trouble = 'connecting'
+  #isClosed = false
+
+  constructor(url: ClusterUrl, options: RedisOptions, onServers: OnServers) {
+    this.#url = url
+    this.#options = options
+    this.#onServers = onServers
+    this.#known = url.hosts
+  }
+
+  /**
+   * Resolves after the first attempt, whatever its outcome: the process also starts without Redis.
+   * @throws {Misconfigured} if only a person can help.
+   */
+  async open(): Promise<void> {
+    await this.#read().catch(async (error: Error) => {
+      if (!(error instanceof Misconfigured)) return this.#fail(error)
+      await this.close()
+      throw error
+    })
+    await Promise.all(this.#all.map(({ attempted }) => attempted))
+  }
+
+  async close(): Promise<void> {
+    this.#isClosed = true
+    this.#trouble = 'closed'
+    clearTimeout(this.#rereading)
+    await Promise.all(this.#all.map((node) => node.close()))
+  }
+
+  run<T>(script: Script, args: readonly RespArg[], read: Reader<T>, until = this.#deadline()): Promise<T> {
+    // A server with permission for a single command (`ASKING`) may not know the script, and would need a second permission.
+    return this.#route(args[1] as string, until, (node, asks) => node.run(script, args, read, until, !asks))
+  }
+
+  ask<T>(name: string, args: readonly RespArg[], read: Reader<T>, until = this.#deadline()): Promise<T> {
+    return this.#route(args[0] as string, until, (node) => node.ask(name, args, read, until))
+  }
+
+  /** The store is up even if one of its masters is not. */
+  askAnyone<T>(name: string, read: Reader<T>): Promise<T> {
+    const node = this.#all.find(({ isReady }) => isReady) ?? this.#all[0]
+    return node === undefined ? this.#refuse() : node.ask(name, [], read)
+  }
+
+  /** The masters with their shards, freshly read. */
+  async parts(): Promise<readonly MasterShards[]> {
+    await this.#read().catch(() => {})
+    const parts = this.known()
+    return parts.length === 0 ? this.#refuse() : parts
+  }
+
+  /** The same as last read. */
+  known(): readonly MasterShards[] {
+    const byNode = Map.groupBy(this.#map.keys(), (shard) => this.#map[shard] as RedisConnection)
+    return [...byNode].map(([server, shards]) => ({ name: server.leadsTo, server, shards }))
+  }
+
+  /** The servers that, according to any master, have the shard, or any shard (null): not all learn of a move at once. */
+  async view(shard: number | null): Promise<View> {
+    const maps = await Promise.all(this.#all.map(slotsOf))
+    const slot = shard === null ? null : (SLOT_OF_SHARD[shard] as number)
+    const masters = new Set<RedisConnection>()
+    const views = maps.map((ranges) =>
+      ranges.map(({ first, last, nodes: [master] }) => {
+        const node = this.#nodeAt(master as HostPort)
+        if (slot === null || (first <= slot && slot <= last)) masters.add(node)
+        return [first, last, node.leadsTo]
+      }),
+    )
+    if (masters.size === 0) return this.#refuse()
+    const servers = [...masters].toSorted((a, b) => (a.leadsTo < b.leadsTo ? -1 : 1))
+    await Promise.all(servers.map(({ attempted }) => attempted))
+    return { id: createHash('sha1').update(JSON.stringify(views)).digest('hex').slice(0, 8), servers }
+  }
+
+  /** For people; null: a single server. */
+  topology(): string | null {
+    const parts = this.known()
+    const largest = Math.max(...parts.map(({ shards }) => shards.length))
+    const each = parts.map(({ name, shards }) => `${name} has ${shards.length}`).join(', ')
+    const times = ((largest * parts.length) / this.#map.length).toFixed(2)
+    return `${parts.length} masters share ${this.#map.length} shards of records: ${each}; the largest share is ${times} times the mean`
+  }
+
+  /** Number of a master's replicas that may be promoted, including those that are down; 0 if nothing promotes them. */
+  replicasOf(master: RedisConnection): Promise<number> {
+    return master.ask('cluster', ['nodes'], replicasIn)
+  }
+
+  /** The server that publishes writes to the shard. Null: unknown. */
+  targetOf(shard: number): RedisTarget | null {
+    return this.#map[shard]?.target ?? null
+  }
+
+  /** Whether a subscription was refused because the map is stale. {@link OnServers} follows. */
+  isMoved(error: Refused, shard: number): boolean {
+    const redirect = this.#redirect(error, this.#map[shard] as RedisConnection, shard)
+    return redirect !== null || isRefusal(error, 'CLUSTERDOWN')
+  }
+
+  get #all(): readonly RedisConnection[] {
+    return [...this.#nodes.values()]
+  }
+
+  #deadline(): Millis {
+    return performance.now() + this.#options.timeoutMs
+  }
+
+  async #route<T>(
+    key: string,
+    until: Millis,
+    send: (node: RedisConnection, asks: boolean) => Promise<T>,
+  ): Promise<T> {
+    const shard = shardOf(key)
+    const first = this.#map[shard]
+    if (first === undefined) return this.#refuse()
+    let [node, asks] = [first, false]
+    for (let redirects = 0; ; redirects++)
+      try {
+        return await send(node, asks)
+      } catch (error) {
+        const redirect = redirects < MAX_REDIRECTS ? this.#redirect(error, node, shard) : null
+        if (redirect === null) throw this.#partly(error, node)
+        ;({ node, asks } = redirect)
+        const inTime = await within(
+          until - performance.now(),
+          node.attempted.then(() => true),
+        )
+        if (!inTime) throw this.#partly(error, node)
+        // Leaves in one write with the next command.
+        if (asks) node.ask('asking', [], exactly('OK'), until).catch(() => {})
+      }
+  }
+
+  /** The breaker must not open while other masters can be reached. */
+  #partly(error: unknown, node: RedisConnection): unknown {
+    if (!(error instanceof StoreUnavailable) || error instanceof StoreFull || error instanceof Declined)
+      return error
+    if (!this.#all.some((one) => one !== node && one.isReady)) return error
+    return new PartlyUnavailable(error.message, error.maybeApplied)
+  }
+
+  /** Where the node's refusal redirects to. Null: nowhere. */
+  #redirect(
+    error: unknown,
+    from: RedisConnection,
+    shard: number,
+  ): { node: RedisConnection; asks: boolean } | null {
+    if (!(error instanceof Refused)) return null
+    // The node may be cut off from the rest of the cluster.
+    if (isRefusal(error, 'CLUSTERDOWN')) this.#readLater()
+    const [, kind, host = '', port] = /^(MOVED|ASK) \d+ (.*):(\d+)$/.exec(error.reply) ?? []
+    if (kind === undefined) return null
+    const node = this.#nodeAt(placeOf(host, Number(port), from))
+    if (kind === 'MOVED' && this.#map[shard] !== node) {
+      this.#map[shard] = node
+      this.#onServers()
+      // Slots rarely move alone.
+      this.#readLater()
+    }
+    return { node, asks: kind === 'ASK' }
+  }
+
+  #refuse(): Promise<never> {
+    return Promise.reject(new StoreUnavailable(`Redis is not connected: ${this.#trouble}`, false))
+  }
+
+  #nodeAt(place: HostPort): RedisConnection {
+    const name = hostPortText(place)
+    const known = this.#nodes.get(name)
+    if (known !== undefined) return known
+    const node: RedisConnection = new RedisConnection({ place, login: this.#url.server }, this.#options, {
+      onEvent: (kind, detail) =>
+        this.#options.onEvent(kind, kind === 'error' ? `${name}: ${detail}` : detail),
+      onReady: () => this.#onServers(node.target),
+      onLost: () => this.#readLater(),
+    })
+    this.#nodes.set(name, node)
+    void node.open()
+    return node
+  }
+
+  #read(): Promise<void> {
+    this.#reading ??= this.#readMap().finally(() => {
+      this.#reading = null
+    })
+    return this.#reading
+  }
+
+  async #readMap(): Promise<void> {
+    // In turn: a node cut off from the others has a stale map.
+    const ready = this.#all.filter(({ isReady }) => isReady)
+    const node = ready[this.#turn++ % ready.length]
+    if (node !== undefined) return this.#take(await slotsOf(node))
+    const login = this.#url.server
+    const known = this.#known.map((place) => new RedisConnection({ place, login }, this.#options))
+    try {
+      for (const server of known) void server.open()
+      const [ranges] = await askAll(known, 0, async (server) => wholeOf(await slotsOf(server)))
+      this.#take(ranges as readonly SlotRange[])
+    } catch (error) {
+      const { errors, message } = error as AggregateError
+      if ((errors as Error[]).every((one) => NO_CLUSTER.test(one.message)))
+        throw new Misconfigured(`store.url: ${message}; allowed: nodes of a cluster that covers all slots`)
+      throw new StoreUnavailable(`no node of the cluster answers: ${message}`, false)
+    } finally {
+      // Not awaited: one of them may hang.
+      for (const server of known) void server.close()
+    }
+  }
+
+  #take(ranges: readonly SlotRange[]): void {
+    if (this.#isClosed) return
+    const map = SLOT_OF_SHARD.map((slot, shard) => {
+      const master = ranges.find(({ first, last }) => first <= slot && slot <= last)?.nodes[0]
+      // A node removed from the cluster knows no slots. The previous owner will redirect if it lost the slot.
+      return master === undefined ? (this.#map[shard] as RedisConnection) : this.#nodeAt(master)
+    })
+    const isOther = map.some((node, shard) => node !== this.#map[shard])
+    this.#map = map
+    this.#failures = 0
+    const places = [...this.#url.hosts, ...ranges.flatMap(({ nodes }) => nodes)]
+    this.#known = [...new Map(places.map((place) => [hostPortText(place), place])).values()]
+    for (const [name, node] of this.#nodes)
+      if (!map.includes(node)) {
+        this.#nodes.delete(name)
+        void node.close()
+      }
+    if (isOther) this.#onServers()
+  }
+
+  #readLater(): void {
+    const delay = Math.min(REREAD * 2 ** this.#failures, MAX_REREAD)
+    if (!this.#isClosed) this.#rereading ??= setTimeout(() => void this.#reread(), delay)
+  }
+
+  /** Resolves once every shard has a connected master. */
+  async #reread(): Promise<void> {
+    this.#rereading = undefined
+    // Subscriptions that failed may succeed now.
+    await this.#read().then(
+      () => this.#onServers(),
+      (error: Error) => this.#fail(error),
+    )
+    if (!this.#map.every(({ isReady }) => isReady)) this.#readLater()
+  }
+
+  #fail({ message }: Error): void {
+    if (message !== this.#trouble) this.#options.onEvent('error', message)
+    this.#trouble = message
+    this.#failures++
+    this.#readLater()
+  }
+}
+
+/** The shard of a key: its hash tag, in hex. */
+function shardOf(key: string): number {
+  const at = key.indexOf('{') + 1
+  return Number.parseInt(key.slice(at, at + 2), 16)
+}
+
+const SLOT_OF_SHARD = Array.from({ length: 256 }, (_, n) =>
+  new Command('get', [n.toString(16).padStart(2, '0')]).getSlot(),
+)
+
+function wholeOf(ranges: readonly SlotRange[]): readonly SlotRange[] {
+  const uncovered = ranges.reduce((left, { first, last }) => left - (last - first + 1), SLOTS)
+  if (uncovered > 0) throw new Error(`${uncovered} of ${SLOTS} slots belong to no node`)
+  return ranges
+}
+
+function slotsOf(server: RedisConnection): Promise<SlotRange[]> {
+  return server.ask('cluster', ['slots'], (reply: RespReply) => {
+    if (!Array.isArray(reply)) throw repliesMismatch()
+    return reply.map((range) => {
+      const [first, last, ...nodes] = Array.isArray(range) ? range : []
+      if (typeof first !== 'number' || typeof last !== 'number' || nodes.length === 0) throw repliesMismatch()
+      return { first, last, nodes: nodes.map((node) => nodeIn(node, server)) }
+    })
+  })
+}
+
+/** Number of replicas of the node that sent this reply to `CLUSTER NODES`, including those that are down. */
+export function replicasIn(reply: RespReply): number {
+  if (!Buffer.isBuffer(reply)) throw repliesMismatch()
+  const nodes = String(reply)
+    .split('\n')
+    .map((line) => line.split(' '))
+  const own = nodes.find(([, , flags = '']) => flags.split(',').includes('myself'))
+  if (own === undefined) throw repliesMismatch()
+  return nodes.filter(([, , , master]) => master === own[0]).length
+}
+
+function nodeIn(node: RespReply, queried: RedisConnection): HostPort {
+  const [host = ''] = wordsOf(node)
+  const port = Array.isArray(node) ? node[1] : undefined
+  if (typeof port !== 'number') throw repliesMismatch()
+  return placeOf(host, port, queried)
+}
+
+/** A node omits its own name if it does not know it. */
+function placeOf(host: string, port: number, queried: RedisConnection): HostPort {
+  return { host: host === '' || host === '?' ? queried.place.host : host, port }
+}

@@ -1,0 +1,494 @@
+import { connect, Socket } from 'node:net'
+import { setImmediate as immediately } from 'node:timers/promises'
+import { AbstractConnector, Command, Redis, type RedisOptions, ReplyError } from 'ioredis'
+import type { Millis } from '../../core/record.ts'
+import { within } from '../../runtime/scheduling.ts'
+import { reconnectDelay } from '../reconnect.ts'
+import { CorruptRecord, StoreFull, StoreUnavailable } from '../register.ts'
+import { encoded, type RespArg, type RespReply, type Script } from './resp.ts'
+
+const CONNECTION_NAME = 'idempotency-proxy'
+const CONNECT_TIMEOUT: Millis = 2000
+/** How long to wait for a server that does not close its side. */
+const DISCONNECT_TIMEOUT: Millis = 250
+/** Commands in a row that time out on a silent connection before it counts as dead: a lost host sends no reset. */
+const SILENT_COMMANDS = 5
+
+export interface HostPort {
+  readonly host: string
+  readonly port: number
+}
+
+/** How to greet a server. */
+export interface Login {
+  readonly username: string
+  readonly password: string
+  readonly db: number
+  /** Asked for each connection. Absent: plain. */
+  readonly tls?: () => object
+}
+
+export type RedisAddress = HostPort & Login
+
+/** Where a connection leads; the place may be asked before each attempt. `isMaster`: rejects replicas, which may miss records. */
+export type RedisTarget = { readonly login: Login; readonly isMaster?: boolean } & (
+  | { readonly place: HostPort }
+  | { readonly place?: undefined; find(): Promise<HostPort> }
+)
+
+/** One of the connections that a {@link RedisConnection} has had, from its greeting to its end. */
+export interface Link {
+  readonly address: RedisAddress
+  /** The process at its other end, new after each start; '' if it does not tell, or need not. */
+  readonly identity: string
+  isOpen: boolean
+}
+
+/** Converts a reply; throws a {@link ProtocolError} if it cannot belong to its command. `link`: where it arrived. */
+export type Reader<T> = (reply: never, link: Link) => T
+
+export type OnEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
+
+export interface ConnectionSettings {
+  readonly timeoutMs: Millis
+  /**
+   * `store.grace`; 0 or absent: none. A proxy that connects later than the grace after a failover has lost its claims, so an attempt takes at
+   * most half of it.
+   */
+  readonly grace?: Millis
+  /** `store.wait`. Like the grace, it needs to know the process that a connection reaches. */
+  readonly wait?: object | null
+  /** Of `store.redis`. */
+  readonly client?: ClientOptions
+}
+
+export interface ClientOptions
+  extends Pick<
+    RedisOptions,
+    | 'connectionName'
+    | 'connectTimeout'
+    | 'disableClientInfo'
+    | 'family'
+    | 'keepAlive'
+    | 'noDelay'
+    | 'protocol'
+  > {
+  /** Where announced addresses are reached. */
+  readonly natMap?: Readonly<Record<string, HostPort>> | null
+}
+
+interface ConnectionEvents {
+  readonly onEvent?: OnEvent
+  /** Ready for commands. */
+  readonly onReady?: () => void
+  /** An attempt has failed, or the connection has ended. */
+  readonly onLost?: () => void
+}
+
+/** Its bytes are ready, and stay out of what ioredis tells of a command: errors, traces. */
+class ReadyCommand extends Command {
+  readonly #bytes: Buffer
+  /** Until it is written, only this process has seen it. */
+  isWritten = false
+
+  constructor(name: string, args: readonly RespArg[]) {
+    super(name, [], { replyEncoding: null })
+    this.#bytes = encoded(name, args)
+  }
+
+  override toWritable(): Buffer {
+    this.isWritten = true
+    return this.#bytes
+  }
+}
+
+/**
+ * An ioredis client, which connects again by itself. It queues nothing and resends nothing, and each of its connections is greeted here before
+ * it takes commands (ADR 124). Replies of scripts end with their command's number: if a reply is lost, no claim takes the next as its own.
+ */
+export class RedisConnection {
+  readonly target: RedisTarget
+  readonly #settings: ConnectionSettings
+  readonly #events: ConnectionEvents
+  /** For subscriptions; commands go through {@link run} and {@link ask}. */
+  readonly redis: Redis
+  /** Of the latest attempt. */
+  place: HostPort
+  /** Null: takes no commands. */
+  #link: Link | null = null
+  /** Why the last link failed; until the next one is ready. */
+  #trouble: string | null = null
+  #attempts = 0
+  /** It is about to be ready, or lost. */
+  isTrying = false
+  /** Settled unless it {@link isTrying}. */
+  attempted: Promise<void> = Promise.resolve()
+  #attempt = Promise.withResolvers<void>()
+  #isClosed = false
+  /** Of the attempt. */
+  #timer: NodeJS.Timeout | undefined
+  #scripts = 0
+  #replies = 0
+  #silentCommands = 0
+
+  constructor(target: RedisTarget, settings: ConnectionSettings, events: ConnectionEvents = {}) {
+    this.target = target
+    this.place = target.place ?? { host: '', port: 0 }
+    this.#settings = settings
+    this.#events = events
+    const { username, password, db, tls } = target.login
+    const { natMap: _, ...options }: ClientOptions = { ...settings.client }
+    this.redis = new Redis({
+      connectionName: CONNECTION_NAME,
+      protocol: 2,
+      ...options,
+      username,
+      password,
+      db,
+      ...(tls === undefined ? {} : { tls: {} }),
+      Connector: this.#connector(),
+      retryStrategy: () => reconnectDelay(++this.#attempts),
+      // What is in flight fails when its connection ends.
+      maxRetriesPerRequest: 0,
+      lazyConnect: true,
+      connectTimeout: 0,
+      enableReadyCheck: false,
+      enableOfflineQueue: false,
+      autoResendUnfulfilledCommands: false,
+      autoResubscribe: false,
+    })
+      .on('ready', () => void this.#greet())
+      .on('error', (error: Error) => this.#fail(error))
+      .on('close', () => this.#lose())
+  }
+
+  /** Resolves after the first attempt, whatever its outcome: the process also starts without Redis. */
+  async open(): Promise<void> {
+    if (this.#isClosed) return
+    this.redis.connect().catch(() => {})
+    await this.attempted
+  }
+
+  async close(): Promise<void> {
+    this.#isClosed = true
+    const { status } = this.redis
+    this.redis.disconnect()
+    // ioredis tells of no end between two attempts.
+    if (status === 'end' || status === 'reconnecting') return
+    if (this.#link === null) this.reconnect()
+    this.#shut()
+    await new Promise((ended) => this.redis.once('end', ended))
+  }
+
+  /** The server may have been replaced. Commands in flight may have been applied. */
+  reconnect(why?: Error): void {
+    this.#shut()
+    // Before the first attempt there is none.
+    ;(this.redis.stream as Redis['stream'] | undefined)?.destroy(why)
+  }
+
+  /** Rejects if it is not connected. */
+  connected(): Promise<Link> {
+    return this.#link === null ? this.#refuse() : Promise.resolve(this.#link)
+  }
+
+  get isReady(): boolean {
+    return this.#link !== null
+  }
+
+  get leadsTo(): string {
+    return hostPortText(this.place)
+  }
+
+  /**
+   * Runs a script, which gets two more arguments: the identity of the process that it reaches ('': no grace), and a number with which its reply
+   * ends; `read` converts the rest. `until`: when the caller gives up. `isKnown`: otherwise it is sent in full.
+   */
+  run<T>(
+    script: Script,
+    args: readonly RespArg[],
+    read: Reader<T>,
+    until = this.#deadline(),
+    isKnown = true,
+  ): Promise<T> {
+    const link = this.#link
+    if (link === null) return this.#refuse()
+    const number = ++this.#scripts
+    const identity = this.#settings.grace ? link.identity : ''
+    const own = (reply: RespReply): T => {
+      if (!Array.isArray(reply) || reply.pop() !== number) throw repliesMismatch()
+      return read(reply as never, link)
+    }
+    const send = (name: string, text: string) =>
+      this.#send(name, [text, ...args, identity, number], own, until)
+    if (!isKnown) return send('eval', script.source)
+    return send('evalsha', script.sha).catch((error: unknown) => {
+      if (isRefusal(error, 'NOSCRIPT')) return send('eval', script.source)
+      throw error
+    })
+  }
+
+  /** Sends a plain command, whose reply does not identify it. */
+  ask<T>(name: string, args: readonly RespArg[], read: Reader<T>, until = this.#deadline()): Promise<T> {
+    const link = this.#link
+    if (link === null) return this.#refuse()
+    return this.#send(name, args, (reply) => read(reply as never, link), until)
+  }
+
+  #deadline(): Millis {
+    return performance.now() + this.#settings.timeoutMs
+  }
+
+  #refuse(): Promise<never> {
+    const why = this.#isClosed ? 'closed' : (this.#trouble ?? 'connecting')
+    return Promise.reject(new StoreUnavailable(`Redis is not connected: ${why}`, false))
+  }
+
+  #send<T>(name: string, args: readonly RespArg[], read: (reply: RespReply) => T, until: Millis): Promise<T> {
+    const { stream } = this.redis
+    const before = this.#replies
+    const left = until - performance.now()
+    const command = new ReadyCommand(name, args)
+    // One write for all commands of a turn.
+    if (stream.writableCorked === 0) {
+      stream.cork()
+      process.nextTick(() => stream.uncork())
+    }
+    return new Promise((resolve, reject) => {
+      const expire = (): void => {
+        reject(unanswered('Command timed out', true))
+        // After a redirect the time left may be too short for any server.
+        if (left < this.#settings.timeoutMs / 2) return
+        // If other replies arrived but not this one, no later reply can be trusted.
+        if (before !== this.#replies || ++this.#silentCommands >= SILENT_COMMANDS) this.reconnect()
+      }
+      // Only after pending input was read: a busy event loop does not mean a silent Redis.
+      let expiry: NodeJS.Immediate | undefined
+      const timer = setTimeout(() => {
+        expiry = setImmediate(expire)
+      }, left)
+      // Also reads for a caller that has given up: a reply that does not match may belong to one that has not.
+      const take = (reply: RespReply): void => {
+        clearTimeout(timer)
+        clearImmediate(expiry)
+        const isAnswer = !(reply instanceof Error) || reply instanceof ReplyError
+        if (!isAnswer) return reject(unanswered('Connection is closed.', command.isWritten))
+        this.#replies++
+        this.#silentCommands = 0
+        try {
+          // An earlier reply was lost or spurious.
+          if (stream.destroyed) throw repliesMismatch()
+          if (reply instanceof Error) throw redisFailure(reply.message)
+          resolve(read(reply))
+        } catch (error) {
+          // After a failover this may be the old primary; reconnecting by name may reach the new one.
+          if (isRefusal(error, 'READONLY')) {
+            this.#shut()
+            this.redis.disconnect(true)
+          }
+          if (!(error instanceof ProtocolError)) return reject(error)
+          reject(unanswered(error.message, true))
+          this.reconnect(error)
+        }
+      }
+      command.promise.then(take, take)
+      this.redis.sendCommand(command)
+    })
+  }
+
+  /** ioredis's interface for whoever knows better where to connect: per attempt the address, and the files of TLS. */
+  #connector() {
+    const dial = () => this.#dial()
+    return class extends AbstractConnector {
+      constructor() {
+        super(DISCONNECT_TIMEOUT)
+      }
+
+      async connect(): Promise<Redis['stream']> {
+        this.connecting = true
+        // ioredis tries again only after the end of a stream.
+        const stream = await dial().catch((error: Error) => {
+          this.firstError = error
+          return new Socket().destroy()
+        })
+        /* c8 ignore next: only where it is closed while it looks for the address */
+        if (!this.connecting) stream.destroy()
+        this.stream = stream
+        return stream
+      }
+    }
+  }
+
+  async #dial(): Promise<Redis['stream']> {
+    this.isTrying = true
+    this.#attempt = Promise.withResolvers()
+    this.attempted = this.#attempt.promise
+    const { target } = this
+    this.place = target.place ?? (await target.find())
+    const tls = target.login.tls?.()
+    const { client = {}, grace, timeoutMs } = this.#settings
+    const { connectTimeout = CONNECT_TIMEOUT, family = 0, natMap } = client
+    const options = { ...(natMap?.[this.leadsTo] ?? this.place), family, ...tls }
+    const socket =
+      tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
+    const endIn = (why: string, limit: Millis): void => {
+      clearTimeout(this.#timer)
+      this.#timer = setTimeout(
+        () => setImmediate(() => this.isTrying && socket.destroy(new Error(why))),
+        limit,
+      )
+    }
+    endIn('connect ETIMEDOUT', grace ? Math.min(grace / 2, connectTimeout) : connectTimeout)
+    socket.once(tls === undefined ? 'connect' : 'secureConnect', () =>
+      endIn('no answer from Redis: Command timed out', timeoutMs),
+    )
+    return socket
+  }
+
+  /** A connection is useless if it leads to no master, or the server is still loading its data. */
+  async #greet(): Promise<void> {
+    const { stream } = this.redis
+    const { isMaster, login } = this.target
+    const until = this.#deadline()
+    const { grace, wait } = this.#settings
+    try {
+      const [, identity, role] = await Promise.all([
+        this.#send('ping', [], exactly('PONG'), until).catch(unless(/NOPERM/, undefined)),
+        grace || wait ? this.#send('info', ['server'], runIdOf, until).catch(unless(/NOPERM/, '')) : '',
+        isMaster ? this.#send('role', [], (reply) => wordsOf(reply)[0], until) : 'master',
+      ])
+      if (role !== 'master')
+        throw new Error(`${this.leadsTo} is a replica, not a master (its ROLE is ${role})`)
+      clearTimeout(this.#timer)
+      this.isTrying = false
+      this.#link = { address: { ...this.place, ...login }, identity, isOpen: true }
+      this.#trouble = null
+      this.#attempts = 0
+      this.#events.onReady?.()
+      this.#events.onEvent?.('connected', this.leadsTo)
+      this.#attempt.resolve()
+    } catch (error) {
+      // A connection that has ended has said why.
+      if (!stream.destroyed) this.#fail(error as Error)
+    }
+  }
+
+  #lose(): void {
+    clearTimeout(this.#timer)
+    if (this.#trouble === null && this.isTrying) this.#fail(new Error('Connection is closed.'))
+    else if (this.#trouble === null) this.#events.onEvent?.('disconnected', this.leadsTo)
+    this.isTrying = false
+    this.#shut()
+    this.#events.onLost?.()
+    this.#attempt.resolve()
+  }
+
+  #shut(): void {
+    if (this.#link !== null) this.#link.isOpen = false
+    this.#link = null
+  }
+
+  #fail(error: Error): void {
+    const { message } = connectionError(error)
+    // All attempts to reconnect fail alike: one report is enough.
+    if (message !== this.#trouble && !this.#isClosed) this.#events.onEvent?.('error', message)
+    this.#trouble = message
+    this.reconnect()
+  }
+}
+
+/**
+ * Asks several servers at once. Resolves with all answers that arrive within `others` of the first.
+ * @throws {AggregateError} if there was none.
+ */
+export async function askAll<T>(
+  servers: readonly RedisConnection[],
+  others: Millis,
+  ask: (server: RedisConnection) => Promise<T>,
+): Promise<T[]> {
+  const answers: T[] = []
+  const attempts = servers.map(async (server) => {
+    await server.attempted
+    answers.push(await ask(server))
+  })
+  await Promise.any(attempts).catch((error: AggregateError) => {
+    const each = (error.errors as Error[]).map(({ message }, n) => `${servers[n]?.leadsTo}: ${message}`)
+    error.message = each.join('; ')
+    throw error
+  })
+  await within(others, Promise.allSettled(attempts))
+  // Only after pending input was read: a busy event loop does not mean a silent server.
+  await immediately()
+  return [...answers]
+}
+
+export function hostPortText({ host, port }: HostPort): string {
+  return `${host.includes(':') ? `[${host}]` : host}:${port}`
+}
+
+/** Expects this reply. */
+export function exactly(expected: string) {
+  return (reply: RespReply): void => {
+    if (!Buffer.isBuffer(reply) || String(reply) !== expected) throw repliesMismatch()
+  }
+}
+
+function runIdOf(reply: RespReply): string {
+  if (!/^\w+:/m.test(String(reply))) throw repliesMismatch()
+  return /^run_id:([0-9a-f]+)\r?$/m.exec(String(reply))?.[1] ?? ''
+}
+
+function unless<T>(harmless: RegExp, otherwise: T) {
+  return (error: Error): T => {
+    if (!harmless.test(error.message)) throw error
+    return otherwise
+  }
+}
+
+/** The strings of an array, '' for other elements; empty if the reply is not an array. */
+export function wordsOf(reply: RespReply): string[] {
+  return Array.isArray(reply) ? reply.map((part) => (Buffer.isBuffer(part) ? part.toString() : '')) : []
+}
+
+/** A reply that cannot belong to its command: no later one can be trusted. */
+class ProtocolError extends Error {
+  override readonly name = 'ProtocolError'
+}
+
+export function repliesMismatch(): Error {
+  return new ProtocolError('replies do not match their commands')
+}
+
+export function unanswered(why: string, maybeApplied: boolean): StoreUnavailable {
+  return new StoreUnavailable(`no answer from Redis: ${why}`, maybeApplied)
+}
+
+/** Redis refused the command and applied nothing. */
+export class Refused extends StoreUnavailable {
+  readonly reply: string
+
+  constructor(reply: string) {
+    super(`Redis refuses: ${reply}`, false)
+    this.reply = reply
+  }
+}
+
+export function isRefusal(error: unknown, code: string): error is Refused {
+  return error instanceof Refused && error.reply.startsWith(code)
+}
+
+/** Whatever ioredis reports, as one of ours. */
+export function connectionError(error: Error & { readonly code?: string }): Error {
+  if (error instanceof ReplyError) return redisFailure(error.message)
+  // The error of a connection to several addresses has a code and no message.
+  return error.message === '' ? new Error(error.code) : error
+}
+
+export function redisFailure(text: string): StoreUnavailable | CorruptRecord {
+  // Redis quotes the arguments of unknown commands, among them the password of AUTH.
+  const message = text.replace(/, with args beginning with.*/s, '')
+  if (message.startsWith('WRONGTYPE'))
+    return new CorruptRecord('the key of the record holds a value of another type')
+  if (message.startsWith('OOM')) return new StoreFull(`Redis is full: ${message}`)
+  return new Refused(message)
+}

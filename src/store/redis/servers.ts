@@ -1,0 +1,36 @@
+import { Cluster, type OnServers, type Servers } from './cluster.ts'
+import { RedisConnection } from './connection.ts'
+import type { RedisOptions } from './keys.ts'
+import { Sentinels } from './sentinel.ts'
+import { redisUrl } from './url.ts'
+
+/** The servers that `store.url` leads to. */
+export function serversOf(options: RedisOptions, shards: readonly number[], onServers: OnServers): Servers {
+  const { onEvent } = options
+  const url = redisUrl(options.url, onEvent)
+  if (url.kind === 'cluster') return new Cluster(url, options, onServers)
+  const sentinels = url.kind === 'sentinel' ? new Sentinels(url, options) : null
+  const target = url.kind === 'sentinel' ? (sentinels as Sentinels) : { place: url.server, login: url.server }
+  const server = new RedisConnection(target, options, { onEvent, onReady: () => onServers(target) })
+  const all = [{ name: '', server, shards }]
+  const close = async (): Promise<void> => void (await Promise.all([server.close(), sentinels?.close()]))
+  return {
+    commands: server,
+    isCluster: false,
+    parts: async () => all,
+    known: () => all,
+    view: async () => ({ id: '', servers: [server] }),
+    askAnyone: (name, read) => server.ask(name, [], read),
+    replicasOf: async () => sentinels?.replicas() ?? 0,
+    targetOf: () => target,
+    isMoved: () => false,
+    topology: () => sentinels?.topology() ?? null,
+    async open() {
+      await server.open()
+      if (!sentinels?.misconfigured) return sentinels?.watch(server)
+      await close()
+      throw sentinels.misconfigured
+    },
+    close,
+  }
+}

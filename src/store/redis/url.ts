@@ -1,0 +1,82 @@
+import { StoreUnavailable } from '../register.ts'
+import { type OnUnusable, tlsFiles } from '../tls-files.ts'
+import type { HostPort, Login, RedisAddress } from './connection.ts'
+
+/** A valid `store.url`, parsed (`config/urls.ts`). */
+export type RedisUrl = { readonly kind: 'server'; readonly server: RedisAddress } | SentinelUrl | ClusterUrl
+
+export interface SentinelUrl {
+  readonly kind: 'sentinel'
+  readonly sentinels: readonly RedisAddress[]
+  /** Its name in the Sentinels' configuration. */
+  readonly master: string
+  /** How to greet the master, wherever it is. */
+  readonly server: Login
+}
+
+export interface ClusterUrl {
+  readonly kind: 'cluster'
+  /** Some of its nodes. */
+  readonly hosts: readonly HostPort[]
+  readonly server: Login
+}
+
+/** The URL does not match the servers that it leads to: only a person can fix that. */
+export class Misconfigured extends StoreUnavailable {
+  constructor(message: string) {
+    super(message, false)
+  }
+}
+
+const SEVERAL =
+  /^redis(s?)\+(sentinel|cluster):\/\/(?:([^:@/]*)(?::([^@/]*))?@)?([^@/?]+)(?:\/([^/?]*))?(?:\/(\d*))?(?:\?(.*))?$/
+const SENTINEL_PORT = 26_379
+const PORT = 6379
+
+/** @throws {StoreUnavailable} if a certificate cannot be read. */
+export function redisUrl(url: string, onUnusable: OnUnusable): RedisUrl {
+  const several = SEVERAL.exec(url)
+  if (several === null) return { kind: 'server', server: addressOf(url, onUnusable) }
+  const [, s, kind, user = '', secret = '', hosts = '', path = '', db, query] = several
+  const username = decodeURIComponent(user)
+  const password = decodeURIComponent(secret)
+  const options = new URLSearchParams(query)
+  const tls = tlsOf(s !== '', options, onUnusable)
+  const all = (port: number) => hosts.split(',').map((host) => placeOf(host, port))
+  if (kind === 'cluster')
+    return { kind: 'cluster', hosts: all(PORT), server: { username, password, db: 0, ...tls } }
+  // A password without a user is often that of the Sentinels, too; a user is not known to them.
+  const own = {
+    username: options.get('sentinelUsername') ?? '',
+    password: options.get('sentinelPassword') ?? (username === '' ? password : ''),
+  }
+  return {
+    kind: 'sentinel',
+    sentinels: all(SENTINEL_PORT).map((place) => ({ ...place, ...own, db: 0, ...tls })),
+    master: path,
+    server: { username, password, db: Number(db ?? 0), ...tls },
+  }
+}
+
+/** Of one server. */
+export function addressOf(url: string, onUnusable: OnUnusable): RedisAddress {
+  const { protocol, hostname, port, username, password, pathname, searchParams } = new URL(url)
+  return {
+    host: hostname.replace(/^\[|\]$/g, ''),
+    port: Number(port || 6379),
+    username: decodeURIComponent(username),
+    password: decodeURIComponent(password),
+    db: Number(pathname.slice(1)),
+    ...tlsOf(protocol === 'rediss:', searchParams, onUnusable),
+  }
+}
+
+function tlsOf(isOn: boolean, options: URLSearchParams, onUnusable: OnUnusable): Pick<RedisAddress, 'tls'> {
+  return isOn ? { tls: tlsFiles(options, { ca: 'cacert', cert: 'cert', key: 'key' }, onUnusable) } : {}
+}
+
+function placeOf(text: string, defaultPort: number): HostPort {
+  const colonAndPort = /:\d+$/.exec(text)?.[0] ?? ''
+  const host = text.slice(0, text.length - colonAndPort.length)
+  return { host: host.replace(/^\[|\]$/g, ''), port: Number(colonAndPort.slice(1)) || defaultPort }
+}

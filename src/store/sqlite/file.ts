@@ -1,0 +1,136 @@
+import { DatabaseSync } from 'node:sqlite'
+import { setTimeout as wait } from 'node:timers/promises'
+import type { Millis } from '../../core/record.ts'
+import { CREATE_JOURNAL } from './journal.ts'
+
+/** `PRAGMA user_version` of the file. */
+const SCHEMA = 3
+/** Opening competes with other processes for locks that SQLite does not wait for (switching to WAL). */
+const OPEN_TRIES = 50
+const OPEN_PAUSE: Millis = 20
+export const BUSY = 5
+
+/** A rowid table: rows with large blobs are slow inside the b-tree of a WITHOUT ROWID one. */
+const CREATE = `
+  CREATE TABLE records (
+    key INTEGER NOT NULL,
+    service TEXT NOT NULL,
+    id TEXT NOT NULL,
+    unresolved INTEGER NOT NULL,
+    due INTEGER NOT NULL,
+    drop_at INTEGER NOT NULL,
+    bytes BLOB NOT NULL
+  ) STRICT;
+  CREATE INDEX records_key ON records (key);
+  CREATE INDEX records_unresolved ON records (service, due) WHERE unresolved = 1;
+  CREATE INDEX records_drop_at ON records (drop_at);
+  ${CREATE_JOURNAL}
+  PRAGMA user_version = ${SCHEMA};
+`
+/** Added later under the same schema version: an earlier release does without it and can still use the file. */
+const CREATE_BUCKETS = `
+  CREATE TABLE IF NOT EXISTS buckets (
+    service TEXT NOT NULL,
+    id TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    debt INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    full_at INTEGER NOT NULL,
+    PRIMARY KEY (service, id)
+  ) STRICT, WITHOUT ROWID;
+  CREATE INDEX IF NOT EXISTS buckets_full_at ON buckets (full_at);
+`
+/** Likewise. `created_at` identifies the record under that id; the trigger lives in the file, so earlier releases clean up as well. */
+const CREATE_NOTES = `
+  CREATE TABLE IF NOT EXISTS notes (
+    service TEXT NOT NULL,
+    id TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    lines TEXT NOT NULL,
+    PRIMARY KEY (service, id)
+  ) STRICT, WITHOUT ROWID;
+  CREATE TRIGGER IF NOT EXISTS notes_go_with_the_record AFTER DELETE ON records
+    BEGIN DELETE FROM notes WHERE service = OLD.service AND id = OLD.id; END;
+`
+export interface FileOptions {
+  readonly file: string
+  /** How long SQLite waits for another process's lock. */
+  readonly busyMs: Millis
+  /** 0: unbounded. */
+  readonly maxPages: number
+}
+
+/**
+ * Like {@link openFile}, but waits much longer than an operation for processes that keep the file locked.
+ * @throws if it cannot be used: locked, not a database, or another program's.
+ */
+export async function openPatiently(options: FileOptions): Promise<DatabaseSync> {
+  const until = performance.now() + OPEN_TRIES * (OPEN_PAUSE + options.busyMs)
+  for (;;) {
+    try {
+      return openFile(options)
+    } catch (error) {
+      if (resultCode(error) !== BUSY || performance.now() > until) throw error
+    }
+    await wait(OPEN_PAUSE)
+  }
+}
+
+/** Opens the file, and makes it a store if it is new. The file of an unreadable release, or of another program, is left unchanged. */
+function openFile({ file, busyMs, maxPages }: FileOptions): DatabaseSync {
+  const db = new DatabaseSync(file, { timeout: busyMs })
+  try {
+    refuseForeign(db)
+    db.exec('PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; BEGIN IMMEDIATE')
+    const { user_version: version } = db.prepare('PRAGMA user_version').get() as { user_version: number }
+    if (version > SCHEMA)
+      throw new Error(`it has schema version ${version}, of a later release; this one reads ${SCHEMA}`)
+    if (version > 0 && version < SCHEMA)
+      throw new Error(
+        `it has schema version ${version}, from before the first release; this one reads ${SCHEMA}: move the file away`,
+      )
+    if (version === 0) db.exec(CREATE)
+    db.exec(CREATE_BUCKETS)
+    db.exec(CREATE_NOTES)
+    db.exec('COMMIT')
+    if (maxPages > 0) db.exec(`PRAGMA max_page_count = ${maxPages}`)
+    return db
+  } catch (error) {
+    db.close()
+    throw error
+  }
+}
+
+/** A mistyped path must not turn another program's database into a store; even a command that only reads would. */
+function refuseForeign(db: DatabaseSync): void {
+  const { version, objects, records } = db
+    .prepare(
+      `SELECT (SELECT user_version FROM pragma_user_version) AS version, count(*) AS objects,
+       count(*) FILTER (WHERE type = 'table' AND name = 'records') AS records FROM sqlite_schema`,
+    )
+    .get() as { version: number; objects: number; records: number }
+  const foreign = version === 0 ? objects > 0 : version <= SCHEMA && records === 0
+  if (foreign) throw new Error('it is the database of another program')
+}
+
+/** Rows of `records` that {@link servicesIn} looks at: a file of millions takes seconds to read. */
+const LOOKED_AT = 100_000
+
+/** Which services have records there, for people; none if the file cannot be read. */
+export function servicesIn(file: string): string[] {
+  try {
+    using db = new DatabaseSync(file, { readOnly: true })
+    const rows = db
+      .prepare(`SELECT service FROM (SELECT service FROM records LIMIT ?) UNION SELECT service FROM journal`)
+      .all(LOOKED_AT) as { service: string }[]
+    return rows.map(({ service }) => service)
+  } catch {
+    // Opening it as a store says why.
+    return []
+  }
+}
+
+/** SQLite's primary result code. */
+export function resultCode(error: unknown): number {
+  return ((error as { errcode?: number }).errcode ?? 0) & 0xff
+}
