@@ -188,7 +188,7 @@ function settle(
 
 /** @throws {InGrace} */
 export function writeReply<Found>(reply: readonly RespReply[], at: number, now: Millis): WriteReply<Found> {
-  const [kind, first, second, third] = reply.slice(at, at + 4)
+  const [kind, first, second, third] = [reply[at], reply[at + 1], reply[at + 2], reply[at + 3]]
   if (kind === FOUND) return { done: false, now, bytes: first as Found }
   if (kind === HELD) throw new InGrace(now, first as Millis, second as Millis)
   return {

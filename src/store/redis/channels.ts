@@ -35,10 +35,10 @@ export class Channels {
     return this.#subscriptions.watch(id, changed)
   }
 
-  /** The server was connected to again, and may have been replaced without an end of this connection. */
-  renew(target: RedisTarget): void {
+  /** The server was connected to again, and may have been replaced: what is left of the time before subscribes again. */
+  renew({ target, lostAt }: RedisConnection): void {
     const connection = this.#connections.get(target)
-    if (connection?.isReady) connection.reconnect()
+    if (connection?.isReady && connection.readyAt <= lostAt) connection.reconnect()
   }
 
   /** Some records may have moved to other servers. */

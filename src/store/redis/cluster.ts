@@ -55,7 +55,7 @@ export interface View {
 export type Servers = Omit<Cluster, 'run' | 'ask'>
 
 /** A server is ready for commands, perhaps again; without one: shards may have new masters. */
-export type OnServers = (ready?: RedisTarget) => void
+export type OnServers = (ready?: RedisConnection) => void
 
 /**
  * The masters of a cluster, a connection to each, and which of the 256 shards it has. The map may be stale: a node that does not have a
@@ -256,7 +256,7 @@ export class Cluster {
     const node: RedisConnection = new RedisConnection({ place, login: this.#url.server }, this.#options, {
       onEvent: (kind, detail) =>
         this.#options.onEvent(kind, kind === 'error' ? `${name}: ${detail}` : detail),
-      onReady: () => this.#onServers(node.target),
+      onReady: () => this.#onServers(node),
       onLost: () => this.#readLater(),
     })
     this.#nodes.set(name, node)

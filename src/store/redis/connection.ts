@@ -119,6 +119,9 @@ export class RedisConnection {
   /** Why the last link failed; until the next one is ready. */
   #trouble: string | null = null
   #attempts = 0
+  /** When it last became ready, and when it was last lost, or an attempt failed. */
+  readyAt: Millis = 0
+  lostAt: Millis = 0
   /** It is about to be ready, or lost. */
   isTrying = false
   /** Settled unless it {@link isTrying}. */
@@ -361,6 +364,7 @@ export class RedisConnection {
         throw new Error(`${this.leadsTo} is a replica, not a master (its ROLE is ${role})`)
       clearTimeout(this.#timer)
       this.isTrying = false
+      this.readyAt = performance.now()
       this.#link = { address: { ...this.place, ...login }, identity, isOpen: true }
       this.#trouble = null
       this.#attempts = 0
@@ -377,6 +381,7 @@ export class RedisConnection {
     clearTimeout(this.#timer)
     if (this.#trouble === null && this.isTrying) this.#fail(new Error('Connection is closed.'))
     else if (this.#trouble === null) this.#events.onEvent?.('disconnected', this.leadsTo)
+    this.lostAt = performance.now()
     this.isTrying = false
     this.#shut()
     this.#events.onLost?.()

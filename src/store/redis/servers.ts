@@ -11,7 +11,10 @@ export function serversOf(options: RedisOptions, shards: readonly number[], onSe
   if (url.kind === 'cluster') return new Cluster(url, options, onServers)
   const sentinels = url.kind === 'sentinel' ? new Sentinels(url, options) : null
   const target = url.kind === 'sentinel' ? (sentinels as Sentinels) : { place: url.server, login: url.server }
-  const server = new RedisConnection(target, options, { onEvent, onReady: () => onServers(target) })
+  const server: RedisConnection = new RedisConnection(target, options, {
+    onEvent,
+    onReady: () => onServers(server),
+  })
   const all = [{ name: '', server, shards }]
   const close = async (): Promise<void> => void (await Promise.all([server.close(), sentinels?.close()]))
   return {
