@@ -26,7 +26,9 @@ void t.test('it opens without Redis, refuses at once, and connects when it is up
   await server.start()
   await until(answers(store))
   t.equal((await store.get(id)).bytes, null, 'nothing was queued while it was down')
-  t.equal(events.filter((event) => event.startsWith('error')).length, 1, 'the same error is reported once')
+  // A server that reads its file answers LOADING, which is another one.
+  const refused = events.filter((event) => event.startsWith('error') && event.includes('ECONNREFUSED'))
+  t.equal(refused.length, 1, 'the same error is reported once')
   t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
   await server.stop()
   await until(() => events.at(-1)?.includes('ECONNREFUSED') ?? false)
