@@ -48,7 +48,7 @@ void tap.test('npm pack makes a tarball of what a user needs and nothing else', 
     .split(/\s+/))
     t.ok(files.includes(wanted), wanted)
   t.ok(
-    files.some((file) => /^dist\/store\/lua\/.+\.lua$/.test(file)),
+    files.some((file) => /^dist\/store\/redis\/lua\/.+\.lua$/.test(file)),
     'the Lua scripts',
   )
   t.same(
