@@ -85,10 +85,7 @@ t.test('--only tail has a row for first executions and one for replays', async (
 t.test('--only costs shows what a request allocates and calls, and that perf is missing', async (t) => {
   process.env['PERF'] = '/nonexistent/perf'
   const text = await bench('--no-build', '--only', 'costs', '--candidates', 'proxy-redis,proxy-sqlite')
-  t.match(
-    text,
-    /^\| first execution, JSON of 300 bytes \| .*Redis \| [\d,]+ \|  \| \*\*[\d.]+\*\*: .*evalsha [0-2]\.\d/m,
-  )
+  t.match(text, /^\| first execution, JSON of 300 bytes \| .*Redis \| [\d,]+ \|  \| [\d.]+ \|$/m)
   t.match(text, /^\| replay, JSON of 300 bytes \| .*SQLite \(default\) \| [\d,]+ \|  \|  \|$/m)
   t.match(text, 'System calls are left out: perf (Debian: linux-perf) is missing.')
 })
@@ -103,8 +100,6 @@ t.test('a missing candidate is left out with a sentence', async (t) => {
 
 t.test('the longest stop of the event loop by one request is a row of the goals', async (t) => {
   const text = await bench('--no-build', '--only', 'stops', '--candidates', 'proxy-redis')
-  t.match(text, /^\| JSON as values: orders, as clients send them \| \d+\.\d \|$/m)
-  t.match(text, /^\| orders, with the key at a JSON pointer \| \d+\.\d \|$/m)
   t.match(
     text,
     /^\| longest stop of the event loop by one request of `limits.request` bytes, ms \| 10 \| 3 \| \d+(\.\d\d)? \| /m,
