@@ -33,7 +33,7 @@ export async function makeGuard(
   up: OpenUpstream,
   { outbox, left }: { readonly outbox: Outbox | null; readonly left: readonly LeftOutcome[] },
 ) {
-  const { config, log, metrics, output, closing } = base
+  const { config, log, metrics, closing } = base
   const { store, records, history, agreement } = opened
   const { budget, shadowBudget, queries, queryTimeout } = up
   const unresolved = reconcileObserver(metrics, log, history)
@@ -100,13 +100,7 @@ export async function makeGuard(
     observer: unresolved,
     random: Math.random,
   })
-  metrics.read({
-    idempotency_in_flight: () => inFlight.count,
-    idempotency_waiters: () => waiters.size,
-    idempotency_buffered_bytes: () => budget.held + shadowBudget.held,
-    idempotency_spooled: () => settler.size,
-    idempotency_log_lines_dropped_total: () => output?.dropped ?? 0,
-  })
+  readGauges(base, up, { settler, waiters, inFlight })
   return { ports, settler, waiters, running, inFlight, issuer, shadow, reconciler, reclaimer }
 }
 
@@ -134,4 +128,18 @@ function reclaiming(
   listeners.reclaimer = reclaimer
   closing.defer(() => reclaimer.close())
   return reclaimer
+}
+
+function readGauges(
+  { metrics, output }: Base,
+  { budget, shadowBudget }: OpenUpstream,
+  { settler, waiters, inFlight }: Pick<WalkPorts, 'settler' | 'waiters' | 'inFlight'>,
+): void {
+  metrics.read({
+    idempotency_in_flight: () => inFlight.count,
+    idempotency_waiters: () => waiters.size,
+    idempotency_buffered_bytes: () => budget.held + shadowBudget.held,
+    idempotency_spooled: () => settler.size,
+    idempotency_log_lines_dropped_total: () => output?.dropped ?? 0,
+  })
 }
