@@ -183,6 +183,14 @@ void t.test('the guard knows ports, not adapters; nobody but main imports http',
         own.some((target) => layerOf(target) === 'http'),
         `${path} does not import http`,
       )
+  const engineOf = (path: string) => /^store\/(redis|postgres|sqlite|dynamodb)\//.exec(path)?.[1]
+  for (const { path, own } of modules)
+    if (engineOf(path) !== undefined)
+      t.strictSame(
+        own.filter((target) => ![undefined, engineOf(path)].includes(engineOf(target))),
+        [],
+        `${path} imports no other engine`,
+      )
   const users = (name: string) =>
     modules.filter(({ foreign }) => foreign.includes(name)).map(({ path }) => path)
   t.strictSame(

@@ -1,6 +1,6 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { type Subscription, Subscriptions } from '../../src/store/redis/subscriptions.ts'
+import { type Subscription, Subscriptions } from '../../src/store/subscriptions.ts'
 import { frozenClock } from '../support/frozen-clock.ts'
 
 const A = 'a' as RecordId

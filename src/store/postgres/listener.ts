@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto'
 import type { Millis, RecordId } from '../../core/record.ts'
 import { reconnectDelay } from '../reconnect.ts'
-import { type Subscription, Subscriptions } from '../redis/subscriptions.ts'
+import { type Subscription, Subscriptions } from '../subscriptions.ts'
 import { type Lanes, type LanesOptions, lockWait } from './lanes.ts'
 import { ignore, PostgresLink } from './link.ts'
 

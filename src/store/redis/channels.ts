@@ -1,9 +1,9 @@
 import type { RecordId } from '../../core/record.ts'
 import { within } from '../../runtime/scheduling.ts'
+import { type Subscription, Subscriptions } from '../subscriptions.ts'
 import type { Servers } from './cluster.ts'
 import { connectionError, RedisConnection, type RedisTarget, Refused, repliesMismatch } from './connection.ts'
 import type { RedisKeys, RedisOptions } from './keys.ts'
-import { type Subscription, Subscriptions } from './subscriptions.ts'
 
 /**
  * Watches records by pub/sub, over one extra connection per server, opened for the first watcher and then kept. Channels are sharded

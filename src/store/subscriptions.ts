@@ -1,6 +1,6 @@
-import type { Millis, RecordId } from '../../core/record.ts'
-import { within } from '../../runtime/scheduling.ts'
-import { Watchers } from '../side-ports.ts'
+import type { Millis, RecordId } from '../core/record.ts'
+import { within } from '../runtime/scheduling.ts'
+import { Watchers } from './side-ports.ts'
 
 /** Shared by the watchers of one id. */
 export interface Subscription {
