@@ -152,7 +152,7 @@ export class FileWatch implements Disposable {
     // Synchronous, so that no change after a later read is missed.
     this.#known = stateNow(this.#file)
     this.#seen = this.#known
-    this.#timer = setInterval(() => void this.#look(), poll).unref()
+    this.#timer = setInterval(this.#look as () => void, poll).unref()
   }
 
   [Symbol.dispose](): void {
@@ -160,7 +160,8 @@ export class FileWatch implements Disposable {
     clearInterval(this.#timer)
   }
 
-  async #look(): Promise<void> {
+  /** Resolves once it has looked. */
+  readonly #look = async (): Promise<void> => {
     if (this.#isLooking) return
     this.#isLooking = true
     const found = stateOf(await stat(this.#file, { bigint: true }).catch(() => undefined))

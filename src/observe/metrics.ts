@@ -156,8 +156,7 @@ export class Metrics {
 
   /** Sets where to read metrics without labels at each scrape. */
   read(sources: Partial<Record<MetricName, () => number>>): void {
-    for (const [name, get] of Object.entries(sources))
-      Object.defineProperty(this.value(name as MetricName, {}), 'current', { get })
+    for (const [name, source] of Object.entries(sources)) this.value(name as MetricName, {}).source = source
   }
 
   /** Creates the series that these routes start with; also called after a reload. */
@@ -282,9 +281,11 @@ class Series<V extends Sampled> {
 /** A counter or a gauge. */
 class SeriesValue {
   current = 0
+  /** Where to read it at each scrape, if not here. */
+  source: (() => number) | null = null
 
   samples(metricName: string, labels: Labels): Sample[] {
-    return [{ metricName, labels, value: this.current }]
+    return [{ metricName, labels, value: this.source?.() ?? this.current }]
   }
 }
 
