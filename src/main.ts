@@ -79,8 +79,8 @@ async function listenAll(parts: ProxyParts): Promise<Urls> {
   const { config } = state
   try {
     return {
-      adminUrl: admin && config.admin.listen && (await listen(admin, 'admin.listen', config.admin.listen)),
-      opsUrl: ops && config.ops.listen && (await listen(ops, 'ops.listen', config.ops.listen)),
+      adminUrl: admin && (await listen(admin, 'admin.listen', config.admin.listen)),
+      opsUrl: ops && (await listen(ops, 'ops.listen', config.ops.listen)),
       url: await listen(data, 'listen', config.listen),
     }
   } catch (error) {

@@ -27,7 +27,10 @@ export async function openAdminAccess(
   { onAudit, tokens, ...rest }: AdminOptions,
 ): Promise<(AdminAccess & AsyncDisposable) | null> {
   const { service, admin, audit: log } = inForce.config
-  const { listen, hosts } = admin
+  const {
+    listen: { address: listen },
+    hosts,
+  } = admin
   if (listen === null || tokens === null) return null
   const audit = await Audit.open(log.file, service, onAudit).catch((error: unknown) => {
     throw new Error(`audit.file: ${(error as Error).message}`, { cause: error })

@@ -11,19 +11,22 @@ import { Recheck } from '../reconcile/control.ts'
 import { VERSION } from '../version.ts'
 import type { Base } from './base.ts'
 import type { Guard } from './guard.ts'
-import { followTokens } from './secrets.ts'
+import { followListener, followTokens } from './secrets.ts'
 import type { OpenStore } from './store.ts'
 import type { OpenUpstream } from './upstream.ts'
 
 export async function makeTraffic(
-  { config, log, state, metrics, tracing, closing, onBug }: Base,
+  base: Base,
   { passing, loop, stalled, shadowBudget }: OpenUpstream,
   { ports, issuer, shadow }: Guard,
 ): Promise<Traffic> {
+  const { config, log, state, metrics, tracing, closing, onBug } = base
+  const secure = await followListener(base, 'listen', config.listen)
   const nearMissed = new Set<string>()
   const traffic = await Traffic.open({
     config,
     log,
+    secure,
     draining: () => state.draining,
     ports,
     upstream: passing,
@@ -96,11 +99,12 @@ export async function openAdmin(
   }
 }
 
-export function makeServers(
-  { config, state, metrics, closing, onBug }: Base,
+export async function makeServers(
+  base: Base,
   { store, agreement }: OpenStore,
   access: AdminAccess,
-): { readonly admin: Server | null; readonly ops: Server | null } {
+): Promise<{ readonly admin: Server | null; readonly ops: Server | null }> {
+  const { config, state, metrics, closing, onBug } = base
   const health: Health = {
     draining: () => state.draining,
     started: () => state.started,
@@ -109,8 +113,12 @@ export function makeServers(
     metrics,
     store: () => healthOf(store),
   }
-  const admin = config.admin.listen === null ? null : adminServer(health, access, onBug)
-  const ops = config.ops.listen === null ? null : opsServer(health, onBug)
+  const [forAdmin, forOps] = [
+    await followListener(base, 'admin.listen', config.admin.listen),
+    await followListener(base, 'ops.listen', config.ops.listen),
+  ]
+  const admin = config.admin.listen.address === null ? null : adminServer(health, access, onBug, forAdmin)
+  const ops = config.ops.listen.address === null ? null : opsServer(health, onBug, forOps)
   for (const server of [admin, ops]) if (server !== null) closing.defer(() => closeAbruptly(server))
   return { admin, ops }
 }

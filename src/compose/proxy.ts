@@ -22,7 +22,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   const guard = await makeGuard(base, opened, up, spool)
   const traffic = await makeTraffic(base, up, guard)
   const { access, followTokensOf } = await openAdmin(base, opened, up, guard)
-  const { admin, ops } = makeServers(base, opened, access)
+  const { admin, ops } = await makeServers(base, opened, access)
   const { store, presence, agreement } = opened
   const { settler, waiters, running, inFlight, shadow, reconciler } = guard
   return {

@@ -1,11 +1,13 @@
 import type { Config } from '../config/config.ts'
 import type { Findings } from '../config/errors.ts'
-import { readTokens, readUpstreamTls } from '../config/files.ts'
+import { listenerFiles, readListenerTls, readTokens, readUpstreamTls } from '../config/files.ts'
 import { type OnRotation, Rotating } from '../config/rotating.ts'
 import type { Verifier } from '../credentials/callers.ts'
 import type { Issuer } from '../credentials/issuer.ts'
+import type { Secure } from '../http/connections.ts'
 import type { Logger } from '../observe/log.ts'
-import type { TlsMaterial } from '../runtime/pem.ts'
+import { firstExpiry, type ListenerTls, type TlsMaterial } from '../runtime/pem.ts'
+import type { Base } from './base.ts'
 
 /** Null: the API is off. */
 export function followTokens(
@@ -14,7 +16,7 @@ export function followTokens(
   before?: readonly string[],
 ): Rotating<readonly string[]> | null {
   const path = 'admin.tokenFile'
-  if (listen === null || tokenFile === null) return null
+  if (listen.address === null || tokenFile === null) return null
   const read = (findings: Findings) => readTokens(findings, path, tokenFile)
   return new Rotating({ path, files: [tokenFile], read, onRotation: rotationLog(log) }, before)
 }
@@ -29,6 +31,37 @@ export function followCertificates(
   if (files.length === 0) return null
   const read = (findings: Findings) => readUpstreamTls(findings, tls)
   return new Rotating({ path: 'upstream.tls', files, read, changed, onRotation: rotationLog(log) })
+}
+
+/** TLS of a listener, with the certificates that its files hold at the time; null: it has none. Loaded only if used (docs/adr/0074). */
+export async function followListener(
+  { log, metrics, closing }: Base,
+  listener: string,
+  { address, tls }: Config['ops']['listen'],
+): Promise<Secure | null> {
+  if (address === null || tls === null) return null
+  const { Handshakes } = await import('../http/tls.ts')
+  const path = `${listener}.tls`
+  const inUse: InstanceType<typeof Handshakes>[] = []
+  const use = (material: ListenerTls): void => {
+    metrics.set('idempotency_tls_certificate_expires_seconds', { listener }, firstExpiry(material))
+    for (const handshakes of inUse) handshakes.use(material)
+  }
+  const following = new Rotating({
+    path,
+    files: listenerFiles(tls),
+    read: (findings) => readListenerTls(findings, path, tls),
+    changed: use,
+    onRotation: rotationLog(log),
+  })
+  closing.use(following)
+  use(following.current)
+  return (secured) => {
+    const settings = { material: following.current, minVersion: tls.minVersion, protocols: ['http/1.1'] }
+    const handshakes = new Handshakes(settings, secured)
+    inUse.push(handshakes)
+    return handshakes
+  }
 }
 
 function rotationLog(log: Logger): OnRotation {

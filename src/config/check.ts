@@ -266,14 +266,17 @@ export function checkFile(findings: Findings, file: Listening): void {
     : 'a store that has no replicas to wait for'
   const isAlone = wait?.replicas === 'none'
   const all = { listen, 'admin.listen': admin.listen, 'ops.listen': ops.listen }
-  const open = Object.entries(all).filter((entry): entry is [string, Address] => entry[1] !== null)
+  const open = Object.entries(all).flatMap(([path, { address: at }]): [string, Address][] =>
+    at === null ? [] : [[path, at]],
+  )
   const pairs = open.flatMap(([path, at], i) =>
     open.slice(0, i).map(([other, to]) => ({ path, at, other, to })),
   )
   const origin = url.startsWith('unix:') ? null : URL.parse(url)
   const port = Number(origin?.port || (origin?.protocol === 'https:' ? 443 : 80))
   const own = open.find(([, at]) => origin !== null && at.port === port && reaches(origin.hostname, at))?.[0]
-  const isExposed = admin.listen !== null && admin.tokenFile === null && !isLoopback(admin.listen.host)
+  const operators = admin.listen.address
+  const isExposed = operators !== null && admin.tokenFile === null && !isLoopback(operators.host)
   // biome-ignore format: a table
   report(findings, [
     [!findings.isWritten('upstream.url'), ['upstream.url'],
@@ -302,7 +305,7 @@ export function checkFile(findings: Findings, file: Listening): void {
     ...pairs.map(({ path, at, other, to }): Broken => [collide(at, to), [path, other],
       `found port ${at.port} for both \`${other}\` and \`${path}\`; allowed: an address of its own for each`]),
     [isExposed, ['admin.listen', 'admin.tokenFile'],
-      `found ${admin.listen?.host}, which other machines can reach, without \`admin.tokenFile\`; allowed: a loopback address, or a token`],
+      `found ${operators?.host}, which other machines can reach, without \`admin.tokenFile\`; allowed: a loopback address, or a token`],
     [isAnyOrigin && cors.origins.length > 1, ['cors.origins'],
       'found * beside other origins; allowed: one or the other'],
     // Any page could act for whoever is signed in.

@@ -3,8 +3,8 @@ import { stat } from 'node:fs/promises'
 import { resolve } from 'node:path'
 import type { Millis } from '../core/record.ts'
 import { checkKeyText } from '../credentials/key-text.ts'
-import { type TlsMaterial, tlsProblem } from '../runtime/pem.ts'
-import type { UpstreamConfig } from './config.ts'
+import { type KeyPair, type ListenerTls, pairProblem, type TlsMaterial, tlsProblem } from '../runtime/pem.ts'
+import type { Config, UpstreamConfig } from './config.ts'
 import type { ConfigError, Findings } from './errors.ts'
 import { quote } from './units.ts'
 
@@ -118,6 +118,55 @@ export function readUpstreamTls(findings: Findings, files: UpstreamConfig['tls']
   const problem = tlsProblem(material)
   if (problem !== null) findings.add('upstream.tls', `found files that cannot be used: ${problem}`)
   return problem === null ? material : null
+}
+
+/** The files of a listener's `tls` at `path`; `null`: they cannot be used, as the findings say. */
+export function readListenerTls(
+  findings: Findings,
+  path: string,
+  { cert, key, others, clientCa }: NonNullable<Config['listen']['tls']>,
+): ListenerTls | null {
+  const pairs: KeyPair[] = []
+  const named = [
+    { at: path, cert, key },
+    ...others.map((pair, n) => ({ at: `${path}.others[${n}]`, ...pair })),
+  ]
+  for (const { at, ...files } of named) {
+    // The reader has reported that one is missing.
+    if (files.cert == null || files.key == null) return null
+    const pair = {
+      cert: readPem(findings, `${at}.cert`, files.cert),
+      key: readPem(findings, `${at}.key`, files.key),
+    }
+    if (pair.cert === null || pair.key === null) continue
+    const problem = pairProblem(pair as KeyPair)
+    if (problem === null) pairs.push(pair as KeyPair)
+    else
+      findings.add(
+        `${at}.cert`,
+        `found files that cannot be used (${quote(files.cert)}, ${quote(files.key)}): ${problem}; allowed: a valid certificate and its key`,
+      )
+  }
+  const ca = clientCa === null ? null : readPem(findings, `${path}.clientCa`, clientCa)
+  const problem = ca === null ? null : tlsProblem({ ca })
+  if (problem !== null)
+    findings.add(
+      `${path}.clientCa`,
+      `found a file that cannot be used: ${problem}; allowed: certificates as PEM`,
+    )
+  const isWhole = pairs.length === named.length && problem === null && (ca !== null || clientCa === null)
+  return isWhole ? { pairs, clientCa: ca } : null
+}
+
+/** All files that {@link readListenerTls} reads. */
+export function listenerFiles({
+  cert,
+  key,
+  others,
+  clientCa,
+}: NonNullable<Config['listen']['tls']>): string[] {
+  const pairs = [{ cert, key }, ...others].flatMap((pair) => [pair.cert ?? '', pair.key ?? ''])
+  return clientCa === null ? pairs : [...pairs, clientCa]
 }
 
 /** The text of a file of keys that verify tokens. */

@@ -20,7 +20,7 @@ import {
 } from './check.ts'
 import type { Config, IssuerConfig, SealingKey } from './config.ts'
 import { type ConfigError, Findings, formatConfigError } from './errors.ts'
-import { readKeyFile, readPem, readSealingKey, readSecret, readTokens } from './files.ts'
+import { readKeyFile, readListenerTls, readPem, readSealingKey, readSecret, readTokens } from './files.ts'
 import {
   FILE,
   type FileConfig,
@@ -73,7 +73,12 @@ export function loadConfig({ file: name = '', text, env, isReload = false, flags
 /** Matches nothing yet. */
 const MATCH: RouteMatch = { ...(defaultsOf(ROUTE.match.group ?? {}) as unknown as RouteMatch), path: '' }
 
-const FLAGS = { upstream: 'upstream.url', listen: 'listen', store: 'store.url', service: 'service' } as const
+const FLAGS = {
+  upstream: 'upstream.url',
+  listen: 'listen.address',
+  store: 'store.url',
+  service: 'service',
+} as const
 
 function withFlags(file: FileConfig, flags: ConfigInput['flags'], findings: Findings): FileConfig {
   let result: unknown = file
@@ -148,7 +153,7 @@ function resolve(file: FileConfig, isReload: boolean, findings: Findings): Omit<
   checkOwnPaths(findings, status.path, file.issuer?.path ?? null, wellKnown, policies)
 
   const decisive = unmatched === 'protect' ? [...routes, defaults] : routes
-  checkCallers(findings, listen, decisive)
+  checkCallers(findings, listen.address, decisive)
   return {
     ...filled,
     ...listeners,
@@ -164,8 +169,15 @@ function resolve(file: FileConfig, isReload: boolean, findings: Findings): Omit<
 /** Files that a running proxy follows by itself ({@link Rotating}): one that is being replaced must not keep a configuration out. */
 function checkRotating(
   findings: Findings,
-  { admin: { tokenFile }, upstream: { tls } }: Pick<FilledFile, 'admin' | 'upstream'>,
+  { listen, admin, ops, upstream: { tls } }: Pick<FilledFile, 'listen' | 'admin' | 'ops' | 'upstream'>,
 ): void {
+  const { tokenFile } = admin
+  for (const [path, listener] of Object.entries({
+    listen,
+    'admin.listen': admin.listen,
+    'ops.listen': ops.listen,
+  }))
+    if (listener.tls !== null) readListenerTls(findings, `${path}.tls`, listener.tls)
   if (tokenFile !== null) readTokens(findings, 'admin.tokenFile', tokenFile)
   for (const name of ['ca', 'cert', 'key'] as const)
     if (tls[name] !== null) readPem(findings, `upstream.tls.${name}`, tls[name])

@@ -285,14 +285,34 @@ export const ROUTE = {
 }
 
 // biome-ignore format: a table
+const LISTENER_TLS = {
+  cert: row('filePath', required, restart, 'PEM file of the certificate, with its intermediates behind it. Like the others, it is read again when it changes.'),
+  key: row('filePath', required, restart, 'PEM file of its private key.'),
+  others: row(listOfGroups({
+    cert: row('filePath', required, restart, 'PEM file of another certificate.'),
+    key: row('filePath', required, restart, 'PEM file of its private key.'),
+  }, ''), [], restart, 'Certificates for other names: the first one that is valid for the name that a client asks for (SNI), else `cert`.'),
+  clientCa: row('filePathOrNone', 'none', restart,
+    'PEM file of authorities. Clients must have a certificate of one of them, which `scope.caller` may name.'),
+  minVersion: row(['TLSv1.2', 'TLSv1.3'], 'TLSv1.2', restart, 'Oldest version of TLS.'),
+}
+const TLS_HELP = 'Serves HTTPS alone at this address (docs/tls.md).'
+
+// biome-ignore format: a table
 export const PROPERTIES = {
   // Open sockets.
-  listen: row('address', '127.0.0.1:8080', restart, 'Address for clients; port 0 picks any free port.'),
+  listen: group({
+    address: row('address', '127.0.0.1:8080', restart, 'Address for clients; port 0 picks any free port. `listen: 127.0.0.1:8080` is short for it.'),
+    tls: orOff('off', LISTENER_TLS, TLS_HELP),
+  }, { short: true, help: 'Where clients are served.' }),
   http: row(['plain', 'node'], 'plain', restart,
     'Who speaks HTTP: `plain`, a reader for usual requests (Node.js for others) and a client of our own; `node`: Node.js and undici alone, with more CPU and fewer promises about odd answers (docs/adr/0128).'),
   admin: group({
-    listen: row('addressOrNone', '127.0.0.1:9464', restart,
-      'Address for the admin API and metrics, or `none`. Off loopback it requires `tokenFile`.'),
+    listen: group({
+      address: row('addressOrNone', '127.0.0.1:9464', restart,
+        'Address for the admin API and metrics, or `none`. Off loopback it requires `tokenFile`.'),
+      tls: orOff('off', LISTENER_TLS, TLS_HELP),
+    }, { short: true, help: 'Where operators are served.' }),
     tokenFile: row('filePath', unset, { effect: restart, when: (before, after) => before === undefined || after === undefined },
       'Bearer token file for the admin API, one token a line. Without it, only health and metrics are served.'),
     hosts: row(list('hostLine'), ['localhost', '127.0.0.1', '[::1]'], restart,
@@ -304,7 +324,10 @@ export const PROPERTIES = {
       'File that records every change by an operator, in a writable directory. `none`: the log.'),
   }),
   ops: group({
-    listen: row('addressOrNone', 'none', restart, 'Address for health and metrics only, for the kubelet and Prometheus.'),
+    listen: group({
+      address: row('addressOrNone', 'none', restart, 'Address for health and metrics only, for the kubelet and Prometheus.'),
+      tls: orOff('off', LISTENER_TLS, TLS_HELP),
+    }, { short: true, help: 'Where machines that watch are served.' }),
   }),
   readiness: group({
     store: row('flag', false, restart, 'Fails `/readyz` while the store is down.'),

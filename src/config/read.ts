@@ -70,8 +70,9 @@ function readNode(source: Source, row: PropertyRow, written: Node, path: string)
   if (isSeq(node) && row.list !== undefined) return readList(source, row.list, node.items as Node[], path)
   if (isScalar(node) && row.scalar !== undefined) {
     const value = readScalar(source, row, node.value, path)
-    // `null`: the word that turns the whole mapping off.
-    return row.group === undefined || value == null ? value : { [Object.keys(row.group)[0] as string]: value }
+    // A word that turns the whole mapping off reads as null.
+    const isWhole = row.group === undefined || row.byDefault !== undefined
+    return isWhole || value === undefined ? value : { [Object.keys(row.group)[0] as string]: value }
   }
   const hint = isScalar(node) ? mappingHint(row, node.value, path) : ''
   return source.findings.add(path, `found ${describe(node)}${hint}; allowed: ${allowed(row)}`)
@@ -169,15 +170,14 @@ function readMapping(source: Source, row: PropertyRow, mapping: Node, path: stri
   return values
 }
 
-const NO_TLS =
-  ': the listener of this version has no TLS, so terminate it in front (docs/guides/behind-a-proxy.md); that of the upstream is `upstream.tls`'
+const WHICH_TLS = ': that of a listener is `listen: { address, tls }`, that of the upstream `upstream.tls`'
 
 function unknownProperty(row: PropertyRow, name: string, path: string): string {
   if (row.group === undefined) return `found \`${name}\`; allowed: ${allowedMapping(row)}`
   const why = Object.hasOwn(row.refused ?? {}, name) ? row.refused?.[name] : undefined
   if (why !== undefined) return `found \`${name}\`, ${why}; allowed: ${allowedMapping(row)}`
   const near = (path === '' ? deeper(row.group, name) : null) ?? didYouMean(name, Object.keys(row.group))
-  const hint = path === '' && name === 'tls' ? NO_TLS : didYouMeanText(near)
+  const hint = path === '' && name === 'tls' ? WHICH_TLS : didYouMeanText(near)
   return `found the unknown property \`${name}\`${hint}; allowed: ${allowedMapping(row)}`
 }
 

@@ -3,18 +3,25 @@ import type { AdminAccess } from '../admin/access.ts'
 import type { AppOptions } from '../admin/app.ts'
 import type { Millis } from '../core/record.ts'
 import { Once } from '../runtime/scheduling.ts'
-import { TrafficServer } from './connections.ts'
+import { type Secure, TrafficServer } from './connections.ts'
 import type { Health } from './health.ts'
 import type { StreamRequest, StreamResponse } from './request.ts'
 
 type OnBug = AppOptions['onBug']
 
-export function opsServer(health: Health, onBug: OnBug): Server {
-  return onDemand(onBug, async (options) => (await import('./admin-app.ts')).opsApp(health, options))
+export function opsServer(health: Health, onBug: OnBug, secure: Secure | null = null): Server {
+  return onDemand(onBug, secure, async (options) => (await import('./admin-app.ts')).opsApp(health, options))
 }
 
-export function adminServer(health: Health, access: AdminAccess | null, onBug: OnBug): Server {
-  return onDemand(onBug, async (options) => (await import('./admin-app.ts')).apiApp(health, access, options))
+export function adminServer(
+  health: Health,
+  access: AdminAccess | null,
+  onBug: OnBug,
+  secure: Secure | null = null,
+): Server {
+  return onDemand(onBug, secure, async (options) =>
+    (await import('./admin-app.ts')).apiApp(health, access, options),
+  )
 }
 
 /** A request must be complete by then. */
@@ -23,6 +30,7 @@ const UPLOAD: Millis = 30_000
 /** A listener whose application is loaded and created on the first request (docs/adr/0074). */
 function onDemand(
   onBug: OnBug,
+  secure: Secure | null,
   make: (options: Pick<AppOptions, 'onBug' | 'server'>) => Promise<void>,
 ): Server {
   let handle: RequestListener
@@ -36,7 +44,7 @@ function onDemand(
     }),
   )
   const server: Server = new TrafficServer(
-    { requestTimeout: UPLOAD, connectionsCheckingInterval: UPLOAD / 10 },
+    { secure, requestTimeout: UPLOAD, connectionsCheckingInterval: UPLOAD / 10 },
     (request, response) => {
       void application
         .get()

@@ -2,11 +2,12 @@ import { once } from 'node:events'
 import type { Server as HttpServer, ServerOptions } from 'node:http'
 import type { AddressInfo, Socket } from 'node:net'
 import { setImmediate as immediately } from 'node:timers/promises'
-import type { Address } from '../config/config.ts'
+import type { Address, Config } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
 import { Batch } from '../runtime/scheduling.ts'
 import { PlainConnection, type PlainHost, type PlainResponse } from './plain.ts'
 import { StreamRequest, type TrafficRequest, type TrafficResponse } from './request.ts'
+import type { Handshakes } from './tls.ts'
 
 const { Server } = process.getBuiltinModule('node:http')
 const { Server: Listener } = process.getBuiltinModule('node:net')
@@ -35,6 +36,9 @@ interface QueuedRequest {
   readonly request: StreamRequest
   readonly response: TrafficResponse
 }
+
+/** Begins TLS on a listener; `secured` gets each connection after its handshake. */
+export type Secure = (secured: (connection: Socket) => void) => Handshakes
 
 const kState = Symbol('state')
 /** Stored on the connection: a set of all answers would keep dead ones alive (docs/adr/0017). */
@@ -80,6 +84,8 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     // Node reports the closed connection in a later phase of the event loop.
     this.#guard(response.req.socket, () => this.#listener(response.req, response))
   })
+  /** Null: it speaks plain text. */
+  readonly #handshakes: Handshakes | null
   clock: Millis = performance.now()
 
   /**
@@ -90,8 +96,13 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     {
       holds = false,
       plain = false,
+      secure = null,
       ...options
-    }: ServerOptions<typeof StreamRequest> & { readonly holds?: boolean; readonly plain?: boolean },
+    }: ServerOptions<typeof StreamRequest> & {
+      readonly holds?: boolean
+      readonly plain?: boolean
+      readonly secure?: Secure | null
+    },
     listener: (request: TrafficRequest, response: TrafficResponse) => void,
     onBug: (error: unknown) => void,
   ) {
@@ -100,6 +111,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     this.#listener = listener
     this.#holds = holds
     this.#plain = plain ? new Set() : null
+    this.#handshakes = secure?.((connection) => this.#open(connection)) ?? null
     this.#sweepEvery = options.connectionsCheckingInterval ?? SWEEP
     if (this.#plain !== null)
       this.once('listening', () => {
@@ -163,7 +175,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
 
   /** How many connections may be about to send a request: they are new, or part of one has arrived. */
   get awaiting(): number {
-    let count = 0
+    let count = performance.now() < this.#lastUntil ? (this.#handshakes?.open ?? 0) : 0
     for (const connection of this.#connections) if (this.#isAwaited(connection)) count++
     return count
   }
@@ -208,6 +220,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   /** Including tunnels, which Node forgets. */
   override closeAllConnections(): void {
     for (const connection of this.#connections) connection.destroy()
+    this.#handshakes?.destroy()
   }
 
   #isAwaited(connection: TrackedSocket): boolean {
@@ -218,6 +231,13 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   }
 
   #accept(connection: TrackedSocket): boolean {
+    if (this.#handshakes === null) return this.#open(connection)
+    this.#moves++
+    this.#handshakes.begin(connection)
+    return true
+  }
+
+  #open(connection: TrackedSocket): boolean {
     this.#moves++
     this.#watch(connection)
     if (this.#plain === null) return this.#giveToNode(connection)
@@ -362,11 +382,22 @@ function stateOf(connection: Socket): ConnectionState {
   return (connection as TrackedSocket)[kState] as ConnectionState
 }
 
+/** A connection of TLS cannot be reset; without its `close_notify` it is as incomplete (RFC 8446 §6.1). */
+export function resetConnection(connection: Socket): void {
+  if ('encrypted' in connection) connection.destroy()
+  else connection.resetAndDestroy()
+}
+
 /**
  * Listens, and returns the URL.
  * @throws with the name of the `property` whose address cannot be used.
  */
-export async function listen(server: HttpServer, property: string, { host, port }: Address): Promise<string> {
+export async function listen(
+  server: HttpServer,
+  property: string,
+  { address, tls }: Config['ops']['listen'],
+): Promise<string> {
+  const { host, port } = address as Address
   server.listen({ host, port })
   try {
     await once(server, 'listening')
@@ -376,8 +407,8 @@ export async function listen(server: HttpServer, property: string, { host, port 
     const hint = code === 'EADDRINUSE' ? `; give \`${property}\` another address${others}` : ''
     throw new Error(`${property}: ${message}${hint}`, { cause: error })
   }
-  const { address, port: chosen, family } = server.address() as AddressInfo
-  return `http://${family === 'IPv6' ? `[${address}]` : address}:${chosen}`
+  const { address: bound, port: chosen, family } = server.address() as AddressInfo
+  return `${tls === null ? 'http' : 'https'}://${family === 'IPv6' ? `[${bound}]` : bound}:${chosen}`
 }
 
 /** Accepts no new connections; resolves when the existing ones have ended. */

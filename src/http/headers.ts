@@ -20,6 +20,7 @@ import type { Forward } from '../upstream/port.ts'
 /** The other end of the client's connection. */
 export interface Peer {
   readonly address: string
+  readonly scheme: 'http' | 'https'
   /** Listed in `trustProxy`, so its forwarding headers are believed. */
   readonly isTrusted: boolean
   /**
@@ -42,9 +43,10 @@ export class TrustedProxies {
     }
   }
 
-  peerOf(remoteAddress = 'unknown'): Peer {
+  peerOf(remoteAddress = 'unknown', isSecure = false): Peer {
     const own = unmapped(remoteAddress)
-    return { address: remoteAddress, isTrusted: this.#has(own), client: sharing(own) }
+    const scheme = isSecure ? 'https' : 'http'
+    return { address: remoteAddress, scheme, isTrusted: this.#has(own), client: sharing(own) }
   }
 
   /** The client whose share of the limits a request uses: an IPv4 address, or the /64 of an IPv6 one. */
@@ -215,7 +217,7 @@ function fateOfName(name: string, counted: IdentifyingHeaders): Fate {
  */
 export function requestLines(
   headers: RawHeaders,
-  { address, isTrusted }: Peer,
+  { address, isTrusted, scheme }: Peer,
   { host, loop, counted }: Forwarding,
   isProtected = false,
 ): string[] {
@@ -232,7 +234,7 @@ export function requestLines(
   const before = isTrusted ? linesOf(headers, 'x-forwarded-for').join(', ') : ''
   const forwarded = (name: string): string | null => (isTrusted ? firstOf(headers, name) : null)
   lines.push('X-Forwarded-For', before === '' ? address : `${before}, ${address}`)
-  lines.push('X-Forwarded-Proto', forwarded('x-forwarded-proto') ?? 'http')
+  lines.push('X-Forwarded-Proto', forwarded('x-forwarded-proto') ?? scheme)
   const forwardedHost = forwarded('x-forwarded-host') ?? clientHost
   if (forwardedHost !== null) lines.push('X-Forwarded-Host', forwardedHost)
   lines.push('Via', VIA, 'CDN-Loop', loop.entry)

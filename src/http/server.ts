@@ -2,7 +2,7 @@ import type { Duplex } from 'node:stream'
 import type { Config } from '../config/config.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
 import type { Upstream } from '../upstream/pool.ts'
-import { answersOn, TrafficServer } from './connections.ts'
+import { answersOn, type Secure, TrafficServer } from './connections.ts'
 import { type Peer, requestLines, type TrustedProxies } from './headers.ts'
 import { malformed, refuseHead } from './heads.ts'
 import type { Arrival, StreamRequest, StreamResponse, TrafficRequest, TrafficResponse } from './request.ts'
@@ -18,6 +18,7 @@ const KEEP_ALIVE = 72_000
 export interface ServerOptions {
   /** `plain`: with the reader of our own in front of Node's parser (docs/adr/0076). */
   readonly http: Config['http']
+  readonly secure: Secure | null
   readonly limitsNow: () => Config['upstream']
   readonly upstream: Upstream
   readonly writer: ResponseWriter
@@ -40,6 +41,7 @@ export function trafficServer(
     {
       holds: true,
       plain: options.http === 'plain',
+      secure: options.secure,
       requestTimeout: 0,
       headersTimeout: HEAD_TIMEOUT,
       keepAliveTimeout: KEEP_ALIVE,

@@ -6,7 +6,7 @@ import type { KeyIssuer } from '../protect/identify.ts'
 import type { WalkPorts } from '../protect/ports.ts'
 import { Shares } from '../runtime/limits.ts'
 import type { Upstream } from '../upstream/pool.ts'
-import type { TrafficServer } from './connections.ts'
+import type { Secure, TrafficServer } from './connections.ts'
 import { endpoints } from './endpoints.ts'
 import { type LoopMark, type Peer, TrustedProxies } from './headers.ts'
 import { refusedByHead, refuseUnread } from './heads.ts'
@@ -24,6 +24,7 @@ const { METHODS } = process.getBuiltinModule('node:http')
 export interface TrafficOptions {
   readonly config: Config
   readonly log: FastifyBaseLogger
+  readonly secure: Secure | null
   /** While draining, connections are not kept alive, so that clients move on to other replicas. */
   readonly draining: () => boolean
   readonly ports: WalkPorts
@@ -79,6 +80,7 @@ export class Traffic {
     this.server = trafficServer(
       {
         http: config.http,
+        secure: options.secure,
         upstream,
         limitsNow: () => this.#now.config.upstream,
         writer: this.#writer,
@@ -94,7 +96,7 @@ export class Traffic {
 
   readonly #peerOf = ({ socket }: TrafficRequest): Peer => {
     const peer = socket as PeerSocket
-    return (peer[kPeer] ??= this.#proxies.peerOf(peer.remoteAddress))
+    return (peer[kPeer] ??= this.#proxies.peerOf(peer.remoteAddress, 'encrypted' in peer))
   }
 
   readonly #refusedByHead = (request: TrafficRequest): Refusal | null =>

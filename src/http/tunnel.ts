@@ -8,6 +8,7 @@ import type { Millis } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
 import { Shares, shareOf } from '../runtime/limits.ts'
 import type { Upstream } from '../upstream/pool.ts'
+import { resetConnection } from './connections.ts'
 import { linger, pairs, type ResponseWriter } from './write.ts'
 
 /** Only these are tunnelled: on any other request `Upgrade` is a hop-by-hop line, and must not bypass the guard. */
@@ -123,7 +124,7 @@ function tunnel(
     const kept = filterLines(answer.rawHeaders, (name) => !hop.has(name) && name !== 'trailer')
     client.write(headOf(answer, [...kept, 'Connection', 'close']), 'latin1')
     // A clean end would make a truncated body look complete.
-    answer.once('error', () => (client instanceof Socket ? client.resetAndDestroy() : client.destroy()))
+    answer.once('error', () => (client instanceof Socket ? resetConnection(client) : client.destroy()))
     pipeline(answer, client, () => client.destroy())
   })
   sent.once('error', ({ message, code = '' }: NodeJS.ErrnoException) => {

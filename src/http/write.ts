@@ -6,6 +6,7 @@ import { problemBody, problemLine, type Refusal } from '../core/refusal.ts'
 import type { Reply } from '../protect/request.ts'
 import { unfreed } from '../runtime/limits.ts'
 import type { LiveSink } from '../upstream/port.ts'
+import { resetConnection } from './connections.ts'
 import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
 import type { StreamResponse, TrafficResponse } from './request.ts'
 import { NOBODY, Stalled } from './stalled.ts'
@@ -110,7 +111,7 @@ export class ResponseWriter {
   #hurry(response: TrafficResponse, size: number, release: () => void): void {
     const drop = (): void => {
       // First, since released memory may be freed.
-      response.socket?.resetAndDestroy()
+      if (response.socket !== null) resetConnection(response.socket)
       release()
     }
     const timer = setTimeout(drop, this.idleTimeout * (1 + size / 1024 ** 2))
@@ -134,7 +135,7 @@ export class ResponseWriter {
     if (hasLeft(response)) return
     const socket = response.socket as Socket
     // To an HTTP/1.0 client anything but a reset would end the body cleanly.
-    const drop = (): void => void socket.resetAndDestroy()
+    const drop = (): void => resetConnection(socket)
     const idle = socket.timeout ?? 0
     socket.setTimeout(this.idleTimeout, drop)
     // Before Node's own listener, which sets the keep-alive timeout of the connection.
@@ -205,7 +206,7 @@ function clientSink(response: TrafficResponse, writer: ResponseWriter): LiveSink
 /** Ends an incomplete answer. HTTP/1.0 bodies end with their connection, so only a reset shows that one is incomplete. */
 export function breakOff(response: TrafficResponse): void {
   const { req, socket } = response
-  if (req.httpVersionMinor === 0 && response.headersSent && socket instanceof Socket) socket.resetAndDestroy()
+  if (req.httpVersionMinor === 0 && response.headersSent && socket instanceof Socket) resetConnection(socket)
   else response.destroy()
 }
 

@@ -112,6 +112,8 @@ export const METRICS = {
     'Log lines dropped because standard output was full or nobody read it.'),
   idempotency_config_last_reload_successful: gauge([],
     '1 if the configuration last read is in force, 0 if it was invalid or needs a restart.'),
+  idempotency_tls_certificate_expires_seconds: gauge(['listener'],
+    'When the first certificate of a listener expires, in seconds since 1970.'),
   idempotency_build_info: gauge(['version', 'node'], 'Version of the proxy and of Node.js; always 1.'),
 }
 export type MetricName = keyof typeof METRICS

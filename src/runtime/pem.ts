@@ -1,4 +1,4 @@
-import { X509Certificate } from 'node:crypto'
+import { createPrivateKey, X509Certificate } from 'node:crypto'
 
 /** PEM files of one end of a TLS connection. */
 export interface TlsMaterial {
@@ -28,4 +28,42 @@ export function tlsProblem(material: TlsMaterial): string | null {
   } catch (error) {
     return (error as Error).message
   }
+}
+
+/** What a listener shows to its clients. */
+export interface KeyPair {
+  readonly cert: Buffer
+  readonly key: Buffer
+}
+
+/** What a listener needs to serve TLS. */
+export interface ListenerTls {
+  /** The first is used where no other one is valid for the name that a client asks for. */
+  readonly pairs: readonly KeyPair[]
+  /** Authorities of client certificates; null: clients need none. */
+  readonly clientCa: Buffer | null
+}
+
+/** Why a listener cannot use these files now; null: it can. */
+export function pairProblem({ cert, key }: KeyPair): string | null {
+  const incomplete = tlsProblem({ cert })
+  if (incomplete !== null) return incomplete
+  const certificate = new X509Certificate(cert)
+  try {
+    if (!certificate.checkPrivateKey(createPrivateKey(key)))
+      return 'the key does not belong to the certificate'
+  } catch (error) {
+    return `the key cannot be read (${(error as Error).message})`
+  }
+  const { validFromDate, validToDate } = certificate
+  const now = Date.now()
+  if (validToDate.getTime() < now) return `the certificate expired at ${validToDate.toISOString()}`
+  if (validFromDate.getTime() > now)
+    return `the certificate is not valid before ${validFromDate.toISOString()}`
+  return null
+}
+
+/** When the first of the certificates expires, in seconds since 1970. */
+export function firstExpiry({ pairs }: ListenerTls): number {
+  return Math.min(...pairs.map(({ cert }) => new X509Certificate(cert).validToDate.getTime())) / 1000
 }

@@ -39,7 +39,11 @@ void t.test('K22 a configuration with every property shows no secret', async (t)
   for (const secret of secrets) t.notOk(text.includes(secret), 'a secret is masked')
   t.notMatch(text, /BEGIN|"type":"Buffer"/)
   t.match(shown, {
-    admin: { listen: '0.0.0.0:9000', tokenFile: '***', hosts: ['admin.internal', '10.0.0.7', '[fd00::7]'] },
+    admin: {
+      listen: { address: '0.0.0.0:9000', tls: { minVersion: 'TLSv1.3' } },
+      tokenFile: '***',
+      hosts: ['admin.internal', '10.0.0.7', '[fd00::7]'],
+    },
     store: {
       url: 'rediss://***@redis.internal:6380/3',
       timeout: '250ms',
@@ -146,7 +150,7 @@ defaults: { ttl: 48h, lease: "\${LEASE}", respondWithin: 90000ms }
   if (!given.ok) throw new Error(given.errors.map(formatConfigError).join('\n'))
   const own = effective(given.config)
   t.match(own, {
-    listen: '127.0.0.1:8080',
+    listen: { address: '127.0.0.1:8080', tls: 'off' },
     upstream: { timeout: '120s', connectTimeout: '2s', idleTimeout: '60s' },
     limits: { request: '1024KiB', response: '5MiB', upload: '30s' },
     drain: { delay: '0s', timeout: '125s' },

@@ -63,8 +63,8 @@ void t.test('a change of any property without a reload rule needs a restart', as
 void t.test('§10 a change at the top, except of limits, needs a restart or identifies records', async (t) => {
   const token = tempFile(t, 'a-token')
   const cases: [before: string, after: string, line: string][] = [
-    ['listen: 127.0.0.1:1', 'listen: 127.0.0.1:2', 'restart listen: 127.0.0.1:1 → 127.0.0.1:2'],
-    ['', 'ops: { listen: "127.0.0.1:9901" }', 'restart ops.listen: none → 127.0.0.1:9901'],
+    ['listen: 127.0.0.1:1', 'listen: 127.0.0.1:2', 'restart listen.address: 127.0.0.1:1 → 127.0.0.1:2'],
+    ['', 'ops: { listen: "127.0.0.1:9901" }', 'restart ops.listen.address: none → 127.0.0.1:9901'],
     ['', `admin: { tokenFile: ${token} }`, 'restart admin.tokenFile: none → ***'],
     [
       'upstream: { idleTimeout: 30s }',

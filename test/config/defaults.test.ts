@@ -57,16 +57,16 @@ void t.test('a minimal file has every default of the property table (contract §
     record: { label: null },
   }
   t.strictSame(config, {
-    listen: { host: '127.0.0.1', port: 8080 },
+    listen: { address: { host: '127.0.0.1', port: 8080 }, tls: null },
     http: 'plain',
     service: 'default',
     admin: {
-      listen: { host: '127.0.0.1', port: 9464 },
+      listen: { address: { host: '127.0.0.1', port: 9464 }, tls: null },
       tokenFile: null,
       hosts: ['localhost', '127.0.0.1', '[::1]'],
     },
     audit: { file: null },
-    ops: { listen: null },
+    ops: { listen: { address: null, tls: null } },
     readiness: { store: false },
     upstream: {
       url: 'http://127.0.0.1:3000',

@@ -12,7 +12,7 @@ void t.test('flags override the file, and are enough without one', async (t) => 
   const flags = { upstream: 'http://127.0.0.1:4000/', listen: '127.0.0.2:80', store: 'memory:' }
   const alone = load('', { flags })
   t.equal(alone.upstream.url, 'http://127.0.0.1:4000')
-  t.strictSame(alone.listen, { host: '127.0.0.2', port: 80 })
+  t.strictSame(alone.listen.address, { host: '127.0.0.2', port: 80 })
   t.equal(alone.store.url, 'memory:')
   const over = load(
     'upstream: { url: http://a, timeout: 5s }\nlisten: 127.0.0.1:1\nstore: { url: "sqlite:x", timeout: 1s }\n',
@@ -20,7 +20,7 @@ void t.test('flags override the file, and are enough without one', async (t) => 
   )
   t.match(over, {
     upstream: { url: 'http://127.0.0.1:4000', timeout: 5000 },
-    listen: { port: 80 },
+    listen: { address: { port: 80 } },
     store: { url: 'memory:', timeout: 1000 },
   })
 })
@@ -82,7 +82,7 @@ void t.test('an error in a flag names the flag', async (t) => {
     }),
     [
       '--upstream: upstream.url: found "localhost:3000"; allowed: http://host:port, https://host:port or unix:/absolute/path',
-      '--listen: listen: found 80, did you mean `127.0.0.1:80`?; allowed: host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080',
+      '--listen: listen.address: found 80, did you mean `127.0.0.1:80`?; allowed: host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080',
       '--store: store.url: found "tiered://***@h/d"; allowed: memory:, sqlite:<path>, redis://host:port/db, redis+sentinel://host:port,host:port/master/db, redis+cluster://host:port,host:port (with TLS rediss), postgres://user:password@host:port/database or dynamodb://table?region=name',
     ],
   )
@@ -131,7 +131,7 @@ defaults: { misuse: { status: "\${STATUS}" }, scope: { caller: ["header:\${NAME:
       { env },
     )
     t.match(config, {
-      listen: { port: 9000 },
+      listen: { address: { port: 9000 } },
       upstream: { url: 'http://127.0.0.1:3000', connections: 7, timeout: 3000 },
       readiness: { store: true },
       limits: { request: 2 * 1024 ** 2 },
@@ -213,10 +213,11 @@ void t.test('secret files are read without their last newline', async (t) => {
 })
 
 void t.test('the admin listener must be off, on loopback, or have a token', async (t) => {
-  t.equal(load(`${UPSTREAM}admin: { listen: none }\n`).admin.listen, null)
+  t.equal(load(`${UPSTREAM}admin: { listen: none }\n`).admin.listen.address, null)
   for (const host of ['127.0.0.1', '127.9.9.9', 'localhost', '"[::1]']) {
     t.ok(
-      load(`${UPSTREAM}admin: { listen: ${host}:1${host.startsWith('"') ? '"' : ''} }\n`).admin.listen,
+      load(`${UPSTREAM}admin: { listen: ${host}:1${host.startsWith('"') ? '"' : ''} }\n`).admin.listen
+        .address,
       host,
     )
   }
@@ -227,8 +228,8 @@ void t.test('the admin listener must be off, on loopback, or have a token', asyn
 })
 
 void t.test('port 0 is no conflict, nor is one port on two addresses', async (t) => {
-  t.equal(load(`${UPSTREAM}listen: 127.0.0.1:0\nadmin: { listen: 127.0.0.1:0 }\n`).listen.port, 0)
-  t.match(load(`${UPSTREAM}listen: 127.0.0.1:9000\nadmin: { listen: 127.0.0.2:9000 }\n`).listen, {
+  t.equal(load(`${UPSTREAM}listen: 127.0.0.1:0\nadmin: { listen: 127.0.0.1:0 }\n`).listen.address.port, 0)
+  t.match(load(`${UPSTREAM}listen: 127.0.0.1:9000\nadmin: { listen: 127.0.0.2:9000 }\n`).listen.address, {
     port: 9000,
   })
 })

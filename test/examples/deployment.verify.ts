@@ -51,7 +51,7 @@ void t.test('the ECS task fits its configuration', async (t) => {
     readonly containerDefinitions: readonly Container[]
   }
   const [app, proxy] = task.containerDefinitions as [Container, Container]
-  const ports = [config.listen, config.ops.listen].map((listen) => listen?.port)
+  const ports = [config.listen, config.ops.listen].map((listen) => listen.address?.port)
   t.strictSame(
     proxy.portMappings?.map(({ containerPort }) => containerPort),
     ports,

@@ -200,9 +200,9 @@ for (const { name } of WITH_PROXY)
     t.equal(app === undefined, !name.startsWith('examples/'))
     if (app !== undefined) t.ok(sleep > 0, 'the app pauses')
     if (config === null) return
-    t.same(config.ops.listen, { host: '0.0.0.0', port: 9901 })
-    t.same(config.listen, { host: '0.0.0.0', port: 8080 })
-    t.equal(config.admin.listen?.host, '127.0.0.1')
+    t.same(config.ops.listen.address, { host: '0.0.0.0', port: 9901 })
+    t.same(config.listen.address, { host: '0.0.0.0', port: 8080 })
+    t.equal(config.admin.listen.address?.host, '127.0.0.1')
     t.equal(config.service, name.endsWith(': production') ? 'payments' : 'shop.shop')
     const { delay, timeout } = config.drain
     t.ok(timeout >= config.upstream.timeout, 'running calls may finish')
@@ -702,7 +702,7 @@ void t.test('the Kustomize component adds the same sidecar to an unedited chart'
   t.equal(orders.find(({ kind }) => kind === 'Service')?.['spec'].ports[0].targetPort, 8080)
   const config = configurationIn(t, objects) as Config
   t.equal(config.service, 'shop.orders')
-  t.same(config.ops.listen, { host: '0.0.0.0', port: 9901 })
+  t.same(config.ops.listen.address, { host: '0.0.0.0', port: 9901 })
   t.same(config.drain, { delay: 3000, timeout: 35_000 })
   const worker = objects.find(({ metadata }) => metadata.name === 'orders-worker')
   t.notMatch(JSON.stringify(worker), /idempotency/, 'a workload without the label is left alone')

@@ -20,5 +20,6 @@ export const IS_STOCK = process.env['TRAFFIC_HTTP'] === 'node'
 /** The configuration with free ports to listen on and, if it has none, a `service`. */
 export function headed(yaml: string): string {
   const admin = /^admin:/m.test(yaml) ? '' : 'admin: { listen: "127.0.0.1:0" }\n'
-  return `listen: 127.0.0.1:0\n${IS_STOCK ? 'http: node\n' : ''}${admin}${serviceLine(yaml)}${withoutGrace(yaml)}`
+  const listen = /^listen:/m.test(yaml) ? '' : 'listen: 127.0.0.1:0\n'
+  return `${listen}${IS_STOCK ? 'http: node\n' : ''}${admin}${serviceLine(yaml)}${withoutGrace(yaml)}`
 }

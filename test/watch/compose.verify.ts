@@ -190,7 +190,7 @@ void t.test('the proxy accepts its configuration', async (t) => {
   const { service, listen, admin, ops } = configuration(t)
   t.equal(service, 'payments')
   t.same(
-    [listen, admin.listen, ops.listen].map((one) => String(one?.port)).toSorted(),
+    [listen, admin.listen, ops.listen].map((one) => String(one.address?.port)).toSorted(),
     compose.services['proxy']?.ports?.map((one) => one.split(':').at(-1)).toSorted(),
     'it listens on the published ports',
   )

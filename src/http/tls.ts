@@ -1,0 +1,78 @@
+import { X509Certificate } from 'node:crypto'
+import type { Socket } from 'node:net'
+import type { SecureContext, TLSSocket, Server as TlsServer } from 'node:tls'
+import type { Config } from '../config/config.ts'
+import type { Millis } from '../core/record.ts'
+import type { KeyPair, ListenerTls } from '../runtime/pem.ts'
+
+export interface TlsSettings extends Pick<NonNullable<Config['listen']['tls']>, 'minVersion'> {
+  readonly material: ListenerTls
+  /** ALPN (RFC 7301), in the order of preference. */
+  readonly protocols: readonly string[]
+}
+
+/** A client may take so long for its handshake. */
+const HANDSHAKE: Millis = 30_000
+
+/** The TLS handshakes of a listener. They use the certificates of the moment; connections keep those that they began with. */
+export class Handshakes {
+  readonly #minVersion: TlsSettings['minVersion']
+  readonly #server: TlsServer
+  readonly #connections = new Set<Socket>()
+  #open = 0
+  #others: { readonly certificate: X509Certificate; readonly context: SecureContext }[] = []
+
+  constructor({ material, minVersion, protocols }: TlsSettings, secured: (connection: TLSSocket) => void) {
+    this.#minVersion = minVersion
+    // It never listens: it is given the connections of another server.
+    this.#server = process.getBuiltinModule('node:tls').createServer({
+      ...this.#optionsOf(material.pairs[0] as KeyPair, material),
+      ALPNProtocols: [...protocols],
+      handshakeTimeout: HANDSHAKE,
+      requestCert: material.clientCa !== null,
+      rejectUnauthorized: true,
+      SNICallback: (name, done) =>
+        done(
+          null,
+          this.#others.find(({ certificate }) => certificate.checkHost(name) !== undefined)?.context,
+        ),
+    })
+    this.#server.on('secureConnection', (connection) => {
+      this.#open--
+      secured(connection)
+    })
+    this.#server.on('tlsClientError', () => this.#open--)
+    this.use(material)
+  }
+
+  use(material: ListenerTls): void {
+    const { createSecureContext } = process.getBuiltinModule('node:tls')
+    const [first, ...others] = material.pairs as [KeyPair, ...KeyPair[]]
+    this.#server.setSecureContext(this.#optionsOf(first, material))
+    this.#others = others.map((pair) => ({
+      certificate: new X509Certificate(pair.cert),
+      context: createSecureContext(this.#optionsOf(pair, material)),
+    }))
+  }
+
+  /** How many clients are in the middle of one. */
+  get open(): number {
+    return this.#open
+  }
+
+  begin(connection: Socket): void {
+    this.#open++
+    this.#connections.add(connection)
+    connection.once('close', () => this.#connections.delete(connection))
+    this.#server.emit('connection', connection)
+  }
+
+  /** Ends all connections that it was given. */
+  destroy(): void {
+    for (const connection of this.#connections) connection.destroy()
+  }
+
+  #optionsOf({ cert, key }: KeyPair, { clientCa }: ListenerTls) {
+    return { cert, key, minVersion: this.#minVersion, ...(clientCa === null ? {} : { ca: clientCa }) }
+  }
+}
