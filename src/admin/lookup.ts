@@ -1,9 +1,17 @@
 import { type Static, Type } from 'typebox'
 import { type Config, namespaceOf } from '../config/config.ts'
 import { firstOf, isFieldName, isFieldValue, linesOf, type RawHeaders } from '../core/headers.ts'
-import { type Claims, type KeyQualifier, normaliseHost, readCaller, recordId } from '../core/identity.ts'
+import {
+  type Claims,
+  type ClientCertificate,
+  type FromCaller,
+  type KeyQualifier,
+  normaliseHost,
+  readCaller,
+  recordId,
+} from '../core/identity.ts'
 import { readKey } from '../core/key.ts'
-import type { RoutePolicy } from '../core/policy.ts'
+import type { CallerSource, RoutePolicy } from '../core/policy.ts'
 import type { RecordId } from '../core/record.ts'
 import { comparedPath, parseTarget, policiesOf, policyNamed, Router, readsKeys } from '../core/route.ts'
 import { invalid } from './problems.ts'
@@ -53,8 +61,9 @@ export class RecordLookup {
    */
   find(lookup: Lookup): readonly RecordId[] {
     const { route, method, path } = this.#match(lookup)
-    const { lines, claims } = callerOf(route, lookup.caller ?? {})
-    const caller = readCaller(lines, route.scope, claims)
+    const { claims, ...from } = callerOf(route, lookup.caller ?? {})
+    const lines = from.headers
+    const caller = readCaller(from, route.scope, claims)
     if (caller.kind === 'missing') throw invalid(`/caller: ${caller.detail}`)
     const keys = keysOf(route, lookup.key, lines)
     const host = route.scope.host ? normaliseHost(lookup.host ?? null) : null
@@ -95,21 +104,34 @@ export class RecordLookup {
 function callerOf(
   { scope }: RoutePolicy,
   caller: NonNullable<Lookup['caller']>,
-): { readonly lines: RawHeaders; readonly claims: Claims | null } {
-  const lines: string[] = []
+): FromCaller & { readonly claims: Claims | null } {
+  const headers: string[] = []
   const claims: Record<string, unknown> = {}
+  const certificate: Record<string, string> = {}
+  const reads = (kind: CallerSource['kind'], name: string): boolean =>
+    scope.caller.some((source) => source.kind === kind && source.name === name)
   for (const [name, value] of Object.entries(caller)) {
-    if (scope.jwt !== null && scope.caller.some((source) => source.kind === 'jwt' && source.name === name)) {
+    if (scope.jwt !== null && reads('jwt', name)) {
       claims[name] = value
+      continue
+    }
+    if (reads('tls', name)) {
+      certificate[name] = String(value)
       continue
     }
     for (const one of [value].flat()) {
       if (!isFieldName(name) || !isFieldValue(String(one)))
-        throw invalid('/caller: neither a header line nor a claim that the route reads')
-      lines.push(name, String(one))
+        throw invalid(
+          '/caller: neither a header line nor a claim or an attribute of a certificate that the route reads',
+        )
+      headers.push(name, String(one))
     }
   }
-  return { lines, claims: Object.keys(claims).length === 0 ? null : claims }
+  return {
+    headers,
+    certificate: certificate as ClientCertificate,
+    claims: Object.keys(claims).length === 0 ? null : claims,
+  }
 }
 
 interface CandidateKey {

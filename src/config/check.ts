@@ -131,6 +131,24 @@ export function checkCallers(findings: Findings, listen: Address, decisive: read
   )
 }
 
+/** Callers known by a certificate need somebody who verifies it: this listener, or a proxy before it. */
+export function checkCertificates(
+  findings: Findings,
+  { listen: { tls }, trustProxy }: Pick<Config, 'listen' | 'trustProxy'>,
+  policies: readonly RoutePolicy[],
+): void {
+  if ((tls !== null && tls.clientCa !== null) || trustProxy.length > 0) return
+  for (const [n, { name, scope }] of policies.entries()) {
+    const source = scope.caller.find(({ kind }) => kind === 'tls')
+    if (source === undefined) continue
+    const own = name === UNMATCHED ? [] : [`routes[${n}].scope.caller`]
+    findings.conflict(
+      [...own, 'defaults.scope.caller'],
+      `found tls:${source.name}, while nobody verifies client certificates; allowed: with \`listen.tls.clientCa\`, or behind a proxy in \`trustProxy\` that sends X-Forwarded-Client-Cert`,
+    )
+  }
+}
+
 /**
  * Requests that a route asks for and an earlier one answers (contract §15), a sentence a pair. An error where the later route is strict
  * about keys, or no request reaches it at all; else a warning, which is returned.

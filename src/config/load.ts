@@ -10,6 +10,7 @@ import type {
 import type { Millis } from '../core/record.ts'
 import {
   checkCallers,
+  checkCertificates,
   checkFile,
   checkOwnPaths,
   checkPolicy,
@@ -154,6 +155,7 @@ function resolve(file: FileConfig, isReload: boolean, findings: Findings): Omit<
 
   const decisive = unmatched === 'protect' ? [...routes, defaults] : routes
   checkCallers(findings, listen.address, decisive)
+  checkCertificates(findings, filled, [...policies, defaults.policy])
   return {
     ...filled,
     ...listeners,

@@ -183,7 +183,7 @@ export const POLICY = {
   }, { short: true, help: 'The key. `required` is short for `{ presence: required }`.' }),
   scope: group({
     caller: row(oneOrList('callers', 'caller'), 'header:authorization', identifies,
-      'What identifies the caller: `header:<name>`, `cookie:<name>`, `jwt:<claim>` of the verified bearer token, a list of these combined, or `none`. Required, with `anonymous`, unless `listen` is on loopback.'),
+      'What identifies the caller: `header:<name>`, `cookie:<name>`, `jwt:<claim>` of the verified bearer token, `tls:san-uri`, `tls:san-dns`, `tls:subject` or `tls:fingerprint` of the client certificate, a list of these combined, or `none`. Required, with `anonymous`, unless `listen` is on loopback.'),
     // A claim identifies a caller only together with its issuer.
     jwt: group({
       jwks: row('jwksUrl', 'none', identifies, '`https://` URL of the JWK Set (`http://` only on loopback). Either this or `keyFile`.'),

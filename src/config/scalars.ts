@@ -1,7 +1,7 @@
 import { createRequire } from 'node:module'
 import { REQUEST_HEADER, RESPONSE_HEADER, TOKEN } from '../core/headers.ts'
 import type { KeyPattern } from '../core/key-pattern.ts'
-import type { CallerSource, KeySource, LabelSource, Rate } from '../core/policy.ts'
+import type { CallerSource, CertificateAttribute, KeySource, LabelSource, Rate } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import {
   byParser,
@@ -54,8 +54,9 @@ const ORIGIN =
   '(\\*|(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\\[[0-9a-f:.]+\\])(:[0-9]{1,5})?)'
 const ORIGIN_ALLOWED = 'an origin, such as https://shop.example, or *'
 /** Names of claims are often URLs. */
-const CALLER = `^((header|cookie):${TOKEN}|jwt:[!-~]+)$`
-const CALLERS = 'header:<name>, cookie:<name> or jwt:<claim>'
+const CALLER = `^((header|cookie):${TOKEN}|jwt:[!-~]+|tls:(san-uri|san-dns|subject|fingerprint))$`
+const CALLERS =
+  'header:<name>, cookie:<name>, jwt:<claim>, tls:san-uri, tls:san-dns, tls:subject or tls:fingerprint'
 
 const REQUEST_LINES = Object.values(REQUEST_HEADER).join('|').toLowerCase()
 const RESPONSE_LINES = Object.values(RESPONSE_HEADER).join('|').toLowerCase()
@@ -146,6 +147,7 @@ function nameAndKind(text: string): [kind: string, name: string] {
 function callerSource(text: string): CallerSource {
   const [kind, name] = nameAndKind(text)
   if (kind === 'header') return { kind, name: name.toLowerCase() }
+  if (kind === 'tls') return { kind, name: name as CertificateAttribute }
   return { kind: kind === 'cookie' ? kind : 'jwt', name }
 }
 

@@ -1,6 +1,6 @@
 import { hash } from 'node:crypto'
 import { filterLines, foldedName, linesOf, type RawHeaders } from './headers.ts'
-import type { CallerSource, RoutePolicy, ScopePolicy } from './policy.ts'
+import type { CallerSource, CertificateAttribute, RoutePolicy, ScopePolicy } from './policy.ts'
 import type { RecordId } from './record.ts'
 
 export type CallerReading =
@@ -43,8 +43,18 @@ function schemeSignedAnew(headers: RawHeaders, { caller }: ScopePolicy): string 
 /** Claims of a verified token; null: the request carries no token. */
 export type Claims = Readonly<Record<string, unknown>>
 
+/** What a client's verified certificate says; null: nothing of that kind. Several names are joined by commas. */
+export type ClientCertificate = Readonly<Record<CertificateAttribute, string | null>>
+
+/** `certificate`: null if the client has none. */
+export interface FromCaller {
+  readonly headers: RawHeaders
+  readonly certificate: ClientCertificate | null
+}
+
 /** The caller, as the scope defines it. `null` parts are absent attributes. */
-export function readCaller(headers: RawHeaders, scope: ScopePolicy, claims: Claims | null): CallerReading {
+export function readCaller(from: FromCaller, scope: ScopePolicy, claims: Claims | null): CallerReading {
+  const { headers } = from
   // A token that lacks the claim is not anonymous: its caller shares keys with nobody.
   const unusable =
     claims && scope.caller.find(({ kind, name }) => kind === 'jwt' && claim(claims, name) === null)
@@ -58,7 +68,7 @@ export function readCaller(headers: RawHeaders, scope: ScopePolicy, claims: Clai
     const cause = `Authorization of the scheme ${scheme} is made anew for each request: set scope.caller to a header, cookie or claim that stays the same in a retry, or to none if all callers are one`
     return { kind: 'missing', status: 400, detail, cause }
   }
-  const parts = scope.caller.map((source) => attribute(headers, claims, source))
+  const parts = scope.caller.map((source) => attribute(from, claims, source))
   if (!parts.includes(null)) return { kind: 'caller', parts }
   if (scope.callerIsDefault) {
     const other = otherCredential(headers)
@@ -85,8 +95,10 @@ function otherCredential(headers: RawHeaders): (typeof OTHER_CREDENTIALS)[number
   })
 }
 
-function attribute(headers: RawHeaders, claims: Claims | null, { kind, name }: CallerSource): string | null {
+function attribute(from: FromCaller, claims: Claims | null, { kind, name }: CallerSource): string | null {
   if (kind === 'jwt') return claims === null ? null : claim(claims, name)
+  if (kind === 'tls') return from.certificate?.[name] ?? null
+  const { headers } = from
   const values = kind === 'header' ? linesOf(headers, name) : cookies(headers, name)
   if (!values.some((value) => value.trim() !== '')) return null
   return values.join(kind === 'header' ? ', ' : '; ')

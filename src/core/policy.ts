@@ -11,6 +11,11 @@ export type CallerSource =
   | { readonly kind: 'cookie'; readonly name: string }
   /** A claim of the verified bearer token. */
   | { readonly kind: 'jwt'; readonly name: string }
+  /** What the client's certificate says. */
+  | { readonly kind: 'tls'; readonly name: CertificateAttribute }
+
+/** URIs and names of a certificate, its subject (RFC 4514), or its SHA-256. */
+export type CertificateAttribute = 'san-uri' | 'san-dns' | 'subject' | 'fingerprint'
 
 /** Where a key may come from: a header (lower case), a query parameter, a form field, or a JSON pointer (RFC 6901). */
 export type KeySource =

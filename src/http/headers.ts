@@ -11,7 +11,7 @@ import {
   type RawHeaders,
   REQUEST_HEADER,
 } from '../core/headers.ts'
-import { frame, normaliseHost } from '../core/identity.ts'
+import { type ClientCertificate, frame, normaliseHost } from '../core/identity.ts'
 import type { KeyPolicy } from '../core/policy.ts'
 import { SELECTING } from '../core/selecting.ts'
 import type { SentAttempt } from '../protect/request.ts'
@@ -21,6 +21,8 @@ import type { Forward } from '../upstream/port.ts'
 export interface Peer {
   readonly address: string
   readonly scheme: 'http' | 'https'
+  /** Verified; null: it has shown none. */
+  readonly certificate: ClientCertificate | null
   /** Listed in `trustProxy`, so its forwarding headers are believed. */
   readonly isTrusted: boolean
   /**
@@ -28,6 +30,8 @@ export interface Peer {
    */
   readonly client: string
 }
+
+const PLAIN = { scheme: 'http', certificate: null } as const
 
 /** The proxies of `trustProxy`: CIDRs; a bare address is one host. */
 export class TrustedProxies {
@@ -43,10 +47,9 @@ export class TrustedProxies {
     }
   }
 
-  peerOf(remoteAddress = 'unknown', isSecure = false): Peer {
+  peerOf(remoteAddress = 'unknown', over: Pick<Peer, 'scheme' | 'certificate'> = PLAIN): Peer {
     const own = unmapped(remoteAddress)
-    const scheme = isSecure ? 'https' : 'http'
-    return { address: remoteAddress, scheme, isTrusted: this.#has(own), client: sharing(own) }
+    return { address: remoteAddress, ...over, isTrusted: this.#has(own), client: sharing(own) }
   }
 
   /** The client whose share of the limits a request uses: an IPv4 address, or the /64 of an IPv6 one. */

@@ -2,6 +2,7 @@ import { EventEmitter } from 'node:events'
 import type { FastifyInstance } from 'fastify'
 import type { Config } from '../config/config.ts'
 import { firstOf, type RawHeaders } from '../core/headers.ts'
+import type { ClientCertificate } from '../core/identity.ts'
 import { carriesKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
@@ -12,6 +13,7 @@ import type { BodyReading, ProtectedRequest, SentAttempt } from '../protect/requ
 import { BodyBuffer, type Budget, free, type Shares, shareOf } from '../runtime/limits.ts'
 import type { Shadow } from '../shadow/shadow.ts'
 import { ExchangeTap } from '../upstream/exchange-tap.ts'
+import { forwardedCertificate } from './client-certificate.ts'
 import {
   type Forwarding,
   hostOf,
@@ -144,6 +146,12 @@ export class ReceivedRequest implements ProtectedRequest {
     this.#options = options
     this.#forwarding = options.forwarding
     this.#upload = options.upload
+  }
+
+  /** A trusted proxy's own certificate says nothing about its clients. */
+  get certificate(): ClientCertificate | null {
+    const { certificate, isTrusted } = this.#peer
+    return isTrusted ? forwardedCertificate(this.headers) : certificate
   }
 
   get statusLink(): readonly string[] {

@@ -1,4 +1,6 @@
 import { randomInt } from 'node:crypto'
+import type { Socket } from 'node:net'
+import type { TLSSocket } from 'node:tls'
 import { type FastifyBaseLogger, type FastifyInstance, fastify } from 'fastify'
 import type { Config } from '../config/config.ts'
 import type { Refusal } from '../core/refusal.ts'
@@ -6,6 +8,7 @@ import type { KeyIssuer } from '../protect/identify.ts'
 import type { WalkPorts } from '../protect/ports.ts'
 import { Shares } from '../runtime/limits.ts'
 import type { Upstream } from '../upstream/pool.ts'
+import { shownCertificate } from './client-certificate.ts'
 import type { Secure, TrafficServer } from './connections.ts'
 import { endpoints } from './endpoints.ts'
 import { type LoopMark, type Peer, TrustedProxies } from './headers.ts'
@@ -96,7 +99,7 @@ export class Traffic {
 
   readonly #peerOf = ({ socket }: TrafficRequest): Peer => {
     const peer = socket as PeerSocket
-    return (peer[kPeer] ??= this.#proxies.peerOf(peer.remoteAddress, 'encrypted' in peer))
+    return (peer[kPeer] ??= this.#proxies.peerOf(peer.remoteAddress, overTls(socket)))
   }
 
   readonly #refusedByHead = (request: TrafficRequest): Refusal | null =>
@@ -209,6 +212,11 @@ export class Traffic {
     await app.ready()
     return { app, config, routing }
   }
+}
+
+function overTls(connection: Socket): Pick<Peer, 'scheme' | 'certificate'> | undefined {
+  if (!('encrypted' in connection)) return undefined
+  return { scheme: 'https', certificate: shownCertificate(connection as TLSSocket) }
 }
 
 function noSchemas(): never {

@@ -77,7 +77,7 @@ export function readHead(
   ports: Pick<WalkPorts, 'verifyToken'>,
   request: ProtectedRequest,
 ): RequestHead | Answer | Promise<RequestHead | Answer> {
-  const { route, headers } = request
+  const { route } = request
   const { presence, derive } = route.key
   const key = readKey(request, route.key, null)
   if (key.kind === 'invalid') return refuseKey(key.detail)
@@ -89,19 +89,23 @@ export function readHead(
     caller.kind === 'unidentified' && needed ? refuseCaller(caller) : { kind: 'head', caller, key }
   const { scope } = route
   return scope.jwt === null
-    ? headOf(asCaller(readCaller(headers, scope, null)))
+    ? headOf(asCaller(readCaller(request, scope, null)))
     : verifyCaller(ports, request, scope.jwt).then(headOf)
 }
 
 async function verifyCaller(
   { verifyToken }: Pick<WalkPorts, 'verifyToken'>,
-  { route: { scope }, headers }: ProtectedRequest,
+  request: ProtectedRequest,
   policy: JwtPolicy,
 ): Promise<Caller> {
+  const {
+    route: { scope },
+    headers,
+  } = request
   const verified = await verifyToken(policy, headers)
   switch (verified.kind) {
     case 'claims':
-      return asCaller(readCaller(headers, scope, verified.claims))
+      return asCaller(readCaller(request, scope, verified.claims))
     case 'refused':
       return { kind: 'unidentified', detail: verified.detail, cause: null, status: 401 }
     case 'unavailable': {
@@ -114,7 +118,7 @@ async function verifyCaller(
       const detail = 'Authorization carries no bearer token, which is needed to identify the caller'
       return other
         ? { kind: 'unidentified', detail, cause: null, status: 401 }
-        : asCaller(readCaller(headers, scope, null))
+        : asCaller(readCaller(request, scope, null))
     }
   }
 }

@@ -1,5 +1,6 @@
 import type { Decision } from '../core/decide.ts'
 import type { RawHeaders } from '../core/headers.ts'
+import type { ClientCertificate } from '../core/identity.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type {
   Attempt,
@@ -27,6 +28,8 @@ export interface ProtectedRequest {
   /** Normalised; null if the route's scope has no host, or the request names none. */
   readonly host: string | null
   readonly headers: RawHeaders
+  /** The client's certificate, verified here or by a trusted proxy; null: it has none. */
+  readonly certificate: ClientCertificate | null
   /** The client's IPv4 address, or the /64 of its IPv6 address. */
   readonly client: string
   readonly traceId: string | null

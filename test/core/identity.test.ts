@@ -20,7 +20,7 @@ const PATH = '/v1/payments'
 
 /** … of a request without a token. */
 const readCaller = (headers: readonly string[], scope: ScopePolicy, claims: Claims | null = null) =>
-  readCallerOf(headers, scope, claims)
+  readCallerOf({ headers, certificate: null }, scope, claims)
 
 function scoped(scope: Partial<ScopePolicy>, name = ROUTE.name): RoutePolicy {
   return { ...ROUTE, name, scope: { ...SCOPE, ...scope } }
@@ -404,3 +404,14 @@ void t.test(
     t.equal(changesCaller(explicit({ kind: 'header', name: 'x-user' }, cookie), sent, set), true)
   },
 )
+
+void t.test('a certificate identifies its caller by the attribute that the scope names', async (t) => {
+  const certificate = { 'san-uri': 'spiffe://a/pay', 'san-dns': null, subject: 'CN=pay', fingerprint: 'ab' }
+  const reading = (source: CallerSource, given: typeof certificate | null = certificate) =>
+    readCallerOf({ headers: [], certificate: given }, { ...explicit(source), anonymous: 'reject' }, null)
+  for (const name of ['san-uri', 'subject', 'fingerprint'] as const)
+    t.same(reading({ kind: 'tls', name }), { kind: 'caller', parts: [certificate[name]] })
+  const missing = { kind: 'missing', status: 401, detail: /tls san-dns is missing/ }
+  t.match(reading({ kind: 'tls', name: 'san-dns' }), missing)
+  t.match(reading({ kind: 'tls', name: 'san-uri' }, null), { kind: 'missing', status: 401 })
+})

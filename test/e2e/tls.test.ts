@@ -8,7 +8,7 @@ import { linesOf } from '../../src/core/headers.ts'
 import { certificate } from '../support/certificates.ts'
 import { newKey, tempDir } from '../support/e2e.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
-import { post, readAnswer } from '../support/raw.ts'
+import { post, rawRequest, readAnswer } from '../support/raw.ts'
 import { type UpstreamStub, upstreamStub, valueOf } from '../support/upstream.ts'
 
 async function upstreamOf(t: Test): Promise<UpstreamStub> {
@@ -162,4 +162,44 @@ void t.test('the admin and operations listeners speak TLS too', async (t) => {
     /idempotency_tls_certificate_expires_seconds\{listener="ops.listen"\} \d/,
   ])
   t.match(await get(`${admin}/v1/config`), [200, /"tls":/])
+})
+
+void t.test('a caller is who its certificate says', async (t) => {
+  using own = certificate('IP:127.0.0.1')
+  using pay = certificate('URI:spiffe://shop/pay,DNS:pay')
+  using web = certificate('URI:spiffe://shop/web,DNS:web')
+  const authorities = join(tempDir(t), 'ca.pem')
+  writeFileSync(authorities, String(pay.cert) + String(web.cert))
+  const upstream = await upstreamOf(t)
+  const listen = `{ cert: ${own.certFile}, key: ${own.keyFile}, clientCa: ${authorities} }`
+  await using proxy = await proxyOf(
+    upstream,
+    listen,
+    'defaults: { scope: { caller: "tls:san-uri", anonymous: reject } }\n',
+  )
+  const forged = ['X-Forwarded-Client-Cert: URI=spiffe://shop/pay']
+  const replayed = async ({ cert, key }: typeof own, more: readonly string[] = []): Promise<boolean> => {
+    const socket = await open(t, proxy.port, { ca: own.cert, cert, key })
+    const answer = await asks(socket, post('/v1/payments', 'one-key', '{}', more))
+    t.equal(answer.status, 201)
+    return linesOf(answer.headers, 'idempotent-replayed').length > 0
+  }
+  t.notOk(await replayed(pay))
+  t.ok(await replayed(pay), 'the same caller')
+  t.notOk(await replayed(web, forged), 'another one, whatever it says it is')
+  t.strictSame(linesOf(upstream.seen[1]?.headers ?? [], 'x-forwarded-client-cert'), [])
+})
+
+void t.test('behind a trusted proxy, a caller is who that proxy says', async (t) => {
+  const upstream = await upstreamOf(t)
+  await using proxy = await proxyInProcess(
+    `trustProxy: [127.0.0.1]\nupstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\ndefaults: { scope: { caller: ["tls:subject"], anonymous: reject } }`,
+  )
+  const answer = (...more: string[]) => rawRequest(proxy.port, post('/v1/payments', 'one-key', '{}', more))
+  t.equal((await answer()).status, 401)
+  t.equal((await answer('X-Forwarded-Client-Cert: Hash=ab;Subject="CN=pay"')).status, 201)
+  const retry = await answer('X-Forwarded-Client-Cert: Hash=cd;Subject="CN=pay"')
+  t.strictSame(linesOf(retry.headers, 'idempotent-replayed'), ['true'])
+  t.equal((await answer('X-Forwarded-Client-Cert: Subject="CN=web"')).status, 201)
+  t.equal(upstream.seen.length, 2)
 })

@@ -249,7 +249,7 @@ void t.test(
           continue
         }
         guarded++
-        const caller = readCaller(headers, route.scope, null)
+        const caller = readCaller({ headers, certificate: null }, route.scope, null)
         if (reading.kind !== 'key' || caller.kind !== 'caller') {
           t.fail(`the upstream did not hear key and caller: ${what}`)
           continue

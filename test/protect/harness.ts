@@ -451,6 +451,7 @@ export class Replica {
     const { key = 'key-0123456789abcdef', headers = [], path = '/v1/payments', query = '' } = over
     const own = [...(key === null ? [] : ['Idempotency-Key', key]), 'Authorization', 'Bearer a', ...headers]
     return {
+      certificate: null,
       route: over.route ?? route(),
       method: 'POST',
       target: query === '' ? path : `${path}?${query}`,

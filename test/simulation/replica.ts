@@ -317,6 +317,7 @@ export class Replica implements Owner {
     const headers = ['Idempotency-Key', wish.key, 'Authorization', wish.caller]
     const progress = newProgress()
     const request: ProtectedRequest = {
+      certificate: null,
       route: policy,
       method: 'POST',
       target: PATH,

@@ -126,7 +126,7 @@ function fit() {
   const off = { autocomplete: 'off', autocapitalize: 'none', spellcheck: 'false' }
   const inputs = callerFields().map(({ kind, name }, n) => {
     const id = `caller-${n}`
-    const type = kind === 'jwt' || kind === 'source' ? 'text' : 'password'
+    const type = kind === 'jwt' || kind === 'tls' || kind === 'source' ? 'text' : 'password'
     const label = make('label', { for: id }, `${LABELS[kind] ?? kind} ${name}`)
     return make('div', { class: 'wide' }, label, make('input', { id, type, ...off }))
   })
