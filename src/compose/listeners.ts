@@ -21,12 +21,16 @@ export async function makeTraffic(
   { ports, issuer, shadow }: Guard,
 ): Promise<Traffic> {
   const { config, log, state, metrics, tracing, closing, onBug } = base
-  const secure = await followListener(base, 'listen', config.listen)
+  const { http2, tls } = config.listen
+  const secure = await followListener(base, 'listen', config.listen, tls?.alpn)
+  // Loaded only if used (docs/adr/0074).
+  const multiplex = (tls === null ? http2 : tls.alpn.includes('h2')) ? await import('../http/http2.ts') : null
   const nearMissed = new Set<string>()
   const traffic = await Traffic.open({
     config,
     log,
     secure,
+    multiplex,
     draining: () => state.draining,
     ports,
     upstream: passing,

@@ -38,6 +38,7 @@ export async function followListener(
   { log, metrics, closing }: Base,
   listener: string,
   { address, tls }: Config['ops']['listen'],
+  protocols: readonly string[] = ['http/1.1'],
 ): Promise<Secure | null> {
   if (address === null || tls === null) return null
   const { Handshakes } = await import('../http/tls.ts')
@@ -57,7 +58,7 @@ export async function followListener(
   closing.use(following)
   use(following.current)
   return (secured) => {
-    const settings = { material: following.current, minVersion: tls.minVersion, protocols: ['http/1.1'] }
+    const settings = { material: following.current, minVersion: tls.minVersion, protocols }
     const handshakes = new Handshakes(settings, secured)
     inUse.push(handshakes)
     return handshakes

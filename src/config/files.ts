@@ -124,7 +124,7 @@ export function readUpstreamTls(findings: Findings, files: UpstreamConfig['tls']
 export function readListenerTls(
   findings: Findings,
   path: string,
-  { cert, key, others, clientCa }: NonNullable<Config['listen']['tls']>,
+  { cert, key, others, clientCa }: NonNullable<Config['ops']['listen']['tls']>,
 ): ListenerTls | null {
   const pairs: KeyPair[] = []
   const named = [
@@ -164,7 +164,7 @@ export function listenerFiles({
   key,
   others,
   clientCa,
-}: NonNullable<Config['listen']['tls']>): string[] {
+}: NonNullable<Config['ops']['listen']['tls']>): string[] {
   const pairs = [{ cert, key }, ...others].flatMap((pair) => [pair.cert ?? '', pair.key ?? ''])
   return clientCa === null ? pairs : [...pairs, clientCa]
 }

@@ -303,7 +303,11 @@ export const PROPERTIES = {
   // Open sockets.
   listen: group({
     address: row('address', '127.0.0.1:8080', restart, 'Address for clients; port 0 picks any free port. `listen: 127.0.0.1:8080` is short for it.'),
-    tls: orOff('off', LISTENER_TLS, TLS_HELP),
+    http2: row('flag', false, restart, 'Also speaks HTTP/2 without TLS, to clients that begin with it (docs/tls.md#http2).'),
+    tls: orOff('off', {
+      ...LISTENER_TLS,
+      alpn: row(list('protocol', 1), ['h2', 'http/1.1'], restart, 'Protocols, in the order of preference: `h2`, `http/1.1`.'),
+    }, TLS_HELP),
   }, { short: true, help: 'Where clients are served.' }),
   http: row(['plain', 'node'], 'plain', restart,
     'Who speaks HTTP: `plain`, a reader for usual requests (Node.js for others) and a client of our own; `node`: Node.js and undici alone, with more CPU and fewer promises about odd answers (docs/adr/0128).'),

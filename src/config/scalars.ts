@@ -230,6 +230,7 @@ export const SCALARS = {
   audiences: { word: 'none', ...byPattern(`^none$|${claimValue.schema.pattern}`, 'none, a string without control characters, or a list of such strings',
     (text) => (text === 'none' ? [] : [text]), noneOrList) },
   bucket: orWord(duration(1, MAX_RETENTION), 'none', null),
+  protocol: byPattern('^(h2|http/1\\.1)$', 'h2 or http/1.1'),
   caller: headerHinted(byPattern(CALLER, CALLERS, callerSource, sourceText)),
   callers: { word: 'none', ...headerHinted(byPattern(`^none$|${CALLER}`, `none, ${CALLERS}, or a list of them`,
     (text) => (text === 'none' ? [] : [callerSource(text)]), (sources) => noneOrList(sources.map(sourceText)))) },

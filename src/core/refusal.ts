@@ -102,6 +102,15 @@ export function refusal(
   }
 }
 
+/** A head that nobody could read alike. */
+export function malformed(status: 400 | 417 | 501 | 505, detail: string): Refusal {
+  return refusal('request_malformed', detail, { status })
+}
+
+export function unmetExpectation(): Refusal {
+  return malformed(417, 'an expectation other than 100-continue')
+}
+
 /** The body of RFC 9457, with the members of contract §6. */
 export function problemBody(refused: Refusal, baseUrl: string): string {
   const { code, status, detail, retry, original } = refused

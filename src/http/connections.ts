@@ -2,6 +2,7 @@ import { once } from 'node:events'
 import type { Server as HttpServer, ServerOptions } from 'node:http'
 import type { AddressInfo, Socket } from 'node:net'
 import { setImmediate as immediately } from 'node:timers/promises'
+import type { TLSSocket } from 'node:tls'
 import type { Address, Config } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
 import { Batch } from '../runtime/scheduling.ts'
@@ -40,6 +41,9 @@ interface QueuedRequest {
 /** Begins TLS on a listener; `secured` gets each connection after its handshake. */
 export type Secure = (secured: (connection: Socket) => void) => Handshakes
 
+/** Serves HTTP/2. */
+export type Multiplex = Pick<typeof import('./http2.ts'), 'beginsHttp2' | 'serveHttp2'>
+
 const kState = Symbol('state')
 /** Stored on the connection: a set of all answers would keep dead ones alive (docs/adr/0017). */
 interface TrackedSocket extends Socket {
@@ -53,6 +57,8 @@ interface ConnectionState {
   /** Set while reading is paused because the client is too far ahead. */
   held: NodeJS.Timeout | null
   isTunnel: boolean
+  /** Of HTTP/2: lets its requests finish, and takes no more. */
+  goAway: (() => void) | null
   /** Bytes that had arrived when the last request was answered. */
   readBefore: number
 }
@@ -84,6 +90,8 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     // Node reports the closed connection in a later phase of the event loop.
     this.#guard(response.req.socket, () => this.#listener(response.req, response))
   })
+  /** Null: it does not speak HTTP/2. */
+  readonly #multiplex: Multiplex | null
   /** Null: it speaks plain text. */
   readonly #handshakes: Handshakes | null
   clock: Millis = performance.now()
@@ -97,11 +105,13 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
       holds = false,
       plain = false,
       secure = null,
+      multiplex = null,
       ...options
     }: ServerOptions<typeof StreamRequest> & {
       readonly holds?: boolean
       readonly plain?: boolean
       readonly secure?: Secure | null
+      readonly multiplex?: Multiplex | null
     },
     listener: (request: TrafficRequest, response: TrafficResponse) => void,
     onBug: (error: unknown) => void,
@@ -111,6 +121,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     this.#listener = listener
     this.#holds = holds
     this.#plain = plain ? new Set() : null
+    this.#multiplex = multiplex
     this.#handshakes = secure?.((connection) => this.#open(connection)) ?? null
     this.#sweepEvery = options.connectionsCheckingInterval ?? SWEEP
     if (this.#plain !== null)
@@ -163,8 +174,11 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
 
   /** Makes the open answers close their connections. Later ones do so by themselves. */
   endConnections(): void {
-    for (const connection of this.#connections)
-      for (const response of stateOf(connection).answers) response.shouldKeepAlive = false
+    for (const connection of this.#connections) {
+      const { answers, goAway } = stateOf(connection)
+      if (goAway !== null) goAway()
+      else for (const response of answers) response.shouldKeepAlive = false
+    }
   }
 
   /** Resolves once every request that has arrived by now is answered. */
@@ -240,6 +254,26 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   #open(connection: TrackedSocket): boolean {
     this.#moves++
     this.#watch(connection)
+    if (this.#multiplex === null) return this.#serveHttp1(connection)
+    if (this.#handshakes === null) void this.#tellApart(connection, this.#multiplex)
+    else if ((connection as TLSSocket).alpnProtocol === 'h2') this.#serveHttp2(connection, this.#multiplex)
+    else this.#serveHttp1(connection)
+    return true
+  }
+
+  async #tellApart(connection: TrackedSocket, multiplex: Multiplex): Promise<void> {
+    const isHttp2 = await multiplex.beginsHttp2(connection, this.headersTimeout)
+    if (isHttp2 === null || connection.destroyed) connection.destroy()
+    else if (isHttp2) this.#serveHttp2(connection, multiplex)
+    else this.#serveHttp1(connection)
+  }
+
+  #serveHttp2(connection: TrackedSocket, { serveHttp2 }: Multiplex): void {
+    const session = serveHttp2(connection, this)
+    stateOf(connection).goAway = () => session.close()
+  }
+
+  #serveHttp1(connection: TrackedSocket): boolean {
     if (this.#plain === null) return this.#giveToNode(connection)
     const plain = new PlainConnection(connection, this)
     this.#plain.add(plain)
@@ -251,6 +285,16 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     stateOf(response.req.socket).answers.push(response)
     this.#unanswered++
     this.#served.add(response)
+  }
+
+  serveStream(response: TrafficResponse): void {
+    const { req: request } = response
+    const connection = request.socket as TrackedSocket
+    const state = stateOf(connection)
+    state.answers.push(response)
+    this.#unanswered++
+    response.once('close', () => this.#answered(connection, state, response))
+    this.#guard(connection, () => this.#listener(request, response))
   }
 
   answered(response: PlainResponse): void {
@@ -291,7 +335,14 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   }
 
   #watch(connection: TrackedSocket): void {
-    const state: ConnectionState = { answers: [], waiting: [], held: null, isTunnel: false, readBefore: 0 }
+    const state: ConnectionState = {
+      answers: [],
+      waiting: [],
+      held: null,
+      isTunnel: false,
+      goAway: null,
+      readBefore: 0,
+    }
     connection[kState] = state
     this.#connections.add(connection)
     connection.once('close', () => {
@@ -384,7 +435,7 @@ function stateOf(connection: Socket): ConnectionState {
 
 /** A connection of TLS cannot be reset; without its `close_notify` it is as incomplete (RFC 8446 §6.1). */
 export function resetConnection(connection: Socket): void {
-  if ('encrypted' in connection) connection.destroy()
+  if ('encrypted' in connection || !('resetAndDestroy' in connection)) connection.destroy()
   else connection.resetAndDestroy()
 }
 

@@ -1,8 +1,8 @@
 import type { Duplex } from 'node:stream'
-import { type Refusal, refusal } from '../core/refusal.ts'
+import { malformed, type Refusal, refusal } from '../core/refusal.ts'
 import { answersOn } from './connections.ts'
 import { isLoop, type LoopMark } from './headers.ts'
-import type { TrafficRequest } from './request.ts'
+import { isMultiplexed, type TrafficRequest } from './request.ts'
 import { endRefused } from './tunnel.ts'
 import type { ResponseWriter } from './write.ts'
 
@@ -24,14 +24,16 @@ export function refusedByHead(
 }
 
 /** Refuses heads that Node's parser accepts but that another server may read differently; null: fine. */
-export function refuseHead({ httpVersion, framing, refusal: found }: TrafficRequest): Refusal | null {
+export function refuseHead(request: TrafficRequest): Refusal | null {
+  const { httpVersion, framing, refusal: found } = request
   if (found !== undefined) return found
-  if (httpVersion !== '1.1' && httpVersion !== '1.0')
+  // Node's parser also takes a request line that ends in HTTP/2.0.
+  if (httpVersion !== '1.1' && httpVersion !== '1.0' && !isMultiplexed(request))
     return malformed(505, `HTTP/${httpVersion} is not spoken here; send HTTP/1.1`)
   const { hosts, codings } = framing
   // Two `Host` lines name two recipients (RFC 9112 §3.2).
   if (hosts > 1) return malformed(400, `${hosts} Host lines; one is allowed`)
-  if (hosts === 0 && httpVersion === '1.1') return malformed(400, 'the Host line is missing')
+  if (hosts === 0 && httpVersion !== '1.0') return malformed(400, 'the Host line is missing')
   if (codings.length === 0) return null
   if (httpVersion === '1.0') return malformed(400, 'HTTP/1.0 has no Transfer-Encoding')
   // Otherwise nothing marks the end of the body (RFC 9112 §6.3).
@@ -53,10 +55,6 @@ function refusalOfParser({ code = '' }: NodeJS.ErrnoException): Refusal | null {
     default:
       return code.startsWith('HPE_') ? malformed(400, `the bytes are not HTTP/1.1 (${code})`) : null
   }
-}
-
-export function malformed(status: 400 | 417 | 501 | 505, detail: string): Refusal {
-  return refusal('request_malformed', detail, { status })
 }
 
 /**

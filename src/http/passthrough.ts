@@ -8,7 +8,7 @@ import type { ExchangeTap } from '../upstream/exchange-tap.ts'
 import { errorText, isTimeout, isTrailer, rawLines, reasonPhrase } from '../upstream/forward.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import { AnswerRefused } from '../upstream/response-parser.ts'
-import type { StreamResponse, TrafficResponse } from './request.ts'
+import { isMultiplexed, type StreamResponse, type TrafficResponse } from './request.ts'
 import {
   breakOff,
   chunkable,
@@ -146,7 +146,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
       return !hop.has(name) && !isNeverUpstreams(name) && (name !== 'content-length' || status !== 204)
     })
     // The unread rest of the upload would precede the next request.
-    if (!request.isHere) {
+    if (!request.isHere && !isMultiplexed(request)) {
       kept.push('Connection', 'close')
       lingeringClose(response)
     }
@@ -221,7 +221,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     // The idle upload was already refused.
     if (response.headersSent) return
     // Nobody reads the rest of a streamed body.
-    if (!response.req.isHere) response.shouldKeepAlive = false
+    if (!response.req.isHere && !isMultiplexed(response.req)) response.shouldKeepAlive = false
     const method = response.req.method as string
     this.#options.onFailed(method, errorText(error))
     const refused =
@@ -238,13 +238,13 @@ class PassedExchange implements Dispatcher.DispatchHandler {
  */
 function endIdleUpload(response: StreamResponse, { idleTimeout, writer }: PassthroughOptions): void {
   const { req: request } = response
-  // Kept here: undici removes `socket` from a request whose body it gave up on.
-  const { socket } = request
-  let heard = socket.bytesRead
+  // Kept here: undici removes the `socket` of a request whose body it gave up on.
+  const { carrier } = request
+  let heard = carrier.bytesRead
   const timer = setInterval(() => {
     // A finished answer only waits to be read.
     if (request.complete || response.writableEnded) clearInterval(timer)
-    else if (socket.bytesRead > heard) heard = socket.bytesRead
+    else if (carrier.bytesRead > heard) heard = carrier.bytesRead
     else {
       clearInterval(timer)
       const detail = `no byte of the body arrived within ${idleTimeout} ms`

@@ -1,10 +1,10 @@
-import { EventEmitter } from 'node:events'
-import type { IncomingHttpHeaders, OutgoingHttpHeaders } from 'node:http'
+import type { IncomingHttpHeaders } from 'node:http'
 import type { Socket } from 'node:net'
 import { Readable } from 'node:stream'
 import { fieldLines, isFieldName, isFieldValue, TOKEN } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import type { Arrival, Framing, TrafficRequest, TrafficResponse } from './request.ts'
+import { HeadWriter } from './response.ts'
 
 /** Serves the requests of plain connections. */
 export interface PlainHost {
@@ -108,7 +108,6 @@ const PLAIN_HEAD = new RegExp(
 /** A client's request that arrived whole and in the plainest form (docs/adr/0076). */
 export class PlainRequest implements TrafficRequest {
   readonly httpVersion = '1.1'
-  readonly httpVersionMinor = 1
   readonly isHere = true
   readonly method: string
   url: string
@@ -140,6 +139,10 @@ export class PlainRequest implements TrafficRequest {
 
   get destroyed(): boolean {
     return this.socket.destroyed
+  }
+
+  get carrier(): Socket {
+    return this.socket
   }
 
   get headers(): IncomingHttpHeaders {
@@ -185,7 +188,7 @@ const SINGLE: ReadonlySet<string> = new Set(
 )
 
 /** As Node's `request.headers`, but for `Set-Cookie`, which no request has. */
-function headersOf(lines: readonly string[]): IncomingHttpHeaders {
+export function headersOf(lines: readonly string[]): IncomingHttpHeaders {
   const headers: Record<string, string> = {}
   for (let i = 0; i < lines.length; i += 2) {
     const name = (lines[i] as string).toLowerCase()
@@ -253,8 +256,6 @@ function lengthOf(lines: readonly string[]): number | null {
 
 const NOT_PLAIN: ReadonlySet<string> = new Set(['expect', 'upgrade', 'proxy-connection', 'transfer-encoding'])
 
-const { STATUS_CODES } = process.getBuiltinModule('node:http')
-
 /** Up to this size copying bytes is cheaper than a second write. */
 const ONE_STRING = 16 * 1024
 
@@ -262,12 +263,10 @@ const ONE_STRING = 16 * 1024
  * The answer to a {@link PlainRequest}: the parts of Node's `ServerResponse` that this proxy and `reply.send()` use, with the same bytes and
  * events.
  */
-export class PlainResponse extends EventEmitter implements TrafficResponse {
+export class PlainResponse extends HeadWriter implements TrafficResponse {
   readonly req: PlainRequest
   /** Null: the answer has left. */
   socket: Socket | null
-  statusCode = 200
-  headersSent = false
   shouldKeepAlive = true
   writableEnded = false
   writableFinished = false
@@ -283,7 +282,6 @@ export class PlainResponse extends EventEmitter implements TrafficResponse {
   #isChunked = false
   #trailers = ''
   #isFull = false
-  #set: OutgoingHttpHeaders | null = null
 
   constructor(req: PlainRequest, keepAlive: Millis, onClosed: () => void) {
     super()
@@ -293,20 +291,7 @@ export class PlainResponse extends EventEmitter implements TrafficResponse {
     this.#onClosed = onClosed
   }
 
-  writeHead(
-    status: number,
-    reason: string | readonly string[] | OutgoingHttpHeaders,
-    lines: readonly string[] = [],
-  ): this {
-    if (typeof reason !== 'string')
-      return this.writeHead(
-        status,
-        STATUS_CODES[status] ?? 'unknown',
-        isLines(reason) ? reason : flat(reason),
-      )
-    if (this.headersSent) throw new Error('the answer has a head')
-    if (!Number.isInteger(status) || status < 200 || status > 999 || !isFieldValue(reason))
-      throw new Error('invalid status line')
+  protected begin(status: number, reason: string, lines: readonly string[]): void {
     let head = `HTTP/1.1 ${status} ${reason}\r\n`
     let hasLength = false
     let hasDate = false
@@ -342,29 +327,7 @@ export class PlainResponse extends EventEmitter implements TrafficResponse {
     this.#isChunked = this.#hasBody && !hasLength
     if (this.#isChunked) head += 'Transfer-Encoding: chunked\r\n'
     this.#head = `${head}\r\n`
-    this.statusCode = status
     this.isLast = isLast
-    this.headersSent = true
-    return this
-  }
-
-  /* What Fastify calls if it sends a stream; all other heads come whole. */
-
-  setHeader(name: string, value: OutgoingHttpHeaders[string]): this {
-    this.#set = { ...this.#set, [name.toLowerCase()]: value }
-    return this
-  }
-
-  getHeader(name: string): OutgoingHttpHeaders[string] {
-    return this.#set?.[name.toLowerCase()]
-  }
-
-  hasHeader(name: string): boolean {
-    return this.getHeader(name) !== undefined
-  }
-
-  getHeaders(): OutgoingHttpHeaders {
-    return this.#set ?? {}
   }
 
   addTrailers(lines: readonly (readonly [string, string])[]): void {
@@ -377,7 +340,7 @@ export class PlainResponse extends EventEmitter implements TrafficResponse {
   /** False: wait for `drain`. */
   write(chunk: Buffer): boolean {
     if (this.writableEnded || this.destroyed) return false
-    if (!this.headersSent) this.writeHead(this.statusCode, this.getHeaders())
+    this.beginSet()
     const before = this.#takeHead()
     const isEmpty = chunk.length === 0 || !this.#hasBody
     if (isEmpty && before === '') return true
@@ -393,7 +356,7 @@ export class PlainResponse extends EventEmitter implements TrafficResponse {
   end(given: Buffer | string = NOTHING, encoding?: 'latin1' | null): this {
     if (this.writableEnded) return this
     const last = typeof given === 'string' && encoding !== 'latin1' ? Buffer.from(given) : given
-    if (!this.headersSent) this.writeHead(this.statusCode, this.getHeaders())
+    this.beginSet()
     this.writableEnded = true
     if (this.destroyed) return this
     let before = this.#takeHead()
@@ -466,16 +429,6 @@ export class PlainResponse extends EventEmitter implements TrafficResponse {
     this.emit('close')
     this.#onClosed()
   }
-}
-
-function isLines(headers: readonly string[] | OutgoingHttpHeaders): headers is readonly string[] {
-  return Array.isArray(headers)
-}
-
-function flat(headers: OutgoingHttpHeaders): string[] {
-  return Object.entries(headers).flatMap(([name, value]) =>
-    [value ?? []].flat().flatMap((one) => [name, String(one)]),
-  )
 }
 
 let second = 0

@@ -333,7 +333,7 @@ export function observeBody(
     const finish = (reading: BodyReading): void => {
       if (over) return
       over = true
-      stream.socket.off('close', onClose)
+      stream.carrier.off('close', onClose)
       if (reading.kind !== 'body') {
         chunks.take()
         budget.give(size)
@@ -358,6 +358,6 @@ export function observeBody(
     EventEmitter.prototype.on.call(stream, 'data', onData)
     stream.on('end', onEnd).on('close', onClose)
     // Once it is answered, Node does not tell a request that its client has left.
-    stream.socket.once('close', onClose)
+    stream.carrier.once('close', onClose)
   })
 }

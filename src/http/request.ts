@@ -28,6 +28,11 @@ export interface Arrival {
   readonly policy: string | undefined
 }
 
+/** Emits `close`. */
+export interface Carrier extends EventEmitter {
+  readonly bytesRead: number
+}
+
 /** A client's request. */
 export interface TrafficRequest {
   readonly method?: string | undefined
@@ -38,12 +43,13 @@ export interface TrafficRequest {
   /** Set before Fastify's router sees the request; undefined: its target cannot be read. */
   arrival?: Arrival | undefined
   readonly httpVersion: string
-  readonly httpVersionMinor: number
   /** Flat, as received. */
   readonly rawHeaders: string[]
   /** For Fastify, its plugins and hooks; this proxy reads `rawHeaders`. */
   readonly headers: IncomingHttpHeaders
   readonly socket: Socket
+  /** What carries this request alone: its connection, or its stream of HTTP/2. */
+  readonly carrier: Carrier
   readonly framing: Framing
   /** It has arrived completely. */
   readonly isHere: boolean
@@ -110,6 +116,10 @@ export class StreamRequest extends IncomingMessage implements TrafficRequest {
   #way: 'stream' | 'held' | 'whole' = 'stream'
   #body: Buffer = NOTHING
   #onWhole: (() => void) | null = null
+
+  get carrier(): Socket {
+    return this.socket
+  }
 
   get framing(): Framing {
     return (this.#framing ??= framingOf(this.rawHeaders))
@@ -207,10 +217,21 @@ function framingOf(headers: readonly string[]): Framing {
   return framing
 }
 
+/** Its answers end with their streams, and never with the connection. */
+export function isMultiplexed({ carrier, socket }: Pick<TrafficRequest, 'carrier' | 'socket'>): boolean {
+  return carrier !== socket
+}
+
 /** Gives a request that was injected (`app.inject()`) what the traffic server gives to its own. */
 export function adopt(request: TrafficRequest): void {
   if (request instanceof StreamRequest || request.framing !== undefined) return
   const framing = framingOf(request.rawHeaders)
   const body = framing.length === 0 && framing.codings.length === 0 ? NOTHING : null
-  Object.assign(request, { framing, isHere: body !== null, takeBody: () => body, peekBody: () => body })
+  Object.assign(request, {
+    framing,
+    carrier: request.socket,
+    isHere: body !== null,
+    takeBody: () => body,
+    peekBody: () => body,
+  })
 }

@@ -1,10 +1,10 @@
 import type { Duplex } from 'node:stream'
 import type { Config } from '../config/config.ts'
-import { type Refusal, refusal } from '../core/refusal.ts'
+import { malformed, type Refusal, refusal, unmetExpectation } from '../core/refusal.ts'
 import type { Upstream } from '../upstream/pool.ts'
-import { answersOn, type Secure, TrafficServer } from './connections.ts'
+import { answersOn, type Multiplex, type Secure, TrafficServer } from './connections.ts'
 import { type Peer, requestLines, type TrustedProxies } from './headers.ts'
-import { malformed, refuseHead } from './heads.ts'
+import { refuseHead } from './heads.ts'
 import type { Arrival, StreamRequest, StreamResponse, TrafficRequest, TrafficResponse } from './request.ts'
 import type { Routing } from './routing.ts'
 import { endRefused, isWebSocket, tunnels } from './tunnel.ts'
@@ -19,6 +19,7 @@ export interface ServerOptions {
   /** `plain`: with the reader of our own in front of Node's parser (docs/adr/0076). */
   readonly http: Config['http']
   readonly secure: Secure | null
+  readonly multiplex: Multiplex | null
   readonly limitsNow: () => Config['upstream']
   readonly upstream: Upstream
   readonly writer: ResponseWriter
@@ -42,6 +43,7 @@ export function trafficServer(
       holds: true,
       plain: options.http === 'plain',
       secure: options.secure,
+      multiplex: options.multiplex,
       requestTimeout: 0,
       headersTimeout: HEAD_TIMEOUT,
       keepAliveTimeout: KEEP_ALIVE,
@@ -61,7 +63,7 @@ export function trafficServer(
     server.emit('request', request, response)
   })
   server.on('checkExpectation', (request: StreamRequest, response: StreamResponse) => {
-    request.refusal = malformed(417, 'an expectation other than 100-continue')
+    request.refusal = unmetExpectation()
     server.emit('request', request, response)
   })
   server.on('upgrade', (request: StreamRequest, socket: Duplex, head: Buffer) => {

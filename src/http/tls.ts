@@ -5,7 +5,7 @@ import type { Config } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
 import type { KeyPair, ListenerTls } from '../runtime/pem.ts'
 
-export interface TlsSettings extends Pick<NonNullable<Config['listen']['tls']>, 'minVersion'> {
+export interface TlsSettings extends Pick<NonNullable<Config['ops']['listen']['tls']>, 'minVersion'> {
   readonly material: ListenerTls
   /** ALPN (RFC 7301), in the order of preference. */
   readonly protocols: readonly string[]

@@ -9,14 +9,14 @@ import type { WalkPorts } from '../protect/ports.ts'
 import { Shares } from '../runtime/limits.ts'
 import type { Upstream } from '../upstream/pool.ts'
 import { shownCertificate } from './client-certificate.ts'
-import type { Secure, TrafficServer } from './connections.ts'
+import type { Multiplex, Secure, TrafficServer } from './connections.ts'
 import { endpoints } from './endpoints.ts'
 import { type LoopMark, type Peer, TrustedProxies } from './headers.ts'
 import { refusedByHead, refuseUnread } from './heads.ts'
 import { hijacking, Refused, requestOf, responseOf, takeAnyType } from './incoming.ts'
 import { type PassOptions, passing, passingOn } from './pass.ts'
 import { type ProtectOptions, protectedRoutes, type RequestSpans, type ShadowOptions } from './protected.ts'
-import type { TrafficRequest, TrafficResponse } from './request.ts'
+import { isMultiplexed, type TrafficRequest, type TrafficResponse } from './request.ts'
 import { type NearMissHandler, OTHER, Routing } from './routing.ts'
 import { noRoute, trafficServer } from './server.ts'
 import type { Stalled } from './stalled.ts'
@@ -28,6 +28,7 @@ export interface TrafficOptions {
   readonly config: Config
   readonly log: FastifyBaseLogger
   readonly secure: Secure | null
+  readonly multiplex: Multiplex | null
   /** While draining, connections are not kept alive, so that clients move on to other replicas. */
   readonly draining: () => boolean
   readonly ports: WalkPorts
@@ -84,6 +85,7 @@ export class Traffic {
       {
         http: config.http,
         secure: options.secure,
+        multiplex: options.multiplex,
         upstream,
         limitsNow: () => this.#now.config.upstream,
         writer: this.#writer,
@@ -173,9 +175,10 @@ export class Traffic {
     })
     if (config.cors !== null) (await import('./cors.ts')).cors(app, config.cors, config)
     app.addHook('onRequest', (request, reply, done) => {
-      const refused = this.#refusedByHead(requestOf(request))
+      const raw = requestOf(request)
+      const refused = this.#refusedByHead(raw)
       if (refused === null) return done()
-      responseOf(reply).shouldKeepAlive = false
+      if (!isMultiplexed(raw)) responseOf(reply).shouldKeepAlive = false
       done(new Refused(refused))
     })
 

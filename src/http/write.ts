@@ -8,7 +8,7 @@ import { unfreed } from '../runtime/limits.ts'
 import type { LiveSink } from '../upstream/port.ts'
 import { resetConnection } from './connections.ts'
 import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
-import type { StreamResponse, TrafficResponse } from './request.ts'
+import { isMultiplexed, type StreamResponse, type TrafficResponse } from './request.ts'
 import { NOBODY, Stalled } from './stalled.ts'
 
 const { STATUS_CODES } = process.getBuiltinModule('node:http')
@@ -56,7 +56,10 @@ export class ResponseWriter {
     const { req: request } = response
     const { headers, body } = this.#refusal(refused, prefersHtml(request.rawHeaders))
     headers.push(...proxyHeaders)
-    const keeps = request.isHere || (refused.code !== 'request_timeout' && restIsSmall(response))
+    const keeps =
+      request.isHere ||
+      isMultiplexed(request) ||
+      (refused.code !== 'request_timeout' && restIsSmall(response))
     if (!keeps) headers.push('Connection', 'close')
     response.writeHead(refused.status, marked(response, headers))
     endMessage(response, body)
@@ -206,7 +209,7 @@ function clientSink(response: TrafficResponse, writer: ResponseWriter): LiveSink
 /** Ends an incomplete answer. HTTP/1.0 bodies end with their connection, so only a reset shows that one is incomplete. */
 export function breakOff(response: TrafficResponse): void {
   const { req, socket } = response
-  if (req.httpVersionMinor === 0 && response.headersSent && socket instanceof Socket) resetConnection(socket)
+  if (req.httpVersion === '1.0' && response.headersSent && socket instanceof Socket) resetConnection(socket)
   else response.destroy()
 }
 
@@ -230,7 +233,7 @@ export function hasContent({ req }: TrafficResponse, status: number): boolean {
 
 /** Whether Node chunks an answer without a length. Only a chunked one may carry `Trailer`. */
 export function chunkable(response: TrafficResponse, status: number): boolean {
-  return response.req.httpVersionMinor > 0 && hasContent(response, status)
+  return response.req.httpVersion !== '1.0' && hasContent(response, status)
 }
 
 /** Adds the proxy's own lines, replacing those of a proxy behind it. */

@@ -57,7 +57,7 @@ void t.test('a minimal file has every default of the property table (contract §
     record: { label: null },
   }
   t.strictSame(config, {
-    listen: { address: { host: '127.0.0.1', port: 8080 }, tls: null },
+    listen: { address: { host: '127.0.0.1', port: 8080 }, http2: false, tls: null },
     http: 'plain',
     service: 'default',
     admin: {

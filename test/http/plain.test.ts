@@ -279,14 +279,12 @@ function script(seed: number): string {
 void t.test('a request read here is understood and answered exactly as with Node’s parser', async (t) => {
   const heard = new Map<number, Heard[]>()
   await using on = await serving((request, response) => {
-    const { method, url, httpVersion, httpVersionMinor, rawHeaders, headers, framing, isHere, socket } =
-      request
+    const { method, url, httpVersion, rawHeaders, headers, framing, isHere, socket } = request
     const events: string[] = []
     const head = {
       method,
       url,
       httpVersion,
-      httpVersionMinor,
       rawHeaders: [...rawHeaders],
       headers: { ...headers },
       framing: { ...framing },

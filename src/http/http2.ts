@@ -1,0 +1,323 @@
+import type { IncomingHttpHeaders } from 'node:http'
+import type { IncomingHttpHeaders as Headers2, ServerHttp2Session, ServerHttp2Stream } from 'node:http2'
+import type { Socket } from 'node:net'
+import { Readable } from 'node:stream'
+import { isFieldName, isFieldValue } from '../core/headers.ts'
+import type { Millis } from '../core/record.ts'
+import { type Refusal, unmetExpectation } from '../core/refusal.ts'
+import { headersOf } from './plain.ts'
+import type { Arrival, Carrier, Framing, TrafficRequest, TrafficResponse } from './request.ts'
+import { HeadWriter } from './response.ts'
+
+const { constants, performServerHandshake } = process.getBuiltinModule('node:http2')
+
+/** Serves the requests of HTTP/2 connections. */
+export interface StreamHost {
+  readonly keepAliveTimeout: Millis
+  serveStream(response: TrafficResponse): void
+}
+
+const NOTHING = Buffer.alloc(0)
+
+/** How a client that knows in advance begins HTTP/2 (RFC 9113 §3.4); no request of HTTP/1.1 begins so. */
+const PREFACE = Buffer.from('PRI * ')
+
+/** Whether a new connection begins HTTP/2, by its first bytes, which stay unread; null: it ended before that, or took `timeout`. */
+export function beginsHttp2(connection: Socket, timeout: Millis): Promise<boolean | null> {
+  return new Promise((resolve) => {
+    const done = (found: boolean | null): void => {
+      clearTimeout(timer)
+      connection.off('readable', look).off('end', fail).off('close', fail).off('error', fail)
+      resolve(found)
+    }
+    const fail = (): void => done(null)
+    let seen = NOTHING
+    const look = (): void => {
+      const bytes = connection.read() as Buffer | null
+      if (bytes === null) return
+      seen = Buffer.concat([seen, bytes])
+      const length = Math.min(seen.length, PREFACE.length)
+      const isPreface = seen.compare(PREFACE, 0, length, 0, length) === 0
+      if (isPreface && length < PREFACE.length) return
+      connection.unshift(seen)
+      done(isPreface)
+    }
+    const timer = setTimeout(fail, timeout)
+    connection.on('readable', look).once('end', fail).once('close', fail).once('error', fail)
+  })
+}
+
+/** Of a connection: running requests, and bytes of a head. */
+const MOST_STREAMS = 100
+const MOST_HEAD = 32 * 1024
+
+/** The requests of a connection that speaks HTTP/2 (RFC 9113), whose preface it may have sent. Node bounds resets, pings and frames without end. */
+export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Session {
+  const session = performServerHandshake(connection, {
+    settings: { enablePush: false, maxConcurrentStreams: MOST_STREAMS, maxHeaderListSize: MOST_HEAD },
+    maxHeaderListPairs: 2000,
+  })
+  let open = 0
+  session.setTimeout(host.keepAliveTimeout, () => {
+    if (open === 0) session.close()
+  })
+  // Its connection closes with it.
+  session.on('error', () => {})
+  session.on('stream', (stream, headers, flags, rawHeaders) => {
+    open++
+    stream.on('error', () => {})
+    stream.once('close', () => open--)
+    const serve = (body: Buffer | null, begun: readonly Buffer[]): void => {
+      if (stream.destroyed) return
+      const request = new Http2Request(stream, connection, rawHeaders, body, begun)
+      if (headers.expect?.toLowerCase() === '100-continue') stream.additionalHeaders({ ':status': 100 })
+      else if (headers.expect !== undefined) request.refusal = unmetExpectation()
+      host.serveStream(new Http2Response(request, stream, session))
+    }
+    if ((flags & constants.NGHTTP2_FLAG_END_STREAM) !== 0) serve(NOTHING, [])
+    else withBody(stream, serve)
+  })
+  return session
+}
+
+/** Most bodies come with their heads: `serve` gets those whole, of others what has arrived. */
+function withBody(
+  stream: ServerHttp2Stream,
+  serve: (body: Buffer | null, begun: readonly Buffer[]) => void,
+): void {
+  const begun: Buffer[] = []
+  let isWhole = false
+  const onData = (chunk: Buffer): void => void begun.push(chunk)
+  const onEnd = (): void => void (isWhole = true)
+  stream.on('data', onData).once('end', onEnd)
+  setImmediate(() => {
+    stream.off('data', onData).off('end', onEnd)
+    stream.pause()
+    serve(isWhole ? Buffer.concat(begun) : null, isWhole ? [] : begun)
+  })
+}
+
+/** A request of HTTP/2 in the form of HTTP/1.1. Its body is a stream unless it came with the head. */
+export class Http2Request extends Readable implements TrafficRequest, Carrier {
+  readonly httpVersion = '2.0'
+  readonly httpVersionMajor = 2
+  readonly httpVersionMinor = 0
+  readonly method: string
+  url: string
+  /** Set by Fastify. */
+  originalUrl = ''
+  arrival: Arrival | undefined = undefined
+  refusal?: Refusal
+  readonly rawHeaders: string[]
+  readonly framing: Framing
+  readonly socket: Socket
+  bytesRead = 0
+  complete: boolean
+  #body: Buffer | null
+  #headers: IncomingHttpHeaders | null = null
+
+  constructor(
+    stream: ServerHttp2Stream,
+    socket: Socket,
+    raw: readonly string[],
+    body: Buffer | null,
+    begun: readonly Buffer[],
+  ) {
+    super({ read: () => void stream.resume(), highWaterMark: 64 * 1024 })
+    const { pseudo, lines, framing } = headOf(raw, body !== null && body.length === 0)
+    this.method = pseudo[':method'] ?? ''
+    this.url = pseudo[':path'] ?? ''
+    this.rawHeaders = lines
+    this.framing = framing
+    this.socket = socket
+    this.complete = body !== null
+    this.#body = body
+    stream.once('close', () => this.destroy())
+    if (body !== null) return
+    const receive = (chunk: Buffer): void => {
+      this.bytesRead += chunk.length
+      if (!this.push(chunk)) stream.pause()
+    }
+    for (const chunk of begun) receive(chunk)
+    stream.on('data', receive).once('end', () => {
+      this.complete = true
+      this.push(null)
+    })
+  }
+
+  get carrier(): Carrier {
+    return this
+  }
+
+  get isHere(): boolean {
+    return this.complete
+  }
+
+  get headers(): IncomingHttpHeaders {
+    return (this.#headers ??= headersOf(this.rawHeaders))
+  }
+
+  takeBody(): Buffer | null {
+    const body = this.#body
+    if (body !== null) this.#body = NOTHING
+    return body
+  }
+
+  peekBody(): Buffer | null {
+    return this.#body
+  }
+}
+
+interface Head {
+  readonly pseudo: Readonly<Record<string, string>>
+  readonly lines: string[]
+  readonly framing: Framing
+}
+
+/** `:authority` becomes `Host` (RFC 9113 §8.3.1), and the crumbs of a cookie one line (§8.2.3). */
+function headOf(raw: readonly string[], isEmpty: boolean): Head {
+  const pseudo: Record<string, string> = {}
+  const lines: string[] = []
+  const framing: Framing = { hosts: 0, length: 0, codings: [], upgrade: false }
+  let cookie = -1
+  for (let i = 0; i + 1 < raw.length; i += 2) {
+    const name = raw[i] as string
+    const value = raw[i + 1] as string
+    if (name.startsWith(':')) pseudo[name] = value
+    else if (name === 'cookie' && cookie >= 0) lines[cookie] += `; ${value}`
+    else {
+      // It names the recipient a second time.
+      if (name === 'host' && value === pseudo[':authority']) continue
+      if (name === 'host') framing.hosts++
+      if (name === 'content-length') framing.length = Number(value)
+      lines.push(name, value)
+      if (name === 'cookie') cookie = lines.length - 1
+    }
+  }
+  if (pseudo[':authority'] !== undefined) {
+    framing.hosts++
+    lines.unshift('host', pseudo[':authority'])
+  }
+  // As HTTP/1.1 would frame it.
+  if (!isEmpty && framing.length === 0) framing.codings.push('chunked')
+  return { pseudo, lines, framing }
+}
+
+/** Lines about a connection (RFC 9113 §8.2.2). */
+const OF_CONNECTION: ReadonlySet<string> = new Set([
+  'connection',
+  'keep-alive',
+  'proxy-connection',
+  'transfer-encoding',
+  'upgrade',
+])
+
+/** The answer on a stream of HTTP/2. */
+export class Http2Response extends HeadWriter implements TrafficResponse {
+  readonly req: Http2Request
+  /** The stream in the place of a connection: timeouts and what is still unsent are its own. */
+  readonly socket: Socket
+  writableEnded = false
+  writableFinished = false
+  destroyed = false
+  closed = false
+  readonly #stream: ServerHttp2Stream
+  readonly #session: ServerHttp2Session
+  #head: string[] | null = null
+  #hasBody = true
+  #trailers: Record<string, string[]> = {}
+
+  constructor(req: Http2Request, stream: ServerHttp2Stream, session: ServerHttp2Session) {
+    super()
+    this.req = req
+    this.socket = stream as unknown as Socket
+    this.#stream = stream
+    this.#session = session
+    stream.on('drain', () => this.emit('drain'))
+    stream.once('finish', () => this.#left())
+    stream.once('close', () => {
+      this.destroyed = true
+      this.closed = true
+      this.emit('close')
+    })
+  }
+
+  get shouldKeepAlive(): boolean {
+    return !this.#session.closed
+  }
+
+  /** Refused once: the client opens another connection, and this one ends with its last answer. */
+  set shouldKeepAlive(keeps: boolean) {
+    if (!keeps && !this.#session.destroyed) this.#session.close()
+  }
+
+  protected begin(status: number, _reason: string, lines: readonly string[]): void {
+    const head = [':status', String(status)]
+    for (let i = 0; i < lines.length; i += 2) {
+      const name = (lines[i] as string).toLowerCase()
+      const value = lines[i + 1] as string
+      if (!isFieldName(name) || !isFieldValue(value)) throw new Error(`invalid ${name} header`)
+      if (!OF_CONNECTION.has(name)) head.push(name, value)
+    }
+    this.#head = head
+    this.#hasBody = this.req.method !== 'HEAD' && status !== 204 && status !== 304
+  }
+
+  addTrailers(lines: readonly (readonly [string, string])[]): void {
+    for (const [name, value] of lines) {
+      if (!isFieldName(name) || !isFieldValue(value)) throw new Error(`invalid ${name} trailer`)
+      ;(this.#trailers[name.toLowerCase()] ??= []).push(value)
+    }
+  }
+
+  /** False: wait for `drain`. */
+  write(chunk: Buffer): boolean {
+    if (this.writableEnded || this.destroyed) return false
+    this.beginSet()
+    this.#respond(false)
+    return chunk.length === 0 || !this.#hasBody || this.#stream.write(chunk)
+  }
+
+  /** A `latin1` string has one character per byte. */
+  end(given: Buffer | string = NOTHING, encoding?: 'latin1' | null): this {
+    if (this.writableEnded) return this
+    const last = typeof given === 'string' ? Buffer.from(given, encoding ?? 'utf8') : given
+    this.beginSet()
+    this.writableEnded = true
+    if (this.destroyed || this.#stream.destroyed) return this
+    const body = this.#hasBody ? last : NOTHING
+    const isWhole = body.length === 0 && Object.keys(this.#trailers).length === 0
+    if (this.#head !== null && isWhole) this.#respond(true)
+    else {
+      this.#respond(false)
+      this.#stream.end(body)
+    }
+    return this
+  }
+
+  destroy(): this {
+    if (this.destroyed) return this
+    this.destroyed = true
+    this.#stream.close(constants.NGHTTP2_INTERNAL_ERROR)
+    return this
+  }
+
+  #respond(isLast: boolean): void {
+    const head = this.#head
+    if (head === null || this.#stream.destroyed) return
+    this.#head = null
+    // The types know mappings alone.
+    const lines = head as unknown as Headers2
+    if (isLast) return this.#stream.respond(lines, { endStream: true })
+    this.#stream.respond(lines, { waitForTrailers: true })
+    this.#stream.once('wantTrailers', () => this.#stream.sendTrailers(this.#trailers))
+  }
+
+  #left(): void {
+    if (this.destroyed) return
+    this.writableFinished = true
+    this.emit('finish')
+    // Nobody reads the rest (RFC 9113 §8.1).
+    if (!this.req.complete) this.#stream.close(constants.NGHTTP2_NO_ERROR)
+  }
+}
