@@ -71,6 +71,8 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   ],
   // Descriptions for clients of the API and its developers.
   describe: ['config'],
+  // A client of any API.
+  probe: [],
   http: ['protect', 'shadow', 'admin', 'describe', 'upstream', 'config/config.ts', 'observe/metrics.ts'],
   observe: [
     'protect/request.ts',
@@ -106,6 +108,7 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'admin',
     'protect/outcomes.ts',
     'describe',
+    'probe',
     'store',
     'upstream',
     'reconcile/ask.ts',

@@ -21,6 +21,8 @@ const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
       deletes a record, even an unreadable one: a retry with its key is executed
   idempotency-proxy report
       counts what was executed, replayed and prevented, and what is unknown
+  idempotency-proxy probe URL
+      tests whether an API, this proxy's or another, is safe to retry
   idempotency-proxy routes from OPENAPI
       drafts a configuration from an OpenAPI description
   idempotency-proxy routes overlay OPENAPI --config FILE
@@ -53,6 +55,7 @@ export const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   resolve: async () => (await import('./resolve.ts')).resolve,
   delete: async () => (await import('./delete.ts')).deleteCommand,
   report: async () => (await import('./report.ts')).report,
+  probe: async () => (await import('./probe.ts')).probe,
   routes: async () => (await import('./routes.ts')).routes,
   policy: async () => (await import('./check.ts')).policy,
   migrate: async () => (await import('./migrate.ts')).migrate,

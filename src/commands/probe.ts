@@ -1,0 +1,136 @@
+import { parseDuration, quote } from '../config/units.ts'
+import { isLoopback } from '../config/urls.ts'
+import { BASELINE_REQUESTS, CASES, type Case, PROFILES } from '../probe/cases.ts'
+import { Prober, Stopped, type Template } from '../probe/prober.ts'
+import { junitOf, rowsOf, summaryOf } from '../probe/report.ts'
+import { type Report, runCases } from '../probe/run.ts'
+import { type Args, type Command, FINDING, FINE, finding, type Io, usage } from './command.ts'
+import { counterOf, templateOf } from './probe-template.ts'
+import { json, plain, table } from './terminal.ts'
+
+const FORMATS: Readonly<Record<string, (report: Report) => string>> = {
+  text: (report) => `${table(rowsOf(report))}${plain(summaryOf(report))}\n`,
+  json,
+  junit: junitOf,
+}
+
+export const probe: Command = {
+  name: 'probe',
+  usage: [
+    'probe URL [--body JSON] [--header LINE] [--count-url URL] [--count-json POINTER] [--profile P]',
+    'probe URL --openapi FILE --operation ID [--header LINE] [--count-url URL] [--count-json POINTER] [--profile P]',
+  ],
+  about: [
+    'tests from outside whether an API, ours or another, is safe to retry (docs/guides/probe.md): it sends the same request with',
+    'equal keys, broken keys and none, at once, and as a client that leaves, and counts what was executed.',
+    'It executes requests for real: nowhere but on this machine without --yes.',
+    'exit 1 if a case failed',
+  ],
+  takes: 'one URL',
+  options: {
+    profile: {
+      value: 'P',
+      help: `what is expected: ${PROFILES.join(', ')} (default ietf, the draft; ours: docs/contract.md)`,
+    },
+    method: { value: 'M', help: 'method of the request (default POST)' },
+    header: { value: 'LINE', help: 'header line "Name: value", or @FILE with such lines', repeated: true },
+    body: {
+      value: 'TEXT',
+      help: 'payload, JSON unless a header says otherwise, or @FILE; {uuid} in it is another one for each key',
+    },
+    openapi: {
+      value: 'FILE',
+      help: 'OpenAPI 3 description from whose examples the request is made; URL is then the origin',
+    },
+    operation: { value: 'ID', help: 'its operationId, or "POST /path"' },
+    'key-header': { value: 'NAME', help: 'header of the key (default Idempotency-Key)' },
+    'count-url': { value: 'URL', help: 'GET answers how often the work was done' },
+    'count-json': {
+      value: 'POINTER',
+      help: 'the number in its JSON, or an array whose items count; without --count-url in that of GET URL',
+    },
+    'other-body': { value: 'TEXT', help: 'another payload (default: --body with another number or text)' },
+    'error-body': { value: 'TEXT', help: 'a payload that the API refuses with 4xx' },
+    'failure-body': { value: 'TEXT', help: 'a payload on which it fails with 5xx' },
+    'other-caller': {
+      value: 'LINE',
+      help: 'credentials of another caller, such as "Authorization: Bearer …"',
+    },
+    'other-path': { value: 'PATH', help: 'another path that takes the same payload' },
+    case: { value: 'ID', help: 'only this case', repeated: true },
+    timeout: { value: 'DURATION', help: 'for each response (default 30s)' },
+    format: { value: 'F', help: `${Object.keys(FORMATS).join(', ')} (default text)` },
+    'dry-run': { value: null, help: 'shows what would be sent; sends nothing' },
+    yes: { value: null, help: 'executes requests on another machine, too' },
+  },
+  run: runProbe,
+}
+
+async function runProbe(args: Args, io: Io): Promise<number> {
+  const profile = oneOf(args, 'profile', PROFILES, 'ietf')
+  const format = oneOf(args, 'format', Object.keys(FORMATS), 'text')
+  const timeout = parseDuration(args.text('timeout') ?? '30s')
+  if (!timeout.ok) throw usage(`--timeout: ${timeout.message}`)
+  if (timeout.value === 0) throw usage('--timeout: found 0; allowed: more than 0')
+  const cases = casesOf(args.all('case'))
+  const template = templateOf(args)
+  const counter = counterOf(args, template.url)
+  if (args.has('dry-run')) {
+    io.out(plan(template, cases))
+    return FINE
+  }
+  if (!isLoopback(template.url.hostname.replace(/^\[|\]$/g, '')) && !args.has('yes'))
+    throw usage(
+      `${template.url.host} is not on this machine, and requests are executed for real: add --yes if they may be; --dry-run shows them`,
+    )
+  await using prober = new Prober(template, counter, profile === 'ietf', timeout.value)
+  try {
+    const report = await runCases(prober, cases, profile)
+    io.out((FORMATS[format] as (report: Report) => string)(report))
+    return report.cases.some(({ verdict }) => verdict === 'failed') ? FINDING : FINE
+  } catch (error) {
+    if (error instanceof Stopped) throw finding(plain(error.message))
+    throw error
+  }
+}
+
+function oneOf<Name extends string>(
+  args: Args,
+  name: string,
+  allowed: readonly Name[],
+  byDefault: Name,
+): Name {
+  const text = args.text(name) ?? byDefault
+  const found = allowed.find((one) => one === text)
+  if (found === undefined) throw usage(`--${name}: found ${quote(text)}; allowed: ${allowed.join(', ')}`)
+  return found
+}
+
+function casesOf(ids: readonly string[]): readonly Case[] {
+  const unknown = ids.find((id) => !CASES.some((one) => one.id === id))
+  if (unknown !== undefined)
+    throw usage(`--case: found ${quote(unknown)}; allowed: ${CASES.map(({ id }) => id).join(', ')}`)
+  return ids.length === 0 ? CASES : CASES.filter(({ id }) => ids.includes(id))
+}
+
+/** What would be sent. Values of headers may be secrets. */
+function plan(template: Template, cases: readonly Case[]): string {
+  const { url, method, headers, keyHeader, body } = template
+  const rows = cases.map((one) => {
+    const lack = one.lacks?.(template) ?? null
+    return { id: one.id, requests: lack === null ? one.requests : 0, asks: lack ?? one.asks }
+  })
+  const most = rows.reduce((sum, { requests }) => sum + requests, BASELINE_REQUESTS)
+  const lines = headers.map(([name, value]) => `${name}: ${/^content-type$/i.test(name) ? value : '***'}`)
+  return [
+    ...[`${method} ${url.href}`, ...lines, `${keyHeader}: …`].map((line) => `${plain(line)}\n`),
+    body === null ? '' : `\n${plain(body)}\n`,
+    '\n',
+    table([
+      ['CASE', 'REQUESTS', 'SENT'],
+      ['baseline', String(BASELINE_REQUESTS), 'two requests with keys of their own'],
+      ...rows.map(({ id, requests, asks }) => [id, requests === 0 ? '' : String(requests), asks]),
+    ]),
+    `at most ${most} requests to the API; nothing was sent\n`,
+  ].join('')
+}

@@ -1,0 +1,221 @@
+import { randomUUID } from 'node:crypto'
+import { subscribe, unsubscribe } from 'node:diagnostics_channel'
+import { setTimeout as wait } from 'node:timers/promises'
+import { Agent, request } from 'undici'
+import { pointerTokens } from '../core/body/json-pointer.ts'
+import { linesOf, type RawHeaders, RESPONSE_HEADER } from '../core/headers.ts'
+import type { Millis } from '../core/record.ts'
+
+export type HeaderLine = readonly [name: string, value: string]
+
+/** The request that every case repeats or changes. */
+export interface Template {
+  readonly url: URL
+  readonly method: string
+  readonly headers: readonly HeaderLine[]
+  /** `{uuid}` in it becomes another one for each key. */
+  readonly body: string | null
+  readonly keyHeader: string
+  /** The same operation with other content, with content that the API refuses, and with content on which it fails. */
+  readonly otherBody: string | null
+  readonly errorBody: string | null
+  readonly failureBody: string | null
+  readonly otherCaller: HeaderLine | null
+  readonly otherUrl: URL | null
+}
+
+/** How to see how often the work was done. */
+export interface Counter {
+  readonly url: URL
+  /** To a number, or to an array whose items count; null: the whole body is the number. */
+  readonly pointer: string | null
+}
+
+/** What a case changes about the template. */
+export interface Change {
+  readonly body?: string | null
+  readonly header?: HeaderLine | null
+  readonly url?: URL | null
+}
+
+export interface Answer {
+  /** 0: none came. */
+  readonly status: number
+  readonly headers: RawHeaders
+  /** Its first {@link BODY_MOST} bytes; without an answer, the reason. */
+  readonly body: Buffer
+}
+
+/** Nothing can be said about the API; the message says why. */
+export class Stopped extends Error {}
+
+const BODY_MOST = 1024 * 1024
+/** How often a retry asks about an operation in progress. */
+export const PATIENCE = 8
+
+interface Sent {
+  readonly url: URL
+  readonly method: string
+  readonly headers: string[]
+  readonly body: Buffer | null
+}
+
+/** Sends the requests of the cases, each on a connection of its own, and counts what they did. */
+export class Prober implements AsyncDisposable {
+  readonly template: Template
+  /** Those of the current case. */
+  answers: Answer[] = []
+  requests = 0
+  readonly #counter: Counter | null
+  readonly #quotes: boolean
+  readonly #timeout: Millis
+  readonly #agent: Agent
+  #counted = 0
+  #done = 0
+
+  constructor(template: Template, counter: Counter | null, quotes: boolean, timeout: Millis) {
+    this.template = template
+    this.#counter = counter
+    this.#quotes = quotes
+    this.#timeout = timeout
+    this.#agent = new Agent({ pipelining: 0, connect: { timeout } })
+  }
+
+  beginCase(): void {
+    this.answers = []
+    this.#done = 0
+  }
+
+  /** How often the current case did the work, as far as {@link work} has looked; null: nobody counts. */
+  get done(): number | null {
+    return this.#counter === null ? null : this.#done
+  }
+
+  /** A header value with a key that was never used, in the notation of the profile. */
+  newKey(): string {
+    return this.#quotes ? `"${randomUUID()}"` : randomUUID()
+  }
+
+  async send(key: string | null, change: Change = {}): Promise<Answer> {
+    const answer = await this.#exchange(this.#sent(key, change), AbortSignal.timeout(this.#timeout))
+    this.answers.push(answer)
+    return answer
+  }
+
+  /** Sends, and again while the operation is in progress: for as long as a response may take, less and less often. */
+  async sendPatiently(key: string): Promise<Answer> {
+    for (let n = 1; ; n++) {
+      const answer = await this.send(key)
+      const [advice = 'same-key'] = linesOf(answer.headers, RESPONSE_HEADER.retry.toLowerCase())
+      if (answer.status !== 409 || advice !== 'same-key' || n === PATIENCE) return answer
+      await wait(this.#timeout / 2 ** (PATIENCE - n))
+    }
+  }
+
+  /** Sends, and closes the connection as soon as the request is written. */
+  async sendAndLeave(key: string): Promise<void> {
+    const leaving = new AbortController()
+    const leave = (): void => queueMicrotask(() => leaving.abort())
+    subscribe('undici:request:bodySent', leave)
+    try {
+      await this.#exchange(this.#sent(key, {}), leaving.signal)
+    } finally {
+      unsubscribe('undici:request:bodySent', leave)
+    }
+  }
+
+  /** How often the work was done since the last call; null: nobody counts. */
+  async work(): Promise<number | null> {
+    if (this.#counter === null) return null
+    const before = this.#counted
+    this.#counted = await this.#read(this.#counter)
+    const work = this.#counted - before
+    if (work < 0)
+      throw new Stopped(`the counter went back from ${before} to ${this.#counted}: it counts no executions`)
+    this.#done += work
+    return work
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#agent.destroy()
+  }
+
+  #sent(key: string | null, { body, header, url }: Change): Sent {
+    const { template } = this
+    const text = body ?? template.body
+    const bare = key?.replaceAll('"', '').slice(-36) ?? ''
+    const lines = header == null ? template.headers : withLine(template.headers, header)
+    const keyed = key === null ? lines : [...lines, [template.keyHeader, key]]
+    return {
+      url: url ?? template.url,
+      method: template.method,
+      headers: keyed.flat(),
+      body: text === null ? null : Buffer.from(text.replaceAll('{uuid}', bare === '' ? randomUUID() : bare)),
+    }
+  }
+
+  async #exchange({ url, ...options }: Sent, signal: AbortSignal): Promise<Answer> {
+    this.requests++
+    try {
+      const { statusCode, headers, body } = await request(url, {
+        ...options,
+        method: options.method as 'POST',
+        dispatcher: this.#agent,
+        responseHeaders: 'raw',
+        headersTimeout: this.#timeout,
+        bodyTimeout: this.#timeout,
+        signal,
+      })
+      const parts: Buffer[] = []
+      let size = 0
+      for await (const part of body as AsyncIterable<Buffer>) {
+        parts.push(part)
+        size += part.length
+        if (size >= BODY_MOST) break
+      }
+      const read = Buffer.concat(parts).subarray(0, BODY_MOST)
+      return { status: statusCode, headers: headers as unknown as string[], body: read }
+    } catch (error) {
+      const why = signal.aborted ? `no whole response within ${this.#timeout / 1000} s` : reasonOf(error)
+      return { status: 0, headers: [], body: Buffer.from(why) }
+    }
+  }
+
+  async #read({ url, pointer }: Counter): Promise<number> {
+    // Another host gets no credentials.
+    const isSameHost = url.origin === this.template.url.origin
+    const headers = this.template.headers.filter(([name]) => isSameHost && !/^content-/i.test(name)).flat()
+    const asked = { url, method: 'GET', headers, body: null }
+    const { status, body } = await this.#exchange(asked, AbortSignal.timeout(this.#timeout))
+    if (status === 0) throw new Stopped(`the counter at ${url.href} cannot be read: ${body.toString()}`)
+    const where = `the counter at ${url.href}`
+    if (status !== 200) throw new Stopped(`${where} answers ${status}; allowed: 200`)
+    let value: unknown
+    try {
+      value = JSON.parse(body.toString())
+    } catch {
+      throw new Stopped(`${where} is neither a number nor JSON`)
+    }
+    for (const token of pointerTokens(pointer ?? ''))
+      value =
+        typeof value === 'object' && value !== null && Object.hasOwn(value, token)
+          ? (value as Record<string, unknown>)[token]
+          : undefined
+    const count: unknown = pointer !== null && Array.isArray(value) ? value.length : value
+    if (Number.isSafeInteger(count) && (count as number) >= 0) return count as number
+    const found = value === undefined ? 'nothing' : Array.isArray(value) ? 'an array' : typeof value
+    throw new Stopped(
+      `${where}${pointer === null ? '' : ` has ${found} at ${pointer}`}: allowed is a whole number${pointer === null ? '; --count-json points into JSON' : ', or an array whose items count'}`,
+    )
+  }
+}
+
+/** Without other lines of this name. */
+function withLine(lines: readonly HeaderLine[], line: HeaderLine): readonly HeaderLine[] {
+  return [...lines.filter(([name]) => name.toLowerCase() !== line[0].toLowerCase()), line]
+}
+
+function reasonOf(error: unknown): string {
+  const { message, code, errors } = error as NodeJS.ErrnoException & { readonly errors?: readonly Error[] }
+  return errors?.[0]?.message ?? (message === '' ? (code ?? 'no reason') : message)
+}

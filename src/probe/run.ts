@@ -1,0 +1,64 @@
+import { baseline, type Case, type Outcome, type Profile } from './cases.ts'
+import { type Prober, Stopped } from './prober.ts'
+
+/** `noted`: safe, though the profile asks for something else. */
+export type Verdict = 'passed' | 'noted' | 'failed' | 'skipped'
+
+export interface CaseReport {
+  readonly id: string
+  readonly asks: string
+  readonly verdict: Verdict
+  readonly outcomes: readonly Outcome[]
+  /** Of a failed or noted case what the profile asks for; of a skipped one what it lacks. */
+  readonly note: string
+  /** 0: no whole response. */
+  readonly statuses: readonly number[]
+  /** How often the work was done; null: nobody counts. */
+  readonly executions: number | null
+}
+
+export interface Report {
+  readonly url: string
+  readonly profile: Profile
+  readonly requests: number
+  readonly cases: readonly CaseReport[]
+}
+
+/** Runs the cases one after the other. */
+export async function runCases(prober: Prober, cases: readonly Case[], profile: Profile): Promise<Report> {
+  const { template } = prober
+  await baseline(prober)
+  const reports: CaseReport[] = []
+  for (const one of cases) {
+    const { id, asks, wants } = one
+    const lack = one.lacks?.(template) ?? null
+    prober.beginCase()
+    const outcomes = lack === null ? await one.run(prober, profile) : []
+    const statuses = prober.answers.map(({ status }) => status)
+    const gone = prober.answers.find(({ status, body }) => status === 0 && body.includes('ECONNREFUSED'))
+    if (gone !== undefined)
+      throw new Stopped(`${template.url.href} is gone since the case ${id}: ${gone.body.toString()}`)
+    const verdict = lack === null ? verdictOf(outcomes, wants[profile].split(' ')) : 'skipped'
+    const note = lack ?? (verdict === 'passed' ? '' : askedFor(wants[profile]))
+    const executions = lack === null ? prober.done : null
+    reports.push({ id, asks, verdict, outcomes, note, statuses, executions })
+  }
+  return { url: template.url.href, profile, requests: prober.requests, cases: reports }
+}
+
+function verdictOf(outcomes: readonly Outcome[], wants: readonly string[]): Verdict {
+  const are =
+    (mark: string): ((outcome: Outcome) => boolean) =>
+    (outcome) =>
+      outcome.split(' ').some((word) => wants.includes(`${mark}${word}`))
+  const [isRight, isSafe] = [are(''), are('~')]
+  if (outcomes.every(isRight)) return 'passed'
+  return outcomes.every((outcome) => isRight(outcome) || isSafe(outcome)) ? 'noted' : 'failed'
+}
+
+function askedFor(wants: string): string {
+  return wants
+    .split(' ')
+    .filter((one) => !one.startsWith('~'))
+    .join(' or ')
+}
