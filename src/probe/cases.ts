@@ -84,7 +84,7 @@ export const CASES: readonly Case[] = [
     lacks: ({ body }) => (reordered(body) === null ? 'needs JSON whose members can change places' : null),
     run: (prober) => again(prober, { body: reordered(prober.template.body) }) },
   { id: 'after-error', asks: 'a payload that is refused, twice; then the right one under the same key', requests: 3,
-    wants: { ietf: 'repeated executed 422 ~400', stripe: 'repeated executed 400', ours: 'repeated executed idempotency_key_reused' },
+    wants: { ietf: 'repeated executed 422 ~400', stripe: 'repeated executed 400 ~422', ours: 'repeated executed idempotency_key_reused' },
     lacks: ({ errorBody }) => (errorBody === null ? 'needs --error-body' : null),
     run: afterError },
   { id: 'after-5xx', asks: 'a payload on which the API fails, twice', requests: 2,

@@ -5,6 +5,7 @@ import { Agent, request } from 'undici'
 import { pointerTokens } from '../core/body/json-pointer.ts'
 import { linesOf, type RawHeaders, RESPONSE_HEADER } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
+import { jsonOrText } from './variants.ts'
 
 export type HeaderLine = readonly [name: string, value: string]
 
@@ -65,6 +66,7 @@ export class Prober implements AsyncDisposable {
   readonly template: Template
   /** Those of the current case. */
   answers: Answer[] = []
+  /** So far, without those to the counter. */
   requests = 0
   readonly #counter: Counter | null
   readonly #quotes: boolean
@@ -97,7 +99,8 @@ export class Prober implements AsyncDisposable {
   }
 
   async send(key: string | null, change: Change = {}): Promise<Answer> {
-    const answer = await this.#exchange(this.#sent(key, change), AbortSignal.timeout(this.#timeout))
+    this.requests++
+    const answer = await this.#exchange(this.#toSend(key, change), AbortSignal.timeout(this.#timeout))
     this.answers.push(answer)
     return answer
   }
@@ -114,11 +117,12 @@ export class Prober implements AsyncDisposable {
 
   /** Sends, and closes the connection as soon as the request is written. */
   async sendAndLeave(key: string): Promise<void> {
+    this.requests++
     const leaving = new AbortController()
     const leave = (): void => queueMicrotask(() => leaving.abort())
     subscribe('undici:request:bodySent', leave)
     try {
-      await this.#exchange(this.#sent(key, {}), leaving.signal)
+      await this.#exchange(this.#toSend(key, {}), leaving.signal)
     } finally {
       unsubscribe('undici:request:bodySent', leave)
     }
@@ -140,7 +144,7 @@ export class Prober implements AsyncDisposable {
     await this.#agent.destroy()
   }
 
-  #sent(key: string | null, { body, header, url }: Change): Sent {
+  #toSend(key: string | null, { body, header, url }: Change): Sent {
     const { template } = this
     const text = body ?? template.body
     const bare = key?.replaceAll('"', '').slice(-36) ?? ''
@@ -155,7 +159,6 @@ export class Prober implements AsyncDisposable {
   }
 
   async #exchange({ url, ...options }: Sent, signal: AbortSignal): Promise<Answer> {
-    this.requests++
     try {
       const { statusCode, headers, body } = await request(url, {
         ...options,
@@ -188,26 +191,20 @@ export class Prober implements AsyncDisposable {
     const asked = { url, method: 'GET', headers, body: null }
     const { status, body } = await this.#exchange(asked, AbortSignal.timeout(this.#timeout))
     if (status === 0) throw new Stopped(`the counter at ${url.href} cannot be read: ${body.toString()}`)
-    const where = `the counter at ${url.href}`
-    if (status !== 200) throw new Stopped(`${where} answers ${status}; allowed: 200`)
-    let value: unknown
-    try {
-      value = JSON.parse(body.toString())
-    } catch {
-      throw new Stopped(`${where} is neither a number nor JSON`)
-    }
-    for (const token of pointerTokens(pointer ?? ''))
-      value =
-        typeof value === 'object' && value !== null && Object.hasOwn(value, token)
-          ? (value as Record<string, unknown>)[token]
-          : undefined
-    const count: unknown = pointer !== null && Array.isArray(value) ? value.length : value
-    if (Number.isSafeInteger(count) && (count as number) >= 0) return count as number
-    const found = value === undefined ? 'nothing' : Array.isArray(value) ? 'an array' : typeof value
+    if (status !== 200) throw new Stopped(`the counter at ${url.href} answers ${status}; allowed: 200`)
+    const found = pointerTokens(pointer ?? '').reduce(itemAt, jsonOrText(body))
+    const count = pointer !== null && Array.isArray(found) ? found.length : found
+    if (typeof count === 'number' && Number.isSafeInteger(count) && count >= 0) return count
+    const kind = found === undefined ? 'nothing' : typeof found === 'object' ? 'JSON' : `a ${typeof found}`
     throw new Stopped(
-      `${where}${pointer === null ? '' : ` has ${found} at ${pointer}`}: allowed is a whole number${pointer === null ? '; --count-json points into JSON' : ', or an array whose items count'}`,
+      `the counter at ${url.href} has ${kind}${pointer === null ? '' : ` at ${pointer}`}; allowed: a whole number, or at --count-json an array whose items count`,
     )
   }
+}
+
+function itemAt(value: unknown, name: string): unknown {
+  const isThere = typeof value === 'object' && value !== null && Object.hasOwn(value, name)
+  return isThere ? (value as Readonly<Record<string, unknown>>)[name] : undefined
 }
 
 /** Without other lines of this name. */

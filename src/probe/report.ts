@@ -28,7 +28,9 @@ export function junitOf({ url, profile, cases }: Report): string {
     const head = `  <testcase classname="probe.${profile}" name="${escaped(one.id)}: ${escaped(one.asks)}"`
     const tag = { failed: 'failure', skipped: 'skipped', noted: 'system-out', passed: null }[one.verdict]
     if (tag === null) return `${head}/>`
-    const text = escaped(tag === 'skipped' ? saysOf(one) : `${saysOf(one)} (${shown(one.statuses)})`)
+    const text = escaped(
+      tag === 'skipped' ? saysOf(one) : `${saysOf(one)} (${shown(one.statuses)}${timesOf(one)})`,
+    )
     const inside = tag === 'system-out' ? `<${tag}>${text}</${tag}>` : `<${tag} message="${text}"/>`
     return `${head}>${inside}</testcase>`
   })
@@ -43,9 +45,13 @@ export function junitOf({ url, profile, cases }: Report): string {
 }
 
 function saysOf({ verdict, outcomes, note }: CaseReport): string {
-  const found = outcomes.join(', ')
+  const found = [...new Set(outcomes)].join(', ')
   if (verdict === 'passed') return found
   return verdict === 'skipped' ? note : `${found}; wanted ${note}`
+}
+
+function timesOf({ executions }: CaseReport): string {
+  return executions === null ? '' : `; executed ${executions}×`
 }
 
 /** Equal neighbours once, with their number. */

@@ -83,17 +83,22 @@ t.test('an API about which nothing can be said is a finding in one sentence, wit
     '--count-url',
     at('/still'),
   )
-  await stops(at('/x'), /the counter at .*\/page is neither a number nor JSON/, '--count-url', at('/page'))
+  await stops(
+    at('/x'),
+    /the counter at .*\/page has a string; allowed: a whole number/,
+    '--count-url',
+    at('/page'),
+  )
   await stops(at('/x'), /the counter at .*\/y answers 404; allowed: 200/, '--count-url', at('/y'))
   await stops(
     at('/x'),
-    /has string at \/total: allowed is a whole number/,
+    /has a string at \/total; allowed: a whole number/,
     '--count-url',
     at('/text'),
     '--count-json',
     '/total',
   )
-  await stops(at('/x'), /has nothing at \/n: allowed/, '--count-url', at('/text'), '--count-json', '/n')
+  await stops(at('/x'), /has nothing at \/n; allowed/, '--count-url', at('/text'), '--count-json', '/n')
   await stops(at('/hang'), /cannot be reached: no whole response within 0.05 s/, '--timeout', '50ms')
   status = 308
   await stops(at('/x'), /redirects to \/elsewhere: probe that URL/)
