@@ -21,6 +21,8 @@ export function templateOf(args: Args): Template {
   const headers = args.all('header').flatMap((text) => linesIn('header', text))
   const typed = headers.find(([name]) => name.toLowerCase() === 'content-type')?.[1]
   const body = textIn(args, 'body') ?? described?.body ?? null
+  if (body === null && described?.mediaType != null)
+    throw usage(`--operation: no JSON example can be made of its ${plain(described.mediaType)}; give --body`)
   const type = typed ?? described?.mediaType ?? 'application/json'
   const isJson = /^application\/(?:.*\+)?json\b/i.test(type)
   const otherBody = textIn(args, 'other-body') ?? (isJson ? otherThan(body) : null)

@@ -106,9 +106,9 @@ export class Prober implements AsyncDisposable {
   }
 
   /** Sends, and again while the operation is in progress: for as long as a response may take, less and less often. */
-  async sendPatiently(key: string): Promise<Answer> {
+  async sendPatiently(key: string, change: Change = {}): Promise<Answer> {
     for (let n = 1; ; n++) {
-      const answer = await this.send(key)
+      const answer = await this.send(key, change)
       const [advice = 'same-key'] = linesOf(answer.headers, RESPONSE_HEADER.retry.toLowerCase())
       if (answer.status !== 409 || advice !== 'same-key' || n === PATIENCE) return answer
       await wait(this.#timeout / 2 ** (PATIENCE - n))

@@ -193,7 +193,11 @@ paths:
         - { name: unused, in: query, schema: { type: string } }
       requestBody: { content: { application/json: { schema: { $ref: "#/components/schemas/Order" } } } }
   /open/{id}:
+    parameters: [{ name: id, in: path, required: true, schema: { type: string } }]
     post: { operationId: open }
+  /form:
+    post:
+      requestBody: { content: { multipart/form-data: { schema: { properties: { a: { type: string } } } } } }
 components:
   schemas:
     Order:
@@ -231,6 +235,12 @@ components:
     await command(['probe', 'http://127.0.0.1:3000', '--openapi', file, '--operation', 'POST /open/{id}']),
     { code: 2, err: /--operation POST \/open\/\{id\}: no example for id in its path.*give the whole URL/ },
   )
+  t.match(await command(['probe', 'http://127.0.0.1:3000', '--openapi', file, '--operation', 'POST /form']), {
+    code: 2,
+    err: /--operation: no JSON example can be made of its multipart\/form-data; give --body/,
+  })
+  const words = ['probe', 'http://127.0.0.1:3000', '--openapi', `${file}.none`, '--operation', 'order']
+  t.match(await command(words), { code: 1, out: '', err: /api.yaml.none: found no such file/ })
 })
 
 t.test('{uuid} in the payload is another one for each key, and the same for its retries', async (t) => {

@@ -3,6 +3,8 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { loadConfig } from '../../src/config/load.ts'
 import { verifier } from '../../src/credentials/callers.ts'
+import { exampleOf } from '../../src/describe/openapi/example.ts'
+import { operationsOf } from '../../src/describe/openapi/operations.ts'
 import { readDescription } from '../../src/describe/openapi/read.ts'
 import { decodeRecord, encodeDraft } from '../../src/store/record/codec.ts'
 import { CorruptRecord } from '../../src/store/register.ts'
@@ -93,13 +95,18 @@ export const config: Target = {
 const OPENAPI = `openapi: 3.1.0
 paths:
   /payments/{id}:
-    post: { operationId: pay, parameters: [{ $ref: "#/components/parameters/K" }], responses: { "201": {} } }
+    parameters: [{ in: path, name: id, example: 1 }, { in: query, name: q, required: true, schema: { enum: [a] } }]
+    post:
+      operationId: pay
+      parameters: [{ $ref: "#/components/parameters/K" }]
+      requestBody: { content: { application/json: { schema: { properties: { a: { type: string } } } } } }
+      responses: { "201": {} }
 components:
   parameters: { K: { in: header, name: Idempotency-Key, schema: { type: string } } }
 `
 const described = join(tmpdir(), `fuzz-openapi-${process.pid}.yaml`)
 
-/** A description is read, or refused with a place. */
+/** A description is read, or refused with a place; examples of its operations are requests to its API. */
 export const openapi: Target = {
   name: 'openapi',
   files: ['describe/openapi/'],
@@ -114,6 +121,12 @@ export const openapi: Target = {
     const read = readDescription(described)
     if (!read.ok && read.errors.some(({ message }) => message === ''))
       throw new Error('refused without a word')
+    if (!read.ok) return
+    for (const operation of operationsOf(read.description).found) {
+      const made = exampleOf(read.description, operation)
+      if (made.ok && URL.parse(made.example.path, 'http://api')?.host !== 'api')
+        throw new Error(`an example elsewhere: ${made.example.path}`)
+    }
   },
 }
 
