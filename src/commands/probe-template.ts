@@ -3,7 +3,7 @@ import { formatConfigError } from '../config/errors.ts'
 import { whyUnreadable } from '../config/files.ts'
 import { quote } from '../config/units.ts'
 import { isFieldName, isFieldValue } from '../core/headers.ts'
-import { exampleOf } from '../describe/openapi/example.ts'
+import { type ExampleRequest, exampleOf } from '../describe/openapi/example.ts'
 import { type DescribedOperation, operationsOf } from '../describe/openapi/operations.ts'
 import { readDescription } from '../describe/openapi/read.ts'
 import type { Counter, HeaderLine, Template } from '../probe/prober.ts'
@@ -17,7 +17,7 @@ export function templateOf(args: Args): Template {
   if (written === undefined) throw usage('probe needs the URL of the operation')
   const origin = urlOf('URL', written)
   const described = exampleRequest(args, origin)
-  const url = described?.url ?? origin
+  const url = new URL(described?.path ?? origin.href, origin)
   const headers = args.all('header').flatMap((text) => linesIn('header', text))
   const typed = headers.find(([name]) => name.toLowerCase() === 'content-type')?.[1]
   const body = textIn(args, 'body') ?? described?.body ?? null
@@ -37,7 +37,7 @@ export function templateOf(args: Args): Template {
   const otherUrl = path === undefined ? null : URL.parse(path, url.href)
   if (path !== undefined && (!path.startsWith('/') || otherUrl?.origin !== url.origin))
     throw usage(`--other-path: found ${quote(path)}; allowed: a path that begins with one /`)
-  const keyHeader = args.text('key-header') ?? described?.keyHeader ?? 'Idempotency-Key'
+  const keyHeader = args.text('key-header') ?? described?.keys[0]?.name ?? 'Idempotency-Key'
   if (!isFieldName(keyHeader))
     throw usage(`--key-header: found ${quote(keyHeader)}; allowed: the name of a header`)
   return {
@@ -119,16 +119,11 @@ function checkJson(name: string, text: string | null): void {
   }
 }
 
-interface Described {
-  readonly url: URL
-  readonly method: string
-  readonly mediaType: string | null
-  readonly body: string | null
-  readonly keyHeader: string | undefined
-}
-
 /** @throws {Exit} */
-function exampleRequest(args: Args, origin: URL): Described | null {
+function exampleRequest(
+  args: Args,
+  origin: URL,
+): (ExampleRequest & Pick<DescribedOperation, 'method' | 'keys'>) | null {
   const file = args.text('openapi')
   const wanted = args.text('operation')
   if (file === undefined && wanted === undefined) return null
@@ -154,14 +149,7 @@ function exampleRequest(args: Args, origin: URL): Described | null {
       )}`,
     )
   const made = exampleOf(read.description, operation)
-  if (!made.ok)
-    throw usage(`--operation ${plain(wanted)}: ${plain(made.message)}; give the whole URL and --body`)
-  const { path, mediaType, body } = made.example
-  return {
-    url: new URL(path, origin),
-    method: operation.method,
-    mediaType,
-    body,
-    keyHeader: operation.keys[0]?.name,
-  }
+  if (typeof made === 'string')
+    throw usage(`--operation ${plain(wanted)}: ${plain(made)}; give the whole URL and --body`)
+  return { ...made, method: operation.method, keys: operation.keys }
 }

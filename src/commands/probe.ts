@@ -1,7 +1,7 @@
 import { parseDuration, quote } from '../config/units.ts'
 import { isLoopback } from '../config/urls.ts'
 import { BASELINE_REQUESTS, CASES, type Case, PROFILES } from '../probe/cases.ts'
-import { Prober, Stopped, type Template } from '../probe/prober.ts'
+import { type Counter, Prober, Stopped, type Template } from '../probe/prober.ts'
 import { junitOf, rowsOf, summaryOf } from '../probe/report.ts'
 import { type Report, runCases } from '../probe/run.ts'
 import { type Args, type Command, FINDING, FINE, finding, type Io, usage } from './command.ts'
@@ -62,7 +62,7 @@ async function runProbe(args: Args, io: Io): Promise<number> {
   const template = templateOf(args)
   const counter = counterOf(args, template.url)
   if (args.has('dry-run')) {
-    io.out(plan(template, cases))
+    io.out(plan(template, counter, cases))
     return FINE
   }
   if (!isLoopback(template.url.hostname.replace(/^\[|\]$/g, '')) && !args.has('yes'))
@@ -70,8 +70,11 @@ async function runProbe(args: Args, io: Io): Promise<number> {
       `${template.url.host} is not on this machine, and requests are executed for real: add --yes if they may be; --dry-run shows them`,
     )
   await using prober = new Prober(template, counter, profile === 'ietf', timeout.value)
+  const show = (text: string): void => {
+    if (io.columns !== null) io.err(`\r${text}\x1b[K`)
+  }
   try {
-    const report = await runCases(prober, cases, profile)
+    const report = await runCases(prober, cases, profile, show).finally(() => show(''))
     io.out((FORMATS[format] as (report: Report) => string)(report))
     return report.cases.some(({ verdict }) => verdict === 'failed') ? FINDING : FINE
   } catch (error) {
@@ -100,7 +103,7 @@ function casesOf(ids: readonly string[]): readonly Case[] {
 }
 
 /** What would be sent. Values of headers may be secrets. */
-function plan(template: Template, cases: readonly Case[]): string {
+function plan(template: Template, counter: Counter | null, cases: readonly Case[]): string {
   const { url, method, headers, keyHeader, body } = template
   const rows = cases.map((one) => {
     const lack = one.lacks?.(template) ?? null
@@ -117,6 +120,7 @@ function plan(template: Template, cases: readonly Case[]): string {
       ['baseline', String(BASELINE_REQUESTS), 'two requests with keys of their own'],
       ...rows.map(({ id, requests, asks }) => [id, requests === 0 ? '' : String(requests), asks]),
     ]),
+    counter === null ? '' : `before and after each the counter: GET ${plain(counter.url.href)}\n`,
     `at most ${most} requests to the API; nothing was sent\n`,
   ].join('')
 }

@@ -132,6 +132,12 @@ t.test('an API that goes away ends the probe', async (t) => {
   t.match(said.err, /is gone since the case same-key: connect ECONNREFUSED/)
 })
 
+t.test('a terminal shows which case runs, and then nothing of it', async (t) => {
+  await using api = await orderApi('ietf')
+  const words = ['probe', `${api.url}/orders`, ...BODY, '--case', 'same-key']
+  t.equal((await command(words, undefined, {}, 80)).err, '\rsame-key\x1b[K\r\x1b[K')
+})
+
 t.test('--count-json alone counts in what GET of the URL lists', async (t) => {
   await using api = await orderApi('ietf')
   const words = ['probe', `${api.url}/orders`, ...BODY, '--count-json', '/orders', '--case', 'same-key']
@@ -164,13 +170,14 @@ t.test('a table for people, JUnit for CI', async (t) => {
 
 t.test('--dry-run shows the request without secrets, and sends nothing, wherever it would go', async (t) => {
   const words = ['probe', 'https://api.example.com/x', ...BODY, '--header', 'Authorization: Bearer secret']
-  const { code, out, err } = await command([...words, '--dry-run'])
+  const { code, out, err } = await command([...words, '--dry-run', '--count-json', '/total'])
   t.strictSame([code, err], [0, ''])
   t.match(
     out,
     'POST https://api.example.com/x\nContent-Type: application/json\nAuthorization: ***\nIdempotency-Key: …\n\n{"amount":1,"currency":"eur"}\n\n',
   )
   t.match(out, /^other-caller +needs --other-caller$/m)
+  t.match(out, /\nbefore and after each the counter: GET https:\/\/api.example.com\/x\n/)
   t.match(out, /\nat most \d+ requests to the API; nothing was sent\n$/)
 })
 

@@ -124,8 +124,8 @@ export const openapi: Target = {
     if (!read.ok) return
     for (const operation of operationsOf(read.description).found) {
       const made = exampleOf(read.description, operation)
-      if (made.ok && URL.parse(made.example.path, 'http://api')?.host !== 'api')
-        throw new Error(`an example elsewhere: ${made.example.path}`)
+      if (typeof made === 'object' && URL.parse(made.path, 'http://api')?.host !== 'api')
+        throw new Error(`an example elsewhere: ${made.path}`)
     }
   },
 }

@@ -17,10 +17,6 @@ export interface ExampleRequest {
   readonly body: string | null
 }
 
-export type ReadExample =
-  | { readonly ok: true; readonly example: ExampleRequest }
-  | { readonly ok: false; readonly message: string }
-
 /** Levels of a schema that are filled; it may contain itself. */
 const DEPTH_MOST = 12
 const JSON_TYPE = /^application\/(?:.*\+)?json\b/i
@@ -32,10 +28,10 @@ const FORMATS: Readonly<Record<string, string>> = {
   uri: 'https://example.com/',
 }
 
-export function exampleOf(description: Description, operation: DescribedOperation): ReadExample {
+/** A text says why none can be made. */
+export function exampleOf(description: Description, operation: DescribedOperation): ExampleRequest | string {
   const { template, path, value } = operation
-  if (path.wider !== null)
-    return { ok: false, message: `its path ${template} cannot be filled: ${path.wider}` }
+  if (path.wider !== null) return `its path ${template} cannot be filled: ${path.wider}`
   const item = follow(description, member(objectAt(description.root, 'paths'), template))
   const parameters = [value, item]
     .flatMap((holder) => arrayOrEmpty(member(holder, 'parameters')))
@@ -50,8 +46,7 @@ export function exampleOf(description: Description, operation: DescribedOperatio
     )
   })
   const open = names.filter((_, n) => typeof filled[n] !== 'string' && typeof filled[n] !== 'number')
-  if (open.length > 0)
-    return { ok: false, message: `no example for ${open.join(', ')} in its path ${template}` }
+  if (open.length > 0) return `no example for ${open.join(', ')} in its path ${template}`
   let n = 0
   const concrete = path.path.replaceAll(/(?<=\/):[^/]+/g, () => encoded(filled[n++]))
   const query = parameters
@@ -64,14 +59,8 @@ export function exampleOf(description: Description, operation: DescribedOperatio
   const [mediaType = null, media] = content.find(([type]) => JSON_TYPE.test(type)) ?? content[0] ?? []
   const body = stated(description, media) ?? valueOf(description, member(media, 'schema'))
   const text = JSON_TYPE.test(mediaType ?? '') ? JSON.stringify(body) : stringOrNull(body)
-  return {
-    ok: true,
-    example: {
-      path: [concrete, ...(query.length === 0 ? [] : [query.join('&')])].join('?'),
-      mediaType,
-      body: text ?? null,
-    },
-  }
+  const parts = query.length === 0 ? [concrete] : [concrete, query.join('&')]
+  return { path: parts.join('?'), mediaType, body: text ?? null }
 }
 
 function encoded(value: unknown): string {
