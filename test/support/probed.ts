@@ -76,7 +76,8 @@ export async function orderApi(
     }
     const execute = (): NonNullable<Kept['answer']> => {
       const { amount } = JSON.parse(payload) as { amount: number }
-      const type = { 'Content-Type': 'application/json' }
+      // A replay has the date of the first response.
+      const type = { 'Content-Type': 'application/json', Date: new Date().toUTCString() }
       if (amount >= 0) orders.push(seen.target)
       if (amount < 0) return { status: 400, headers: type, body: '{"error": "negative"}' }
       if (amount === 500) return { status: 500, headers: type, body: '{"error": "failed"}' }
