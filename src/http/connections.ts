@@ -433,9 +433,11 @@ function stateOf(connection: Socket): ConnectionState {
   return (connection as TrackedSocket)[kState] as ConnectionState
 }
 
-/** A connection of TLS cannot be reset; without its `close_notify` it is as incomplete (RFC 8446 §6.1). */
+/** Under TLS a reset is the TCP connection's, which Node calls `_parent`; a stream of HTTP/2 ends alone. */
 export function resetConnection(connection: Socket): void {
-  if ('encrypted' in connection || !('resetAndDestroy' in connection)) connection.destroy()
+  const { _parent: under } = connection as { readonly _parent?: Socket | null }
+  if (under?.resetAndDestroy !== undefined) under.resetAndDestroy()
+  else if ('encrypted' in connection || !('resetAndDestroy' in connection)) connection.destroy()
   else connection.resetAndDestroy()
 }
 

@@ -8,6 +8,7 @@ import { pino } from 'pino'
 import { formatConfigError, type Loaded, loadConfig } from '../../src/config/load.ts'
 import { start } from '../../src/main.ts'
 import { headed } from './service.ts'
+import { plainPort } from './tls-front.ts'
 
 export interface TestProxy extends AsyncDisposable {
   readonly url: string
@@ -38,16 +39,23 @@ export async function proxyInProcess(yaml: string): Promise<TestProxy> {
     },
   })
   const proxy = await start(loaded.config, pino({ level: 'debug', base: null }, sink))
+  const own = Number(new URL(proxy.url).port)
+  const front = await plainPort(own)
+  const { port } = front
+  const drain = (): Promise<void> => {
+    front.close()
+    return proxy.drain()
+  }
   return {
-    url: proxy.url,
-    port: Number(new URL(proxy.url).port),
+    url: port === own ? proxy.url : `http://127.0.0.1:${port}`,
+    port,
     adminUrl: proxy.adminUrl as string,
     log: lines.all,
     logged: (accept) => lines.logged(accept),
-    drain: () => proxy.drain(),
+    drain,
     reload: (next) => proxy.reload(read(next)),
     metric: (sample) => metricOf(proxy.adminUrl as string, sample),
-    [Symbol.asyncDispose]: () => proxy.drain(),
+    [Symbol.asyncDispose]: drain,
   }
 }
 

@@ -1,3 +1,5 @@
+import { LISTEN } from './tls-front.ts'
+
 /** The service for a configuration without one. */
 export const SERVICE = 'test'
 
@@ -20,6 +22,6 @@ export const IS_STOCK = process.env['TRAFFIC_HTTP'] === 'node'
 /** The configuration with free ports to listen on and, if it has none, a `service`. */
 export function headed(yaml: string): string {
   const admin = /^admin:/m.test(yaml) ? '' : 'admin: { listen: "127.0.0.1:0" }\n'
-  const listen = /^listen:/m.test(yaml) ? '' : 'listen: 127.0.0.1:0\n'
+  const listen = /^listen:/m.test(yaml) ? '' : `listen: ${LISTEN}\n`
   return `${listen}${IS_STOCK ? 'http: node\n' : ''}${admin}${serviceLine(yaml)}${withoutGrace(yaml)}`
 }
