@@ -1,6 +1,13 @@
 import { sourceName } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
-import { normalisePath, readsKeys, routeCovers, WELL_KNOWN } from '../core/route.ts'
+import {
+  normalisePath,
+  readsKeys,
+  routeCovers,
+  routesOverlap,
+  routeTakes,
+  WELL_KNOWN,
+} from '../core/route.ts'
 import type { Config } from './config.ts'
 import type { Findings } from './errors.ts'
 import { formatDuration, formatSize } from './units.ts'
@@ -151,41 +158,59 @@ export function checkCertificates(
 
 /**
  * Requests that a route asks for and an earlier one answers (contract §15), a sentence a pair. An error where the later route is strict
- * about keys, or no request reaches it at all; else a warning, which is returned.
+ * about keys, or no request reaches it at all; else a warning, which is returned. So is one about a stricter route that loses only some of
+ * its paths: no order of the two would be right.
  */
 export function checkShadowed(findings: Findings, routes: readonly RoutePolicy[]): string[] {
   const warnings: string[] = []
   for (const [i, { name, match, key, profile }] of routes.entries()) {
-    const before = [...routes.slice(0, i).entries()].filter(([, other]) => routeCovers(other.match, match))
+    const before = routes.slice(0, i).map((other, j) => ({
+      other,
+      path: `routes[${j}].match`,
+      line: findings.lineOf(`routes[${j}].match`),
+      methods: match.methods.filter((method) => other.match.methods.includes(method)),
+    }))
+    const taken = before.filter(({ other, methods }) => methods.length > 0 && routeTakes(other.match, match))
     const isLost = match.methods.every((method) =>
-      before.some(
-        ([
-          ,
-          {
-            match: { methods },
-          },
-        ]) => methods.includes(method),
-      ),
+      taken.some(({ other, methods }) => methods.includes(method) && routeCovers(other.match, match)),
     )
-    const pairs: string[] = []
-    for (const [j, other] of before) {
-      const methods = match.methods.filter((method) => other.match.methods.includes(method))
-      const verb = methods.length === 1 ? 'is' : 'are'
-      const line = findings.lineOf(`routes[${j}].match`)
-      if (methods.length > 0)
-        pairs.push(`${methods.join(' and ')} of ${name} ${verb} answered by ${other.name}${line}`)
-    }
-    if (pairs.length === 0) continue
-    const says = pairs.join(', ')
+    for (const { other, line, methods } of before)
+      if (methods.length > 0 && losesSome(other, routes[i] as RoutePolicy))
+        warnings.push(
+          `Route \`${name}\`: some ${methods.join(' and ')} requests of ${name} are answered by ${other.name}${line}, which is less strict. A route before both, for what both match, decides about them.`,
+        )
+    if (taken.length === 0) continue
+    const says = taken
+      .map(({ other, line, methods }) => {
+        const verb = methods.length === 1 ? 'is' : 'are'
+        return `${methods.join(' and ')} of ${name} ${verb} answered by ${other.name}${line}`
+      })
+      .join(', ')
     const reach = isLost ? 'that no request reaches' : 'that not all of its requests reach'
     if (isLost || key.presence === 'required' || profile === 'strict')
       findings.conflict(
-        [`routes[${i}].match`, ...before.map(([j]) => `routes[${j}].match`)],
+        [`routes[${i}].match`, ...taken.map(({ path }) => path)],
         `found a match ${reach}: ${says}; allowed: the narrower route first`,
       )
     else warnings.push(`Route \`${name}\`: ${says}. Put the narrower route first.`)
   }
   return warnings
+}
+
+/** Whether the later route is the stricter one, and each of the two matches paths that the other does not. */
+function losesSome(before: RoutePolicy, later: RoutePolicy): boolean {
+  const isStricter =
+    readsKeys(later) &&
+    ((later.key.presence === 'required' && before.key.presence !== 'required') ||
+      (later.profile === 'strict' && before.profile !== 'strict'))
+  const [one, other] = [before.match, later.match]
+  return (
+    isStricter &&
+    one.exact === other.exact &&
+    routesOverlap(one, other) &&
+    !routeTakes(one, other) &&
+    !routeTakes(other, one)
+  )
 }
 
 export function checkRoutes(findings: Findings, routes: readonly RoutePolicy[]): void {

@@ -173,16 +173,18 @@ export function overlaps(a: PathPattern, b: PathPattern): boolean {
 /** {@link covers}, of routes. A route that matches fewer spellings of its literal segments covers none that matches more. */
 export function routeCovers(wide: RouteMatch, narrow: RouteMatch): boolean {
   if (wide.exact && !narrow.exact) return false
-  const pattern = patternOf(wide)
   const foldsLess =
     !narrow.exact &&
     ((narrow.case === 'insensitive' && wide.case === 'sensitive') ||
       (narrow.parameters === 'strip' && wide.parameters === 'keep'))
-  if (foldsLess && pattern.segments.some((segment) => segment !== null)) return false
-  return covers(
-    pattern,
-    patternOf({ ...narrow, ...(wide.exact ? {} : wide), path: narrow.path, exact: wide.exact }),
-  )
+  if (foldsLess && patternOf(wide).segments.some((segment) => segment !== null)) return false
+  return routeTakes(wide, narrow)
+}
+
+/** Whether `wide` matches what `narrow` does in the spelling of its path in the file, as nearly all clients write it. */
+export function routeTakes(wide: RouteMatch, narrow: RouteMatch): boolean {
+  const spelled = { ...narrow, ...(wide.exact ? {} : wide), path: narrow.path, exact: wide.exact }
+  return covers(patternOf(wide), patternOf(spelled))
 }
 
 /** {@link overlaps}, of routes: whether some request matches both. Exact paths may have dot segments, so they are not compared with others. */

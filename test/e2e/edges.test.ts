@@ -282,6 +282,27 @@ t.test('Y08 a wider route before a narrower one is named for each pair and metho
     '  - { name: narrow, match: { path: /a/b }, key: required }\n  - { name: wide, match: { path: "/a/*" }, key: required }',
   )
   t.ok(fine.ok && fine.config.warnings.every((line) => !line.includes('answered by')))
+  for (const [before, later] of [
+    ['path: /*, exact: true', 'path: /orders'],
+    ['path: /a/*', 'path: /a/orders, case: insensitive'],
+    ['path: "/a/:x"', 'path: /a/orders, parameters: strip'],
+    ['path: /A/Orders, case: insensitive', 'path: /a/orders, exact: true'],
+    ['path: /a/orders, exact: true', 'path: /a/orders'],
+  ]) {
+    const taken = check(
+      `  - { name: all, match: { methods: [POST], ${before} } }\n  - { name: orders, match: { ${later} }, key: required }`,
+    )
+    const [why] = taken.ok ? [] : taken.errors.map(formatConfigError)
+    t.match(why, /POST of orders is answered by all \(line 4\)/, `${later} after ${before}`)
+  }
+  const crossing = (keys: string) =>
+    check(
+      `  - { name: verb, match: { methods: [POST], path: "/:of/pay" }, ${keys} }\n  - { name: cart, match: { path: "/cart/:verb" }, key: required }`,
+    )
+  const some = /some POST requests of cart are answered by verb \(line 4\)/
+  const [loses, equals] = [crossing('key: optional'), crossing('key: required')]
+  t.ok(loses.ok && loses.config.warnings.some((line) => some.test(line)), 'it never sees POST /cart/pay')
+  t.ok(equals.ok && equals.config.warnings.every((line) => !some.test(line)), 'both are as strict')
 })
 
 t.test('Y09 Y10 statuses that say that nothing was done free the key in every profile', async (t) => {
