@@ -211,13 +211,12 @@ export class Digests implements RequestDigests {
     return partsOf(QUERY[this.#policy.query](query), type, headers, this.#policy.headers, this.#key, opaque)
   }
 
-  /** Whether the bytes of the body were compared although its coding or its form suggests that other bytes may mean the same. */
+  /** Whether only the bytes of the body were compared: other bytes may mean the same, as in XML or an unknown coding. */
   get comparesBytes(): boolean {
-    const { headers } = this.#readable
+    const { headers, body } = this.#readable
     if (this.#policy.body === 'none') return false
     if (isEncoded(headers)) return true
-    const modes = modesOf(this.#readable, contentType(headers), { ...this.#policy, body: 'auto' })
-    return modes.length > 0 && atOnce(bodyContent(this.#readable, this.#policy)).mode === 'raw'
+    return body.length > 0 && atOnce(bodyContent(this.#readable, this.#policy)).mode === 'raw'
   }
 
   get rawDigest(): Buffer {

@@ -208,13 +208,49 @@ t.test('Y05 the same JSON in another coding, order or length is the same request
 t.test('Y05 key sources in the body read decoded bodies, and skip a byte order mark', async (t) => {
   const { proxy, executed } = await before(
     t,
-    'routes: [{ name: hook, match: { path: /hook }, key: { from: ["json:/id"], presence: required } }]',
+    [
+      'routes:',
+      '  - { name: hook, match: { path: /hook }, key: { from: ["json:/id"], presence: required } }',
+      '  - { name: form, match: { path: /form }, key: { from: ["form:id"], presence: required } }',
+    ].join('\n'),
   )
-  for (const body of ['{"id":"e1"}', '\ufeff{"id":"e2"}']) {
-    t.equal((await ask(proxy, null, {}, body, '/hook')).status, 201)
-    t.equal((await ask(proxy, null, { 'content-encoding': 'gzip' }, gzipSync(body), '/hook')).replayed, true)
+  const part = '--b\r\nContent-Disposition: form-data; name="id"\r\n\r\ne5\r\n--b--\r\n'
+  const bodies: [path: string, type: string, body: string][] = [
+    ['/hook', 'application/json', '{"id":"e1"}'],
+    ['/hook', 'application/json', '\ufeff{"id":"e2"}'],
+    ['/form', 'application/x-www-form-urlencoded', 'id=e3&a=1'],
+    ['/form', 'application/x-www-form-urlencoded', '\ufeffid=e4&a=1'],
+    ['/form', 'multipart/form-data; boundary=b', `\ufeff${part}`],
+  ]
+  for (const [path, type, body] of bodies) {
+    const headers = { 'content-type': type }
+    t.equal((await ask(proxy, null, headers, body, path)).status, 201, body)
+    const encoded = { ...headers, 'content-encoding': 'gzip' }
+    t.equal((await ask(proxy, null, encoded, gzipSync(body), path)).replayed, true)
   }
-  t.equal(executed(), 2)
+  t.equal(executed(), bodies.length)
+})
+
+t.test('Y05 Y06 bodies of which only the bytes can be compared never get new-key', async (t) => {
+  const { proxy, executed } = await before(t, '')
+  const pairs: [type: string, first: string, second: string][] = [
+    ['application/xml', '<pay amount="1"  to="bob"/>', '<pay to="bob" amount="1"/>'],
+    ['text/csv', 'a,b\r\n', 'a,b\n'],
+    ['application/json', '{"a":1,"a":2}', '{"a":1, "a":2}'],
+  ]
+  for (const [type, first, second] of pairs) {
+    const key = newKey()
+    await ask(proxy, key, { 'content-type': type }, first)
+    const refused = await ask(proxy, key, { 'content-type': type }, second)
+    t.match(refused, {
+      status: 422,
+      retry: 'no',
+      detail: /body differs; bodies could only be compared as bytes/,
+    })
+    const elsewhere = await ask(proxy, key, { 'content-type': type }, first, '/v1/payments?b=1')
+    t.match(elsewhere, { status: 422, retry: 'new-key', detail: /its query differs$/ })
+  }
+  t.equal(executed(), pairs.length)
 })
 
 t.test('Y07 paths fold where asked, and a near miss is counted where not', async (t) => {

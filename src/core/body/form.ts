@@ -10,6 +10,7 @@ import {
 } from '../headers.ts'
 import type { Steps } from '../steps.ts'
 import { hexPair } from './json-text.ts'
+import { withoutMark } from './mark.ts'
 
 /** The value of a form or query under one name. */
 export type Field =
@@ -33,12 +34,13 @@ export function queryField(query: string, name: string): Field {
  * The field `name` (printable ASCII without quotes, backslashes and percent signs) of a form, urlencoded or multipart. Absent
  * if the body is no form.
  */
-export function* formField(headers: RawHeaders, body: Buffer, name: string): Steps<Field> {
+export function* formField(headers: RawHeaders, sent: Buffer, name: string): Steps<Field> {
   const type = essence(headers)
   if (type !== URLENCODED && type !== MULTIPART)
     return namesForm(headers) ? unclear('the request has several Content-Type lines') : ABSENT
   if (isEncoded(headers)) return unclear('the form is compressed')
   if (!isUtf8Named(headers)) return unclear('the form is not in UTF-8')
+  const body = withoutMark(sent)
   return type === URLENCODED ? yield* pairIn(body, name) : yield* partNamed(headers, body, name)
 }
 

@@ -15,6 +15,7 @@ import {
   ZERO,
 } from './json-scalars.ts'
 import { hexPair } from './json-text.ts'
+import { withoutMark } from './mark.ts'
 
 /** The value at a JSON pointer, as written in the body. */
 export type PointerResult =
@@ -81,8 +82,7 @@ export function* lookUp(
   pointers: readonly string[],
 ): Steps<LookedUp | null> {
   if (isEncoded(headers) || !isUtf8(sent)) return null
-  // Some clients begin with a byte order mark, which RFC 8259 lets a reader skip.
-  const body = sent.length >= 3 && sent.readUIntBE(0, 3) === 0xefbbbf ? sent.subarray(3) : sent
+  const body = withoutMark(sent)
   const root = placesOf(pointers)
   const seen = new Map<PointerNode, LastValue>()
   // For each enclosing object or array: the byte that opens it, its place, and the number of items begun.
