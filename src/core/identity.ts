@@ -21,21 +21,25 @@ const OTHER_CREDENTIALS = [
   { name: 'api-key', source: 'header:api-key' },
 ]
 
+/** RFC 9110 §11.4. Those of {@link SIGNED_ANEW} are short. */
+const SCHEME = /^\s*([!-+.-~-]{1,64})(?:\s|$)/
+
 /**
- * Schemes of `Authorization` whose value is made anew for each request, so that a retry would be another caller (contract §15). OAuth 1.0
- * has parameters; `OAuth` before a bare token is a bearer token by an older name. The identity in such a line is not used: the proxy
- * cannot verify it.
+ * Schemes of `Authorization` whose value is made anew for each request, so that a retry would be another caller (contract §15): a hash in
+ * the name says so, as in SigV4 and those after its model. The identity in such a line is not used: the proxy cannot verify it.
  */
 const SIGNED_ANEW =
-  /^\s*(?:(aws4-[^\s,]*|digest|hawk|negotiate|ntlm|signature|hmac[^\s,]*)(?:\s|$)|(oauth)\s+[\w.~-]+\s*=\s*[^=\s])/i
+  /^(?:aws\d?(?:-.*)?|digest|goog1|hawk|hoba|mac|negotiate|ntlm|privatetoken|sharedkey(?:lite)?|signature)$|hmac|-sha-?\d/i
+
+/** OAuth 1.0 has parameters; `OAuth` before a bare token is a bearer token by an older name. */
+const OAUTH_1 = /^\s*oauth\s+[\w.~-]+\s*=\s*[^=\s]/i
 
 /** The scheme that makes the caller's `Authorization` anew for each request; null: none does. */
 function schemeSignedAnew(headers: RawHeaders, { caller }: ScopePolicy): string | null {
   if (!caller.some(({ kind, name }) => kind === 'header' && name === 'authorization')) return null
   for (const line of linesOf(headers, 'authorization')) {
-    const [, scheme, oauth] = SIGNED_ANEW.exec(line) ?? []
-    const found = scheme ?? oauth
-    if (found !== undefined) return found
+    const scheme = SCHEME.exec(line)?.[1]
+    if (scheme !== undefined && (SIGNED_ANEW.test(scheme) || OAUTH_1.test(line))) return scheme
   }
   return null
 }

@@ -84,6 +84,16 @@ t.test('Y02 a caller that is made anew for each request is refused, whatever els
     'Signature keyId="a",signature="s"',
     'HMAC-SHA256 SignedHeaders=host&Signature=ab',
     'HMAC id:ab',
+    'AWS AKID:ab',
+    'GOOG4-RSA-SHA256 Credential=a, Signature=ab',
+    'TC3-HMAC-SHA256 Credential=a, Signature=ab',
+    'EG1-HMAC-SHA256 client_token=a;nonce=n;signature=s',
+    'SharedKey account:ab',
+    'SharedKeyLite account:ab',
+    'MAC id="a", nonce="n", mac="m"',
+    'HOBA result="a"',
+    'SCRAM-SHA-256 data=ab',
+    'PrivateToken token="ab"',
   ]
   for (const authorization of anew) {
     const refused = await ask(proxy, newKey(), { authorization })
@@ -99,6 +109,10 @@ t.test('Y02 a caller that is made anew for each request is refused, whatever els
     'Token x',
     'OAuth ya29.x==',
     'Digestive x',
+    'Macaroon x',
+    'GNAP x',
+    'vapid t=x, k=y',
+    'ApiKey sha-256',
   ]) {
     const key = newKey()
     t.equal((await ask(proxy, key, { authorization })).status, 201, authorization)
