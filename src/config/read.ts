@@ -86,42 +86,43 @@ function mappingHint({ group = {} }: PropertyRow, value: unknown, path: string):
   return fits === undefined ? '' : `; write \`${lastName(path)}: { ${fits}: … }\``
 }
 
-/** YAML 1.1, and Helm with it, reads and writes `off` as `false`: where the word is allowed, `false` means it (contract §15). */
-function wordFor(row: PropertyRow, value: unknown): unknown {
-  if (value !== false) return value
+/** YAML 1.1, and Helm with it, reads `off` as false and may quote that: where the word is allowed, `false` means it (contract §15). */
+function wordFor(row: PropertyRow, text: string): string | undefined {
+  if (text !== 'false') return undefined
   const scalar = scalarOf(row)
   const words = scalar === null ? (row.scalar as readonly unknown[]) : [scalar.word]
-  return words.find((word) => word === 'off' || word === 'none') ?? value
+  return words.find((word) => word === 'off' || word === 'none')
 }
 
 function readScalar(source: Source, row: PropertyRow, written: unknown, path: string): unknown {
   const { env, findings } = source
-  const value = wordFor(row, written)
-  const referring = typeof value === 'string' && value.includes('${')
-  const text = referring ? substitute(value, env) : { ok: true as const, value: String(value) }
-  if (!text.ok) return findings.add(path, text.message)
+  const referring = typeof written === 'string' && written.includes('${')
+  const found = referring ? substitute(written, env) : { ok: true as const, value: String(written) }
+  if (!found.ok) return findings.add(path, found.message)
+  const word = wordFor(row, found.value)
+  const [value, text] = [word ?? written, word ?? found.value]
   const or = row.group === undefined && row.map === undefined ? '' : `; or ${allowedMapping(row)}`
-  const found = `found ${show(value, text.value, referring)}; allowed: `
+  const refused = `found ${show(value, text, referring)}; allowed: `
   const scalar = scalarOf(row)
   if (scalar === null) {
     const choice = (row.scalar as readonly unknown[]).find(
-      (option) => String(option) === text.value && (referring || typeof option === typeof value),
+      (option) => String(option) === text && (referring || typeof option === typeof value),
     )
-    return choice ?? findings.add(path, `${found}${allowedScalar(row)}${or}`)
+    return choice ?? findings.add(path, `${refused}${allowedScalar(row)}${or}`)
   }
   if (!referring && !isTyped(scalar, value)) {
-    const near = didYouMeanText(scalar.suggest?.(text.value) ?? null)
-    return findings.add(path, `${found.replace('; ', `${near}; `)}${scalar.allowed}${or}`)
+    const near = didYouMeanText(scalar.suggest?.(text) ?? null)
+    return findings.add(path, `${refused.replace('; ', `${near}; `)}${scalar.allowed}${or}`)
   }
-  const result = scalar.parse(text.value)
+  const result = scalar.parse(text)
   if (!result.ok) {
-    const from = referring ? ` (from ${quote(value)})` : ''
+    const from = referring ? ` (from ${quote(written)})` : ''
     return findings.add(path, `${result.message.replace('; allowed: ', `${from}; allowed: `)}${or}`)
   }
   if (typeof result.value === 'number') {
-    source.spelled.set(spellingKey(lastName(path), result.value), text.value)
+    source.spelled.set(spellingKey(lastName(path), result.value), text)
     // For values derived from it, as `ttlFailed` is from `ttl`.
-    if (/[a-z]/i.test(text.value)) source.spelled.set(spellingKey('', result.value), text.value)
+    if (/[a-z]/i.test(text)) source.spelled.set(spellingKey('', result.value), text)
   }
   return result.value
 }

@@ -592,44 +592,47 @@ t.test('Y12 the GraphQL and JSON-RPC recipes free the key where nothing was done
 })
 
 t.test('Y16 false means off or none, as Helm and YAML 1.1 write them', async (t) => {
-  const loaded = loadConfig({
-    file: 'f',
-    env: {},
-    flags: {},
-    text: [
-      'upstream: { url: "http://127.0.0.1:1" }',
-      'store: { url: "memory:", compression: false, spool: false, wait: false, migrate: false }',
-      'admin: { listen: false }',
-      'audit: { file: false }',
-      'status: { path: false }',
-      'cors: false',
-      'limits: { newKeys: false }',
-      'routes:',
-      '  - name: pay',
-      '    match: { path: /p }',
-      '    mode: false',
-      '    tombstone: false',
-      '    respondWithin: false',
-      '    reconcile: false',
-      '    authorizeReplay: false',
-      '    key: { derive: false, forward: false }',
-      '    scope: { caller: false }',
-      '    fingerprint: { headers: false }',
-    ].join('\n'),
-  })
-  t.ok(loaded.ok, loaded.ok ? '' : loaded.errors.map(formatConfigError).join('\n'))
-  if (!loaded.ok) return
-  const { admin, cors, routes, status } = loaded.config
-  t.match([admin.listen.address, status.path, cors], [null, null, null])
-  t.match(routes[0], {
-    mode: 'off',
-    tombstone: 0,
-    respondWithin: null,
-    reconcile: null,
-    key: { derive: null, forward: 'none' },
-    scope: { caller: [] },
-    fingerprint: { headers: null },
-  })
+  const text = [
+    'upstream: { url: "http://127.0.0.1:1" }',
+    'store: { url: "memory:", compression: false, spool: false, wait: false, migrate: false }',
+    'admin: { listen: false }',
+    'audit: { file: false }',
+    'status: { path: false }',
+    'cors: false',
+    'limits: { newKeys: false }',
+    'routes:',
+    '  - name: pay',
+    '    match: { path: /p }',
+    '    mode: false',
+    '    tombstone: false',
+    '    respondWithin: false',
+    '    reconcile: false',
+    '    authorizeReplay: false',
+    '    key: { derive: false, forward: false }',
+    '    scope: { caller: false }',
+    '    fingerprint: { headers: false }',
+  ].join('\n')
+  for (const written of ['false', '"false"', '"${NO}"']) {
+    const loaded = loadConfig({
+      file: 'f',
+      env: { NO: 'false' },
+      flags: {},
+      text: text.replaceAll('false', written),
+    })
+    t.ok(loaded.ok, loaded.ok ? '' : loaded.errors.map(formatConfigError).join('\n'))
+    if (!loaded.ok) return
+    const { admin, cors, routes, status } = loaded.config
+    t.match([admin.listen.address, status.path, cors], [null, null, null])
+    t.match(routes[0], {
+      mode: 'off',
+      tombstone: 0,
+      respondWithin: null,
+      reconcile: null,
+      key: { derive: null, forward: 'none' },
+      scope: { caller: [] },
+      fingerprint: { headers: null },
+    })
+  }
   const refused = loadConfig({
     file: 'f',
     env: {},
