@@ -177,7 +177,8 @@ function parse(options: CommandOptions, words: readonly string[]): Args {
 }
 
 function unknownOption(written: string, known: readonly string[]): string {
-  const near = didYouMean(written.replace(/^-+/, ''), known)
+  const name = written.replace(/^-+/, '')
+  const near = didYouMean(name === 'port' || name === 'host' ? 'listen' : name, known)
   return near === null
     ? `unknown option ${written}; allowed: ${known.map((name) => `--${name}`).join(', ')}`
     : `unknown option ${written}; did you mean --${near}?`

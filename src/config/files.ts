@@ -90,10 +90,13 @@ export function readSealingKey(findings: Findings, path: string, file: string): 
 export function readTokens(findings: Findings, path: string, file: string): readonly string[] | null {
   const text = readNamed(findings, path, file)?.toString('latin1')
   if (text === undefined) return null
-  const tokens = text.split(/\r?\n/).filter((line) => line !== '')
-  if (tokens.length > 0 && tokens.every((token) => /^[!-~]+$/.test(token))) return tokens
+  const lines = text.split('\n').map((line) => line.replaceAll(/^[ \t\r]+|[ \t\r]+$/g, ''))
+  const tokens = lines.filter((line) => line !== '')
+  const unfit = lines.findIndex((line) => !/^[!-~]*$/.test(line))
+  if (tokens.length > 0 && unfit < 0) return tokens
+  const what = unfit < 0 ? 'no token' : `something else on line ${unfit + 1}`
   const allowed = 'one token a line, of printable ASCII without blanks'
-  findings.add(path, `found no token in ${quote(file)}; allowed: ${allowed}`)
+  findings.add(path, `found ${what} in ${quote(file)}; allowed: ${allowed}`)
   return null
 }
 

@@ -135,7 +135,7 @@ function headerHinted<T>(scalar: Scalar<T>): Scalar<T> {
 function originHinted<T>(scalar: Scalar<T>): Scalar<T> {
   return suggesting(scalar, (text) => {
     const url = /^[a-z][a-z0-9+.-]*:\/\//i.test(text) ? URL.parse(text) : null
-    return url === null || url.origin === 'null' ? null : url.origin
+    return url !== null && new RegExp(`^${ORIGIN}$`).test(url.origin) ? url.origin : null
   })
 }
 

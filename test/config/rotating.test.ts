@@ -29,7 +29,7 @@ void t.test('§15.20 a file holds one token a line, and is followed by swaps of 
   const mount = new Mount(t, { token: 'old\n', other: 'a' })
   const { rotating, reports } = tokensIn(t, mount.file('token'))
   t.strictSame(rotating.current, ['old'])
-  mount.swap({ token: 'new\r\nold\n\n', other: 'a' })
+  mount.swap({ token: ' new\r\nold \t\n \n', other: 'a' })
   await until(() => reports.length === 1)
   t.strictSame(rotating.current, ['new', 'old'])
   mount.swap({ token: 'new', other: 'a' })
@@ -44,9 +44,12 @@ void t.test('§15.20 what cannot be used changes nothing and is reported', async
   const { rotating, reports } = tokensIn(t, file)
   for (const [text, why] of [
     ['', /empty file/],
-    ['two words\n', /no token in .*; allowed: one token a line, of printable ASCII without blanks/],
+    [
+      'two words\n',
+      /something else on line 1 in .*; allowed: one token a line, of printable ASCII without blanks/,
+    ],
     ['\n\n', /no token/],
-    ['fine\nn\u00f6t\n', /no token/],
+    ['fine\nn\u00f6t\n', /something else on line 2/],
   ] as const) {
     writeFileSync(file, text)
     await until(() => reports.length > 0)
