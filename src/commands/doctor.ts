@@ -19,7 +19,7 @@ import { VERSION } from '../version.ts'
 import { type CheckResult, finding, fine, note } from './check-result.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
 import { type RecordSource, SourceRefusal, shownUrl } from './record-source.ts'
-import { adminSource, SOURCE_OPTIONS, storeConfig } from './target-options.ts'
+import { adminSource, givenConfig, SOURCE_OPTIONS, storeConfig, unseenStore } from './target-options.ts'
 import { json, span, table } from './terminal.ts'
 import { upstreamChecks } from './upstream-checks.ts'
 
@@ -58,9 +58,11 @@ async function runDoctor(args: Args, io: Io): Promise<number> {
   if (args.has('service') && !own) throw usage('found --service without --config FILE or --store URL')
   const checked: CheckResult[] = []
   if (own) {
-    const config = storeConfig(args, io)
-    if (args.has('config')) checked.push(...configChecks(config), ...(await upstreamChecks(config)))
-    checked.push(...(await storeChecks(config)))
+    const isNamed = args.has('config')
+    const unseen = isNamed ? unseenStore(givenConfig(args, io).store.url) : null
+    const config = unseen === null ? storeConfig(args, io) : givenConfig(args, io)
+    if (isNamed) checked.push(...configChecks(config), ...(await upstreamChecks(config)))
+    checked.push(...(unseen === null ? await storeChecks(config) : [note('store', unseen)]))
     checked.push(...(await spoolChecks(config)), ...(await auditChecks(config)))
   }
   if (args.has('admin')) {

@@ -77,21 +77,36 @@ export function adminSource(args: Args): RecordSource {
 
 /** The configuration of a store that is read directly; defaults if there is no file. */
 export function storeConfig(args: Args, io: Io): Config {
+  const config = givenConfig(args, io)
+  const { url } = config.store
+  if (url === 'memory:') throw usage(`the store is ${UNSEEN}; allowed: --admin URL --token-file FILE`)
+  mustExist(url)
+  sayWhoseItIs(url, config.service, args, io)
+  return config
+}
+
+const UNSEEN = 'memory:, which only its own process can see'
+
+/** Likewise, whether or not there is a store to read. */
+export function givenConfig(args: Args, io: Io): Config {
   const file = args.text('config') ?? null
   if (file === null && !args.has('service') && isSharedStore(args.text('store') ?? ''))
     throw usage('--service NAME is required: several services may share this store')
   // Nothing is sent upstream.
   const upstream = file === null ? 'http://127.0.0.1' : undefined
   const flags = { upstream, store: args.text('store'), service: args.text('service') }
-  const config = validConfig(file, flags, io.env)
-  const { url } = config.store
-  if (url === 'memory:')
-    throw usage(
-      'the store is memory:, which only its own process can see; allowed: --admin URL --token-file FILE',
-    )
-  mustExist(url)
-  sayWhoseItIs(url, config.service, args, io)
-  return config
+  return validConfig(file, flags, io.env)
+}
+
+/** Why there is nothing to read, which is as it should be before the first start; null: there is a store. */
+export function unseenStore(storeUrl: string): string | null {
+  if (storeUrl === 'memory:') return UNSEEN
+  const path = missingFile(storeUrl)
+  return path === null ? null : notYet(path)
+}
+
+function notYet(path: string): string {
+  return `there is no file at ${path}; a proxy creates it at startup`
 }
 
 /** @throws {Exit} if nobody has named a service, and a file holds records of others alone. */
@@ -107,8 +122,7 @@ function sayWhoseItIs(storeUrl: string, service: string, args: Args, io: Io): vo
 /** @throws {Exit} if it is a file that is not there: opening it would create an empty one. */
 export function mustExist(storeUrl: string): void {
   const path = missingFile(storeUrl)
-  if (path !== null)
-    throw finding(`the store ${quote(storeUrl)}: there is no file at ${path}; a proxy creates it at startup`)
+  if (path !== null) throw finding(`the store ${quote(storeUrl)}: ${notYet(path)}`)
 }
 
 /** Where the store's file would be; null: it is there, or the store has none. */

@@ -64,6 +64,21 @@ async function examine(t: Test, words: readonly string[]) {
   }
 }
 
+void t.test('before the first start the configuration and the upstream are checked', async (t) => {
+  const file = join(tempDir(t), 'proxy.yaml')
+  for (const [url, says] of [
+    [`sqlite:${file}.db`, /there is no file at .*\.db; a proxy creates it at startup/],
+    ['memory:', /memory:, which only its own process can see/],
+  ] as const) {
+    writeFileSync(file, `upstream: { url: "${upstream.url}" }\nstore: { url: "${url}" }\n`)
+    const { checked, findings, of } = await examine(t, ['--config', file])
+    t.strictSame(findings, [])
+    t.match(of('upstream'), /answers OPTIONS \*/)
+    t.match(of('store'), says)
+    t.notOk(checked.some(({ check }) => check === 'claims'))
+  }
+})
+
 for (const kind of ['sqlite', 'redis'] as const)
   void t.test(`${kind}: a healthy deployment has no findings`, async (t) => {
     const { proxy, where, unknown } = await operated(

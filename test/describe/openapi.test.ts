@@ -320,6 +320,7 @@ void t.test('the draft asks for what only a person can decide', async (t) => {
 void t.test('from 51 routes on, the draft says how many time series they make', async (t) => {
   const outOf = async (count: number) =>
     (await made(t, Array.from({ length: count }, (_, n) => `/a${n}: { post: {} }`).join('\n'))).out
+  t.match(await outOf(1), /^# 1 route for 1 operation: /m)
   t.notMatch(await outOf(50), 'time series')
   t.match(
     (await outOf(51)).replaceAll('\n# ', ' '),

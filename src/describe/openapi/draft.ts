@@ -229,6 +229,10 @@ const MANY = 50
 /** Time series of an unused route (docs/metrics.md). */
 const SERIES = 35
 
+function number(count: number, what: string): string {
+  return `${count} ${what}${count === 1 ? '' : 's'}`
+}
+
 /** A draft as a configuration file, line by line. Lines are not yet safe to print on a terminal. */
 export function draftText(
   { title, servers, defaults, routes }: Draft,
@@ -241,7 +245,7 @@ export function draftText(
       '',
       `Routes for idempotency-proxy, drafted from ${from}${title === '' ? '' : ` (${title})`} by: idempotency-proxy routes from`,
       'A draft: an OpenAPI description does not say what a retry may do. DECIDE marks what a person must decide. Then run: idempotency-proxy check FILE',
-      `${routes.length} routes for ${all} operations: every POST and PATCH, and each PUT and DELETE that declares a key. The others are idempotent anyway (RFC 9110 §9.2.2) and pass through.`,
+      `${number(routes.length, 'route')} for ${number(all, 'operation')}: every POST and PATCH, and each PUT and DELETE that declares a key. The others are idempotent anyway (RFC 9110 §9.2.2) and pass through.`,
       ...(routes.length > MANY
         ? [
             `DECIDE: ${routes.length} routes make ${routes.length * SERIES} time series for each replica, and some three times as many once they are used (docs/metrics.md). Routes that decide alike can be one, with a path such as /v1/* and several methods.`,
