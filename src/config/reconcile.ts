@@ -85,7 +85,9 @@ export function checkReconcile(
   const forms = completedForms(written)
   const isIdentifying = identity.some(({ value }) => /\{(?:key|record)\}/.test(value))
   const segments = route.match.path.split('/')
-  const [unknown] = parametersIn(policy).filter((name) => !segments.includes(`:${name}`))
+  const parameters = parametersIn(policy)
+  const [unknown] = parameters.filter((name) => !segments.includes(`:${name}`))
+  const folds = route.match.case === 'insensitive' && !route.match.exact
   const unnamed = unnamedSegments(route, policy)
   const named = unnamed.includes('*')
     ? ''
@@ -122,6 +124,8 @@ export function checkReconcile(
       `found an after of ${formatDuration(after)} with profile strict; allowed: at least \`upstream.timeout\` (${formatDuration(timeout)}), since an earlier "not found" proves nothing, or no \`after\``, 'profile'],
     ['request', base !== 'defaults' && unknown !== undefined,
       `found {:${unknown}}, which names no segment of \`match.path\`; allowed: the names of its segments`, 'match'],
+    ['request', base !== 'defaults' && unknown === undefined && folds && parameters.length > 0,
+      `found {:${parameters[0]}} with \`match.case: insensitive\`: records have paths in lower case, so the upstream may not find what it has done; allowed: {record}, or \`match.case: sensitive\``, 'match'],
     ['request', decides && identity.length > 0 && asksByKeyAlone(policy) && unnamed.length > 0,
       `found a status query by {key} alone for the paths of ${unnamed[0]}, so one may be answered for another; allowed: {record}${named}, or \`scope.path: route\``, 'match'],
     ['notFound', untold !== null, untold ?? '', 'key'],

@@ -1,14 +1,14 @@
 import { lookUp } from './body/json-lookup.ts'
 import { linesOf, type RawHeaders } from './headers.ts'
 import type { LabelSource, RouteMatch } from './policy.ts'
-import { parseTarget, pathParameters } from './route.ts'
+import { comparedPath, parseTarget, pathParameters } from './route.ts'
 import type { Steps } from './steps.ts'
 
 /** UTF-16 units. A label is what a person searches for, not a text. */
 const MAX_LABEL = 200
 
 interface Labelled {
-  readonly route: { readonly match: Pick<RouteMatch, 'path' | 'exact'> }
+  readonly route: { readonly match: RouteMatch }
   /** Origin form, as sent. */
   readonly target: string
   readonly headers: RawHeaders
@@ -25,7 +25,8 @@ export function* readLabel(
       return asLabel(linesOf(headers, source.name).join(', ').trim())
     case 'path': {
       const parsed = parseTarget(target)
-      const path = match.exact ? parsed?.rawPath : parsed?.path
+      // As the client spelled it, unlike the path of the record.
+      const path = parsed && comparedPath({ ...match, case: 'sensitive' }, parsed)
       return asLabel(decoded(pathParameters(match, path ?? '').get(source.name) ?? ''))
     }
     case 'json': {

@@ -8,15 +8,21 @@ const JSON_TYPE = ['Content-Type', 'application/json']
 
 interface Sent {
   readonly path?: string
+  readonly folded?: boolean
   readonly exact?: boolean
   readonly target?: string
   readonly headers?: readonly string[]
   readonly body?: string
 }
 
-function labelOf(source: LabelSource, { path = '/o', exact = false, target = '/o', headers, body }: Sent) {
+function labelOf(
+  source: LabelSource,
+  { path = '/o', exact = false, folded = false, target = '/o', headers, body }: Sent,
+) {
   const lines = headers ?? JSON_TYPE
-  const request = { route: { match: matching(['POST'], path, exact) }, target, headers: lines }
+  const folding = folded ? ({ case: 'insensitive', parameters: 'strip' } as const) : {}
+  const match = { ...matching(['POST'], path, exact), ...folding }
+  const request = { route: { match }, target, headers: lines }
   return atOnce(readLabel(source, request, { headers: lines, body: Buffer.from(body ?? '') }))
 }
 
@@ -56,4 +62,8 @@ void t.test('§15.21 a header, and a part of the path as the client spelled it',
   t.equal(path('/orders/A1/pay', true), 'A1')
   t.equal(path('/o', false, '/o'), undefined, 'the pattern has no such part')
   t.equal(path('*'), undefined)
+  const folded = (target: string) =>
+    labelOf({ kind: 'path', name: 'id' }, { path: '/orders/:id/pay', folded: true, target })
+  t.equal(folded('/ORDERS/Ab%20C;v=1/pay;x'), 'Ab C', 'without what does not count')
+  t.equal(folded('/orders/;v=1/A1/pay'), 'A1')
 })
