@@ -48,6 +48,8 @@ export function warningsOf(
       'mode shadow, so a retry executes again.'],
     [effective.filter(({ policy }) => readsKeys(policy) && isForVisitors(policy)),
       'keys come from forms or links, so from browsers, whose cookies identify nobody while scope.caller is not set: such requests are refused (400). Set scope.caller: "cookie:<name>", or none if all visitors are one.'],
+    ...[...Map.groupBy(effective.filter(({ policy }) => readsKeys(policy)), ({ policy }) => madeAnew(policy).join(', '))].map(([names, which]) => [
+      names === '' ? [] : which, `${names}: such headers are new in each request, so a retry is not recognised: it executes again, or gets 422. Name what stays the same.`] as const),
     ...WAIVERS.map(([waives, says]) =>
       [guarded.filter(({ policy, written }) => waives(policy, written)), says] as const),
     ...sameQueries(guarded).map((which) => [which,
@@ -69,6 +71,22 @@ export function warningsOf(
       ? ['The store is memory:, so every record is lost when the process ends, and no other process sees it.']
       : []),
   ]
+}
+
+/** Identifies a request, an attempt or a signature, not a caller or what it wants. */
+const ANEW =
+  /^(?:b3|date|dpop|signature(?:-input)?|traceparent|tracestate|x-amz-date|x-amzn-trace-id|x-b3-.*|x-cloud-trace-context|(?:x-)?(?:correlation|request|trace)-id|(?:x-)?(?:nonce|timestamp))$/
+
+/** The settings that tell requests apart by such a header. */
+function madeAnew({ scope, fingerprint, key }: RoutePolicy): string[] {
+  const named: readonly (readonly [property: string, headers: readonly string[]])[] = [
+    ['scope.caller', scope.caller.flatMap(({ kind, name }) => (kind === 'header' ? [name] : []))],
+    ['fingerprint.headers', fingerprint.headers ?? []],
+    ['key.derive.headers', key.derive?.headers ?? []],
+  ]
+  return named.flatMap(([property, headers]) =>
+    headers.filter((name) => ANEW.test(name)).map((name) => `${property} ${name}`),
+  )
 }
 
 /** Whether browsers send the key, which carry cookies (contract §15), and nothing says what identifies a visitor. */

@@ -276,6 +276,13 @@ void t.test('each promise that the file gives up has a warning of one sentence w
     "Requests without header:x-tenant or cookie:sid share one key space, so one client may receive another's response. Set scope.anonymous: reject.",
   ])
   t.strictSame(warnings('scope: { caller: ["header:x-tenant"], anonymous: reject }'), [])
+  for (const [lines, names] of [
+    ['scope: { caller: ["header:DPoP", "header:x-user"], anonymous: reject }', 'scope.caller dpop'],
+    ['scope: { caller: "header:x-request-id", anonymous: reject }', 'scope.caller x-request-id'],
+    [`${caller}, fingerprint: { headers: [traceparent, x-shop] }`, 'fingerprint.headers traceparent'],
+    [`${caller}, key: { derive: { headers: [x-device, date] } }`, 'key.derive.headers date'],
+  ] as const)
+    t.match(warnings(lines), [`Route \`a\`: ${names}: such headers are new in each request`], lines)
   t.strictSame(warnings('scope: { caller: none }'), [], 'set explicitly')
 })
 
