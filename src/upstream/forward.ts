@@ -61,9 +61,12 @@ export function forwarder(dispatcher: UpstreamDispatcher, limits: ForwardLimits)
     })
 }
 
-/** Media types that clients read while they are sent (contract §7). */
+/**
+ * Media types that clients read while they are sent (contract §7): events, lines of JSON under each of their names, RPC, and GraphQL's
+ * incremental delivery. A plain `multipart/mixed` is a batch, which has a retry.
+ */
 const STREAMED =
-  /^(?:text\/event-stream|application\/(?:(?:x-)?ndjson|jsonl|x-jsonlines|json-seq|stream\+json|grpc[^;\s]*|connect\+[^;\s]*)|multipart\/x-mixed-replace)\s*(?:;|$)/i
+  /^(?:text\/(?:event-stream|(?:x-)?ndjson)|application\/(?:(?:x-)?(?:ndjson|ldjson|jsonl(?:ines)?|json-(?:lines|stream))|(?:[^;\s+]+\+)?json-seq|stream\+json|vnd\.amazon\.eventstream|grpc[^;\s]*|connect\+[^;\s]*)|multipart\/(?:x-mixed-replace|mixed(?=.*;\s*(?:deferSpec|subscriptionSpec)=)))\s*(?:;|$)/i
 
 function isStream(headers: RawHeaders): boolean {
   return (

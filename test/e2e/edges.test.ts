@@ -398,6 +398,13 @@ t.test('Y11 each kind of stream arrives while it is made; keep: stream replays i
     'application/grpc',
     'application/grpc-web+proto',
     'application/connect+json',
+    'text/x-ndjson',
+    'application/x-ldjson',
+    'application/jsonlines',
+    'application/x-json-stream',
+    'application/geo+json-seq',
+    'application/vnd.amazon.eventstream',
+    'multipart/mixed; boundary="-"; deferSpec=20220824',
   ]
   const waiting = new Map<string, () => void>()
   let n = 0
