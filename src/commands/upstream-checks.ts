@@ -76,8 +76,7 @@ async function optionsChecks(
     const isGateway = statusCode === 502 || statusCode === 503 || statusCode === 504
     return { checked: [(isGateway ? finding : fine)('upstream', says)], isUp: true }
   } catch (error) {
-    const { message, code } = error as NodeJS.ErrnoException
-    const why = message === '' ? code : message
+    const why = whyUnanswered(error as NodeJS.ErrnoException, isSecure)
     const detail =
       connection.text === null
         ? `${where} cannot be reached: ${why}`
@@ -86,6 +85,14 @@ async function optionsChecks(
   } finally {
     clearTimeout(timer)
   }
+}
+
+/** OpenSSL and Node name their own insides where the two ends speak different protocols. */
+function whyUnanswered({ message, code }: NodeJS.ErrnoException, isSecure: boolean): string {
+  if (isSecure && (code === 'EPROTO' || code?.startsWith('ERR_SSL_') === true))
+    return `it does not speak TLS, or not as this proxy does (${/SSL routines:[^:]*:([^:]+)/.exec(message)?.[1] ?? code})`
+  if (code?.startsWith('HPE_') === true) return 'its answer is not HTTP/1.1; it may want https://'
+  return message === '' ? `${code}` : message
 }
 
 function tlsText(socket: TLSSocket): string {

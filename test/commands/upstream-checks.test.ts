@@ -9,21 +9,13 @@ import { certificate } from '../support/certificates.ts'
 import { command } from '../support/commands.ts'
 import { newKey, send, tempDir } from '../support/e2e.ts'
 import { proxyBefore } from '../support/exchange.ts'
-import { proxyInProcess } from '../support/proxy.ts'
 import { freePort } from '../support/redis.ts'
 import { tcpStub, upstreamStub } from '../support/upstream.ts'
 
 /** What `doctor` says about the upstream and its status queries. */
 async function asked(t: Test, upstream: string, routes = ''): Promise<string[]> {
-  const dir = tempDir(t)
-  const store = `sqlite:${join(dir, 'test.db')}`
-  const file = join(dir, 'proxy.yaml')
-  writeFileSync(file, `upstream: { ${upstream} }\nstore: { url: "${store}" }\n${routes}\n`)
-  // Its store has to be there.
-  await using proxy = await proxyInProcess(
-    `upstream: { url: "http://127.0.0.1:1" }\nstore: { url: "${store}" }`,
-  )
-  await proxy.drain()
+  const file = join(tempDir(t), 'proxy.yaml')
+  writeFileSync(file, `upstream: { ${upstream} }\nstore: { url: "memory:" }\n${routes}\n`)
   const { out } = await command(['doctor', '--json', '--config', file])
   return (JSON.parse(out) as CheckResult[])
     .filter(({ check }) => check === 'upstream' || check === 'status query')
@@ -51,6 +43,11 @@ void t.test('§15.22 doctor asks the upstream, and says what it found', async (t
   t.match(await asked(t, `url: "${silent.url}"`), [
     /^finding upstream: .* takes a connection, and does not answer OPTIONS \*: socket hang up$/,
   ])
+  t.match(await asked(t, `url: "${upstream.url.replace('http:', 'https:')}"`), [
+    /^finding upstream: https:.* cannot be reached: it does not speak TLS, or .* \([^/]*\)$/,
+  ])
+  await using strange = await tcpStub((socket) => void socket.on('data', () => socket.end('\x15\x03\x01')))
+  t.match(await asked(t, `url: "${strange.url}"`), [/its answer is not HTTP\/1\.1; it may want https:/])
 })
 
 void t.test('§15.22 doctor sees TLS as the proxy does', async (t) => {
