@@ -3,7 +3,7 @@ import { parseItem } from 'structured-headers'
 import { type Field, formField, queryField } from './body/form.ts'
 import { JsonReading } from './body/json.ts'
 import { type LookedUp, lookUp } from './body/json-lookup.ts'
-import { essence, linesOf, type RawHeaders } from './headers.ts'
+import { essence, isEncoded, linesOf, type RawHeaders } from './headers.ts'
 import { frame, type KeyQualifier } from './identity.ts'
 import type { DerivePolicy, KeyPolicy, KeySource } from './policy.ts'
 import type { Millis } from './record.ts'
@@ -43,6 +43,8 @@ export function carriesKey({ headers, query }: HeadersAndQuery, from: readonly K
 export interface KeyBody {
   /** null: no JSON, or none is needed. */
   readonly json: LookedUp | null
+  /** Its content coding is unknown, or more than the limit would come of it: whether it has a key cannot be said. */
+  readonly isUnreadable: boolean
   readonly fields: ReadonlyMap<string, Field>
   /** RFC 8785 texts at the pointers of `derive.json`. */
   readonly values: ReadonlyMap<string, string>
@@ -67,7 +69,7 @@ export function* readKeyBody(
     const found = json?.at(pointer)
     if (found?.kind === 'literal') values.set(pointer, yield* canonicalText(found.literal))
   }
-  return { json, fields, values }
+  return { json, isUnreadable: isEncoded(headers), fields, values }
 }
 
 /** As written if canonical form would lose information; such text never equals the RFC 8785 text of another value. */
@@ -104,7 +106,15 @@ export function readKey(head: HeadersAndQuery, policy: KeyPolicy, body: KeyBody 
       return invalid(`${policy.from.map(sourceName).join(' and ')} carry different keys`)
     found ??= { key: reading.value, source }
   }
-  if (found === null) return MISSING
+  if (found === null) {
+    const unread = body?.isUnreadable === true ? policy.from.find(({ kind }) => kind === 'json') : undefined
+    // Taken for a request without a key, it would pass unprotected where a key is optional.
+    return unread === undefined
+      ? MISSING
+      : invalid(
+          `${sourceName(unread)}: the content coding of the body cannot be undone within limits.request`,
+        )
+  }
   const broken = brokenRule(found.key, policy)
   if (broken !== null) return invalid(`${sourceName(found.source)}: ${broken}`)
   const qualifier = qualifierOf(headers, event, json, policy.from)

@@ -198,7 +198,7 @@ function* readUpload(request: ProtectedRequest, head: RequestHead, upload: Uploa
   return yield* readKeyBody(upload.headers, upload.body, key, head.key.kind === 'missing')
 }
 
-const NOTHING_READ: KeyBody = { json: null, fields: new Map(), values: new Map() }
+const NOTHING_READ: KeyBody = { json: null, isUnreadable: false, fields: new Map(), values: new Map() }
 
 function identifyBy(
   ports: IdentifyPorts,

@@ -72,7 +72,10 @@ t.test('a key is missing if the pointer finds nothing or the body is not JSON', 
   )
   t.equal(read('\ufeff{"id":"a"}'), 'key:a', 'a byte order mark is skipped')
   t.equal(read('\ufeff'), 'missing')
-  t.equal(read('{"id":"a"}', BY_ID, ['Content-Encoding', 'gzip']), 'missing', 'an encoded body')
+  const coded = ['Content-Encoding', 'compress']
+  t.equal(read('{"id":"a"}', BY_ID, coded), 'invalid', 'whether it has a key cannot be said')
+  const either = { ...BY_ID, from: [{ kind: 'header', name: 'x-key' } as const, ...BY_ID.from] }
+  t.equal(read('{"id":"a"}', either, [...coded, 'X-Key', 'b']), 'key:b', 'another source has one')
   t.equal(read('{"id":"a"}', BY_ID, ['Content-Encoding', 'identity']), 'key:a')
 })
 
@@ -641,6 +644,6 @@ t.test('no part of the body is read for a key that need not be derived', async (
   const policy = { ...KEY, derive: { ...BY_ORDER, form: ['order'] } }
   for (const derive of [policy.derive, null]) {
     const read = atOnce(readKeyBody([], Buffer.from('{"order":1}'), { ...policy, derive }, derive === null))
-    t.same(read, { json: null, fields: new Map(), values: new Map() })
+    t.same(read, { json: null, isUnreadable: false, fields: new Map(), values: new Map() })
   }
 })

@@ -226,6 +226,7 @@ t.test('Y05 key sources in the body read decoded bodies, and skip a byte order m
       'routes:',
       '  - { name: hook, match: { path: /hook }, key: { from: ["json:/id"], presence: required } }',
       '  - { name: form, match: { path: /form }, key: { from: ["form:id"], presence: required } }',
+      '  - { name: maybe, match: { path: /maybe }, key: { from: ["json:/id"] } }',
     ].join('\n'),
   )
   const part = '--b\r\nContent-Disposition: form-data; name="id"\r\n\r\ne5\r\n--b--\r\n'
@@ -242,6 +243,16 @@ t.test('Y05 key sources in the body read decoded bodies, and skip a byte order m
     const encoded = { ...headers, 'content-encoding': 'gzip' }
     t.equal((await ask(proxy, null, encoded, gzipSync(body), path)).replayed, true)
   }
+  t.equal(executed(), bodies.length)
+  for (const [coding, body] of [
+    ['compress', '{"id":"e6"}'],
+    ['gzip', gzipSync(JSON.stringify({ id: 'e6', long: 'x'.repeat(2 ** 20) }))],
+  ] as const)
+    t.match(
+      await ask(proxy, null, { 'content-encoding': coding }, body, '/maybe'),
+      { status: 400, code: 'idempotency_key_invalid', detail: /the content coding of the body/ },
+      'a body that cannot be read never passes for one without a key',
+    )
   t.equal(executed(), bodies.length)
 })
 
