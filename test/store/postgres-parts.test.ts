@@ -2,7 +2,7 @@ import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import type { Millis } from '../../src/core/record.ts'
-import { Epoch } from '../../src/store/postgres/epoch.ts'
+import { postgresEpochs } from '../../src/store/postgres/epochs.ts'
 import { lockWait } from '../../src/store/postgres/lanes.ts'
 import { prepare, REVISION } from '../../src/store/postgres/layout.ts'
 import {
@@ -269,14 +269,14 @@ function observed(t: Test, grace = LONG) {
     silences: 0,
     safe: [] as Millis[],
   }
-  const epoch = new Epoch({
+  const epoch = postgresEpochs({
     grace,
     look: (seen) => {
       self.looks.push(seen)
       return self.answer(seen)
     },
     onSilence: () => void self.silences++,
-    onNew: (one) => void self.epochs.push(one),
+    onNewEpoch: (one) => void self.epochs.push(one),
     safety: new Safety(1, (before) => void self.safe.push(before)),
     onHeld: (left) => void self.held.push(left),
   })
@@ -288,10 +288,10 @@ const lefts = (epochs: readonly NewEpoch[]) => epochs.map(({ left }) => left)
 
 void t.test('the first look begins an epoch, and no later one of the same server', async (t) => {
   const { epoch, epochs, held, looks } = observed(t)
-  t.equal(epoch.seen, 0)
+  t.equal(epoch.seen[0], undefined)
   for (let n = 0; n < 3; n++) await epoch.look()
   t.same(looks, [0, 7, 7], 'each says what is known')
-  t.equal(epoch.seen, 7)
+  t.equal(epoch.seen[0], 7)
   t.same(lefts(epochs), [0])
   t.ok(epochs[0]?.concerns(newId()))
   t.same(held, [0, 0, 0])
@@ -303,7 +303,7 @@ void t.test('another server begins another epoch, and says how long claims are h
   self.answer = async () => ['500', '9']
   await epoch.look()
   t.same(lefts(epochs), [0, 500])
-  t.equal(epoch.seen, 9)
+  t.equal(epoch.seen[0], 9)
   t.same(held, [0, 500])
 })
 

@@ -3,7 +3,7 @@ import type { Millis, RecordId } from '../../src/core/record.ts'
 import type { MasterShards } from '../../src/store/redis/cluster.ts'
 import type { RedisConnection } from '../../src/store/redis/connection.ts'
 import { Refused } from '../../src/store/redis/connection.ts'
-import { Epochs } from '../../src/store/redis/epochs.ts'
+import { redisEpochs } from '../../src/store/redis/epochs.ts'
 import { StoreUnavailable } from '../../src/store/register.ts'
 import type { Safety } from '../../src/store/safety.ts'
 import { frozenClock } from '../support/frozen-clock.ts'
@@ -63,7 +63,7 @@ function epochsOf(
       server: server as unknown as RedisConnection,
       shards: [0, 1, 2, 3].filter((shard) => byShard[shard] === server),
     }))
-  const epochs = new Epochs(
+  const epochs = redisEpochs(
     {
       grace,
       skew: () => SKEW,

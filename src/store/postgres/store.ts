@@ -1,5 +1,6 @@
 import type { Millis, RecordId, State } from '../../core/record.ts'
 import { settled } from '../../runtime/scheduling.ts'
+import type { Epochs } from '../epochs.ts'
 import { BODIES_FROM, isClaim, PREFIX, SCHEMA, stateCode } from '../record/codec.ts'
 import {
   type Condition,
@@ -18,7 +19,7 @@ import {
 import { Safety } from '../safety.ts'
 import { readNote } from '../side-ports.ts'
 import { arraysOf, bytesOf, COLUMNS, linesOf, partsOf, placesOf, tokenOf, wordsOf } from './columns.ts'
-import { Epoch } from './epoch.ts'
+import { postgresEpochs } from './epochs.ts'
 import { Lanes, type LanesOptions, lockWait } from './lanes.ts'
 import { prepare } from './layout.ts'
 import { nonsense, type SqlArg, type SqlRow, sqlNumber } from './link.ts'
@@ -91,7 +92,7 @@ class Postgres implements PostgresStore {
   readonly #wait: Millis
   readonly #lanes: Lanes
   readonly #listener: Listener
-  readonly #epoch: Epoch | null
+  readonly #epochs: Epochs | null
   readonly #claims: Batch
   readonly #outcomes: Batch
   #pruning: NodeJS.Timeout | undefined
@@ -105,19 +106,19 @@ class Postgres implements PostgresStore {
     const connecting = { ...options, address: postgresAddress(options.url, options.onEvent) }
     this.#lanes = new Lanes(connecting, prepare, () => {
       this.#listener.resubscribe()
-      void this.#epoch?.look()
+      void this.#epochs?.look()
     })
     this.#listener = new Listener(connecting, this.#lanes, skew)
-    this.#epoch =
+    this.#epochs =
       grace === 0
         ? null
-        : new Epoch({
+        : postgresEpochs({
             grace,
             look: (seen) => this.#lanes.run(ADMIT, [service, skew(), wait, grace, seen], 'local'),
             onSilence: () => this.#lanes.recheck(),
-            onNew: options.onNewEpoch ?? (() => {}),
+            onNewEpoch: options.onNewEpoch,
             safety: new Safety(1, options.onSafe ?? (() => {})),
-            onHeld: options.onHeld ?? (() => {}),
+            onHeld: options.onHeld,
           })
     this.#claims = {
       text: CLAIMS,
@@ -277,7 +278,7 @@ class Postgres implements PostgresStore {
   readonly close: Store['close'] = async () => {
     this.#isClosed = true
     clearTimeout(this.#pruning)
-    this.#epoch?.close()
+    this.#epochs?.close()
     await Promise.all([this.#lanes.close(), this.#listener.close()])
   }
 
@@ -292,7 +293,7 @@ class Postgres implements PostgresStore {
   }
 
   get #seen(): Millis {
-    return this.#epoch?.seen ?? 0
+    return this.#epochs?.seen[0] ?? 0
   }
 
   async #prune(): Promise<void> {

@@ -23,7 +23,7 @@ import { Batches, type Operation, type ReadResult, writeReply, YES } from './bat
 import { Channels } from './channels.ts'
 import type { MasterShards, Servers, View } from './cluster.ts'
 import { type RedisConnection, repliesMismatch } from './connection.ts'
-import { Epochs } from './epochs.ts'
+import { redisEpochs } from './epochs.ts'
 import { RedisKeys, type RedisOptions } from './keys.ts'
 import type { RespReply } from './resp.ts'
 import { serversOf } from './servers.ts'
@@ -46,7 +46,7 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
   const redis = servers.commands
   const batches = new Batches(options, servers)
   const epochs =
-    grace === 0 ? null : new Epochs(options, keys, servers, new Safety(keys.epochs.length, onSafe))
+    grace === 0 ? null : redisEpochs(options, keys, servers, new Safety(keys.epochs.length, onSafe))
   const barriers = wait === null ? null : new Barriers(wait, options, keys, servers)
   const close = async (): Promise<void> =>
     void (await Promise.all([barriers?.close(), channels.close(), servers.close()]))
