@@ -1,9 +1,7 @@
-import type { Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import {
   array,
   bulk,
-  int,
   isLeft,
   master,
   type Says,
@@ -20,34 +18,23 @@ import { NOT_APPLIED, open } from './redis-fixtures.ts'
 const UNKNOWN = '-ERR No such master with that name\r\n'
 const configuration = (epoch: number | string) => words('name', 'pay', 'config-epoch', String(epoch))
 const place = (port: number) => words('127.0.0.1', String(port))
-const SWITCH = '+switch-master'
 
 /** A Sentinel that knows the master since failover `epoch`, unless told otherwise. */
 async function sentinelOf(t: Test, of: { readonly port: number }, epoch = 1, more: Says = {}) {
-  const subscribers: Socket[] = []
   const sentinel = await scripted(t, {
     'sentinel master': configuration(epoch),
     'sentinel get-master-addr-by-name': place(of.port),
     'sentinel replicas': words(),
-    subscribe: (_, socket) => {
-      subscribers.push(socket)
-      return array(bulk('subscribe'), bulk(SWITCH), int(1))
-    },
     ...more,
   })
   return {
     ...sentinel,
-    subscribers,
     /** From now on it names this master. */
     names({ port }: { readonly port: number }, epoch: number) {
       sentinel.says['sentinel master'] = configuration(epoch)
       sentinel.says['sentinel get-master-addr-by-name'] = place(port)
     },
-    announce(from: Scripted, to: Scripted, name = 'pay') {
-      const text = `${name} 127.0.0.1 ${from.port} 127.0.0.1 ${to.port}`
-      for (const socket of subscribers) socket.write(words('message', SWITCH, text).replace('*', '>'))
-    },
-    queries: () => sentinel.asked.filter((name) => name === 'sentinel').length,
+    queries: () => sentinel.asked.length,
   }
 }
 
@@ -124,8 +111,8 @@ void t.test('only a name that nobody knows, or servers of another kind, are a mi
   ] as const)
     await t.rejects(open(t, urlOf(...sentinels)), { ...NOT_APPLIED, message })
   t.ok(
-    unknown.asked.every((name) => ['hello', 'sentinel'].includes(name)),
-    'nobody listens to it',
+    unknown.asked.every((name) => name === 'sentinel'),
+    'nothing else',
   )
   const { length } = unknown.sockets
   for (const sentinels of [
@@ -189,84 +176,43 @@ void t.test('Sentinels that are down, or a master that is, may come later', asyn
   await until(() => events.at(-1) === `connected: ${server.name}`)
 })
 
-void t.test('an announced switch of its master is followed, though the old one still answers', async (t) => {
-  const [a, b] = [await scripted(t), await scripted(t)]
-  const sentinel = await sentinelOf(t, a)
-  const { store, events } = await open(t, urlOf(sentinel))
-  await until(() => sentinel.queries() === 4)
-  sentinel.announce(a, b, 'other')
-  sentinel.announce(b, a)
-  await store.ping()
-  t.equal(events.length, 1, 'a switch of another master, or to the one in use, changes nothing')
-  // Its connection ends, and it listens once more.
-  for (const socket of sentinel.subscribers.splice(0)) socket.destroy()
-  await until(() => sentinel.subscribers.length === 1 && sentinel.queries() === 6)
-  t.equal(events.length, 1)
-  sentinel.names(b, 2)
-  sentinel.announce(a, b)
-  await until(() => events.at(-1) === `connected: ${b.name}`)
-  t.match(await claim(store), { done: true })
-  t.strictSame([a.asked.includes('put'), b.asked.includes('put')], [false, true])
-})
-
-void t.test('a switch that was missed is followed, and an old one is not', async (t) => {
+void t.test('a switch of its master is followed, though the old one still answers', async (t) => {
+  const clock = frozenClock(t)
   const [a, b, old] = [await scripted(t), await scripted(t), await scripted(t)]
   const [stale, fresh] = [await sentinelOf(t, old, 3), await sentinelOf(t, a, 4)]
-  const { events } = await open(t, urlOf(stale, fresh))
-  await until(() => stale.queries() === 4 && fresh.queries() === 4)
-  const missed = async (sentinel: typeof fresh) => {
-    const before = sentinel.queries()
-    for (const socket of sentinel.subscribers.splice(0)) socket.destroy()
-    await until(() => sentinel.queries() > before)
+  const { store, events } = await open(t, urlOf(stale, fresh))
+  const asked = async (...sentinels: (typeof fresh)[]) => {
+    const before = sentinels.map(({ queries }) => queries())
+    await clock.passUntil(() => sentinels.every(({ queries }, n) => queries() >= (before[n] as number) + 4))
   }
-  await missed(stale)
-  t.strictSame(events, [`connected: ${a.name}`])
+  await asked(stale, fresh)
+  fresh.says['sentinel master'] = '-NOPERM no\r\n'
+  await asked(stale)
+  await store.ping()
+  t.strictSame(events, [`connected: ${a.name}`], 'who slept through a failover is not believed')
   for (const sentinel of [stale, fresh]) sentinel.names(b, 5)
-  await missed(fresh)
-  await until(() => events.at(-1) === `connected: ${b.name}`)
-  t.equal(old.sockets.length, 0)
+  await clock.passUntil(() => events.at(-1) === `connected: ${b.name}`)
+  t.match(await claim(store), { done: true })
+  t.strictSame([a.asked.includes('put'), b.asked.includes('put'), old.sockets.length], [false, true, 0])
 })
 
-void t.test('a switch announced while it asks makes it ask again', async (t) => {
-  const [a, b] = [await scripted(t), await scripted(t)]
-  const sentinel = await sentinelOf(t, a)
-  const { events } = await open(t, urlOf(sentinel))
-  await until(() => sentinel.queries() === 4)
-  sentinel.says['sentinel get-master-addr-by-name'] = null
-  a.hangUp()
-  await until(() => sentinel.queries() === 6)
-  const asking = sentinel.sockets.at(-1)
-  sentinel.announce(a, b)
-  sentinel.names(b, 2)
-  // Once the announcement has been read.
-  for (let n = 0; n < 5; n++) await new Promise(setImmediate)
-  asking?.write(place(a.port))
-  await until(() => events.at(-1) === `connected: ${b.name}`)
-  t.strictSame(
-    events.filter((event) => event.startsWith('connected')),
-    [a, b].map(({ name }) => `connected: ${name}`),
-  )
+void t.test('with a grace, Sentinels are asked as often as servers are', async (t) => {
+  const clock = frozenClock(t)
+  for (const [grace, every] of [
+    [1000, 250],
+    [0, 500],
+  ] as const) {
+    const sentinel = await sentinelOf(t, await scripted(t), 0)
+    const { store } = await open(t, urlOf(sentinel), { grace })
+    const before = sentinel.queries()
+    await clock.pass(every - 1)
+    t.equal(sentinel.queries(), before)
+    await clock.pass(1)
+    await clock.until(() => sentinel.queries() > before)
+    await store.close()
+    await clock.until(() => isLeft(sentinel))
+    const after = sentinel.queries()
+    await clock.pass(10 * every)
+    t.equal(sentinel.queries(), after)
+  }
 })
-
-void t.test(
-  'a Sentinel that has seen no failover is followed, and one that cannot be heard is asked',
-  async (t) => {
-    const [a, b] = [await scripted(t), await scripted(t)]
-    for (const subscribe of ['-NOPERM channel\r\n', '+OK\r\n']) {
-      const sentinel = await sentinelOf(t, a, 0, { subscribe })
-      const { store, events } = await open(t, urlOf(sentinel))
-      t.match(await claim(store), { done: true })
-      await until(() => sentinel.asked.includes('subscribe'))
-      t.equal(sentinel.queries(), 2)
-      t.equal(events.length, 1)
-      await store.close()
-      await until(() => isLeft(sentinel))
-    }
-    const sentinel = await sentinelOf(t, a, 0)
-    const { events } = await open(t, urlOf(sentinel))
-    await until(() => sentinel.queries() === 4)
-    sentinel.names(b, 0)
-    for (const socket of sentinel.subscribers.splice(0)) socket.destroy()
-    await until(() => events.at(-1) === `connected: ${b.name}`)
-  },
-)

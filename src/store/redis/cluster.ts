@@ -96,10 +96,9 @@ export class Cluster {
    * @throws {Misconfigured} if only a person can help.
    */
   async open(): Promise<void> {
-    await this.#read().catch(async (error: Error) => {
-      if (!(error instanceof Misconfigured)) return this.#fail(error)
-      await this.close()
-      throw error
+    await this.#read().catch((error: Error) => {
+      if (error instanceof Misconfigured) throw error
+      this.#fail(error)
     })
     await Promise.all(this.#all.map(({ attempted }) => attempted))
   }

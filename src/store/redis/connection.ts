@@ -1,6 +1,7 @@
 import { connect, Socket } from 'node:net'
 import { setImmediate as immediately } from 'node:timers/promises'
-import { AbstractConnector, Command, Redis, type RedisOptions, ReplyError } from 'ioredis'
+import { AbstractConnector, Command, Redis, ReplyError } from 'ioredis'
+import type { StoreConfig } from '../../config/config.ts'
 import type { Millis } from '../../core/record.ts'
 import { within } from '../../runtime/scheduling.ts'
 import { reconnectDelay } from '../reconnect.ts'
@@ -30,11 +31,14 @@ export interface Login {
 
 export type RedisAddress = HostPort & Login
 
-/** Where a connection leads; the place may be asked before each attempt. `isMaster`: rejects replicas, which may miss records. */
-export type RedisTarget = { readonly login: Login; readonly isMaster?: boolean } & (
-  | { readonly place: HostPort }
-  | { readonly place?: undefined; find(): Promise<HostPort> }
-)
+/** Where a connection leads. */
+export interface RedisTarget {
+  readonly login: Login
+  /** Without a host: {@link find} tells. */
+  readonly place: HostPort
+  /** Asked before each attempt. What it names must be a master: replicas may miss records. */
+  find?(): Promise<HostPort>
+}
 
 /** One of the connections that a {@link RedisConnection} has had, from its greeting to its end. */
 export interface Link {
@@ -51,30 +55,12 @@ export type OnEvent = (kind: 'connected' | 'disconnected' | 'error', detail: str
 
 export interface ConnectionSettings {
   readonly timeoutMs: Millis
-  /**
-   * `store.grace`; 0 or absent: none. A proxy that connects later than the grace after a failover has lost its claims, so an attempt takes at
-   * most half of it.
-   */
+  /** `store.grace`; 0 or absent: none. A proxy that connects later than that after a failover has lost its claims. */
   readonly grace?: Millis
   /** `store.wait`. Like the grace, it needs to know the process that a connection reaches. */
   readonly wait?: object | null
-  /** Of `store.redis`. */
-  readonly client?: ClientOptions
-}
-
-export interface ClientOptions
-  extends Pick<
-    RedisOptions,
-    | 'connectionName'
-    | 'connectTimeout'
-    | 'disableClientInfo'
-    | 'family'
-    | 'keepAlive'
-    | 'noDelay'
-    | 'protocol'
-  > {
-  /** Where announced addresses are reached. */
-  readonly natMap?: Readonly<Record<string, HostPort>> | null
+  /** `store.redis`: options of ioredis, and where announced addresses are reached. */
+  readonly client?: Partial<StoreConfig['redis']>
 }
 
 interface ConnectionEvents {
@@ -100,6 +86,9 @@ class ReadyCommand extends Command {
     this.isWritten = true
     return this.#bytes
   }
+
+  /** Has a deadline of its own. */
+  override setTimeout(): void {}
 }
 
 /**
@@ -128,19 +117,17 @@ export class RedisConnection {
   attempted: Promise<void> = Promise.resolve()
   #attempt = Promise.withResolvers<void>()
   #isClosed = false
-  /** Of the attempt. */
-  #timer: NodeJS.Timeout | undefined
   #scripts = 0
   #replies = 0
   #silentCommands = 0
 
   constructor(target: RedisTarget, settings: ConnectionSettings, events: ConnectionEvents = {}) {
     this.target = target
-    this.place = target.place ?? { host: '', port: 0 }
+    this.place = target.place
     this.#settings = settings
     this.#events = events
     const { username, password, db, tls } = target.login
-    const { natMap: _, ...options }: ClientOptions = { ...settings.client }
+    const { grace, client: { natMap: _, connectTimeout = CONNECT_TIMEOUT, ...options } = {} } = settings
     this.redis = new Redis({
       connectionName: CONNECTION_NAME,
       protocol: 2,
@@ -154,7 +141,9 @@ export class RedisConnection {
       // What is in flight fails when its connection ends.
       maxRetriesPerRequest: 0,
       lazyConnect: true,
-      connectTimeout: 0,
+      connectTimeout: grace ? Math.min(grace / 2, connectTimeout) : connectTimeout,
+      // Of its own commands.
+      commandTimeout: settings.timeoutMs,
       enableReadyCheck: false,
       enableOfflineQueue: false,
       autoResendUnfulfilledCommands: false,
@@ -326,46 +315,30 @@ export class RedisConnection {
     this.isTrying = true
     this.#attempt = Promise.withResolvers()
     this.attempted = this.#attempt.promise
-    const { target } = this
-    this.place = target.place ?? (await target.find())
-    const tls = target.login.tls?.()
-    const { client = {}, grace, timeoutMs } = this.#settings
-    const { connectTimeout = CONNECT_TIMEOUT, family = 0, natMap } = client
+    this.place = (await this.target.find?.()) ?? this.target.place
+    const tls = this.target.login.tls?.()
+    const { family = 0, natMap } = this.#settings.client ?? {}
     const options = { ...(natMap?.[this.leadsTo] ?? this.place), family, ...tls }
-    const socket =
-      tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
-    const endIn = (why: string, limit: Millis): void => {
-      clearTimeout(this.#timer)
-      this.#timer = setTimeout(
-        () => setImmediate(() => this.isTrying && socket.destroy(new Error(why))),
-        limit,
-      )
-    }
-    endIn('connect ETIMEDOUT', grace ? Math.min(grace / 2, connectTimeout) : connectTimeout)
-    socket.once(tls === undefined ? 'connect' : 'secureConnect', () =>
-      endIn('no answer from Redis: Command timed out', timeoutMs),
-    )
-    return socket
+    return tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
   }
 
   /** A connection is useless if it leads to no master, or the server is still loading its data. */
   async #greet(): Promise<void> {
     const { stream } = this.redis
-    const { isMaster, login } = this.target
+    const { target } = this
     const until = this.#deadline()
     const { grace, wait } = this.#settings
     try {
       const [, identity, role] = await Promise.all([
         this.#send('ping', [], exactly('PONG'), until).catch(unless(/NOPERM/, undefined)),
         grace || wait ? this.#send('info', ['server'], runIdOf, until).catch(unless(/NOPERM/, '')) : '',
-        isMaster ? this.#send('role', [], (reply) => wordsOf(reply)[0], until) : 'master',
+        target.find ? this.#send('role', [], (reply) => wordsOf(reply)[0], until) : 'master',
       ])
       if (role !== 'master')
         throw new Error(`${this.leadsTo} is a replica, not a master (its ROLE is ${role})`)
-      clearTimeout(this.#timer)
       this.isTrying = false
       this.readyAt = performance.now()
-      this.#link = { address: { ...this.place, ...login }, identity, isOpen: true }
+      this.#link = { address: { ...this.place, ...target.login }, identity, isOpen: true }
       this.#trouble = null
       this.#attempts = 0
       this.#events.onReady?.()
@@ -378,7 +351,6 @@ export class RedisConnection {
   }
 
   #lose(): void {
-    clearTimeout(this.#timer)
     if (this.#trouble === null && this.isTrying) this.#fail(new Error('Connection is closed.'))
     else if (this.#trouble === null) this.#events.onEvent?.('disconnected', this.leadsTo)
     this.lostAt = performance.now()
@@ -443,7 +415,8 @@ function runIdOf(reply: RespReply): string {
   return /^run_id:([0-9a-f]+)\r?$/m.exec(String(reply))?.[1] ?? ''
 }
 
-function unless<T>(harmless: RegExp, otherwise: T) {
+/** Takes this refusal as that answer. */
+export function unless<T>(harmless: RegExp, otherwise: T) {
   return (error: Error): T => {
     if (!harmless.test(error.message)) throw error
     return otherwise

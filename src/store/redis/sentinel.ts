@@ -1,4 +1,5 @@
 import type { Millis } from '../../core/record.ts'
+import { CHECKS } from '../epochs.ts'
 import { StoreUnavailable } from '../register.ts'
 import {
   askAll,
@@ -7,15 +8,17 @@ import {
   hostPortText,
   type Login,
   RedisConnection,
+  type RedisTarget,
   repliesMismatch,
   wordsOf,
 } from './connection.ts'
 import type { RespReply } from './resp.ts'
 import { Misconfigured, type SentinelUrl } from './url.ts'
 
-const SWITCH = '+switch-master'
 /** How long to wait for the others once one Sentinel has answered: the first may have slept through a failover. */
 const OTHERS: Millis = 250
+/** How often they are asked without a grace; with one, as often as servers are. */
+const EVERY: Millis = 500
 const UNKNOWN = 'No such master'
 
 /** What a Sentinel reports about the master. */
@@ -26,36 +29,31 @@ interface MasterReport {
 }
 
 /**
- * The master that the Sentinels monitor, wherever it is. ioredis's own connector believes the first Sentinel that answers, and misses
- * what is announced while it does not listen (ADR 124).
+ * The master that the Sentinels monitor, wherever it is. They are asked again and again: ioredis's own connector believes the first that
+ * answers, and announcements are lost while nobody listens (ADR 124).
  */
-export class Sentinels {
-  readonly isMaster = true
+export class Sentinels implements RedisTarget {
   readonly login: Login
+  readonly place: HostPort = { host: '', port: 0 }
   /** Set if every server answered that it knows no such master, or is no Sentinel: only a person can fix that. */
   misconfigured: Misconfigured | null = null
   readonly #master: string
-  /** One connection to each. RESP3: it takes commands while it is subscribed. */
+  /** One connection to each. */
   readonly #all: readonly RedisConnection[]
+  readonly #every: Millis
   /** Their latest answer, and how many gave it. */
   #latest: MasterReport | null = null
   #answers = 0
-  /** The highest epoch reported by any of them. */
+  /** The highest epoch that any of them has reported. */
   #epoch = 0
-  /** Number of announcements of the master's address. */
-  #news = 0
-  /** What follows the announcements, if anything does. */
-  #server: RedisConnection | null = null
+  #timer: NodeJS.Timeout | undefined
 
-  constructor({ sentinels, master, server }: SentinelUrl, { timeoutMs, client }: ConnectionSettings) {
-    this.#master = master
-    this.login = server
-    this.#all = sentinels.map((address) => {
-      const settings: ConnectionSettings = { timeoutMs, client: { ...client, protocol: 3 } }
-      const connection: RedisConnection = new RedisConnection({ place: address, login: address }, settings, {
-        onReady: () => void this.#listen(connection),
-      })
-      connection.redis.on('message', (_channel, text) => this.#take(text))
+  constructor(url: SentinelUrl, { grace, timeoutMs, client = {} }: ConnectionSettings) {
+    this.#master = url.master
+    this.login = url.server
+    this.#every = grace ? grace / CHECKS : EVERY
+    this.#all = url.sentinels.map((address) => {
+      const connection = new RedisConnection({ place: address, login: address }, { timeoutMs, client })
       void connection.open()
       return connection
     })
@@ -63,13 +61,18 @@ export class Sentinels {
 
   /** Asks all at once, since any may be down or silent. The latest configuration counts. */
   async find(): Promise<HostPort> {
-    const news = this.#news
     try {
-      const all = await this.#ask(this.#all)
-      // A Sentinel announced a change meanwhile, perhaps after it had answered.
-      if (news !== this.#news) return this.find()
+      const all = await askAll(this.#all, OTHERS, async (sentinel) => {
+        // During a failover the epoch changes before the address: asked in this order, an address never gets a later epoch.
+        const [epoch, place] = await Promise.all([
+          sentinel.ask('sentinel', ['master', this.#master], epochIn),
+          sentinel.ask('sentinel', ['get-master-addr-by-name', this.#master], placeIn),
+        ])
+        return { place, epoch }
+      })
       this.#answers = all.length
       this.#latest = all.reduce((latest, answer) => (answer.epoch > latest.epoch ? answer : latest))
+      this.#epoch = Math.max(this.#epoch, this.#latest.epoch)
       return this.#latest.place
     } catch (error) {
       const { errors, message } = error as AggregateError
@@ -87,6 +90,17 @@ export class Sentinels {
     }
   }
 
+  /** Reconnects `server` when another master is named, since the old one may still answer. */
+  watch(server: RedisConnection): void {
+    const look = async (): Promise<void> => {
+      const epoch = this.#epoch
+      const place = await this.find()
+      if ((this.#latest as MasterReport).epoch >= epoch && hostPortText(place) !== server.leadsTo)
+        server.reconnect()
+    }
+    this.#timer = setInterval(() => void look().catch(() => {}), this.#every).unref()
+  }
+
   /** How many replicas of the master they know, including those that are down; the highest of differing answers. */
   async replicas(): Promise<number> {
     const args = ['replicas', this.#master]
@@ -99,50 +113,9 @@ export class Sentinels {
     return `of ${this.#all.length} Sentinels ${this.#answers} answered; the latest configuration (epoch ${epoch}) names ${hostPortText(place)} as the master ${JSON.stringify(this.#master)}`
   }
 
-  /** Reconnects `server` when a Sentinel names another master, since the old one may still answer. */
-  watch(server: RedisConnection): void {
-    this.#server = server
-    for (const connection of this.#all) if (connection.isReady) void this.#listen(connection)
-  }
-
   async close(): Promise<void> {
+    clearInterval(this.#timer)
     await Promise.all(this.#all.map((connection) => connection.close()))
-  }
-
-  /** Announcements are lost while the proxy is not subscribed, so it asks after subscribing. */
-  async #listen(sentinel: RedisConnection): Promise<void> {
-    if (this.#server === null) return
-    try {
-      await sentinel.redis.subscribe(SWITCH)
-      const [answer] = (await this.#ask([sentinel])) as [MasterReport]
-      if (answer.epoch >= this.#epoch) this.#follow(answer.place)
-    } catch {
-      // It refuses, or has disconnected.
-    }
-  }
-
-  async #ask(sentinels: readonly RedisConnection[]): Promise<MasterReport[]> {
-    const all = await askAll(sentinels, OTHERS, async (sentinel) => {
-      // During a failover the epoch changes before the address: asked in this order, an address never gets a later epoch.
-      const [epoch, place] = await Promise.all([
-        sentinel.ask('sentinel', ['master', this.#master], epochIn),
-        sentinel.ask('sentinel', ['get-master-addr-by-name', this.#master], placeIn),
-      ])
-      return { place, epoch }
-    })
-    this.#epoch = Math.max(this.#epoch, ...all.map(({ epoch }) => epoch))
-    return all
-  }
-
-  #take(text: string): void {
-    const [master, , , host = '', port] = text.split(' ')
-    if (master !== this.#master) return
-    this.#news++
-    this.#follow({ host, port: Number(port) })
-  }
-
-  #follow(place: HostPort): void {
-    if (hostPortText(place) !== this.#server?.leadsTo) this.#server?.reconnect()
   }
 }
 

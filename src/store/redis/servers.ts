@@ -16,7 +16,6 @@ export function serversOf(options: RedisOptions, shards: readonly number[], onSe
     onReady: () => onServers(server),
   })
   const all = [{ name: '', server, shards }]
-  const close = async (): Promise<void> => void (await Promise.all([server.close(), sentinels?.close()]))
   return {
     commands: server,
     isCluster: false,
@@ -30,10 +29,9 @@ export function serversOf(options: RedisOptions, shards: readonly number[], onSe
     topology: () => sentinels?.topology() ?? null,
     async open() {
       await server.open()
-      if (!sentinels?.misconfigured) return sentinels?.watch(server)
-      await close()
-      throw sentinels.misconfigured
+      if (sentinels?.misconfigured) throw sentinels.misconfigured
+      sentinels?.watch(server)
     },
-    close,
+    close: async () => void (await Promise.all([server.close(), sentinels?.close()])),
   }
 }

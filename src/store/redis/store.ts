@@ -1,5 +1,6 @@
 import type { Millis, RecordId, Spans } from '../../core/record.ts'
 import { settled } from '../../runtime/scheduling.ts'
+import type { Epochs } from '../epochs.ts'
 import { BODIES_FROM, isClaim, placesDue, SMALL_RECORD, stateCode, U48 } from '../record/codec.ts'
 import {
   type Condition,
@@ -22,7 +23,7 @@ import { Barriers } from './barrier.ts'
 import { Batches, type Operation, type ReadResult, writeReply, YES } from './batch.ts'
 import { Channels } from './channels.ts'
 import type { MasterShards, Servers, View } from './cluster.ts'
-import { type RedisConnection, repliesMismatch } from './connection.ts'
+import { type RedisConnection, repliesMismatch, unless } from './connection.ts'
 import { redisEpochs } from './epochs.ts'
 import { RedisKeys, type RedisOptions } from './keys.ts'
 import type { RespReply } from './resp.ts'
@@ -34,168 +35,184 @@ import { redisTraits, together } from './traits.ts'
  * @throws {StoreUnavailable} if only a person can help.
  */
 export async function openRedisStore(options: RedisOptions): Promise<Store> {
-  const { skew = () => 0, grace = 0, wait = null, onSafe = () => {} } = options
-  const keys = new RedisKeys(options.service)
-  const servers: Servers = serversOf(options, keys.shards, (ready) => {
-    if (ready === undefined) channels.moved()
-    else channels.renew(ready)
-    batches.forget()
-    void epochs?.look()
+  const store = new RedisStore(options)
+  await store.open().catch(async (error: unknown) => {
+    await store.close()
+    throw error
   })
-  const channels = new Channels(options, keys, servers)
-  const redis = servers.commands
-  const batches = new Batches(options, servers)
-  const epochs =
-    grace === 0 ? null : redisEpochs(options, keys, servers, new Safety(keys.epochs.length, onSafe))
-  const barriers = wait === null ? null : new Barriers(wait, options, keys, servers)
-  const close = async (): Promise<void> =>
-    void (await Promise.all([barriers?.close(), channels.close(), servers.close()]))
+  return store
+}
 
-  /** What is due by the server's own clock. */
-  const dueAt = async ({ server, shards }: MasterShards, limit: number, of: DueKind) => {
-    const now = (await server.ask('time', [], timeOf)) + skew()
-    const { from, to } = placesDue(of, now)
-    const most = of === 'bodies' ? responsesOfEach(limit, shards.length) : limit
-    const range = (shard: number) => {
-      const args = [keys.indexes[shard] as string, from, to, 'WITHSCORES', 'LIMIT', 0, most]
-      return redis.ask('zrangebyscore', args, scored)
-    }
-    return (await Promise.all(shards.map(range))).flat()
+class RedisStore implements Store {
+  readonly name = 'redis'
+  readonly #options: RedisOptions
+  readonly #skew: () => Millis
+  readonly #keys: RedisKeys
+  readonly #servers: Servers
+  readonly #channels: Channels
+  readonly #batches: Batches
+  readonly #epochs: Epochs | null
+  readonly #barriers: Barriers | null
+
+  constructor(options: RedisOptions) {
+    const { skew = () => 0, grace, wait, onSafe = () => {} } = options
+    const keys = new RedisKeys(options.service)
+    const servers = serversOf(options, keys.shards, (ready) => {
+      if (ready === undefined) this.#channels.moved()
+      else this.#channels.renew(ready)
+      this.#batches.forget()
+      void this.#epochs?.look()
+    })
+    this.#options = options
+    this.#skew = skew
+    this.#keys = keys
+    this.#servers = servers
+    this.#channels = new Channels(options, keys, servers)
+    this.#batches = new Batches(options, servers)
+    this.#epochs = grace ? redisEpochs(options, keys, servers, new Safety(keys.epochs.length, onSafe)) : null
+    this.#barriers = wait ? new Barriers(wait, options, keys, servers) : null
   }
 
-  const run = <T>(id: RecordId, head: Buffer, read: ReadResult<T>, more: Partial<Operation<T>> = {}) =>
-    batches.run({ shard: keys.shardOf(id), key: keys.record(id), head, read, ...more })
+  async open(): Promise<void> {
+    await this.#servers.open()
+    await this.#barriers?.open()
+  }
+
+  readonly put: Store['put'] = (id, bytes, spans, entry = 'claim'): Promise<PutReply> => {
+    const isLost = entry === 'again' && this.#epochs?.isInGrace === true
+    const head = headOf('p', ENTRIES[entry], ...this.#spansOf(id, spans))
+    return this.#write(id, head, bytes, entry !== 'again', isLost && bytes.length <= SMALL_RECORD)
+  }
+
+  readonly swap: Store['swap'] = (id, condition, bytes, spans, nextFence): Promise<SwapReply> => {
+    const head = headOf('s', nextFence ? ONE : ZERO, ...this.#spansOf(id, spans), ...partsOf(condition))
+    return this.#write(id, head, bytes, nextFence, bytes.length <= SMALL_RECORD)
+  }
+
+  readonly get: Store['get'] = (id) =>
+    this.#run(id, GET, (reply, at, now) => ({ now, bytes: reply[at + 1] as Buffer | null }))
+
+  readonly renew: Store['renew'] = (items) => {
+    const renewed = items.map(({ id, token, dueIn, dropIn }) => {
+      const more = { others: [this.#keys.index(id)], thoughFull: true }
+      return this.#run(id, headOf('r', dueIn, dropIn, token), isDone, more)
+    })
+    return settled(renewed, false)
+  }
+
+  readonly due: Store['due'] = async (limit, of = 'unresolved') => {
+    const parts = await this.#servers.parts()
+    const found = parts.map((part) => this.#dueAt(part, limit, of))
+    const all = (await settled(found, [])).flat()
+    const first = all.toSorted((a, b) => a.due - b.due).slice(0, limit)
+    const exist = first.map(({ id }) => this.#run(id, DUE, isDone, { others: [this.#keys.index(id)] }))
+    const exists = await settled(exist, false)
+    return first.filter((_, n) => exists[n]).map(({ id }) => id)
+  }
+
+  readonly remove: Store['remove'] = (id, version) =>
+    this.#run(id, headOf('d', version), isDone, { others: [this.#keys.index(id), this.#keys.history(id)] })
+
+  readonly list: Store['list'] = async (which, cursor, limit) => {
+    if (which === 'unresolved') {
+      // The first entries after the cursor from every shard's index, and of these the first.
+      const from = parseCursor(cursor)
+      const found = this.#keys.indexes.map((index) => placesAfter(this.#servers.commands, index, from, limit))
+      return pageOf((await Promise.all(found)).flat().sort(inOrder).slice(0, limit), limit)
+    }
+    const [keys, beginning] = [this.#keys, which === 'all' ? '' : which.beginning]
+    const look = () => this.#servers.view(which === 'all' ? null : keys.shardOf(beginning))
+    const before = await look()
+    const [view, n, at] = scanPlaceOf(cursor, before)
+    const glob = which === 'all' ? keys.glob : keys.globOf(beginning)
+    // The port's guarantee is SCAN's own: what exists throughout comes at least once.
+    const args = [at, 'MATCH', glob, 'COUNT', limit]
+    const [next, found] = await (before.servers[n] as RedisConnection).ask('scan', args, scanned)
+    const ids = found.map((key) => keys.idOf(key)).filter((id) => id !== null)
+    // The reply to another SCAN must not lead an operator to another record.
+    return {
+      ids: ids.filter((id) => id.startsWith(beginning)),
+      next: cursorOf([view, n, next], await look()),
+    }
+  }
+
+  readonly ping = async (): Promise<Millis> => (await this.#servers.askAnyone('time', timeOf)) + this.#skew()
+
+  readonly history: Store['history'] = {
+    append: (id, notes) => {
+      const lines = notes.map(
+        ({ tag, count, firstAgo, lastAgo, text }) =>
+          `${tag} ${count} ${Math.round(firstAgo)} ${Math.round(lastAgo)} ${text}\n`,
+      )
+      const more = { others: [this.#keys.history(id)], body: Buffer.from(lines.join('')) }
+      return this.#run(id, NOTE, isDone, more)
+    },
+    read: (id) => this.#run(id, NOTES, linesOf, { others: [this.#keys.history(id)] }),
+  }
+
+  readonly limits: Store['limits'] = {
+    take: (bucket, { count, per }, units) => {
+      const [shard, key] = [this.#keys.shardOf(bucket), this.#keys.bucket(bucket)]
+      const head = headOf('t', count, per, Buffer.of(units))
+      return this.#batches.run({ shard, key, head, read: (reply, at) => reply[at + 1] as Millis })
+    },
+  }
+
+  readonly watch: Store['watch'] = (id, changed) => this.#channels.watch(id, changed)
+
+  readonly traits: Store['traits'] = async () => {
+    const parts = await this.#servers.parts()
+    const all = parts.map(async (part) => {
+      const info = await part.server.ask('info', [], textOf).catch(unless(/NOPERM/, null))
+      const traits = redisTraits(info, this.#servers.isCluster, this.#options.wait ?? null)
+      const refusals = [...traits.refusals, ...((await this.#barriers?.check(part)) ?? [])]
+      return { name: part.name, ...traits, refusals }
+    })
+    // A server that is down promises nothing: its keys are refused.
+    const up = (await settled<Awaited<(typeof all)[0]> | null>(all, null)).filter((one) => one !== null)
+    const topology = this.#servers.topology()
+    return { ...together(up, parts.length - up.length), ...(topology === null ? {} : { topology }) }
+  }
+
+  readonly close: Store['close'] = async () => {
+    this.#epochs?.close()
+    this.#batches.flush()
+    await Promise.all([this.#barriers?.close(), this.#channels.close(), this.#servers.close()])
+  }
+
+  #run<T>(id: RecordId, head: Buffer, read: ReadResult<T>, more: Partial<Operation<T>> = {}): Promise<T> {
+    const { shardOf, record } = this.#keys
+    return this.#batches.run({ shard: shardOf(id), key: record(id), head, read, ...more })
+  }
 
   /** Writes a record; a claim waits for the replicas, if required. */
-  const write = <Found extends Buffer | null>(
+  #write<Found extends Buffer | null>(
     id: RecordId,
     head: Buffer,
     bytes: Buffer,
     mayClaim: boolean,
     thoughFull: boolean,
-  ): Promise<WriteReply<Found>> => {
-    const more = { others: [keys.index(id), keys.epoch(id)], body: bytes, thoughFull }
-    const send = (read: ReadResult<WriteReply<Found>>) => run(id, head, read, more)
-    if (barriers === null || !mayClaim || !isClaim(bytes)) return send(writeReply)
-    return barriers.claim(keys.shardOf(id), bytes, send)
+  ): Promise<WriteReply<Found>> {
+    const more = { others: [this.#keys.index(id), this.#keys.epoch(id)], body: bytes, thoughFull }
+    const send = (read: ReadResult<WriteReply<Found>>) => this.#run(id, head, read, more)
+    if (this.#barriers === null || !mayClaim || !isClaim(bytes)) return send(writeReply)
+    return this.#barriers.claim(this.#keys.shardOf(id), bytes, send)
   }
+
   /** The spans of a record that is to be written, and what is known of its server. */
-  const spansOf = (id: RecordId, { dueIn, dropIn }: Spans) =>
-    [dueIn, dropIn, epochs?.seen[keys.shardOf(id)] ?? 0] as const
+  #spansOf(id: RecordId, { dueIn, dropIn }: Spans): readonly [Millis, Millis, Millis] {
+    return [dueIn, dropIn, this.#epochs?.seen[this.#keys.shardOf(id)] ?? 0]
+  }
 
-  await servers.open()
-  await barriers?.open().catch(async (error: unknown) => {
-    await close()
-    throw error
-  })
-  return {
-    name: 'redis',
-
-    put(id, bytes, spans, entry = 'claim'): Promise<PutReply> {
-      const isLost = entry === 'again' && epochs?.isInGrace === true
-      const thoughFull = isLost && bytes.length <= SMALL_RECORD
-      const head = headOf('p', ENTRIES[entry], ...spansOf(id, spans))
-      return write(id, head, bytes, entry !== 'again', thoughFull)
-    },
-
-    swap(id, condition, bytes, spans, nextFence): Promise<SwapReply> {
-      const head = headOf('s', nextFence ? ONE : ZERO, ...spansOf(id, spans), ...partsOf(condition))
-      return write(id, head, bytes, nextFence, bytes.length <= SMALL_RECORD)
-    },
-
-    get: (id) => run(id, GET, (reply, at, now) => ({ now, bytes: reply[at + 1] as Buffer | null })),
-
-    renew: (items) =>
-      settled(
-        items.map(({ id, token, dueIn, dropIn }) =>
-          run(id, headOf('r', dueIn, dropIn, token), isDone, { others: [keys.index(id)], thoughFull: true }),
-        ),
-        false,
-      ),
-
-    async due(limit, of = 'unresolved') {
-      const parts = await servers.parts()
-      const found = parts.map((part) => dueAt(part, limit, of))
-      const all = (await settled(found, [])).flat()
-      const first = all.toSorted((a, b) => a.due - b.due).slice(0, limit)
-      const exists = await settled(
-        first.map(({ id }) => run(id, DUE, isDone, { others: [keys.index(id)] })),
-        false,
-      )
-      return first.filter((_, n) => exists[n]).map(({ id }) => id)
-    },
-
-    remove: (id, version) =>
-      run(id, headOf('d', version), isDone, { others: [keys.index(id), keys.history(id)] }),
-
-    async list(which, cursor, limit) {
-      if (which === 'unresolved') {
-        // The first entries after the cursor from every shard's index, and of these the first.
-        const from = parseCursor(cursor)
-        const found = await Promise.all(keys.indexes.map((index) => placesAfter(redis, index, from, limit)))
-        return pageOf(found.flat().sort(inOrder).slice(0, limit), limit)
-      }
-      const beginning = which === 'all' ? '' : which.beginning
-      const glob = which === 'all' ? keys.glob : keys.globOf(beginning)
-      const look = () => servers.view(which === 'all' ? null : keys.shardOf(beginning))
-      const before = await look()
-      const [view, n, at] = scanPlaceOf(cursor, before)
-      const server = before.servers[n] as RedisConnection
-      // The port's guarantee is SCAN's own: what exists throughout comes at least once.
-      const [next, found] = await server.ask('scan', [at, 'MATCH', glob, 'COUNT', limit], scanned)
-      const ids = found.map((key) => keys.idOf(key)).filter((id) => id !== null)
-      return {
-        // The reply to another SCAN must not lead an operator to another record.
-        ids: ids.filter((id) => id.startsWith(beginning)),
-        next: cursorOf([view, n, next], await look()),
-      }
-    },
-
-    ping: async () => (await servers.askAnyone('time', timeOf)) + skew(),
-
-    history: {
-      append(id, notes) {
-        const lines = notes.map(
-          ({ tag, count, firstAgo, lastAgo, text }) =>
-            `${tag} ${count} ${Math.round(firstAgo)} ${Math.round(lastAgo)} ${text}\n`,
-        )
-        return run(id, NOTE, isDone, { others: [keys.history(id)], body: Buffer.from(lines.join('')) })
-      },
-      read: (id) => run(id, NOTES, linesOf, { others: [keys.history(id)] }),
-    },
-
-    limits: {
-      take(bucket, { count, per }, units) {
-        const [shard, key] = [keys.shardOf(bucket), keys.bucket(bucket)]
-        const head = headOf('t', count, per, Buffer.of(units))
-        return batches.run({ shard, key, head, read: (reply, at) => reply[at + 1] as Millis })
-      },
-    },
-
-    watch: (id, changed) => channels.watch(id, changed),
-
-    async traits() {
-      const parts = await servers.parts()
-      const all = parts.map(async (part) => {
-        const info = await part.server.ask('info', [], textOf).catch(nullIfDenied)
-        const { refusals, ...traits } = redisTraits(info, servers.isCluster, wait)
-        return {
-          name: part.name,
-          ...traits,
-          refusals: [...refusals, ...((await barriers?.check(part)) ?? [])],
-        }
-      })
-      // A server that is down promises nothing: its keys are refused.
-      const up = (await settled<Awaited<(typeof all)[0]> | null>(all, null)).filter((one) => one !== null)
-      const topology = servers.topology()
-      return { ...together(up, parts.length - up.length), ...(topology === null ? {} : { topology }) }
-    },
-
-    async close() {
-      epochs?.close()
-      batches.flush()
-      await close()
-    },
+  /** What is due by the server's own clock. */
+  async #dueAt({ server, shards }: MasterShards, limit: number, of: DueKind) {
+    const { from, to } = placesDue(of, (await server.ask('time', [], timeOf)) + this.#skew())
+    const most = of === 'bodies' ? responsesOfEach(limit, shards.length) : limit
+    const found = shards.map((shard) => {
+      const args = [this.#keys.indexes[shard] as string, from, to, 'WITHSCORES', 'LIMIT', 0, most]
+      return this.#servers.commands.ask('zrangebyscore', args, scored)
+    })
+    return (await Promise.all(found)).flat()
   }
 }
 
@@ -229,11 +246,6 @@ function isDone(reply: readonly RespReply[], at: number): boolean {
 function linesOf(reply: readonly RespReply[], at: number): KeptNote[] {
   const count = reply[at + 1] as number
   return (reply.slice(at + 2, at + 2 + count) as Buffer[]).map((line) => readNote(String(line)))
-}
-
-function nullIfDenied(error: Error): null {
-  if (error.message.includes('NOPERM')) return null
-  throw error
 }
 
 /**
