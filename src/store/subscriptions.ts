@@ -12,23 +12,19 @@ export interface Subscription {
   missed: boolean
 }
 
-interface Server {
-  /** Subscribes to the record at the server, which is answered by `acknowledged` or `miss`. */
-  readonly begin: (subscription: Subscription) => void
-  readonly end: (id: RecordId) => void
-}
-
 /** One subscription at a server for each watched record. */
-export class Subscriptions {
+export abstract class Subscriptions {
   readonly #timeoutMs: Millis
-  readonly #server: Server
   readonly #watchers = new Watchers()
   readonly #byId = new Map<RecordId, Subscription>()
 
-  constructor(timeoutMs: Millis, server: Server) {
+  constructor(timeoutMs: Millis) {
     this.#timeoutMs = timeoutMs
-    this.#server = server
   }
+
+  /** Subscribes to the record at the server, which is answered by {@link acknowledged} or {@link miss}. */
+  protected abstract begin(subscription: Subscription): void
+  protected abstract end(id: RecordId): void
 
   get all(): readonly Subscription[] {
     return [...this.#byId.values()]
@@ -41,11 +37,11 @@ export class Subscriptions {
     if ((await within(this.#timeoutMs, subscription.settled)) === null) this.miss(subscription)
     return () => {
       stop()
-      if (!this.#watchers.has(id) && this.#byId.delete(id)) this.#server.end(id)
+      if (!this.#watchers.has(id) && this.#byId.delete(id)) this.end(id)
     }
   }
 
-  tell(id: RecordId): void {
+  changed(id: RecordId): void {
     this.#watchers.tell(id)
   }
 
@@ -68,7 +64,7 @@ export class Subscriptions {
     const { promise: settled, resolve: settle } = Promise.withResolvers<void>()
     const subscription = { id, settled, settle, missed: false }
     this.#byId.set(id, subscription)
-    this.#server.begin(subscription)
+    this.begin(subscription)
     return subscription
   }
 }

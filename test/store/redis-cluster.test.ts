@@ -348,7 +348,7 @@ void t.test(
   },
 )
 
-void t.test('what keeps the map from being read is told once, and it is read ever more slowly', async (t) => {
+void t.test('what keeps the map from being read is told once, and it is read again', async (t) => {
   const clock = frozenClock(t)
   const node = await scripted(t, { 'cluster slots': '-NOPERM no\r\n' })
   const { store, events } = await open(t, `${node.cluster},127.0.0.1:1`)
@@ -365,18 +365,10 @@ void t.test('what keeps the map from being read is told once, and it is read eve
     await t.rejects(async () => ask(), { ...NOT_APPLIED, message: why })
   let told = 0
   await store.watch(newId(), () => void told++)
-  const pauses: number[] = []
   for (let n = 0; n < 5; n++) {
     const before = maps(node)
-    const began = performance.now()
     await clock.passUntil(() => maps(node) > before)
-    pauses.push(performance.now() - began)
   }
-  t.ok(
-    pauses.slice(1).every((pause, n) => pause >= (pauses[n] as number) - 100 || pause >= 1900),
-    pauses.join(),
-  )
-  t.ok((pauses.at(-1) as number) > 1500 && (pauses.at(-1) as number) < 2500)
   t.match(events, [why])
   node.says['cluster slots'] = slots([0, LAST_SLOT, node.port])
   await clock.passUntil(() => told > 0)

@@ -10,14 +10,18 @@ const B = 'b' as RecordId
 function made(timeoutMs = 60_000, acknowledges = true) {
   const asked: string[] = []
   const begun: Subscription[] = []
-  const all: Subscriptions = new Subscriptions(timeoutMs, {
-    begin: (subscription) => {
+  class Made extends Subscriptions {
+    protected override begin(subscription: Subscription): void {
       asked.push(`begin ${subscription.id}`)
       begun.push(subscription)
-      if (acknowledges) all.acknowledged(subscription)
-    },
-    end: (id) => void asked.push(`end ${id}`),
-  })
+      if (acknowledges) this.acknowledged(subscription)
+    }
+
+    protected override end(id: RecordId): void {
+      asked.push(`end ${id}`)
+    }
+  }
+  const all = new Made(timeoutMs)
   return { all, asked, begun }
 }
 
@@ -35,13 +39,13 @@ void t.test('watchers of one record share a subscription, which ends with the la
     all.all.map(({ id }) => id),
     [A, B],
   )
-  all.tell(A)
+  all.changed(A)
   await told()
   t.equal(changes, 2)
   one()
   one()
   t.same(asked, ['begin a', 'begin b'])
-  all.tell(A)
+  all.changed(A)
   await told()
   t.equal(changes, 3, 'only the one that is left')
   two()

@@ -15,12 +15,11 @@ const HELLO = 'hello'
  * that a write notifies only those; this process notifies its own watchers directly. It first sends a message to itself: a pooler that
  * shares connections (PgBouncer in transaction mode) does not deliver it, and then no rows are written.
  */
-export class Listener {
+export class Listener extends Subscriptions {
   readonly #options: LanesOptions & { readonly service: string }
   readonly #lanes: Lanes
   readonly #skew: () => Millis
   readonly #channel = `idempotency_${randomBytes(8).toString('hex')}`
-  readonly #subscriptions: Subscriptions
   /** Rows not yet written. */
   readonly #leaving = new Map<RecordId, Promise<unknown>>()
   #link: PostgresLink | null = null
@@ -32,23 +31,15 @@ export class Listener {
   #isClosed = false
 
   constructor(options: LanesOptions & { readonly service: string }, lanes: Lanes, skew: () => Millis) {
+    super(options.timeoutMs)
     this.#options = options
     this.#lanes = lanes
     this.#skew = skew
-    this.#subscriptions = new Subscriptions(options.timeoutMs, {
-      begin: (subscription) => this.#begin(subscription),
-      end: (id) => this.#end(id),
-    })
-  }
-
-  /** See {@link Subscriptions.watch}. */
-  watch(id: RecordId, changed: () => void): Promise<() => void> {
-    return this.#subscriptions.watch(id, changed)
   }
 
   /** This process ended an attempt of the record. `waiting`: the channels of the replicas that wait, separated by blanks. */
   tell(id: RecordId, waiting: string): void {
-    this.#subscriptions.tell(id)
+    this.changed(id)
     const others = waiting.split(' ').filter((channel) => channel !== '' && channel !== this.#channel)
     if (others.length > 0) this.#send(others, id).catch(ignore)
   }
@@ -61,7 +52,7 @@ export class Listener {
   async close(): Promise<void> {
     this.#isClosed = true
     clearTimeout(this.#retry)
-    this.#subscriptions.missAll()
+    this.missAll()
     await this.#link?.end()
   }
 
@@ -69,13 +60,13 @@ export class Listener {
     return this.#lanes.run(TELL, [channels, `${this.#options.service} ${message}`], 'local')
   }
 
-  #begin(subscription: Subscription): void {
-    if (this.#isClosed || this.#isDeaf) this.#subscriptions.miss(subscription)
+  protected override begin(subscription: Subscription): void {
+    if (this.#isClosed || this.#isDeaf) this.miss(subscription)
     else if (this.#isHeard) void this.#subscribe(subscription)
     else void this.#connect()
   }
 
-  #end(id: RecordId): void {
+  protected override end(id: RecordId): void {
     if (!this.#isHeard) return
     const left = this.#lanes
       .run(UNWATCH, [this.#options.service, id, this.#channel], 'local')
@@ -92,9 +83,9 @@ export class Listener {
       const args = [service, id, this.#skew(), lockWait(timeoutMs), this.#channel]
       await this.#lanes.run(WATCH, args, 'local')
     } catch {
-      return this.#subscriptions.miss(subscription)
+      return this.miss(subscription)
     }
-    this.#subscriptions.acknowledged(subscription)
+    this.acknowledged(subscription)
   }
 
   async #connect(): Promise<void> {
@@ -131,22 +122,22 @@ export class Listener {
   #hear(message: string): void {
     const [service, what] = message.split(' ')
     if (service !== this.#options.service || what === undefined) return
-    if (what !== HELLO) return this.#subscriptions.tell(what as RecordId)
+    if (what !== HELLO) return this.changed(what as RecordId)
     clearTimeout(this.#retry)
     this.#isHeard = true
     this.#attempts = 0
-    for (const subscription of this.#subscriptions.all) void this.#subscribe(subscription)
+    for (const subscription of this.all) void this.#subscribe(subscription)
   }
 
   #lost(): void {
     this.#link = null
     this.#isHeard = false
     clearTimeout(this.#retry)
-    this.#subscriptions.missAll()
+    this.missAll()
     if (this.#isClosed || this.#isDeaf) return
     this.#retry = setTimeout(
       () => {
-        if (this.#subscriptions.all.length > 0) void this.#connect()
+        if (this.all.length > 0) void this.#connect()
       },
       reconnectDelay(++this.#attempts),
     )

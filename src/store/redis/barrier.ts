@@ -38,17 +38,14 @@ export class Barriers {
     const { disk } = this.wait
     if (disk === 'none') return
     for (const { server } of this.servers.known()) {
-      const error: unknown = await server
-        .ask('waitaof', [1, 0, 1], countsIn)
-        .catch((failure: unknown) => failure)
+      const error = await server.ask('waitaof', [1, 0, 1], countsIn).catch((failure: Error) => failure)
       // A server that is down refuses its claims later, like any other that cannot wait.
       if (!(error instanceof Refused)) continue
-      const refused = error.reply
-      const why = /unknown command/i.test(refused)
+      const why = /unknown command/i.test(error.reply)
         ? 'the server has no WAITAOF; allowed: Redis 7.2 or later, or Valkey'
-        : /appendonly/.test(refused)
+        : /appendonly/.test(error.reply)
           ? 'appendonly is off on the server; allowed: appendonly yes'
-          : `the server refuses WAITAOF (${refused}); allowed: a user with +waitaof`
+          : `the server refuses WAITAOF (${error.reply}); allowed: a user with +waitaof`
       throw new Misconfigured(`store.wait.disk: found ${disk}, and ${why}, or disk: none`)
     }
   }
@@ -100,29 +97,18 @@ export class Barriers {
     const { timeoutMs, client = {} } = this.#options
     // Two commands may wait in sequence.
     const settings = { timeoutMs: timeoutMs + 2 * this.wait.timeout, wait: this.wait, client }
-    const server: RedisConnection = new RedisConnection(
-      { place: link.address, login: link.address },
-      settings,
-      {
-        // The next connection may lead to another process.
-        onLost: () => {
-          this.#byLink.delete(link)
-          void server.close()
-        },
-      },
-    )
+    const target = { place: link.address, login: link.address }
+    // The next connection may lead to another process.
+    const onLost = (): void => {
+      this.#byLink.delete(link)
+      void server.close()
+    }
+    const server: RedisConnection = new RedisConnection(target, settings, { onLost })
     const barrier = new Barrier(link, server, this)
     this.#byLink.set(link, barrier)
     if (!link.isOpen) void barrier.close()
     return barrier
   }
-}
-
-/** A claim that waits. */
-interface WaitingClaim {
-  readonly shard: number
-  readonly resolve: () => void
-  readonly reject: (error: Unreplicated) => void
 }
 
 /** The claims that wait for the replicas of one process. */
@@ -132,7 +118,7 @@ class Barrier {
   readonly #server: RedisConnection
   readonly #all: Barriers
   #opened: Promise<void> | null = null
-  #waiting: WaitingClaim[] = []
+  #waiting: (PromiseWithResolvers<void> & { readonly shard: number })[] = []
   #isRunning = false
   /** How many replicas `WAIT` waits for. */
   #replicas: number
@@ -150,10 +136,10 @@ class Barrier {
 
   /** @throws {Unreplicated} */
   wait(shard: number): Promise<void> {
-    return new Promise((resolve, reject) => {
-      this.#waiting.push({ shard, resolve, reject })
-      if (!this.#isRunning) void this.#run()
-    })
+    const claim = { shard, ...Promise.withResolvers<void>() }
+    this.#waiting.push(claim)
+    if (!this.#isRunning) void this.#run()
+    return claim.promise
   }
 
   close(): Promise<void> {
@@ -166,15 +152,12 @@ class Barrier {
     await immediately()
     while (this.#waiting.length > 0) {
       const claims = this.#waiting.splice(0)
-      const { shard } = claims[0] as WaitingClaim
-      const error = await this.#round(shard).then(
-        () => null,
-        (failure: Error) => failure,
-      )
+      const { shard } = claims[0] as (typeof claims)[0]
+      const error = await this.#round(shard).catch((failure: Error) => failure)
       // The slot is moving to another server; only its claims fail.
       const isOfShard = error instanceof Refused && /^(TRYAGAIN|MOVED|ASK) /.test(error.reply)
       for (const claim of claims)
-        if (error === null) claim.resolve()
+        if (error === undefined) claim.resolve()
         else if (isOfShard && claim.shard !== shard) this.#waiting.push(claim)
         else claim.reject(new Unreplicated(`store.wait is not satisfied: ${error.message}`))
     }
@@ -227,11 +210,10 @@ class Barrier {
 
   /** Number of replicas that may be promoted; if it cannot be read now, the last known one. */
   async #knownReplicas(): Promise<number> {
-    if (this.#known !== null && performance.now() <= this.#knownUntil) return this.#known
-    this.#known = await this.#all.servers.replicasOf(this.#server).catch((error: unknown) => {
-      if (this.#known === null) throw error
-      return this.#known
-    })
+    const last = this.#known
+    if (last !== null && performance.now() <= this.#knownUntil) return last
+    const known = this.#all.servers.replicasOf(this.#server)
+    this.#known = await (last === null ? known : known.catch(() => last))
     this.#knownUntil = performance.now() + KNOWN_FOR
     return this.#known
   }

@@ -1,5 +1,4 @@
 import type { RecordId } from '../../core/record.ts'
-import { within } from '../../runtime/scheduling.ts'
 import { type Subscription, Subscriptions } from '../subscriptions.ts'
 import type { Servers } from './cluster.ts'
 import { connectionError, RedisConnection, type RedisTarget, Refused, repliesMismatch } from './connection.ts'
@@ -10,29 +9,20 @@ import type { RedisKeys, RedisOptions } from './keys.ts'
  * (Redis 7): in a cluster a message goes only to the slot of its record. Whatever is unclear ends the connection: the next one subscribes
  * to everything again, and every watcher is told.
  */
-export class Channels {
+export class Channels extends Subscriptions {
   readonly #options: RedisOptions
   readonly #keys: RedisKeys
   readonly #servers: Servers
-  readonly #subscriptions: Subscriptions
   readonly #targets = new Map<RecordId, RedisTarget | null>()
   readonly #connections = new Map<RedisTarget, RedisConnection>()
   #refused = false
   #closed = false
 
   constructor(options: RedisOptions, keys: RedisKeys, servers: Servers) {
+    super(options.timeoutMs)
     this.#options = options
     this.#keys = keys
     this.#servers = servers
-    this.#subscriptions = new Subscriptions(options.timeoutMs, {
-      begin: (subscription) => this.#begin(subscription),
-      end: (id) => this.#end(id),
-    })
-  }
-
-  /** See {@link Subscriptions.watch}. */
-  watch(id: RecordId, changed: () => void): Promise<() => void> {
-    return this.#subscriptions.watch(id, changed)
   }
 
   /** The server was connected to again, and may have been replaced: what is left of the time before subscribes again. */
@@ -43,11 +33,11 @@ export class Channels {
 
   /** Some records may have moved to other servers. */
   moved(): void {
-    for (const subscription of this.#subscriptions.all) {
+    for (const subscription of this.all) {
       const { id, missed } = subscription
       if (!missed && this.#targets.get(id) === this.#targetOf(id)) continue
-      this.#subscriptions.miss(subscription)
-      this.#begin(subscription)
+      this.miss(subscription)
+      this.begin(subscription)
     }
     const used = new Set(this.#targets.values())
     for (const [target, connection] of this.#connections)
@@ -59,7 +49,7 @@ export class Channels {
 
   async close(): Promise<void> {
     this.#closed = true
-    this.#subscriptions.missAll()
+    this.missAll()
     await Promise.all([...this.#connections.values()].map((connection) => connection.close()))
   }
 
@@ -67,41 +57,35 @@ export class Channels {
     return this.#servers.targetOf(this.#keys.shardOf(id))
   }
 
-  #begin(subscription: Subscription): void {
+  protected override begin(subscription: Subscription): void {
     const { id } = subscription
     const target = this.#closed ? null : this.#targetOf(id)
     this.#targets.set(id, target)
-    if (target === null) return this.#subscriptions.miss(subscription)
+    if (target === null) return this.miss(subscription)
     const connection = this.#connections.get(target) ?? this.#connect(target)
     if (connection.isReady) void this.#subscribe(connection, subscription)
-    else if (!connection.isTrying) this.#subscriptions.miss(subscription)
+    else if (!connection.isTrying) this.miss(subscription)
   }
 
-  #end(id: RecordId): void {
+  protected override end(id: RecordId): void {
     const connection = this.#connections.get(this.#targets.get(id) as RedisTarget)
     this.#targets.delete(id)
     if (!connection?.isReady) return
-    const counted = this.#counted(connection.redis.sunsubscribe(this.#keys.channel(id)))
-    counted.catch((error: Error) => {
+    const ended = connection.redis.sunsubscribe(this.#keys.channel(id)).then(counted)
+    ended.catch((error: Error) => {
       if (!(connectionError(error) instanceof Refused)) connection.reconnect()
     })
-  }
-
-  /** Rejects a reply that is none, which ioredis takes all the same, and one that does not come in time. */
-  async #counted(reply: Promise<unknown>): Promise<void> {
-    const count = await within(this.#options.timeoutMs, reply)
-    if (typeof count !== 'number') throw repliesMismatch()
   }
 
   async #subscribe(connection: RedisConnection, subscription: Subscription): Promise<void> {
     const { id } = subscription
     try {
       // One channel per command: a cluster requires all channels of a command to be in one slot.
-      await this.#counted(connection.redis.ssubscribe(this.#keys.channel(id)))
+      counted(await connection.redis.ssubscribe(this.#keys.channel(id)))
       this.#refused = false
-      this.#subscriptions.acknowledged(subscription)
+      this.acknowledged(subscription)
     } catch (error) {
-      this.#subscriptions.miss(subscription)
+      this.miss(subscription)
       const refused = connectionError(error as Error)
       if (!(refused instanceof Refused)) return connection.reconnect()
       if (this.#servers.isMoved(refused, this.#keys.shardOf(id)) || this.#refused) return
@@ -115,15 +99,15 @@ export class Channels {
 
   #connect(target: RedisTarget): RedisConnection {
     const each = (then: (subscription: Subscription) => void) => () => {
-      for (const one of this.#subscriptions.all) if (this.#targets.get(one.id) === target) then(one)
+      for (const one of this.all) if (this.#targets.get(one.id) === target) then(one)
     }
     // The command connection reports the same events.
     const connection: RedisConnection = new RedisConnection(target, this.#options, {
       onReady: each((subscription) => void this.#subscribe(connection, subscription)),
-      onLost: each((subscription) => this.#subscriptions.miss(subscription)),
+      onLost: each((subscription) => this.miss(subscription)),
     })
     connection.redis.on('smessage', (channel: string) =>
-      this.#subscriptions.tell(channel.slice(channel.lastIndexOf(':') + 1) as RecordId),
+      this.changed(channel.slice(channel.lastIndexOf(':') + 1) as RecordId),
     )
     // A slot has left the server, which ends its subscriptions; ioredis does not say which.
     connection.redis.on('moved', () => connection.reconnect())
@@ -131,4 +115,9 @@ export class Channels {
     void connection.open()
     return connection
   }
+}
+
+/** Rejects a reply that is none, which ioredis takes all the same. */
+function counted(reply: unknown): void {
+  if (typeof reply !== 'number') throw repliesMismatch()
 }

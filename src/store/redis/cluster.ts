@@ -23,9 +23,8 @@ import { type ClusterUrl, Misconfigured } from './url.ts'
 const SLOTS = 16_384
 /** Per command. */
 const MAX_REDIRECTS = 3
-/** Pause between map reads while something is wrong, doubled after each failure up to `MAX_REREAD`. */
+/** Pause between map reads while something is wrong. */
 const REREAD: Millis = 250
-const MAX_REREAD: Millis = 2000
 const NO_CLUSTER = /cluster support disabled|slots belong to no node/
 
 interface SlotRange {
@@ -78,8 +77,6 @@ export class Cluster {
   #turn = 0
   #reading: Promise<void> | null = null
   #rereading: NodeJS.Timeout | undefined
-  /** Failed map reads in a row. */
-  #failures = 0
   /** Why there is no map. */
   #trouble = 'connecting'
   #isClosed = false
@@ -301,7 +298,6 @@ export class Cluster {
     })
     const isOther = map.some((node, shard) => node !== this.#map[shard])
     this.#map = map
-    this.#failures = 0
     const places = [...this.#url.hosts, ...ranges.flatMap(({ nodes }) => nodes)]
     this.#known = [...new Map(places.map((place) => [hostPortText(place), place])).values()]
     for (const [name, node] of this.#nodes)
@@ -313,8 +309,7 @@ export class Cluster {
   }
 
   #readLater(): void {
-    const delay = Math.min(REREAD * 2 ** this.#failures, MAX_REREAD)
-    if (!this.#isClosed) this.#rereading ??= setTimeout(() => void this.#reread(), delay)
+    if (!this.#isClosed) this.#rereading ??= setTimeout(() => void this.#reread(), REREAD)
   }
 
   /** Resolves once every shard has a connected master. */
@@ -331,7 +326,6 @@ export class Cluster {
   #fail({ message }: Error): void {
     if (message !== this.#trouble) this.#options.onEvent('error', message)
     this.#trouble = message
-    this.#failures++
     this.#readLater()
   }
 }
