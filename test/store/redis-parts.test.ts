@@ -72,7 +72,12 @@ function unread(_kind: 'error', problem: string): never {
   throw new Error(problem)
 }
 const redisUrl = (url: string) => parsing.redisUrl(url, unread)
-const addressOf = (url: string) => parsing.addressOf(url, unread)
+/** Of one server. */
+const addressOf = (url: string) => {
+  const found = redisUrl(url)
+  if (found.kind !== 'server') throw new Error(found.kind)
+  return found.server
+}
 /** The options of a TLS connection, in place of the function that gives them. */
 const asked = <A extends { readonly tls?: () => object }>({ tls, ...rest }: A) =>
   tls === undefined ? rest : { ...rest, tls: tls() }
@@ -80,7 +85,6 @@ const asked = <A extends { readonly tls?: () => object }>({ tls, ...rest }: A) =
 const OPEN = { username: '', password: '', db: 0 }
 
 void t.test('the URL of a server gives host, port, credentials, database and TLS', async (t) => {
-  t.strictSame(redisUrl('redis://cache'), { kind: 'server', server: addressOf('redis://cache') })
   t.strictSame(addressOf('redis://cache'), { host: 'cache', port: 6379, ...OPEN })
   t.strictSame(addressOf('redis://:s%40@10.0.0.1:1/'), {
     host: '10.0.0.1',
@@ -88,6 +92,9 @@ void t.test('the URL of a server gives host, port, credentials, database and TLS
     ...OPEN,
     password: 's@',
   })
+  t.strictSame(addressOf('redis://:a@b:c@h').password, 'a@b:c')
+  t.strictSame(addressOf('rediss://h:1/2?other=a@b').host, 'h')
+  t.strictSame(addressOf('rediss://h?other=a@b').host, 'h')
   t.strictSame(asked(addressOf('rediss://u%40x:p%2F@[::1]:7000/14')), {
     host: '::1',
     port: 7000,

@@ -68,6 +68,8 @@ const OPERATIONS: Readonly<Record<string, string>> = {
   t: 'throttle',
   n: 'note',
   h: 'notes',
+  i: 'places',
+  l: 'places',
 }
 
 function isOf(what: Script, word: string, text: string): boolean {
@@ -81,7 +83,7 @@ function resultOf(name: string, said: string | readonly string[]): readonly stri
   if (/^(put|swap)/.test(name)) return [first, ...more.slice(1)]
   if (name === 'get') return [int(0), ...more]
   if (name === 'throttle') return [int(6), first]
-  if (name === 'notes') return [int(7), int(said.length), ...said]
+  if (/^(notes|places)/.test(name)) return [int(7), int(said.length), ...said]
   return [int(first === int(1) ? 4 : 5)]
 }
 
@@ -111,7 +113,7 @@ export async function scripted(t: Test, more: Says = {}) {
     role: master(),
     info: bulk('run_id:abc\r\nrole:master\r\n'),
     time: words('1', '0'),
-    zrangebyscore: '*0\r\n',
+    places: [],
     wait: int(1),
     'cluster slots': () => slots([0, LAST_SLOT, server.port]),
     ssubscribe: ([kind = '', channel = '']) => array(bulk(kind), bulk(channel), int(1)),

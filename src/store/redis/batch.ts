@@ -6,7 +6,7 @@ import { type Link, redisFailure, repliesMismatch, unanswered } from './connecti
 import type { RedisOptions } from './keys.ts'
 import { type RespArg, type RespReply, type Script, script, source } from './resp.ts'
 
-const OPERATIONS = ['put', 'swap', 'get', 'renew', 'remove', 'due', 'throttle', 'note', 'notes']
+const OPERATIONS = ['put', 'swap', 'get', 'renew', 'remove', 'due', 'throttle', 'note', 'notes', 'places']
 /** One function: making one for each of them would take as long as one of them. */
 const SOURCE = [
   source('epoch'),

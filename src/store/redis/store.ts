@@ -1,10 +1,9 @@
 import type { Millis, RecordId, Spans } from '../../core/record.ts'
 import { settled } from '../../runtime/scheduling.ts'
 import type { Epochs } from '../epochs.ts'
-import { BODIES_FROM, isClaim, placesDue, SMALL_RECORD, stateCode, U48 } from '../record/codec.ts'
+import { isClaim, SMALL_RECORD, stateCode, U48 } from '../record/codec.ts'
 import {
   type Condition,
-  type DueKind,
   type DuePosition,
   inOrder,
   type KeptNote,
@@ -22,7 +21,7 @@ import { readNote } from '../side-ports.ts'
 import { Barriers } from './barrier.ts'
 import { Batches, type Operation, type ReadResult, writeReply, YES } from './batch.ts'
 import { Channels } from './channels.ts'
-import type { MasterShards, Servers, View } from './cluster.ts'
+import type { Servers, View } from './cluster.ts'
 import { type RedisConnection, repliesMismatch, unless } from './connection.ts'
 import { redisEpochs } from './epochs.ts'
 import { RedisKeys, type RedisOptions } from './keys.ts'
@@ -42,6 +41,8 @@ export async function openRedisStore(options: RedisOptions): Promise<Store> {
   })
   return store
 }
+
+type Place = DuePosition & { readonly id: RecordId }
 
 class RedisStore implements Store {
   readonly name = 'redis'
@@ -101,8 +102,10 @@ class RedisStore implements Store {
   }
 
   readonly due: Store['due'] = async (limit, of = 'unresolved') => {
-    const parts = await this.#servers.parts()
-    const found = parts.map((part) => this.#dueAt(part, limit, of))
+    const { shards } = this.#keys
+    const most = of === 'bodies' ? responsesOfEach(limit, shards.length) : limit
+    const head = headOf('i', of === 'bodies' ? ONE : ZERO, most)
+    const found = shards.map((shard) => this.#places(shard, head))
     const all = (await settled(found, [])).flat()
     const first = all.toSorted((a, b) => a.due - b.due).slice(0, limit)
     const exist = first.map(({ id }) => this.#run(id, DUE, isDone, { others: [this.#keys.index(id)] }))
@@ -117,7 +120,7 @@ class RedisStore implements Store {
     if (which === 'unresolved') {
       // The first entries after the cursor from every shard's index, and of these the first.
       const from = parseCursor(cursor)
-      const found = this.#keys.indexes.map((index) => placesAfter(this.#servers.commands, index, from, limit))
+      const found = this.#keys.shards.map((shard) => this.#placesAfter(shard, from, limit))
       return pageOf((await Promise.all(found)).flat().sort(inOrder).slice(0, limit), limit)
     }
     const [keys, beginning] = [this.#keys, which === 'all' ? '' : which.beginning]
@@ -204,15 +207,18 @@ class RedisStore implements Store {
     return [dueIn, dropIn, this.#epochs?.seen[this.#keys.shardOf(id)] ?? 0]
   }
 
-  /** What is due by the server's own clock. */
-  async #dueAt({ server, shards }: MasterShards, limit: number, of: DueKind) {
-    const { from, to } = placesDue(of, (await server.ask('time', [], timeOf)) + this.#skew())
-    const most = of === 'bodies' ? responsesOfEach(limit, shards.length) : limit
-    const found = shards.map((shard) => {
-      const args = [this.#keys.indexes[shard] as string, from, to, 'WITHSCORES', 'LIMIT', 0, most]
-      return this.#servers.commands.ask('zrangebyscore', args, scored)
-    })
-    return (await Promise.all(found)).flat()
+  #places(shard: number, head: Buffer): Promise<Place[]> {
+    return this.#batches.run({ shard, key: this.#keys.indexes[shard] as string, head, read: placesOf })
+  }
+
+  async #placesAfter(shard: number, from: DuePosition, limit: number): Promise<Place[]> {
+    const places: Place[] = []
+    // More than once only if more than `limit` entries share the cursor's instant.
+    for (let offset = 0; ; offset += limit) {
+      const chunk = await this.#places(shard, headOf('l', from.due, offset, limit))
+      places.push(...chunk.filter((place) => inOrder(place, from) > 0))
+      if (places.length >= limit || chunk.length < limit) return places
+    }
   }
 }
 
@@ -248,6 +254,13 @@ function linesOf(reply: readonly RespReply[], at: number): KeptNote[] {
   return (reply.slice(at + 2, at + 2 + count) as Buffer[]).map((line) => readNote(String(line)))
 }
 
+function placesOf(reply: readonly RespReply[], at: number): Place[] {
+  const places: Place[] = []
+  for (let n = at + 2; n < at + 2 + (reply[at + 1] as number); n += 2)
+    places.push({ id: String(reply[n]) as RecordId, due: Number(reply[n + 1]) })
+  return places
+}
+
 /**
  * How far a scan of all servers has come: the {@link View} in which it began, the server, its own cursor. Once slots have moved, it starts
  * over: entries may come twice; none is missed.
@@ -272,22 +285,6 @@ function cursorOf([view, server, cursor]: ScanPlace, now: View): string | null {
   return view === '' ? cursor : `${view}.${next}.${cursor}`
 }
 
-async function placesAfter(
-  redis: Pick<RedisConnection, 'ask'>,
-  index: string,
-  from: DuePosition,
-  limit: number,
-): Promise<DuePosition[]> {
-  const places: DuePosition[] = []
-  // More than once only if more than `limit` entries share the cursor's instant.
-  for (let offset = 0; ; offset += limit) {
-    const range = [index, from.due, `(${BODIES_FROM}`, 'WITHSCORES', 'LIMIT', offset, limit]
-    const chunk = await redis.ask('zrangebyscore', range, scored)
-    places.push(...chunk.filter((place) => inOrder(place, from) > 0))
-    if (places.length >= limit || chunk.length < limit) return places
-  }
-}
-
 /*
  * Check the form of replies to plain commands: another form belongs to another command. Mixing up two replies of one form does no harm:
  * a script checks index entries, any time is current, and keys are parsed.
@@ -307,16 +304,6 @@ function timeOf(reply: RespReply): Millis {
   const [seconds = '', micros = '', ...more] = textsOf(reply)
   if (more.length > 0 || !/^\d+ \d+$/.test(`${seconds} ${micros}`)) throw repliesMismatch()
   return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000)
-}
-
-/** Reads a reply WITHSCORES. */
-function scored(reply: RespReply): (DuePosition & { readonly id: RecordId })[] {
-  const texts = textsOf(reply)
-  if (texts.length % 2 !== 0) throw repliesMismatch()
-  const pairs = []
-  for (let n = 0; n < texts.length; n += 2)
-    pairs.push({ id: texts[n] as RecordId, due: Number(texts[n + 1]) })
-  return pairs
 }
 
 function scanned(reply: RespReply): [next: string, keys: string[]] {

@@ -28,51 +28,30 @@ export class Misconfigured extends StoreUnavailable {
   }
 }
 
-const SEVERAL =
-  /^redis(s?)\+(sentinel|cluster):\/\/(?:([^:@/]*)(?::([^@/]*))?@)?([^@/?]+)(?:\/([^/?]*))?(?:\/(\d*))?(?:\?(.*))?$/
+const PARTS =
+  /^redis(s?)(?:\+(sentinel|cluster))?:\/\/(?:([^:@/?]*)(?::([^/?]*))?@)?([^@/?]+)(?:\/([^/?]*))?(?:\/(\d*))?(?:\?(.*))?$/
 const SENTINEL_PORT = 26_379
 const PORT = 6379
 
 /** @throws {StoreUnavailable} if a certificate cannot be read. */
 export function redisUrl(url: string, onUnusable: OnUnusable): RedisUrl {
-  const several = SEVERAL.exec(url)
-  if (several === null) return { kind: 'server', server: addressOf(url, onUnusable) }
-  const [, s, kind, user = '', secret = '', hosts = '', path = '', db, query] = several
+  const [, s, kind, user = '', secret = '', hosts = '', path = '', db, query] = PARTS.exec(url) as string[]
   const username = decodeURIComponent(user)
   const password = decodeURIComponent(secret)
   const options = new URLSearchParams(query)
-  const tls = tlsOf(s !== '', options, onUnusable)
+  const tls =
+    s === '' ? {} : { tls: tlsFiles(options, { ca: 'cacert', cert: 'cert', key: 'key' }, onUnusable) }
   const all = (port: number) => hosts.split(',').map((host) => placeOf(host, port))
-  if (kind === 'cluster')
-    return { kind: 'cluster', hosts: all(PORT), server: { username, password, db: 0, ...tls } }
+  const server = { username, password, db: Number(kind === undefined ? path : (db ?? 0)), ...tls }
+  if (kind === undefined) return { kind: 'server', server: { ...placeOf(hosts, PORT), ...server } }
+  if (kind === 'cluster') return { kind, hosts: all(PORT), server }
   // A password without a user is often that of the Sentinels, too; a user is not known to them.
   const own = {
     username: options.get('sentinelUsername') ?? '',
     password: options.get('sentinelPassword') ?? (username === '' ? password : ''),
   }
-  return {
-    kind: 'sentinel',
-    sentinels: all(SENTINEL_PORT).map((place) => ({ ...place, ...own, db: 0, ...tls })),
-    master: path,
-    server: { username, password, db: Number(db ?? 0), ...tls },
-  }
-}
-
-/** Of one server. */
-export function addressOf(url: string, onUnusable: OnUnusable): RedisAddress {
-  const { protocol, hostname, port, username, password, pathname, searchParams } = new URL(url)
-  return {
-    host: hostname.replace(/^\[|\]$/g, ''),
-    port: Number(port || 6379),
-    username: decodeURIComponent(username),
-    password: decodeURIComponent(password),
-    db: Number(pathname.slice(1)),
-    ...tlsOf(protocol === 'rediss:', searchParams, onUnusable),
-  }
-}
-
-function tlsOf(isOn: boolean, options: URLSearchParams, onUnusable: OnUnusable): Pick<RedisAddress, 'tls'> {
-  return isOn ? { tls: tlsFiles(options, { ca: 'cacert', cert: 'cert', key: 'key' }, onUnusable) } : {}
+  const sentinels = all(SENTINEL_PORT).map((place) => ({ ...place, ...own, db: 0, ...tls }))
+  return { kind: 'sentinel', sentinels, master: path, server }
 }
 
 function placeOf(text: string, defaultPort: number): HostPort {
