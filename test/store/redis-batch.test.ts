@@ -206,7 +206,7 @@ function clocked() {
       return read([now, ...keys.map(() => 4)] as never, null as never)
     },
   }
-  const batches = new Batches({ timeoutMs: 5000 }, { commands: self as never, isCluster: false })
+  const batches = new Batches({ timeoutMs: 5000 }, { run: self.run as never, isCluster: false })
   const ask = (key: string): Promise<boolean> =>
     batches.run({
       shard: Number(key[0]),

@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
-import type { MasterShards } from '../../src/store/redis/cluster.ts'
+import type { Cluster, MasterShards } from '../../src/store/redis/cluster.ts'
 import type { RedisConnection } from '../../src/store/redis/connection.ts'
 import { Refused } from '../../src/store/redis/connection.ts'
 import { redisEpochs } from '../../src/store/redis/epochs.ts'
@@ -72,7 +72,7 @@ function epochsOf(
       onHeld: (left) => void held.push(left),
     },
     { epochs: ['k0', 'k1', 'k2', 'k3'], shardOf: (id) => Number(id) },
-    { commands: { run } as unknown as RedisConnection, isCluster, known },
+    { run: run as Cluster['run'], isCluster, known },
     { checked } as Safety,
   )
   t.teardown(() => epochs.close())

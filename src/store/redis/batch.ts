@@ -65,7 +65,7 @@ type BatchOptions = Pick<RedisOptions, 'grace' | 'skew' | 'timeoutMs'>
  */
 export class Batches {
   readonly #options: BatchOptions
-  readonly #commands: Servers['commands']
+  readonly #servers: Pick<Servers, 'run' | 'isCluster'>
   /** The keys of a command have to be in one shard. */
   #isByShard: boolean
   /** Of this turn: by shard, or all in one. */
@@ -74,10 +74,10 @@ export class Batches {
   /** By the same: the server's clock minus this process's own, at least. */
   readonly #clocks = new Map<number, Millis>()
 
-  constructor(options: BatchOptions, { commands, isCluster }: Pick<Servers, 'commands' | 'isCluster'>) {
+  constructor(options: BatchOptions, servers: Pick<Servers, 'run' | 'isCluster'>) {
     this.#options = options
-    this.#commands = commands
-    this.#isByShard = isCluster
+    this.#servers = servers
+    this.#isByShard = servers.isCluster
   }
 
   run<T>(operation: Operation<T>): Promise<T> {
@@ -135,7 +135,7 @@ export class Batches {
       }
       return isLate
     }
-    this.#commands.run(what, args, read, until).then(
+    this.#servers.run(what, args, read, until).then(
       (isLate) => {
         if (!isLate) return
         if (late < MOST_LATE && performance.now() < until) this.#send(group, items, what, until, late + 1)

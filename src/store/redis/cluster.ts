@@ -17,7 +17,7 @@ import {
   wordsOf,
 } from './connection.ts'
 import type { RedisOptions } from './keys.ts'
-import type { RespArg, RespReply, Script } from './resp.ts'
+import type { RespArgs, RespReply, Script } from './resp.ts'
 import { type ClusterUrl, Misconfigured } from './url.ts'
 
 const SLOTS = 16_384
@@ -51,7 +51,7 @@ export interface View {
 }
 
 /** The servers that `store.url` leads to. */
-export type Servers = Omit<Cluster, 'run' | 'ask'>
+export type Servers = Pick<Cluster, keyof Cluster>
 
 /** A server is ready for commands, perhaps again; without one: shards may have new masters. */
 export type OnServers = (ready?: RedisConnection) => void
@@ -61,8 +61,6 @@ export type OnServers = (ready?: RedisConnection) => void
  * key's slot redirects to the one that does. Replicas are never asked for a key (ADR 124).
  */
 export class Cluster {
-  /** The first key of a script, or first argument of a plain command, selects the server. */
-  readonly commands: Pick<RedisConnection, 'run' | 'ask'> = this
   /** All keys of a command must be in one shard. */
   readonly isCluster: boolean = true
   readonly #url: ClusterUrl
@@ -107,13 +105,25 @@ export class Cluster {
     await Promise.all(this.#all.map((node) => node.close()))
   }
 
-  run<T>(script: Script, args: readonly RespArg[], read: Reader<T>, until = this.#deadline()): Promise<T> {
-    // A server with permission for a single command (`ASKING`) may not know the script, and would need a second permission.
-    return this.#route(args[1] as string, until, (node, asks) => node.run(script, args, read, until, !asks))
-  }
-
-  ask<T>(name: string, args: readonly RespArg[], read: Reader<T>, until = this.#deadline()): Promise<T> {
-    return this.#route(args[0] as string, until, (node) => node.ask(name, args, read, until))
+  /** The script's first key selects the server. */
+  async run<T>(script: Script, args: RespArgs, read: Reader<T>, until: Millis): Promise<T> {
+    const shard = shardOf(args[1] as string)
+    const first = this.#map[shard]
+    if (first === undefined) return this.#refuse()
+    let [node, asks] = [first, false]
+    for (let redirects = 0; ; redirects++)
+      try {
+        // A server with permission for a single command (`ASKING`) may not know the script, and would need a second permission.
+        return await node.run(script, args, read, until, !asks)
+      } catch (error) {
+        const redirect = redirects < MAX_REDIRECTS ? this.#redirect(error, node, shard) : null
+        if (redirect === null) throw this.#partly(error, node)
+        ;({ node, asks } = redirect)
+        const connected = node.attempted.then(() => true)
+        if (!(await within(until - performance.now(), connected))) throw this.#partly(error, node)
+        // Leaves in one write with the next command.
+        if (asks) node.ask('asking', [], exactly('OK'), until).catch(() => {})
+      }
   }
 
   /** The store is up even if one of its masters is not. */
@@ -180,36 +190,6 @@ export class Cluster {
 
   get #all(): readonly RedisConnection[] {
     return [...this.#nodes.values()]
-  }
-
-  #deadline(): Millis {
-    return performance.now() + this.#options.timeoutMs
-  }
-
-  async #route<T>(
-    key: string,
-    until: Millis,
-    send: (node: RedisConnection, asks: boolean) => Promise<T>,
-  ): Promise<T> {
-    const shard = shardOf(key)
-    const first = this.#map[shard]
-    if (first === undefined) return this.#refuse()
-    let [node, asks] = [first, false]
-    for (let redirects = 0; ; redirects++)
-      try {
-        return await send(node, asks)
-      } catch (error) {
-        const redirect = redirects < MAX_REDIRECTS ? this.#redirect(error, node, shard) : null
-        if (redirect === null) throw this.#partly(error, node)
-        ;({ node, asks } = redirect)
-        const inTime = await within(
-          until - performance.now(),
-          node.attempted.then(() => true),
-        )
-        if (!inTime) throw this.#partly(error, node)
-        // Leaves in one write with the next command.
-        if (asks) node.ask('asking', [], exactly('OK'), until).catch(() => {})
-      }
   }
 
   /** The breaker must not open while other masters can be reached. */

@@ -6,7 +6,7 @@ import type { Millis } from '../../core/record.ts'
 import { within } from '../../runtime/scheduling.ts'
 import { reconnectDelay } from '../reconnect.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from '../register.ts'
-import { encoded, type RespArg, type RespReply, type Script } from './resp.ts'
+import { encoded, type RespArgs, type RespReply, type Script } from './resp.ts'
 
 const CONNECTION_NAME = 'idempotency-proxy'
 const CONNECT_TIMEOUT: Millis = 2000
@@ -77,7 +77,7 @@ class ReadyCommand extends Command {
   /** Until it is written, only this process has seen it. */
   isWritten = false
 
-  constructor(name: string, args: readonly RespArg[]) {
+  constructor(name: string, args: RespArgs) {
     super(name, [], { replyEncoding: null })
     this.#bytes = encoded(name, args)
   }
@@ -196,13 +196,7 @@ export class RedisConnection {
    * Runs a script, which gets two more arguments: the identity of the process that it reaches ('': no grace), and a number with which its reply
    * ends; `read` converts the rest. `until`: when the caller gives up. `isKnown`: otherwise it is sent in full.
    */
-  run<T>(
-    script: Script,
-    args: readonly RespArg[],
-    read: Reader<T>,
-    until = this.#deadline(),
-    isKnown = true,
-  ): Promise<T> {
+  run<T>(script: Script, args: RespArgs, read: Reader<T>, until: Millis, isKnown = true): Promise<T> {
     const link = this.#link
     if (link === null) return this.#refuse()
     const number = ++this.#scripts
@@ -221,7 +215,7 @@ export class RedisConnection {
   }
 
   /** Sends a plain command, whose reply does not identify it. */
-  ask<T>(name: string, args: readonly RespArg[], read: Reader<T>, until = this.#deadline()): Promise<T> {
+  ask<T>(name: string, args: RespArgs, read: Reader<T>, until = this.#deadline()): Promise<T> {
     const link = this.#link
     if (link === null) return this.#refuse()
     return this.#send(name, args, (reply) => read(reply as never, link), until)
@@ -236,7 +230,7 @@ export class RedisConnection {
     return Promise.reject(new StoreUnavailable(`Redis is not connected: ${why}`, false))
   }
 
-  #send<T>(name: string, args: readonly RespArg[], read: (reply: RespReply) => T, until: Millis): Promise<T> {
+  #send<T>(name: string, args: RespArgs, read: (reply: RespReply) => T, until: Millis): Promise<T> {
     const { stream } = this.redis
     const before = this.#replies
     const left = until - performance.now()

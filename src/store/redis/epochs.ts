@@ -13,7 +13,7 @@ const SILENT = 2
 export function redisEpochs(
   { grace = 0, skew, onNewEpoch, onHeld }: Pick<RedisOptions, 'grace' | 'skew' | 'onNewEpoch' | 'onHeld'>,
   { epochs, shardOf }: Pick<RedisKeys, 'epochs' | 'shardOf'>,
-  servers: Pick<Servers, 'commands' | 'isCluster' | 'known'>,
+  servers: Pick<Servers, 'run' | 'isCluster' | 'known'>,
   safety: Safety,
 ): Epochs {
   const ask = (shards: readonly number[], seen: readonly number[]): Promise<Admitted[]> => {
@@ -21,7 +21,7 @@ export function redisEpochs(
     const args = [shards.length, ...keys, grace, skew?.() ?? 0, ...shards.map((shard) => seen[shard] ?? 0)]
     const read = (pairs: number[]) =>
       shards.map((shard, n) => ({ shard, left: pairs[2 * n] as number, since: pairs[2 * n + 1] as number }))
-    return servers.commands.run(ADMIT, args, read, performance.now() + (SILENT * grace) / CHECKS)
+    return servers.run(ADMIT, args, read, performance.now() + (SILENT * grace) / CHECKS)
   }
   const look = async (shards: readonly number[], seen: readonly number[]): Promise<Admitted[]> => {
     const each = async () => (await Promise.all(shards.map((shard) => ask([shard], seen)))).flat()

@@ -4,6 +4,7 @@ import { fileOf } from '../files.ts'
 
 /** Strings must be ASCII: names, ids, numbers. Send other text as bytes. */
 export type RespArg = string | number | Buffer
+export type RespArgs = readonly RespArg[]
 
 /** Strings come as buffers. */
 export type RespReply = number | Buffer | null | Error | RespReply[]
@@ -23,7 +24,7 @@ export function source(name: string): string {
 }
 
 /** As latin1: one byte per character keeps the lengths right for any input. */
-export function encoded(name: string, args: readonly RespArg[]): Buffer {
+export function encoded(name: string, args: RespArgs): Buffer {
   let command = `*${1 + args.length}\r\n$${name.length}\r\n${name}\r\n`
   for (const arg of args) {
     const value = Buffer.isBuffer(arg) ? arg.toString('latin1') : String(arg)

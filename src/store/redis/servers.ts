@@ -17,7 +17,7 @@ export function serversOf(options: RedisOptions, shards: readonly number[], onSe
   })
   const all = [{ name: '', server, shards }]
   return {
-    commands: server,
+    run: (script, args, read, until) => server.run(script, args, read, until),
     isCluster: false,
     parts: async () => all,
     known: () => all,
