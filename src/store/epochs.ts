@@ -30,6 +30,8 @@ export interface EpochsOptions {
   /** Those that can be asked now. */
   readonly servers: () => readonly Watched[]
   readonly shardOf: (id: RecordId) => number
+  /** Whether a look in progress is waited for before the next of the timer. */
+  readonly isBusy?: () => boolean
   readonly safety: Safety
   readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
   /** How long new claims are still held back; almost always 0. */
@@ -46,14 +48,13 @@ export class Epochs {
   readonly seen: Millis[] = []
   /** The server that said so. */
   readonly #seenOn: (object | undefined)[] = []
-  /** In progress. */
-  readonly #looks = new Map<object, Promise<Millis>>()
   #graceEnds: Millis = 0
   readonly #timer: NodeJS.Timeout
 
   constructor(options: EpochsOptions) {
     this.#options = options
-    this.#timer = setInterval(() => void this.look(false), options.grace / CHECKS).unref()
+    const look = (): void => void (options.isBusy?.() || this.look())
+    this.#timer = setInterval(look, options.grace / CHECKS).unref()
   }
 
   /** Whether some server holds claims back, as far as known. */
@@ -65,17 +66,9 @@ export class Epochs {
     clearInterval(this.#timer)
   }
 
-  /** Never rejects: the next look retries failures. `again`: a look in progress may still be asking the previous server. */
-  async look(again = true): Promise<void> {
-    const all = this.#options.servers().map((server) => {
-      const last = this.#looks.get(server.of)
-      if (last !== undefined && !again) return last
-      const look = last === undefined ? this.#lookAt(server) : last.then(() => this.#lookAt(server))
-      this.#looks.set(server.of, look)
-      return look.finally(() => {
-        if (this.#looks.get(server.of) === look) this.#looks.delete(server.of)
-      })
-    })
+  /** Never rejects: the next look retries failures. */
+  async look(): Promise<void> {
+    const all = this.#options.servers().map((server) => this.#lookAt(server))
     const left = Math.max(0, ...(await Promise.all(all)))
     this.#graceEnds = performance.now() + left
     this.#options.onHeld?.(left)

@@ -189,6 +189,25 @@ void t.test('a server that is not ready is not asked', async (t) => {
   t.strictSame(held, [5])
 })
 
+void t.test(
+  'a look that hangs delays no other: shards that come meanwhile are asked for at once',
+  async (t) => {
+    const [a, b] = [newServer(50), newServer(60)]
+    const byShard = [a, b, b, b]
+    const { epochs, asked } = epochsOf(t, byShard, { isCluster: true })
+    const hanging = Promise.withResolvers<never>()
+    a.answer = () => hanging.promise
+    const first = epochs.look()
+    a.answer = null
+    byShard.fill(a)
+    await epochs.look()
+    t.strictSame(asked.slice(4), [[0], [1], [2], [3]])
+    t.equal(epochs.seen[3], 50)
+    hanging.reject(new StoreUnavailable('silent', true))
+    await first
+  },
+)
+
 void t.test('the only node of a cluster is asked for each shard by itself', async (t) => {
   const server = newServer(50)
   const { epochs, asked, told } = epochsOf(t, [server, server, server, server])

@@ -62,35 +62,25 @@ export function redisTraits(info: string | null, isCluster: boolean, wait: Wait 
   const used = Number(fields.get('used_memory'))
   const most = Number(fields.get('maxmemory'))
   const refusals = given(
-    [
-      Number.parseInt(version, 10) < 7,
+    Number.parseInt(version, 10) < 7 &&
       `Redis ${version} is too old: the scripts need version 7 or later, or Valkey.`,
-    ],
-    [
-      fields.get('redis_mode') === 'sentinel',
+    fields.get('redis_mode') === 'sentinel' &&
       'The server is a Sentinel, which holds no records: redis+sentinel:// follows the master that it names.',
-    ],
-    [fields.get('role') === 'slave', 'The server is a read-only replica: no key can be claimed on it.'],
-    [
-      fields.get('cluster_enabled') === '1' && !isCluster,
+    fields.get('role') === 'slave' && 'The server is a read-only replica: no key can be claimed on it.',
+    fields.get('cluster_enabled') === '1' &&
+      !isCluster &&
       'The server is a node of a cluster: keys of other nodes are refused with MOVED; redis+cluster:// follows them.',
-    ],
   )
   const findings = given(
-    [durable === null, 'INFO does not say whether appendonly is on.'],
-    [
-      durable === false,
+    durable === null && 'INFO does not say whether appendonly is on.',
+    durable === false &&
       'appendonly is off: a crash of Redis loses the records written since its last snapshot.',
-    ],
-    [evicts === null, `INFO does not say what maxmemory-policy is, and ${STRICT_REFUSED}: ${ACCEPT}.`],
-    [
-      evicts === true,
+    evicts === null && `INFO does not say what maxmemory-policy is, and ${STRICT_REFUSED}: ${ACCEPT}.`,
+    evicts === true &&
       `maxmemory-policy is ${policy}, not noeviction: records may be evicted before they expire.`,
-    ],
-    [
-      most > 0 && used > NEARLY_FULL * most,
+    most > 0 &&
+      used > NEARLY_FULL * most &&
       `The server uses ${Math.floor((100 * used) / most)} % of maxmemory: once it is full, new keys are answered 503.`,
-    ],
   )
   return {
     durable,
@@ -104,8 +94,8 @@ export function redisTraits(info: string | null, isCluster: boolean, wait: Wait 
   }
 }
 
-function given(...sentences: readonly (readonly [boolean, string])[]): string[] {
-  return sentences.flatMap(([holds, sentence]) => (holds ? [sentence] : []))
+function given(...sentences: readonly (string | false)[]): string[] {
+  return sentences.filter((one) => one !== false)
 }
 
 function forgetting(wait: Wait | null, connected: number): string | null {
