@@ -3,7 +3,7 @@ import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { reconnectDelay } from '../../src/store/reconnect.ts'
 import type { Wait } from '../../src/store/redis/keys.ts'
-import { RedisKeys } from '../../src/store/redis/keys.ts'
+import { RedisKeys, SHARDS } from '../../src/store/redis/keys.ts'
 import { redisTraits, together } from '../../src/store/redis/traits.ts'
 import * as parsing from '../../src/store/redis/url.ts'
 import type { StoreTraits } from '../../src/store/register.ts'
@@ -32,7 +32,7 @@ void t.test('the layout of keys is fixed for good', async (t) => {
 
 void t.test('the shard of an id is its first byte', async (t) => {
   const bytes = Array.from({ length: 256 }, (_, n) => n)
-  t.strictSame(KEYS.shards, bytes)
+  t.strictSame(SHARDS, bytes)
   for (const rest of [0x00, 0xff])
     t.strictSame(
       bytes.map((n) => KEYS.shardOf(idOf(n, rest))),

@@ -16,7 +16,7 @@ import {
   repliesMismatch,
   wordsOf,
 } from './connection.ts'
-import type { RedisOptions } from './keys.ts'
+import { type RedisOptions, SHARDS } from './keys.ts'
 import type { RespArgs, RespReply, Script } from './resp.ts'
 import { type ClusterUrl, Misconfigured } from './url.ts'
 
@@ -316,9 +316,7 @@ function shardOf(key: string): number {
   return Number.parseInt(key.slice(at, at + 2), 16)
 }
 
-const SLOT_OF_SHARD = Array.from({ length: 256 }, (_, n) =>
-  new Command('get', [n.toString(16).padStart(2, '0')]).getSlot(),
-)
+const SLOT_OF_SHARD = SHARDS.map((n) => new Command('get', [n.toString(16).padStart(2, '0')]).getSlot())
 
 function wholeOf(ranges: readonly SlotRange[]): readonly SlotRange[] {
   const uncovered = ranges.reduce((left, { first, last }) => left - (last - first + 1), SLOTS)

@@ -35,13 +35,11 @@ export interface RedisOptions extends ConnectionSettings {
  * <service> has letters, digits, `_`, `.` and `-`: it can neither end early nor be a pattern. xx is the first byte of the id in hex.
  * What belongs to an id shares that hash tag, so all of it lives in one slot.
  */
-const SHARDS = 256
+export const SHARDS: readonly number[] = Array.from({ length: 256 }, (_, n) => n)
 /** SHA-256 in base64url. */
 const ID_LENGTH = 43
 
 export class RedisKeys {
-  /** All of them. */
-  readonly shards: readonly number[] = Array.from({ length: SHARDS }, (_, n) => n)
   /** Every shard's index of unresolved records. */
   readonly indexes: readonly string[]
   /** By shard: the key that the server's identity is compared with. */
@@ -52,7 +50,7 @@ export class RedisKeys {
 
   constructor(service: string) {
     const own = `idempotency:${service}:`
-    this.#tagged = this.shards.map((n) => `${own}{${n.toString(16).padStart(2, '0')}}:`)
+    this.#tagged = SHARDS.map((n) => `${own}{${n.toString(16).padStart(2, '0')}}:`)
     this.indexes = this.#tagged.map((beginning) => `${beginning}u`)
     this.epochs = this.#tagged.map((beginning) => `${beginning}e`)
     this.glob = `${own}*:r:*`
@@ -63,8 +61,8 @@ export class RedisKeys {
   readonly channel = (id: RecordId): string => `${this.#tag(id)}c:${id}`
   readonly bucket = (bucket: string): string => `${this.#tag(bucket)}n:${bucket}`
   readonly marker = (shard: number): string => `${this.#tagged[shard]}w`
-  readonly index = (id: RecordId): string => `${this.#tag(id)}u`
-  readonly epoch = (id: RecordId): string => `${this.#tag(id)}e`
+  readonly index = (id: RecordId): string => this.indexes[this.shardOf(id)] as string
+  readonly epoch = (id: RecordId): string => this.epochs[this.shardOf(id)] as string
   /** Matches the records whose id starts like this. Base64url has no characters that are special in a glob. */
   readonly globOf = (beginning: string): string => `${this.#tag(beginning)}r:${beginning}*`
   /** By the first byte of the id: six bits of its first base64url digit and two of the second. */

@@ -1,11 +1,11 @@
 import { Cluster, type OnServers, type Servers } from './cluster.ts'
 import { RedisConnection } from './connection.ts'
-import type { RedisOptions } from './keys.ts'
+import { type RedisOptions, SHARDS } from './keys.ts'
 import { Sentinels } from './sentinel.ts'
 import { redisUrl } from './url.ts'
 
 /** The servers that `store.url` leads to. */
-export function serversOf(options: RedisOptions, shards: readonly number[], onServers: OnServers): Servers {
+export function serversOf(options: RedisOptions, onServers: OnServers): Servers {
   const { onEvent } = options
   const url = redisUrl(options.url, onEvent)
   if (url.kind === 'cluster') return new Cluster(url, options, onServers)
@@ -15,7 +15,7 @@ export function serversOf(options: RedisOptions, shards: readonly number[], onSe
     onEvent,
     onReady: () => onServers(server),
   })
-  const all = [{ name: '', server, shards }]
+  const all = [{ name: '', server, shards: SHARDS }]
   return {
     run: (script, args, read, until) => server.run(script, args, read, until),
     isCluster: false,

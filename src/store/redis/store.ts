@@ -24,7 +24,7 @@ import { Channels } from './channels.ts'
 import type { Servers, View } from './cluster.ts'
 import { type RedisConnection, repliesMismatch, unless } from './connection.ts'
 import { redisEpochs } from './epochs.ts'
-import { RedisKeys, type RedisOptions } from './keys.ts'
+import { RedisKeys, type RedisOptions, SHARDS } from './keys.ts'
 import type { RespReply } from './resp.ts'
 import { serversOf } from './servers.ts'
 import { redisTraits, together } from './traits.ts'
@@ -58,7 +58,7 @@ class RedisStore implements Store {
   constructor(options: RedisOptions) {
     const { skew = () => 0, grace, wait, onSafe = () => {} } = options
     const keys = new RedisKeys(options.service)
-    const servers = serversOf(options, keys.shards, (ready) => {
+    const servers = serversOf(options, (ready) => {
       if (ready === undefined) this.#channels.moved()
       else this.#channels.renew(ready)
       this.#batches.forget()
@@ -70,7 +70,7 @@ class RedisStore implements Store {
     this.#servers = servers
     this.#channels = new Channels(options, keys, servers)
     this.#batches = new Batches(options, servers)
-    this.#epochs = grace ? redisEpochs(options, keys, servers, new Safety(keys.epochs.length, onSafe)) : null
+    this.#epochs = grace ? redisEpochs(options, keys, servers, new Safety(SHARDS.length, onSafe)) : null
     this.#barriers = wait ? new Barriers(wait, options, keys, servers) : null
   }
 
@@ -102,10 +102,9 @@ class RedisStore implements Store {
   }
 
   readonly due: Store['due'] = async (limit, of = 'unresolved') => {
-    const { shards } = this.#keys
-    const most = of === 'bodies' ? responsesOfEach(limit, shards.length) : limit
+    const most = of === 'bodies' ? responsesOfEach(limit, SHARDS.length) : limit
     const head = headOf('i', of === 'bodies' ? ONE : ZERO, most)
-    const found = shards.map((shard) => this.#places(shard, head))
+    const found = SHARDS.map((shard) => this.#places(shard, head))
     const all = (await settled(found, [])).flat()
     const first = all.toSorted((a, b) => a.due - b.due).slice(0, limit)
     const exist = first.map(({ id }) => this.#run(id, DUE, isDone, { others: [this.#keys.index(id)] }))
@@ -120,7 +119,7 @@ class RedisStore implements Store {
     if (which === 'unresolved') {
       // The first entries after the cursor from every shard's index, and of these the first.
       const from = parseCursor(cursor)
-      const found = this.#keys.shards.map((shard) => this.#placesAfter(shard, from, limit))
+      const found = SHARDS.map((shard) => this.#placesAfter(shard, from, limit))
       return pageOf((await Promise.all(found)).flat().sort(inOrder).slice(0, limit), limit)
     }
     const [keys, beginning] = [this.#keys, which === 'all' ? '' : which.beginning]
