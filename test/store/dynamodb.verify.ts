@@ -4,6 +4,7 @@ import { openDynamoDbStore } from '../../src/store/dynamodb/store.ts'
 import type { Store } from '../../src/store/register.ts'
 import { DynamoDbServer } from '../support/dynamodb.ts'
 import { registerContract } from './contract.ts'
+import { exactContract } from './exact.ts'
 
 t.setTimeout(600_000)
 
@@ -24,4 +25,14 @@ registerContract(t, 'dynamodb', async () => {
   const [register, peer, other] = stores
   const advance = (ms: number) => void (skew += ms)
   return { register, peer, other, tellsPeers: false, advance, async [Symbol.asyncDispose]() {} }
+})
+
+const now = 1_795_000_000_000
+const still = () => now + skew
+exactContract(t, 'dynamodb', async () => {
+  await server.empty()
+  const frozen = { saw: () => {}, earliest: still, latest: still }
+  const options = { url: server.url, service: 'pay', timeoutMs: 60_000, onEvent: () => {}, clock: frozen }
+  const register = await openDynamoDbStore(options)
+  return { register, advance: (ms) => void (skew += ms), [Symbol.asyncDispose]: () => register.close() }
 })

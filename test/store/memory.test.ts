@@ -8,6 +8,7 @@ import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { SMALL_RECORD } from '../../src/store/record/codec.ts'
 import { type Store, StoreFull } from '../../src/store/register.ts'
 import { registerContract } from './contract.ts'
+import { exactContract } from './exact.ts'
 import { bytesOf, memoryHarness, newId, newToken, response, SPANS } from './fixtures.ts'
 
 void t.test('it reports how many expired records it has removed', async (t) => {
@@ -331,3 +332,4 @@ void t.test('the memory of what is gone is used again', async (t) => {
 })
 
 registerContract(t, 'memory', async () => memoryHarness())
+exactContract(t, 'memory', async () => memoryHarness())

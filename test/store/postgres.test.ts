@@ -3,8 +3,9 @@ import { openStore, storeName } from '../../src/store/open.ts'
 import { openPostgresStore } from '../../src/store/postgres/store.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { registerContract } from './contract.ts'
+import { exactContract } from './exact.ts'
 import { bytesOf, HOUR, newId, newToken, PLAIN_STORE, SPANS, until } from './fixtures.ts'
-import { claim, opened } from './postgres-fixtures.ts'
+import { claim, opened, works } from './postgres-fixtures.ts'
 
 t.setTimeout(300_000)
 
@@ -33,6 +34,19 @@ async function tests(): Promise<void> {
     registerContract(t, 'postgres', async () => {
       await empty()
       return { register, peer, other, tellsPeers: true, advance, [Symbol.asyncDispose]: async () => {} }
+    })
+  })
+
+  void t.test('its time is that of the server, and all instants are exact', async (t) => {
+    const { url, sql } = await server.database()
+    const { register } = await opened(t, url, moving)
+    await until(works(register))
+    t.ok(Math.abs((await register.ping()) - Date.now() - skew) < HOUR)
+    await sql(`CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint
+      LANGUAGE sql AS 'SELECT 1795000000000 + _skew'`)
+    exactContract(t, 'postgres', async () => {
+      await sql('TRUNCATE idempotency.records, idempotency.unresolved, idempotency.buckets')
+      return { register, advance, async [Symbol.asyncDispose]() {} }
     })
   })
 

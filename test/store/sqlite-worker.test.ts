@@ -1,11 +1,12 @@
 import t, { type Test } from 'tap'
 import type { RecordId, Spans, State } from '../../src/core/record.ts'
 import type { Soon } from '../../src/runtime/scheduling.ts'
-import { decodeRecord, readStamps } from '../../src/store/record/codec.ts'
+import { decodeRecord } from '../../src/store/record/codec.ts'
 import type { Store } from '../../src/store/register.ts'
 import type { SqliteStore } from '../../src/store/sqlite/store.ts'
 import { registerContract } from './contract.ts'
-import { bytesOf, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
+import { exactContract } from './exact.ts'
+import { bytesOf, HOUR, newId, newToken, response, SPANS } from './fixtures.ts'
 import { fileInProcess, inProcess, NOW } from './sqlite-in-process.ts'
 
 /* Where a record is, in the journal or in the table, makes no difference to any operation. The clock stands still at NOW. */
@@ -63,6 +64,19 @@ void t.test('what every store promises, of records that are in the table', async
 
 t.setTimeout(200_000)
 
+for (const where of ['journal', 'table'])
+  exactContract(t, `sqlite, ${where}`, async () => {
+    const file = fileInProcess(t)
+    const { register, move } = await file.open()
+    let skew = 0
+    return {
+      register,
+      advance: (ms) => void (register.skew = skew += ms),
+      settle: where === 'table' ? move : async () => {},
+      [Symbol.asyncDispose]: () => register.close(),
+    }
+  })
+
 const NOTE = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
 const id = (text: string): RecordId => text as RecordId
 
@@ -72,53 +86,6 @@ async function put(register: SqliteStore, at: RecordId, state: State, spans: Spa
   if (!reply.done) throw new Error('it exists')
   return token
 }
-
-wherever('a record exists until the millisecond of its expiry', async (t, { register, settle }) => {
-  const record = newId()
-  const token = newToken()
-  const put = await register.put(record, bytesOf('in_progress', token), { dueIn: MINUTE, dropIn: HOUR })
-  t.same(put, { done: true, now: NOW, stamp: { version: NOW, fence: NOW, createdAt: NOW } })
-  t.equal(await register.history.append(record, [NOTE]), true)
-  await settle()
-  register.skew = HOUR - 1
-  const found = await register.get(record)
-  t.equal(found.now, NOW + HOUR - 1)
-  t.same(readStamps(found.bytes as Buffer), {
-    version: NOW,
-    fence: NOW,
-    createdAt: NOW,
-    updatedAt: NOW,
-    due: NOW + MINUTE,
-    dropAt: NOW + HOUR,
-  })
-  t.equal((await register.history.read(record)).length, 1)
-  t.same(await register.due(10), [record])
-  t.same((await register.list('all', null, 10)).ids, [record])
-  t.same((await register.list('unresolved', null, 10)).ids, [record])
-  const second = await register.put(record, bytesOf('completed', token), SPANS)
-  t.same(second, { done: false, now: NOW + HOUR - 1, bytes: found.bytes })
-
-  register.skew = HOUR
-  t.same(await register.get(record), { now: NOW + HOUR, bytes: null })
-  t.same(await register.history.read(record), [])
-  t.equal(await register.history.append(record, [NOTE]), false)
-  t.same(await register.due(10), [])
-  t.same((await register.list('all', null, 10)).ids, [])
-  t.same((await register.list('unresolved', null, 10)).ids, [])
-  t.equal(await register.remove(record, NOW), false)
-  t.same(await register.renew([{ id: record, token, ...SPANS }]), [false])
-  const own = { token, states: ['in_progress'] } as const
-  t.same(await register.swap(record, own, bytesOf('completed', token), SPANS, false), {
-    done: false,
-    now: NOW + HOUR,
-    bytes: null,
-  })
-  t.same(await register.put(record, bytesOf('completed', token), SPANS), {
-    done: true,
-    now: NOW + HOUR,
-    stamp: { version: NOW + HOUR, fence: NOW + HOUR, createdAt: NOW + HOUR },
-  })
-})
 
 wherever('a removed record leaves nothing in the file', async (t, { register, settle, rows }) => {
   const [record, other] = [newId(), newId()]
@@ -137,34 +104,6 @@ wherever('a removed record leaves nothing in the file', async (t, { register, se
     rows('SELECT id FROM records').length,
     await settle().then(() => rows('SELECT 1 FROM records').length),
   )
-})
-
-wherever('what is due is listed from its millisecond on, wherever it is', async (t, { register, settle }) => {
-  const at = async (text: string, dueIn: number, state: State = 'in_progress') =>
-    void (await put(register, id(text), state, { dueIn, dropIn: HOUR }))
-  const ends = async (text: string, dueIn: number): Promise<void> => {
-    const kept = response(Buffer.from('body'))
-    const result = { ...kept, afterBody: HOUR } as typeof kept
-    await register.put(id(text), bytesOf('completed', newToken(), { result }), { dueIn, dropIn: 2 * HOUR })
-  }
-  await at('c', 10)
-  await at('later', 31)
-  await at('b', 20, 'unknown')
-  await ends('y', 10)
-  await ends('z', 31)
-  await settle()
-  await at('a', 20)
-  await at('d', 30)
-  await ends('x', 30)
-  await at('resolved', 5, 'completed')
-  register.skew = 29
-  t.same(await register.due(10), ['c', 'a', 'b'])
-  t.same(await register.due(10, 'bodies'), ['y'])
-  register.skew = 30
-  t.same(await register.due(10), ['c', 'a', 'b', 'd'])
-  t.same(await register.due(10, 'bodies'), ['y', 'x'])
-  t.same(await register.list('unresolved', null, 2), { ids: ['c', 'a'], next: `${NOW + 20} a` })
-  t.same(await register.list('unresolved', `${NOW + 20} a`, 2), { ids: ['b', 'd'], next: `${NOW + 30} d` })
 })
 
 void t.test('the newest version of a record is the one that counts', async (t) => {
@@ -268,23 +207,6 @@ async function begun(t: Test) {
   await register.close()
   return found
 }
-
-void t.test('a bucket is kept while units are missing from it', async (t) => {
-  const { rows, register } = await inProcess(t)
-  const rate = { count: 2, per: MINUTE }
-  const kept = () => rows('SELECT service, id, at, debt, count, full_at FROM buckets')
-  const row = { service: 'pay', id: 'x', count: 2 }
-  t.equal(await register.limits.take('x', rate, 1), 0)
-  t.same(kept(), [{ ...row, at: NOW, debt: MINUTE, full_at: NOW + MINUTE / 2 }])
-  register.skew = 1
-  t.equal(await register.limits.take('x', rate, 1), 0)
-  t.same(kept(), [{ ...row, at: NOW + 1, debt: 2 * MINUTE - 2, full_at: NOW + MINUTE }])
-  register.skew = 2
-  t.equal(await register.limits.take('x', rate, 1), MINUTE / 2 - 2)
-  t.same(kept(), [{ ...row, at: NOW + 1, debt: 2 * MINUTE - 2, full_at: NOW + MINUTE }])
-  for (let n = 0; n < 2; n++) t.equal(await register.limits.take('x', rate, -1), 0)
-  t.same(kept(), [])
-})
 
 void t.test('the number by which a record is found never changes', async (t) => {
   const { rows, register, move } = await inProcess(t)
