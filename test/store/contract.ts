@@ -745,7 +745,23 @@ function registerEach(
     const pages = await listed(register, 'unresolved', 10)
     t.ok(pages.every((page) => page.length <= 10))
     t.same(pages.flat(), ids.reverse())
-    for (const wrong of ['', 'x', '1', '1 ', '-1 a', '1 {a}', `${'9'.repeat(17)} a`])
+    const [late, long] = [`${'9'.repeat(17)} a`, `1 ${'a'.repeat(65)}`]
+    for (const wrong of [
+      '',
+      'x',
+      '1',
+      '1 ',
+      ' a',
+      'x1 a',
+      '-1 a',
+      '1 {a}',
+      '1  a',
+      '1 a ',
+      '1 a b',
+      '1 ä',
+      late,
+      long,
+    ])
       await t.rejects(register.list('unresolved', wrong, 10), RangeError)
   })
 

@@ -31,8 +31,6 @@ const KIB = 1024
 
 const id = `BC${'x'.repeat(41)}` as RecordId
 const KEY = { pk: { S: 'pay/BC' }, sk: { S: id } }
-/** `B`, 66, of sixteen parts. */
-const PLACE = { u: { S: 'pay/2' }, w: { S: `0000000001005250 ${id}` } }
 
 const server = await ScriptedDynamoDb.start()
 t.teardown(() => server[Symbol.asyncDispose]())
@@ -86,67 +84,6 @@ function sized(payload: number, token = newToken()): Buffer {
 const TOKEN = newToken()
 const CLAIM = bytesOf('in_progress', TOKEN)
 const DONE = bytesOf('completed', TOKEN)
-
-void t.test('a claim is one conditional write of the whole item', async (t) => {
-  const store = await opened(t)
-  server.answer({})
-  t.strictSame(await store.put(id, CLAIM, SPANS), {
-    done: true,
-    now: LATEST,
-    stamp: { version: LATEST, fence: LATEST, createdAt: LATEST },
-  })
-  t.strictSame(server.taken(), [
-    [
-      'PutItem',
-      {
-        ReturnValuesOnConditionCheckFailure: 'ALL_OLD',
-        Item: {
-          ...KEY,
-          ...attributesOf(CLAIM),
-          ...STAMPS,
-          v: { N: '1000250' },
-          f: { N: '1000250' },
-          ...PLACE,
-          c: { N: '1000250' },
-        },
-        ConditionExpression: 'attribute_not_exists(v) OR (x <= :now AND v < :v AND f < :least)',
-        ExpressionAttributeValues: {
-          ':now': { N: '1000000' },
-          ':v': { N: '1000250' },
-          ':least': { N: '1000250' },
-        },
-      },
-    ],
-  ])
-})
-
-void t.test(
-  'a record with a given fence may follow remains with any fence, and has no place if it has ended',
-  async (t) => {
-    const store = await opened(t)
-    const given = bytesOf('completed', TOKEN, { fence: 9, createdAt: 7 })
-    server.answer({})
-    t.match(await store.put(id, given, SPANS), {
-      done: true,
-      stamp: { version: LATEST, fence: 9, createdAt: 7 },
-    })
-    const [[operation, input] = []] = server.taken()
-    t.equal(operation, 'PutItem')
-    t.strictSame(input?.['ExpressionAttributeValues'], {
-      ':now': { N: '1000000' },
-      ':v': { N: '1000250' },
-      ':least': { N: '9007199254740991' },
-    })
-    t.strictSame(input?.['Item'], {
-      ...KEY,
-      ...attributesOf(given),
-      ...STAMPS,
-      v: { N: '1000250' },
-      f: { N: '9' },
-      c: { N: '7' },
-    })
-  },
-)
 
 void t.test('a claim after remains exceeds their version and their fence', async (t) => {
   const store = await opened(t)
@@ -372,23 +309,6 @@ void t.test('what is due is asked of each part of the index, and is in order', a
   t.strictSame(await store.due(4), ['a', 'c', 'e', 'f'].map(idOf))
   t.strictSame(await store.due(4, 'unresolved'), ['a', 'c', 'e', 'f'].map(idOf))
   t.strictSame(await store.due(9), ['a', 'c', 'e', 'f', 'g'].map(idOf))
-})
-
-void t.test('of responses that have ended, a fraction is asked of each part', async (t) => {
-  const store = await opened(t)
-  server.answer({})
-  const limits = async (of: 'unresolved' | 'bodies'): Promise<number[]> => {
-    t.strictSame(await store.due(1000, of), [])
-    return server.taken().map(([, { Limit }]) => Limit as number)
-  }
-  t.strictSame(
-    await limits('unresolved'),
-    Array(16).fill(1000),
-    'of unresolved ones, as many as there may be',
-  )
-  const [limit = 0, ...rest] = await limits('bodies')
-  t.ok(limit > 62 && limit < 1000, `${limit} of each`)
-  t.strictSame(rest, Array(15).fill(limit))
 })
 
 void t.test(

@@ -1,32 +1,9 @@
 import { readFileSync } from 'node:fs'
 import t, { type Test } from 'tap'
 import { Client, ConditionFailed, NoTable, ServerClock } from '../../src/store/dynamodb/client.ts'
-import {
-  binary,
-  cursorOf,
-  expiry,
-  instantKey,
-  keyOf,
-  number,
-  numbered,
-  partOf,
-  partsOf,
-  placeIn,
-  placeKey,
-  recordPrefix,
-  stamped,
-  tableDefinition,
-  text,
-  wrongWith,
-} from '../../src/store/dynamodb/layout.ts'
-import { HEAD_AT, PREFIX, readStamps } from '../../src/store/record/codec.ts'
+import { expiry, tableDefinition, text, wrongWith } from '../../src/store/dynamodb/layout.ts'
 import { PartlyUnavailable } from '../../src/store/register.ts'
 import { failNextImport } from '../support/imports.ts'
-import { bytesOf, newToken } from './fixtures.ts'
-
-const CORRUPT = { name: 'CorruptRecord' }
-const MAX = 2 ** 48 - 1
-const STAMPS = { version: 7, fence: 8, createdAt: 9, updatedAt: 10, due: 11, dropAt: 12 }
 
 void t.test('a table has the keys and the index of its definition, or says what is wrong', (t) => {
   const page = readFileSync(new URL('../../docs/dynamodb.md', import.meta.url), 'utf8')
@@ -55,74 +32,8 @@ void t.test('a table has the keys and the index of its definition, or says what 
   t.end()
 })
 
-void t.test('a record becomes attributes and a payload, and the head of it again', (t) => {
-  const token = newToken()
-  const bytes = bytesOf('completed', token)
-  const headEnd = HEAD_AT + bytes.readUInt32BE(PREFIX.end)
-  const { fields, payload } = partsOf(bytes)
-  t.strictSame(fields, {
-    n: { N: '1' },
-    s: { N: '2' },
-    o: { B: token },
-    b: { B: bytes.subarray(PREFIX.end, headEnd) },
-  })
-  t.ok(payload.length > 0 && payload.equals(bytes.subarray(headEnd)))
-  const stamps = { ...stamped(STAMPS), ...numbered(STAMPS), c: number(STAMPS.createdAt) }
-  const head = recordPrefix({ ...fields, ...stamps })
-  t.strictSame(readStamps(head), STAMPS)
-  t.equal(head.toString('latin1', 0, 2), 'IP')
-  t.ok(head.subarray(PREFIX.end).equals(bytes.subarray(PREFIX.end, headEnd)))
-  t.ok(head.subarray(PREFIX.token, PREFIX.createdAt).equals(token))
-  t.same([head[PREFIX.schema], head[PREFIX.state]], [1, 2])
-  const bare = partsOf(bytes.subarray(0, PREFIX.end))
-  t.notOk('b' in bare.fields, 'without a head')
-  t.equal(bare.payload.length, 0)
-  t.equal(recordPrefix({ ...bare.fields, ...stamps }).length, PREFIX.end)
-
-  const whole = { ...fields, ...stamps }
-  for (const name of ['n', 's']) {
-    t.ok(recordPrefix({ ...whole, [name]: number(255) }))
-    t.throws(() => recordPrefix({ ...whole, [name]: number(256) }), CORRUPT)
-  }
-  for (const length of [0, 15, 17])
-    t.throws(
-      () => recordPrefix({ ...whole, o: binary(Buffer.alloc(length)) }),
-      CORRUPT,
-      `a token of ${length} bytes`,
-    )
-  t.end()
-})
-
-void t.test('places sort by time, then by id, in one of sixteen parts', (t) => {
-  t.equal(instantKey(7), '0000000000000007')
-  t.equal(placeKey({ due: MAX, id: 'a-_9' }), '0281474976710655 a-_9')
-  t.strictSame(placeIn('0281474976710655 a-_9'), { due: MAX, id: 'a-_9' })
-  for (const key of [
-    '',
-    '7 a',
-    `${instantKey(7)} `,
-    `${instantKey(7)} a b`,
-    `x${instantKey(7)} a`,
-    `00000000000000x7 a`,
-  ])
-    t.throws(() => placeIn(key), CORRUPT, key)
-  t.same(['0', 'A', '@', 'P'].map(partOf), [0, 1, 0, 0])
-  t.equal(new Set(Array.from({ length: 16 }, (_, n) => String.fromCharCode(65 + n)).map(partOf)).size, 16)
-  t.end()
-})
-
 void t.test('DynamoDB removes an item an hour after it has dropped, in whole seconds', (t) => {
   t.strictSame([1_000_000, 1_000_001].map(expiry), [{ N: '4600' }, { N: '4601' }])
-  t.end()
-})
-
-void t.test('a cursor is a key, and no other text is one', (t) => {
-  const key = { pk: text('pay/ab'), sk: text('abc') }
-  t.strictSame(keyOf(cursorOf(key)), key)
-  const refused = { name: 'RangeError', message: 'not a cursor of this store' }
-  const encoded = (plain: string) => Buffer.from(plain).toString('base64url')
-  for (const cursor of ['', ' ', encoded('a'), encoded('a '), encoded('a b c'), `${encoded('a b')}=`])
-    t.throws(() => keyOf(cursor), refused, cursor)
   t.end()
 })
 
@@ -246,17 +157,6 @@ void t.test('the time that credentials take is not that of the request', async (
   await client.run('GetItem', {})
   const [[, sent = 0] = []] = seen
   t.ok(resolved > 0 && sent >= resolved, `${resolved}, then ${sent}`)
-})
-
-void t.test('a table is described, or has nothing to say', async (t) => {
-  let body: object = { Table: { KeySchema: [{ AttributeName: 'pk' }] } }
-  const { client } = await talking(t, async ({ headers }) => {
-    t.equal(headers['x-amz-target'], 'DynamoDB_20120810.DescribeTable')
-    return answering(200, body)
-  })
-  t.match(await client.describe(), { KeySchema: [{ AttributeName: 'pk' }] })
-  body = {}
-  t.same(await client.describe(), {})
 })
 
 void t.test('each failure says whether the operation may have been applied', async (t) => {

@@ -2,10 +2,9 @@ import t from 'tap'
 import type { Millis } from '../../src/core/record.ts'
 import { disproof, GRADES, type Grade, gradingOf, PROVEN, weakest } from '../../src/store/grade.ts'
 import { memoryStore } from '../../src/store/memory.ts'
-import { postgresTraits } from '../../src/store/postgres/traits.ts'
 import { PREFIX } from '../../src/store/record/codec.ts'
 import type { Wait } from '../../src/store/redis/keys.ts'
-import { redisTraits, together } from '../../src/store/redis/traits.ts'
+import { redisTraits } from '../../src/store/redis/traits.ts'
 import { type Store, type StoreTraits, StoreUnavailable } from '../../src/store/register.ts'
 
 const memory = (): Store => memoryStore({ clock: () => 1000, maxBytes: 2 ** 20 })
@@ -131,50 +130,6 @@ void t.test('Redis: the grade depends on replicas, wait and grace', async (t) =>
   }
   const anonymous = redisTraits(info(1).replace(/run_id.*/, ''), true, null)
   t.equal(gradingOf(anonymous, 2000, PROVEN).grade, 'volatile', 'a grace that cannot begin does not count')
-})
-
-void t.test('Redis: of several masters the weakest counts, and each finding names its server', async (t) => {
-  const [a, b] = ['a:1', 'b:1'].map((name) => ({ name, ...redisTraits(info(1), true, null) })) as [
-    Master,
-    Master,
-  ]
-  type Master = Parameters<typeof together>[0][number]
-  t.match(together([a, b], 0), { durable: true, findings: [], refusals: [], replication: a.replication })
-  const weak = { ...b, ...redisTraits(info(0).replace('aof_enabled:1', 'aof_enabled:0'), true, null) }
-  const one = together([a, { ...weak, refusals: ['it is read-only'] }], 1)
-  t.match(one, {
-    durable: false,
-    findings: [/^b:1: appendonly is off/],
-    refusals: ['b:1: it is read-only', '1 of 3 masters of the cluster do not answer.'],
-    replication: /^a:1: .*; b:1: /,
-  })
-  const alone = together([{ ...weak, name: '' }], 0)
-  t.match(alone.findings, [/^appendonly is off/])
-  t.notOk('room' in together([{ name: 'c:1', ...redisTraits(null, true, null) }], 0))
-})
-
-void t.test('Redis: traits report replicas, min-replicas-to-write and room', async (t) => {
-  t.match(
-    redisTraits(info(2), false, null).replication,
-    /2 replicas are connected, and min-replicas-to-write is 0/,
-  )
-  t.match(
-    redisTraits(info(1, 'min_slaves_good_slaves:1'), false, null).replication,
-    /1 replica is connected$/,
-  )
-  const sized = (used: number) =>
-    redisTraits(info(0, `used_memory:${used * 2 ** 20}\r\nmaxmemory:${100 * 2 ** 20}`), false, null)
-  t.match(sized(90), { findings: [], room: '90 MiB of 100 MiB are used' })
-  t.match(sized(95).findings, [/uses 95 % of maxmemory: once it is full, new keys are answered 503/])
-})
-
-void t.test('PostgreSQL: many dead rows and a transaction that stays open are findings', async (t) => {
-  const row = (live: string, dead: string, open: string | null) =>
-    postgresTraits(['on', 'on', 'on', 'read committed', '', 'on', '0', live, dead, '12', open]).findings
-  t.same(row('10', '99999', '3600'), [])
-  t.same(row('200000', '150000', null), [])
-  t.match(row('10', '100001', '1'), [/^100001 dead rows and 10 live ones/])
-  t.match(row('10', '0', '3601'), [/^A transaction has been open for 3601 s/])
 })
 
 void t.test('V09 a store that grants a taken key is found out', async (t) => {

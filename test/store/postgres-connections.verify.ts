@@ -7,7 +7,7 @@ import { NO_PGBOUNCER, PgBouncer } from '../support/pgbouncer.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { relay } from '../support/relay.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
-import { claim, FAST, NOT_APPLIED, opened, urlAt, works } from './postgres-fixtures.ts'
+import { claim, FAST, opened, urlAt, works } from './postgres-fixtures.ts'
 
 /** docs/postgres.md: 8, 8 more while answers are late, one for a moment, and one for LISTEN. */
 const MOST = 17
@@ -215,82 +215,5 @@ function tests(server: PostgresServer): void {
     await traffic.stop()
     t.ok(counts.most <= MOST, `${counts.most} connections`)
     await until(() => counts.now <= 8)
-  })
-
-  void t.test('records that an upstream keeps locked take no connections from others', async (t) => {
-    const { register, events } = await open(t, server.url, 2000)
-    const token = newToken()
-    const ids = Array.from({ length: 30 }, newId)
-    await until(works(register))
-    for (const id of ids) await register.put(id, claim(token), SPANS)
-    const upstream = await server.client()
-    await upstream.query('BEGIN; SELECT FROM idempotency.records FOR UPDATE')
-    const counts = await counting(t, server)
-    const own = { token, states: ['in_progress'] } as const
-    let tries = 0
-    /** Tries that may still run when the lock goes: on a busy machine the server's timeout comes after ours. */
-    const late = new Set<string>()
-    const outcome = (path: string) => bytesOf('completed', token, { path })
-    const settling = ids.map(async (id) => {
-      while (tries < 60) {
-        const nth = `/${++tries}`
-        const swap = register.swap(id, own, outcome(nth), SPANS, false)
-        const error = await swap.catch((reason: unknown) => reason)
-        t.match(error, { name: NOT_APPLIED.name })
-        if (error instanceof StoreUnavailable && error.maybeApplied) late.add(nth)
-      }
-    })
-    await until(works(register))
-    await Promise.all(settling)
-    await upstream.query('ROLLBACK')
-    await upstream.end()
-    for (const id of ids) {
-      const reply = await register.swap(id, own, outcome('/last'), SPANS, false)
-      const isOfLate = !reply.done && late.has(decodeRecord(reply.bytes as Buffer).path)
-      t.ok(reply.done || isOfLate, 'a swap that was not applied is not applied later')
-    }
-    t.ok(counts.most <= MOST, `${counts.most} connections`)
-    t.notOk(hangs(events)())
-  })
-
-  void t.test(
-    'when reads hang, too, no more connections are opened, and it recovers by itself',
-    async (t) => {
-      const own = await server.database()
-      const { register, events } = await open(t, own.url)
-      await completed(register)
-      const counts = await counting(t, server)
-      const gate = await own.client()
-      await gate.query('CREATE TABLE public.gate (closed boolean); INSERT INTO public.gate VALUES (true)')
-      await own.sql(`CREATE OR REPLACE FUNCTION idempotency.now(_skew bigint) RETURNS bigint LANGUAGE plpgsql AS $$
-      BEGIN WHILE (SELECT g.closed FROM public.gate g) LOOP PERFORM pg_sleep(0.05); END LOOP;
-      RETURN trunc(extract(epoch FROM clock_timestamp()) * 1000::numeric)::bigint + _skew; END $$`)
-      let refused = 0
-      while (refused < 20) {
-        const replies = await Promise.allSettled(Array.from({ length: 8 }, () => register.ping()))
-        refused += replies.filter(
-          (one) =>
-            one.status === 'rejected' && /not connected: PostgreSQL does not finish/.test(one.reason.message),
-        ).length
-      }
-      await until(hangs(events))
-      await gate.query('UPDATE public.gate SET closed = false')
-      await until(works(register))
-      t.ok(counts.most <= MOST, `${counts.most} connections`)
-      await until(() => counts.now <= 8)
-      await gate.end()
-    },
-  )
-
-  void t.test('creating the schema without the standby does not pile up connections', async (t) => {
-    const { primary, standby } = await replicated(t)
-    standby.pause()
-    const counts = await counting(t, primary)
-    const { register, events } = await open(t, primary.url)
-    await until(() => events.filter((event) => event.startsWith('error')).length > 1)
-    await t.rejects(register.ping(), NOT_APPLIED)
-    standby.resume()
-    await until(works(register))
-    t.ok(counts.most <= 4, `${counts.most} connections`)
   })
 }

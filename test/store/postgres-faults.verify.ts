@@ -1,11 +1,10 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/record/codec.ts'
-import { Records } from '../../src/store/records.ts'
 import { type Certificate, certificate } from '../support/certificates.ts'
 import { type Database, NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { relay } from '../support/relay.ts'
-import { bytesOf, draft, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
+import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
 import {
   APPLIED,
   answers,
@@ -80,15 +79,6 @@ function tests(server: PostgresServer): void {
     t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
   })
 
-  void t.test('a busy event loop is not mistaken for a silent PostgreSQL', async (t) => {
-    const { register } = await opened(t, server.url, { timeoutMs: FAST })
-    await until(answers(register))
-    const asked = register.ping()
-    const end = performance.now() + 2 * FAST
-    while (performance.now() < end);
-    t.ok(await asked)
-  })
-
   void t.test('kill -9 under load loses no acknowledged claim and grants no key twice', async (t) => {
     const { register } = await opened(t, server.url)
     const { register: peer } = await opened(t, server.url)
@@ -125,30 +115,6 @@ function tests(server: PostgresServer): void {
       }
       t.ok(claims.some(({ done }) => done === 1))
     }
-  })
-
-  void t.test('a claim whose reply is lost is recognised by its token', async (t) => {
-    await using wire = await relay(server.port)
-    const { register } = await opened(t, urlAt(wire), { timeoutMs: 4000 })
-    const records = new Records(register)
-    const id = newId()
-    const mine = draft('in_progress', newToken())
-    wire.passReplies = false
-    t.match(await records.claim(id, mine, SPANS), { kind: 'unavailable', error: APPLIED })
-    wire.passReplies = true
-    wire.cut()
-    await until(answers(register))
-    t.match(await records.claim(id, mine, SPANS), { kind: 'claimed', recognised: true })
-    t.match(await records.claim(id, draft('in_progress', newToken()), SPANS), { kind: 'exists' })
-
-    const outcome = draft('completed', mine.token)
-    wire.passReplies = false
-    t.match(await records.settle(id, outcome, SPANS), { kind: 'unavailable', error: APPLIED })
-    wire.passReplies = true
-    wire.cut()
-    await until(answers(register))
-    const settled = await records.settle(id, outcome, SPANS)
-    t.match(settled, { kind: 'refused', record: { state: 'completed' } }, 'it was written, once')
   })
 
   void t.test('a write to a locked record is "not applied"; others go on', async (t) => {
@@ -219,22 +185,6 @@ function tests(server: PostgresServer): void {
     t.same(failures, ['RecordLocked', 'CorruptRecord'])
     t.equal(ends.filter((one) => one.status === 'fulfilled' && one.value.done).length, ids.length)
     t.match(await register.put(locked, claim(), SPANS), { done: true }, 'it was not applied')
-  })
-
-  void t.test('of claims in one statement whose reply is lost, each may have been applied', async (t) => {
-    await using wire = await relay(server.port)
-    const { register } = await opened(t, urlAt(wire), { timeoutMs: 4000 })
-    const claims = Array.from({ length: 20 }, () => ({ id: newId(), token: newToken() }))
-    const put = () => Promise.allSettled(claims.map(({ id, token }) => register.put(id, claim(token), SPANS)))
-    wire.passReplies = false
-    for (const one of await put()) t.match(one, { status: 'rejected', reason: APPLIED })
-    wire.passReplies = true
-    wire.cut()
-    await until(answers(register))
-    for (const [n, one] of (await put()).entries()) {
-      const found = one.status === 'fulfilled' && !one.value.done ? one.value.bytes : null
-      t.ok(found && decodeRecord(found).token.equals(claims[n]?.token as Buffer))
-    }
   })
 
   void t.test('claims by many stores, in any order, are granted once', async (t) => {
@@ -499,35 +449,6 @@ function tests(server: PostgresServer): void {
     await other.end()
   })
 
-  void t.test('when the server accepts no more connections, the store uses those that it has', async (t) => {
-    await using server = await PostgresServer.start(
-      'max_connections=4',
-      'superuser_reserved_connections=0',
-      'max_wal_senders=0',
-    )
-    const { register, events } = await opened(t, server.url)
-    // A few connections may be fast enough for any one burst.
-    await until(async () => {
-      const burst = Array.from({ length: 40 }, () => register.put(newId(), claim(), SPANS))
-      for (const { done } of await Promise.all(burst)) if (!done) t.fail('a claim was refused')
-      return events.some((event) => /too many clients/.test(event))
-    })
-    t.notOk(events.some((event) => event.startsWith('disconnected')))
-  })
-
-  void t.test('when the server ends a connection, others take over and nothing is reported', async (t) => {
-    const { register, events } = await opened(t, server.url)
-    await until(async () => {
-      await Promise.all(Array.from({ length: 20 }, () => register.ping()))
-      return (await connections(server, "AND state = 'idle'")) > 1
-    })
-    await server.sql(
-      "SELECT pg_terminate_backend((SELECT min(pid) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'))",
-    )
-    await until(answers(register))
-    t.same(events, [`connected: 127.0.0.1:${server.port}`])
-  })
-
   void t.test('a wrong password or database is an outage, reported without the password', async (t) => {
     const own = await server.database()
     await server.sql("CREATE ROLE app LOGIN PASSWORD 'p@ss:word/ü'")
@@ -585,34 +506,5 @@ function tests(server: PostgresServer): void {
     await t.rejects(via('sslmode=verify-ca&sslrootcert=/nowhere.pem'), {
       message: /store\.url: sslrootcert cannot be read: ENOENT/,
     })
-  })
-
-  void t.test('watching works through an outage, a locked record and a close', async (t) => {
-    const { register } = await opened(t, `postgres://owner@localhost:${server.port}/records`, {
-      timeoutMs: 4000,
-    })
-    const id = newId()
-    await register.put(id, claim(), SPANS)
-    await server.stop()
-    let told = 0
-    const count = () => void told++
-    const stops = await Promise.all([register.watch(id, count), register.watch(newId(), () => {})])
-    await server.start()
-    await until(() => told > 0)
-    const [[listening = ''] = []] = await server.sql(
-      "SELECT query FROM pg_stat_activity WHERE query LIKE 'LISTEN%'",
-    )
-    const channel = listening?.slice('LISTEN '.length)
-    await server.sql(`NOTIFY ${channel}, 'nonsense'; NOTIFY ${channel}, 'other ${id}'`)
-    for (const stop of stops) stop()
-    const other = await server.client()
-    await other.query('BEGIN; SELECT FROM idempotency.records FOR UPDATE')
-    const stop = await register.watch(id, count)
-    stop()
-    await other.end()
-    const { register: closing } = await opened(t, server.url)
-    const pending = closing.watch(id, count)
-    await closing.close()
-    await pending
   })
 }

@@ -104,33 +104,6 @@ void t.test('takeOver: one of several wins, under the next fence', async (t) => 
   t.match(await records.takeOver(id, record, two, SPANS), { kind: 'lost', record: null })
 })
 
-void t.test('settle: only the owner’s outcome is written, and none after completion', async (t) => {
-  const { records } = setup()
-  const id = newId()
-  const token = newToken()
-  await records.claim(id, draft('in_progress', token), SPANS)
-  t.match(await records.settle(id, draft('completed', newToken()), SPANS), {
-    kind: 'refused',
-    record: { state: 'in_progress' },
-  })
-  t.match(await records.settle(id, draft('unknown', token), SPANS), { kind: 'written' })
-  t.match(await records.settle(id, draft('completed', token), SPANS), { kind: 'written' })
-  t.match(await records.settle(id, draft('completed', token), SPANS), {
-    kind: 'refused',
-    record: { state: 'completed' },
-  })
-})
-
-void t.test('settle: a lost record is written again under its fence, unless replaced', async (t) => {
-  const { clock, records } = setup()
-  const id = newId()
-  const token = newToken()
-  const outcome = draft('completed', token, { fence: clock.now - 9, createdAt: clock.now - 9 })
-  const stamp = { version: clock.now, fence: clock.now - 9, createdAt: clock.now - 9 }
-  t.match(await records.settle(id, outcome, SPANS), { kind: 'recovered', stamp })
-  t.match(await records.settle(id, draft('completed', newToken()), SPANS), { kind: 'refused' })
-})
-
 void t.test('settle: between its two steps, its own claim may appear, but no other one', async (t) => {
   const { register } = setup()
   const token = newToken()
@@ -224,25 +197,6 @@ void t.test('a record that cannot be decoded is reported and left untouched', as
   t.match(await records.claim(id, draft('in_progress', token), SPANS), corrupt)
   t.match(await records.settle(id, draft('completed', token), SPANS), corrupt)
   t.same((await register.get(id)).bytes, before)
-})
-
-void t.test('everything but the records themselves goes straight to the store', async (t) => {
-  const { clock, records, register } = setup()
-  const id = newId()
-  const token = newToken()
-  t.equal(register.name, 'memory')
-  t.equal(await register.ping(), clock.now)
-  t.same(orThrow(await records.get(id)).record, null)
-  await records.claim(id, draft('in_progress', token), SPANS)
-  t.same(await register.renew([{ id, token, dueIn: 0, dropIn: 0 }]), [true])
-  t.same(await register.due(5), [id])
-  const rate = { count: 1, per: 10 }
-  t.same([await register.limits.take(id, rate, 1), await register.limits.take(id, rate, 1)], [0, 10])
-  const removed = new Promise<void>((told) => void register.watch(id, told))
-  t.equal(await register.remove(id, clock.now + 1), true)
-  await removed
-  t.match(await register.traits(), { durable: false, evicts: false })
-  await register.close()
 })
 
 void t.test(

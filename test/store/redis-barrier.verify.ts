@@ -1,10 +1,9 @@
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import type { Wait } from '../../src/store/redis/keys.ts'
-import type { PutReply } from '../../src/store/register.ts'
 import { RedisServer } from '../support/redis.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
-import { MASTER, SentinelGroup } from '../support/redis-sentinel.ts'
+import { SentinelGroup } from '../support/redis-sentinel.ts'
 import { bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
 import {
   claiming as claim,
@@ -46,11 +45,6 @@ async function replicaOf(t: Test, master: RedisServer): Promise<RedisServer> {
 /** Its replicas, as `WAIT` counts them. */
 async function connected(master: RedisServer): Promise<number> {
   return Number(await master.command('WAIT', 9, 1))
-}
-
-async function waitsOf(server: RedisServer): Promise<number> {
-  const stats = String(await server.command('INFO', 'commandstats'))
-  return Number(/cmdstat_wait:calls=(\d+)/.exec(stats)?.[1] ?? 0)
 }
 
 const contract = await replicated(t)
@@ -102,32 +96,6 @@ void t.test('W05 a claim that no replica has is rejected; nothing else waits for
   t.ok(await claims(patient.store)())
 })
 
-void t.test('replicas: 2 needs two; all needs every connected one, even one that joins', async (t) => {
-  const { master, replica } = await replicated(t)
-  const two = await open(t, master.url, { replicas: 2, timeout: 50 })
-  const all = await open(t, master.url, { replicas: 'all' })
-  await t.rejects(async () => two.store.put(newId(), claim(), SPANS), {
-    message: /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms$/,
-  })
-  t.ok(await claims(all.store)())
-  const second = await replicaOf(t, master)
-  await until(claims(two.store))
-  // The acknowledgement of the other one would be enough for `replicas: 1`.
-  second.pause()
-  const waiting = all.store.put(newId(), claim(), SPANS) as Promise<PutReply>
-  await until(async () => all.waited.length > 0 && (await waitsOf(master)) > 3)
-  t.equal(all.waited.length, 1)
-  second.resume()
-  t.ok((await waiting).done)
-  await replica.kill()
-  await second.kill()
-  const none = await open(t, master.url, { replicas: 'all', timeout: 50 })
-  await until(async () => String(await master.command('ROLE')).endsWith(','))
-  await t.rejects(async () => none.store.put(newId(), claim(), SPANS), {
-    message: 'store.wait is not satisfied: 0 of 1 replicas had it within 50 ms',
-  })
-})
-
 void t.test('R06 through Sentinel: a failover loses no claim that was granted', async (t) => {
   await using group = await SentinelGroup.start()
   const before = (await group.master()) as RedisServer
@@ -150,40 +118,6 @@ void t.test('R06 through Sentinel: a failover loses no claim that was granted', 
   t.ok((await patient.store.get(kept)).bytes)
   t.match(await patient.store.put(lost, claim(), SPANS), { done: true }, 'lost, and never executed')
   before.resume()
-})
-
-void t.test('replicas: all counts a replica that is down until the Sentinels forget it', async (t) => {
-  await using group = await SentinelGroup.start()
-  const [, first, second] = group.servers
-  const patient = await open(t, group.url, { replicas: 'all' })
-  t.ok(await claims(patient.store)())
-  const { store } = await open(t, group.url, { replicas: 'all', timeout: 50 })
-  await second?.kill()
-  await t.rejects(async () => store.put(newId(), claim(), SPANS), {
-    ...UNREPLICATED,
-    message: /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms$/,
-  })
-  t.match((await store.traits()).refusals, [
-    /^store.wait is not satisfied: [01] of 2 replicas had it within 50 ms: claims are answered 503\.$/,
-  ])
-  for (const sentinel of group.sentinels) await sentinel.command('SENTINEL', 'RESET', MASTER)
-  await until(claims(store))
-  await until(async () => (await store.traits()).refusals.length === 0)
-  t.match(
-    (await store.traits()).replication,
-    /^claims wait for every known replica, up to 50 ms; 1 replica is connected/,
-  )
-  // When the Sentinels cannot be asked, their last answer counts.
-  const later = await open(t, group.url, { replicas: 'all' })
-  t.ok(await claims(later.store)())
-  for (const sentinel of group.sentinels) await sentinel.kill()
-  const silence = performance.now()
-  await until(async () => {
-    t.ok(await claims(later.store)())
-    return performance.now() - silence > 1100
-  })
-  await first?.kill()
-  await t.rejects(async () => store.put(newId(), claim(), SPANS), UNREPLICATED)
 })
 
 const starting = RedisCluster.start({ replicas: 1 })
@@ -300,15 +234,3 @@ void t.test(
     })
   },
 )
-
-void t.test('a server that cannot wait for disks gives a clear error at start', async (t) => {
-  const { master } = await replicated(t)
-  if (hasWaitAof) await master.command('CONFIG', 'SET', 'appendonly', 'no')
-  const why = hasWaitAof
-    ? 'appendonly is off on the server; allowed: appendonly yes'
-    : 'the server has no WAITAOF; allowed: Redis 7.2 or later, or Valkey'
-  await t.rejects(open(t, master.url, { disk: 'local' }), {
-    name: 'StoreUnavailable',
-    message: `store.wait.disk: found local, and ${why}, or disk: none`,
-  })
-})

@@ -2,7 +2,7 @@ import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { BREAKER_DEFAULTS, withBreaker } from '../../src/store/around.ts'
 import type { Store } from '../../src/store/register.ts'
-import { freePort, RedisServer } from '../support/redis.ts'
+import { RedisServer } from '../support/redis.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
 import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
 import { claiming as claim, idIn, KEYS, NOT_APPLIED, NOTE, open, redisContract } from './redis-fixtures.ts'
@@ -14,18 +14,6 @@ t.setTimeout(300_000)
 const cluster = await RedisCluster.start()
 t.teardown(() => cluster[Symbol.asyncDispose]())
 redisContract(t, 'redis cluster', cluster.url, () => cluster.command('FLUSHALL'))
-
-void t.test('notes of many records in one turn are kept, whatever their shards', async (t) => {
-  const { store } = await open(t, cluster.url)
-  const ids = Array.from({ length: 256 }, (_, shard) => idIn(shard))
-  for (const id of ids) await store.put(id, claim(), SPANS)
-  const done = await Promise.all(
-    ids.flatMap((id) => [store.history.append(id, [NOTE]), store.history.append(id, [NOTE])]),
-  )
-  t.ok(done.every((one) => one))
-  const kept = await Promise.all(ids.map((id) => store.history.read(id)))
-  t.ok(kept.every((notes) => notes.length === 1 && notes[0]?.count === 2))
-})
 
 void t.test('R10 W06 moving a slot by hand costs a request at most one retry per step', async (t) => {
   const [{ store }, { store: peer }] = [await open(t, cluster.url), await open(t, cluster.url)]
@@ -189,50 +177,6 @@ void t.test('while a master is down, only its own records and full lists fail', 
       const results = await Promise.allSettled(ids.map((id) => one.get(id)))
       return results.every((one) => one.status === 'fulfilled' && one.value.bytes !== null)
     })
-})
-
-void t.test('the traits of a cluster are those of its weakest server', async (t) => {
-  const { store } = await open(t, cluster.url)
-  t.match(await store.traits(), {
-    durable: true,
-    evicts: false,
-    forgets: /^Claims wait for no replica/,
-    hasIdentity: true,
-    findings: [],
-    refusals: [],
-    replication: 'claims wait for no replica (store.wait); no replica is connected',
-    topology:
-      /^3 masters share 256 shards of records: 127\.0\.0\.1:\d+ has \d+, .*; the largest share is 1\.\d\d times the mean$/,
-  })
-  const [first, second] = cluster.masters.map(({ server }) => server) as [RedisServer, RedisServer]
-  await first.command('CONFIG', 'SET', 'appendonly', 'no')
-  await second.command('CONFIG', 'SET', 'maxmemory-policy', 'allkeys-lru')
-  const { durable, evicts, findings } = await store.traits()
-  t.match({ durable, evicts, findings }, { durable: false, evicts: true })
-  t.match(findings.toSorted(), [
-    new RegExp(
-      `^127.0.0.1:${first.port}: appendonly is off|^127.0.0.1:${second.port}: maxmemory-policy is allkeys-lru`,
-    ),
-    /^127\.0\.0\.1/,
-  ])
-  await first.command('CONFIG', 'SET', 'appendonly', 'yes')
-  await second.command('CONFIG', 'SET', 'maxmemory-policy', 'noeviction')
-})
-
-void t.test('a plain server, uncovered slots and an absent cluster each give a clear error', async (t) => {
-  await using alone = await RedisServer.start()
-  await t.rejects(open(t, `redis+cluster://127.0.0.1:${alone.port}`), {
-    ...NOT_APPLIED,
-    message: `store.url: 127.0.0.1:${alone.port}: Redis refuses: ERR This instance has cluster support disabled; allowed: nodes of a cluster that covers all slots`,
-  })
-  await using node = await RedisServer.start({
-    args: ['--cluster-enabled', 'yes', '--cluster-port', String(await freePort())],
-  })
-  await node.command('CLUSTER', 'ADDSLOTSRANGE', 0, 16_000)
-  await t.rejects(open(t, `redis+cluster://127.0.0.1:${node.port}`), {
-    ...NOT_APPLIED,
-    message: `store.url: 127.0.0.1:${node.port}: 383 of 16384 slots belong to no node; allowed: nodes of a cluster that covers all slots`,
-  })
 })
 
 /** Claims as a proxy does: retries until there is an answer, and recognises its own claim by the token. */

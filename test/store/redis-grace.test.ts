@@ -58,6 +58,37 @@ void t.test('W01 a shard that alone has lost its epoch is held once', async (t) 
   for (let n = 0; n < 3; n++) t.match(await claim(store, sibling(id)), { done: true })
 })
 
+void t.test(
+  'W01 a grace begins anew with another process, a lost epoch, or one of another form',
+  async (t) => {
+    const { store, advance, epochs } = await open(t)
+    const id = newId()
+    const key = KEYS.epoch(id)
+    t.match(await claim(store, sibling(id)), { done: true })
+    await until(() => epochs.length === 1)
+    for (const change of [
+      promoted,
+      promoted,
+      () => server.command('DEL', key),
+      () => server.command('SET', key, 'of a later release'),
+    ]) {
+      await change()
+      t.equal((await held(store, sibling(id))).left, GRACE)
+      t.match(await server.command('GET', key), /^[0-9a-f]{40} \d+ \d+$/)
+      advance(GRACE / 2)
+    }
+  },
+)
+
+void t.test('W01 an epoch that cannot be written grants no claim, and says why', async (t) => {
+  const { store } = await open(t)
+  await promoted()
+  await server.command('CONFIG', 'SET', 'min-replicas-to-write', '1')
+  await t.rejects(claim(store), /NOREPLICAS/)
+  await server.command('CONFIG', 'SET', 'min-replicas-to-write', '0')
+  await held(store)
+})
+
 void t.test('W01 without the right to INFO there is no grace, and the traits say so', async (t) => {
   await promoted()
   await server.command('ACL', 'SETUSER', 'plain', 'on', '>pw', '~*', '&*', '+@all', '-info')

@@ -1,8 +1,7 @@
 import t from 'tap'
 import type { Millis } from '../../src/core/record.ts'
-import { freePort, RedisServer } from '../support/redis.ts'
+import { RedisServer } from '../support/redis.ts'
 import { MASTER, SentinelGroup } from '../support/redis-sentinel.ts'
-import { relay } from '../support/relay.ts'
 import { bytesOf, claim, newId, newToken, SPANS, until } from './fixtures.ts'
 import { NOT_APPLIED, open, redisContract, takesClaims as writes } from './redis-fixtures.ts'
 
@@ -70,112 +69,6 @@ for (const [what, end] of [
     else await before.start()
     t.ok((await store.get(id)).bytes, 'the old master is not asked')
   })
-
-void t.test('one Sentinel is enough: one that is down and one that hangs are not waited for', async (t) => {
-  await using group = await SentinelGroup.start()
-  await group.sentinels[0]?.stop()
-  group.sentinels[1]?.pause()
-  const { store } = await open(t, group.url)
-  t.ok(await writes(store)())
-  await group.servers[0]?.command('CLIENT', 'KILL', 'TYPE', 'normal')
-  await until(writes(store))
-  group.sentinels[1]?.resume()
-})
-
-const hostsOf = (servers: readonly { readonly port: number }[]) =>
-  servers.map(({ port }) => `127.0.0.1:${port}`).join(',')
-
-void t.test('a missed switch is noticed once a Sentinel can be heard again', async (t) => {
-  await using group = await SentinelGroup.start()
-  const before = (await group.master()) as RedisServer
-  // The Sentinels cannot make it a replica: it goes on taking writes.
-  await before.command('ACL', 'SETUSER', 'default', '-multi', '-slaveof', '-replicaof', '-client|kill')
-  const relays = await Promise.all(group.sentinels.map(({ port }) => relay(port)))
-  t.teardown(() => Promise.all(relays.map((one) => one[Symbol.asyncDispose]())))
-  const { store, events } = await open(t, `redis+sentinel://${hostsOf(relays)}/${MASTER}`)
-  for (const one of relays) {
-    one.accept = false
-    one.cut()
-  }
-  await group.impatient()
-  before.pause()
-  // Until every Sentinel has switched.
-  for (const one of group.sentinels)
-    await until(
-      async () => !String(await one.command('SENTINEL', 'MASTER', MASTER)).includes(`,${before.port},`),
-    )
-  before.resume()
-  t.ok(await writes(store)(), 'the store has not heard of it')
-  t.equal(events.length, 1)
-  for (const one of relays) one.accept = true
-  const after = await group.master()
-  await until(() => events.at(-1) === `connected: 127.0.0.1:${after?.port}`)
-  t.ok(await writes(store)())
-  t.match(await before.command('ROLE'), ['master'], 'the old master would still have taken the write')
-})
-
-void t.test('a Sentinel that slept through a failover does not win by answering first', async (t) => {
-  await using old = await RedisServer.start()
-  await using next = await RedisServer.start()
-  const sentinelOf = ({ port }: RedisServer, epoch: number) =>
-    RedisServer.start({
-      sentinel: [
-        `sentinel monitor ${MASTER} 127.0.0.1 ${port} 1`,
-        `sentinel config-epoch ${MASTER} ${epoch}`,
-      ],
-    })
-  await using stale = await sentinelOf(old, 3)
-  await using fresh = await sentinelOf(next, 4)
-  await using first = await relay(stale.port)
-  await using second = await relay(fresh.port)
-  second.holdReplies = true
-  first.onReply = (bytes) => {
-    if (String(bytes).includes(String(old.port))) setImmediate(() => second.release())
-  }
-  const { store, events } = await open(t, `redis+sentinel://${hostsOf([first, second])}/${MASTER}`)
-  t.strictSame(events, [`connected: 127.0.0.1:${next.port}`])
-  t.ok(await writes(store)())
-  t.equal(
-    (await store.traits()).topology,
-    `of 2 Sentinels 2 answered; the latest configuration (epoch 4) names 127.0.0.1:${next.port} as the master "${MASTER}"`,
-  )
-  // Its connection comes back, and its news is old.
-  first.cut()
-  const listens = Promise.withResolvers<void>()
-  first.onReply = (bytes) => void (String(bytes).includes(String(old.port)) && listens.resolve())
-  await listens.promise
-  t.ok(await writes(store)())
-  t.equal(events.length, 1)
-})
-
-void t.test('an unknown master, absent Sentinels and a plain Redis each give a clear error', async (t) => {
-  const wrong = group.url.replace(MASTER, 'paymnets')
-  await t.rejects(open(t, wrong), {
-    ...NOT_APPLIED,
-    message:
-      /^store\.url: no Sentinel of (127\.0\.0\.1:\d+(, )?){3} knows the master "paymnets"; allowed: a name listed by SENTINEL MASTERS$/,
-  })
-  const free = await freePort()
-  const nobody = await open(t, `redis+sentinel://127.0.0.1:${free}/${MASTER}`)
-  await t.rejects(nobody.store.ping(), {
-    ...NOT_APPLIED,
-    message: new RegExp(`no Sentinel names the master "${MASTER}": 127.0.0.1:${free}: .*ECONNREFUSED`),
-  })
-  const six = await open(t, `redis+sentinel://[::1]:${free}/${MASTER}`)
-  await t.rejects(six.store.ping(), { message: new RegExp(`: \\[::1\\]:${free}: `) })
-  const server = group.servers[0] as RedisServer
-  await t.rejects(open(t, `redis+sentinel://127.0.0.1:${server.port}/${MASTER}`), {
-    ...NOT_APPLIED,
-    message: `store.url: no Sentinel at 127.0.0.1:${server.port}, but a Redis; allowed: the addresses of Sentinels, or redis:// for one server`,
-  })
-  const mixed = await open(t, `redis+sentinel://127.0.0.1:${server.port},127.0.0.1:${free}/${MASTER}`)
-  await t.rejects(mixed.store.ping(), { ...NOT_APPLIED, message: /unknown command 'sentinel'/ })
-  t.equal(mixed.events.length, 1)
-  const [sentinel] = group.sentinels
-  const alone = await open(t, String(sentinel?.url))
-  const { refusals } = await alone.store.traits()
-  t.ok(refusals.some((refusal) => refusal.startsWith('The server is a Sentinel, which holds no records')))
-})
 
 void t.test('servers and Sentinels can have different passwords, which no event shows', async (t) => {
   await using server = await RedisServer.start({ args: ['--requirepass', 'p@ss'] })
