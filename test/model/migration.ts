@@ -3,8 +3,8 @@ import type { Model, Move } from './explore.ts'
 /**
  * One key while a fleet moves from one store to another (contract §9, docs/adr/0101): what replicas in the phases of a migration do with
  * two stores, of which each command is whole, and what a crash, a lost reply or another replica does in between. Read {@link steps} from top
- * to bottom. Left out: leases, status queries and operators, which `protocol.ts` has; and a claim's second try beside its first, which the
- * generated interleavings have (test/protect/migrating.test.ts). A replica that dies leaves its record as it is.
+ * to bottom. Left out: leases, status queries and operators, which `protocol.ts` has; and a claim's second try beside its first
+ * (test/store/migrating.test.ts). A replica that dies leaves its record as it is.
  */
 
 export type Phase = 'plain' | 'mirror' | 'both' | 'new'

@@ -16,7 +16,7 @@ import { APART, memoryPair, replayMigration } from './replay-migration.ts'
 
 t.setTimeout(300_000)
 
-/** The code takes every path of two requests, but only one in so many of three. */
+/** The code takes one path in so many; of two requests it takes all (migration.test.ts). */
 const EVERY = 50
 /** Paths of three requests over sockets and files. */
 const SOME = Number(process.env.MANY ?? 25)
@@ -26,20 +26,12 @@ interface Opened {
   readonly advance: () => void
 }
 
-void t.test(
-  'no path of three requests between two stores executes twice, and the code agrees with the model',
-  async (t) => {
-    for (const [requests, every] of [
-      [2, 1],
-      [3, EVERY],
-    ] as const) {
-      const { states, steps, broken, pathTo } = explore(migration(requests, null))
-      t.equal(broken, null)
-      for (let n = 0; n < states; n += every) await replayMigration(pathTo(n), memoryPair())
-      t.comment(`${requests} requests: ${states} states, ${steps} steps`)
-    }
-  },
-)
+void t.test('no path of three requests between two stores executes twice, nor does the code', async (t) => {
+  const { states, steps, broken, pathTo } = explore(migration(3, null))
+  t.equal(broken, null)
+  for (let n = 0; n < states; n += EVERY) await replayMigration(pathTo(n), memoryPair())
+  t.comment(`${states} states, ${steps} steps`)
+})
 
 void t.test('the other stores go the same ways, each as the old one and as the new one', async (t) => {
   using dir = tempDir()

@@ -352,16 +352,13 @@ void t.test('the end of every operation is reported, refused ones included', asy
   t.equal(told.length, 4, 'watching is not reported')
 })
 
-void t.test(
-  'V08 the time of another store is asked for like that of this one, where there is one',
-  async (t) => {
-    const { store } = scripted()
-    const told: string[] = []
-    const onOperation = (operation: string): void => void told.push(operation)
-    const options = { ...BREAKER_DEFAULTS, onState: () => {}, onOperation }
-    t.notOk('pingOther' in withBreaker(store, options))
-    const both = withBreaker({ ...store, pingOther: async () => 42 }, options)
-    t.equal(await both.pingOther?.(), 42)
-    t.same(told, ['ping'])
-  },
-)
+void t.test('V08 the time of another store is asked for like that of this one', async (t) => {
+  const { store } = scripted()
+  const told: string[] = []
+  const onOperation = (operation: string): void => void told.push(operation)
+  const options = { ...BREAKER_DEFAULTS, onState: () => {}, onOperation }
+  t.notOk('pingOther' in withBreaker(store, options))
+  const both = withBreaker({ ...store, pingOther: async () => 42 }, options)
+  t.equal(await both.pingOther?.(), 42)
+  t.same(told, ['ping'])
+})

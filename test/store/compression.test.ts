@@ -193,25 +193,6 @@ void t.test('a store without compression holds what it was given', async (t) => 
   }
 })
 
-void t.test('a compressed record comes back as it was given, but for its stamps', async (t) => {
-  for (const compression of ['gzip', 'zstd'] as const)
-    for (const length of [1000, 100 * KiB]) {
-      const given = bytesOf('completed', newToken(), { result: answer(text(length)) })
-      const register = setup()
-      const store = packed(register, null, compression)
-      const id = newId()
-      t.ok((await store.put(id, Buffer.from(given), SPANS)).done)
-      t.ok(((await register.get(id)).bytes as Buffer).length < given.length)
-      for (const { bytes } of [
-        await store.get(id),
-        await store.swap(id, { version: 1 }, given, SPANS, false),
-      ] as {
-        bytes: Buffer
-      }[])
-        t.ok(bytes.subarray(PREFIX.end).equals(given.subarray(PREFIX.end)))
-    }
-})
-
 void t.test('a record that does not decompress is refused and left unchanged', async (t) => {
   const register = setup()
   const [id, token] = [newId(), newToken()]

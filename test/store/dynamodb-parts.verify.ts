@@ -132,19 +132,16 @@ void t.test('an operation is sent to the table as it is, and its reply tells the
   t.ok(closed.length > 0)
 })
 
-void t.test(
-  'without the SDK nothing can have been applied, and the error says what to install',
-  async (t) => {
-    failNextImport('@aws-sdk/client-dynamodb')
-    const options = { table: 'mine', where: {}, timeoutMs: 1, clock: new ServerClock(), onEvent: () => {} }
-    await t.rejects(Client.load(options), {
-      name: 'StoreUnavailable',
-      maybeApplied: false,
-      message: /@aws-sdk\/client-dynamodb is not installed beside the proxy; npm install/,
-      cause: Error,
-    })
-  },
-)
+void t.test('without the SDK nothing is applied, and the error says what to install', async (t) => {
+  failNextImport('@aws-sdk/client-dynamodb')
+  const options = { table: 'mine', where: {}, timeoutMs: 1, clock: new ServerClock(), onEvent: () => {} }
+  await t.rejects(Client.load(options), {
+    name: 'StoreUnavailable',
+    maybeApplied: false,
+    message: /@aws-sdk\/client-dynamodb is not installed beside the proxy; npm install/,
+    cause: Error,
+  })
+})
 
 void t.test('the time that credentials take is not that of the request', async (t) => {
   let resolved = 0

@@ -6,7 +6,7 @@ import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { SMALL_RECORD } from '../../src/store/record/codec.ts'
-import { type Store, StoreFull } from '../../src/store/register.ts'
+import { StoreFull } from '../../src/store/register.ts'
 import { registerContract } from './contract.ts'
 import { exactContract } from './exact.ts'
 import { bytesOf, memoryHarness, newId, newToken, response, SPANS } from './fixtures.ts'
@@ -41,39 +41,6 @@ void t.test('a large store is swept in slices, within a second or so', async (t)
     told.reduce((sum, records) => sum + records, 0),
     3500,
   )
-})
-
-void t.test('no operation finds what has expired, and it is counted once', async (t) => {
-  const [id, token] = [newId(), newToken()]
-  const operations: readonly ((register: Store) => unknown)[] = [
-    (register) => register.put(newId(), bytesOf('unknown', token), SPANS),
-    (register) => register.swap(id, { version: 1000 }, bytesOf('completed', token), SPANS, false),
-    (register) => register.get(newId()),
-    (register) => register.renew([{ id, token, ...SPANS }]),
-    (register) => register.due(10),
-    (register) => register.remove(id, 1000),
-    (register) => register.list('all', null, 10),
-    (register) => register.list('unresolved', null, 10),
-    (register) => register.history.append(id, []),
-    (register) => register.history.read(id),
-    (register) => register.limits.take('bucket', { count: 1, per: 1000 }, 1),
-  ]
-  for (const operation of operations) {
-    let now = 1000
-    let removed = 0
-    const onPruned = (records: number): void => void (removed += records)
-    const register = memoryStore({ clock: () => now, maxBytes: MEMORY_BYTES, onPruned })
-    await register.put(id, bytesOf('in_progress', token), { dueIn: 1, dropIn: 10 })
-    now = 1009
-    t.same(await register.due(1), [id])
-    now = 1010
-    const reply = await operation(register)
-    t.notMatch(JSON.stringify(reply), /^true|\[true|"bytes":\{/)
-    t.notOk(JSON.stringify(reply).includes(id), String(operation))
-    now = 2010
-    await register.get(newId())
-    t.equal(removed, 1, String(operation))
-  }
 })
 
 void t.test('it says that it forgets everything with the process', async (t) => {

@@ -4,14 +4,14 @@ import type { RecordId, State } from '../../src/core/record.ts'
 import { NOBODY } from '../../src/core/settle.ts'
 import { migrating } from '../../src/store/moving/migrating.ts'
 import { markOf } from '../../src/store/moving/phases.ts'
-import { decodeRecord, PREFIX, readStamps } from '../../src/store/record/codec.ts'
+import { decodeRecord, PREFIX } from '../../src/store/record/codec.ts'
 import { packed } from '../../src/store/record/packed.ts'
 import { Sealer } from '../../src/store/record/sealing.ts'
 import { InGrace, type Store, StoreUnavailable, type SwapReply } from '../../src/store/register.ts'
 import { registerContract } from './contract.ts'
 import { answeringLater, bytesOf, HOUR, newId, newToken, pairHarness, SPANS } from './fixtures.ts'
 
-/* Two stores as one, phase by phase. All orders of their steps: test/model/migration.ts and test/protect/migrating.test.ts. */
+/* Two stores as one: what test/model/migration.test.ts leaves out of all orders of claims and outcomes in all phases. */
 
 const NOW = 1_795_000_000_000
 const NOTE = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '' }
@@ -139,15 +139,6 @@ function late<Args extends unknown[], Reply>(call: (...args: Args) => Reply) {
   }
 }
 
-void t.test('both: fence, token, createdAt and answer are the same in both stores', async (t) => {
-  const { from, to, on } = pairOf()
-  const { id } = await made(on('both'), 'completed')
-  const [one, other] = [await recordIn(from, id), await recordIn(to, id)]
-  t.equal(one?.state, 'completed')
-  for (const name of ['fence', 'token', 'createdAt', 'result'] as const)
-    t.same((other as never)[name], (one as never)[name], name)
-})
-
 void t.test('a record of the old store answers in every phase, and phase new copies it', async (t) => {
   const { clock, from, to, on } = pairOf()
   const states = ['completed', 'failed_retryable', 'unknown'] as const
@@ -165,21 +156,6 @@ void t.test('a record of the old store answers in every phase, and phase new cop
   t.equal(await stateIn(to, free.id), 'failed_retryable')
   clock.now += SPANS.dueIn
   t.same(await on('new').due(10), [unknown.id], 'the new store lists it as due')
-})
-
-void t.test('what a mirror could not write to the new store is not executed by a later phase', async (t) => {
-  const { from, to, on } = pairOf()
-  const { id } = await made(on('mirror', { to: { put: down } }))
-  t.equal(await recordIn(to, id), null)
-  for (const phase of ['both', 'new'] as const)
-    t.match(shown(await claim(on(phase), id)), { state: 'in_progress' }, phase)
-  // From here on the new store is down.
-  const first = await made(on('mirror'), 'failed_retryable')
-  const second = { id: first.id, token: newToken() }
-  t.ok((await takenOver(from, first.id, await versionIn(from, first.id), second.token)).done)
-  await settled(from, second, 'completed')
-  t.equal(await stateIn(to, first.id), 'failed_retryable')
-  t.match(shown(await claim(on('new'), first.id)), { state: 'completed' })
 })
 
 void t.test('a mirror', async (t) => {
@@ -207,16 +183,6 @@ void t.test('a mirror', async (t) => {
     t.ok((await on('mirror').swap(id, { version }, unknown, SPANS, false)).done)
     t.ok(await on('mirror').remove(id, version + 1))
     t.ok((await to.get(id)).bytes)
-  })
-  await t.test('writes takeovers to the new store, too', async (t) => {
-    const { from, to, sides, on } = pairOf()
-    const { id } = await made(on('mirror'), 'failed_retryable')
-    const [version, token] = [await versionIn(from, id), newToken()]
-    t.notOk((await takenOver(on('mirror'), id, version + 7, token)).done)
-    t.equal(await stateIn(to, id), 'failed_retryable')
-    t.ok((await takenOver(on('mirror'), id, version, token)).done)
-    const { fence } = (await recordIn(from, id)) as { fence: number }
-    await both(t, sides, id, { state: 'in_progress', token, fence })
   })
   await t.test('refuses an outcome that the old store refuses, whatever the new one has', async (t) => {
     const { from, to, on } = pairOf()
@@ -249,16 +215,6 @@ void t.test('both: a claim that the new store does not take', async (t) => {
       await t.rejects(claim(on('both', over), id, token), error)
       t.equal(await stateIn(from, id), left)
     })
-  await t.test('is given back under nobody’s token: an earlier try that comes late finds it', async (t) => {
-    const { from, on } = pairOf()
-    const [id, token] = [newId(), newToken()]
-    await t.rejects(claim(on('both', { to: { put: down } }), id, token))
-    const { bytes } = await from.get(id)
-    const { due, dropAt, fence } = readStamps(bytes as Buffer)
-    t.notOk(decodeRecord(bytes as Buffer).token.equals(token))
-    t.equal(due, dropAt, 'it is never due')
-    t.equal(fence, NOW + 1, 'and the next attempt’s fence is higher than that of the claim')
-  })
   await t.test('is given back as the free record that the new store has', async (t) => {
     for (const fence of [7, NOW + 5]) {
       const { from, to, on } = pairOf()
@@ -267,15 +223,6 @@ void t.test('both: a claim that the new store does not take', async (t) => {
       t.match(shown(await claim(on('both'), id)), { state: 'failed_retryable', token })
       t.match(await recordIn(from, id), { state: 'failed_retryable', token, fence: Math.max(fence, NOW) })
     }
-  })
-  await t.test('is given back, however late that is, if another attempt has it there', async (t) => {
-    const { from, to, on } = pairOf()
-    const { id, token } = await made(to)
-    t.match(shown(await claim(on('both', { from: { swap: late(from.swap) } }), id)), {
-      state: 'in_progress',
-      token,
-    })
-    t.match(await recordIn(from, id), { state: 'in_progress', token })
   })
   await t.test('is given back if the record there cannot be read', async (t) => {
     const { from, to, on } = pairOf()
@@ -342,20 +289,22 @@ void t.test('both: a record that vanishes meanwhile is never claimed in one stor
 })
 
 void t.test('both: a takeover', async (t) => {
-  await t.test('that loses against phase new is undone', async (t) => {
-    const { from, to, on } = pairOf()
+  await t.test('gets its record into the new store, not one of an earlier lifetime', async (t) => {
+    const { from, to, sides, on } = pairOf()
+    const [id, token] = [newId(), newToken()]
+    const free = (createdAt: number) => bytesOf('failed_retryable', newToken(), { createdAt, fence: 5 })
+    await from.put(id, free(NOW - 10), SPANS)
+    await to.put(id, free(NOW - 999), SPANS)
+    const slow = on('both', { to: { remove: late(to.remove) } })
+    t.ok((await takenOver(slow, id, await versionIn(from, id), token)).done)
+    await both(t, sides, id, { state: 'in_progress', token, createdAt: NOW - 10 })
+    t.match(await on('both').get(id), { now: NOW })
+  })
+  await t.test('of a record that the new store loses fails as locked', async (t) => {
+    const { from, on } = pairOf()
     const { id } = await made(on('both'), 'failed_retryable')
-    const swap: Store['swap'] = async (at, ...rest) => {
-      await takenOver(to, at, await versionIn(to, at))
-      return to.swap(at, ...rest)
-    }
-    const mine = newToken()
-    const reply = await takenOver(on('both', { to: { swap } }), id, await versionIn(from, id), mine)
-    t.equal(shown(reply)?.state, 'in_progress')
-    for (const record of [shown(reply), await recordIn(from, id)]) t.notOk(record?.token.equals(mine))
-    const other = await made(on('both'), 'failed_retryable')
-    const lost = takenOver(on('both', { to: { swap: refused } }), other.id, await versionIn(from, other.id))
-    await t.rejects(lost, { name: 'RecordLocked' }, 'the new store lost the record')
+    const lost = takenOver(on('both', { to: { swap: refused } }), id, await versionIn(from, id))
+    await t.rejects(lost, { name: 'RecordLocked' })
   })
   await t.test('is held back by a grace of the new store, too', async (t) => {
     const { from, to, sides, on } = pairOf()
@@ -380,36 +329,19 @@ void t.test('both: a takeover', async (t) => {
       t.match(await recordIn(whole, id), { state: 'failed_retryable', token })
     }
   })
-  await t.test(
-    'gets its record into the new store, not one with the lifetime of an earlier one',
-    async (t) => {
-      const { from, to, sides, on } = pairOf()
+  await t.test('reaches the new store even if that lacks the record, or it has expired', async (t) => {
+    for (const state of ['failed_retryable', 'expired'] as const) {
+      const { from, to, on } = pairOf()
       const [id, token] = [newId(), newToken()]
-      const free = (createdAt: number) => bytesOf('failed_retryable', newToken(), { createdAt, fence: 5 })
-      await from.put(id, free(NOW - 10), SPANS)
-      await to.put(id, free(NOW - 999), SPANS)
-      const slow = on('both', { to: { remove: late(to.remove) } })
-      t.ok((await takenOver(slow, id, await versionIn(from, id), token)).done)
-      await both(t, sides, id, { state: 'in_progress', token, createdAt: NOW - 10 })
-      t.match(await on('both').get(id), { now: NOW })
-    },
-  )
-  await t.test(
-    'reaches the new store even if that lacks the record, or the old one has only its remains',
-    async (t) => {
-      for (const state of ['failed_retryable', 'expired'] as const) {
-        const { from, to, on } = pairOf()
-        const [id, token] = [newId(), newToken()]
-        await from.put(id, bytesOf(state, newToken()), SPANS)
-        t.ok((await takenOver(on('both'), id, await versionIn(from, id), token)).done)
-        t.match(await recordIn(to, id), {
-          state: 'in_progress',
-          token,
-          fence: (await recordIn(from, id))?.fence,
-        })
-      }
-    },
-  )
+      await from.put(id, bytesOf(state, newToken()), SPANS)
+      t.ok((await takenOver(on('both'), id, await versionIn(from, id), token)).done)
+      t.match(await recordIn(to, id), {
+        state: 'in_progress',
+        token,
+        fence: (await recordIn(from, id))?.fence,
+      })
+    }
+  })
 })
 
 void t.test('both: a write that depends on the version', async (t) => {
@@ -447,14 +379,6 @@ void t.test('both: a write that depends on the version', async (t) => {
 })
 
 void t.test('both: an outcome', async (t) => {
-  await t.test('of an attempt that the new store alone has is kept in both', async (t) => {
-    const { to, sides, on } = pairOf()
-    const first = await made(on('both'), 'failed_retryable')
-    const second = { id: first.id, token: newToken() }
-    t.ok((await takenOver(to, first.id, await versionIn(to, first.id), second.token)).done)
-    t.ok((await settled(on('both'), second, 'completed')).done)
-    await both(t, sides, first.id, { state: 'completed', token: second.token })
-  })
   await t.test('that is written anew is refused with that of the new store', async (t) => {
     const { from, to, on } = pairOf()
     const { id, token } = await made(on('both'))
@@ -462,17 +386,6 @@ void t.test('both: an outcome', async (t) => {
     t.ok((await takenOver(to, id, await versionIn(to, id), other, 'completed')).done)
     t.equal(await stateIn(from, id), 'in_progress')
     t.match(shown(await on('both').put(id, bytesOf('completed', token), SPANS, 'again')), { token: other })
-  })
-  await t.test('of nobody’s attempt writes nothing', async (t) => {
-    const { from, to, on } = pairOf()
-    t.match(await settled(on('both'), { id: newId(), token: newToken() }, 'completed'), {
-      done: false,
-      bytes: null,
-    })
-    const { id } = await made(from)
-    const stale = await settled(on('both'), { id, token: newToken() }, 'completed')
-    t.ok(!stale.done && stale.bytes !== null)
-    t.equal(await recordIn(to, id), null)
   })
   await t.test('that is repeated reaches the store that lacks it, however late', async (t) => {
     const { from, to, on } = pairOf()
@@ -487,30 +400,17 @@ void t.test('both: an outcome', async (t) => {
     t.match(shown(repeated), { state: 'completed' })
     t.equal(await stateIn(to, own.id), 'completed')
   })
-  await t.test(
-    'replaces a record of an earlier life in the new store, however slow its removal is',
-    async (t) => {
-      const { from, to, on } = pairOf()
-      const own = await made(from)
-      await to.put(own.id, bytesOf('failed_retryable', newToken(), { createdAt: NOW - 999 }), SPANS)
-      t.ok((await settled(on('both', { to: { remove: late(to.remove) } }), own, 'completed')).done)
-      t.match(await recordIn(to, own.id), { state: 'completed', token: own.token })
-    },
-  )
-  await t.test(
-    'is told to the new store even in its grace, and a claim is asked for as any other',
-    async (t) => {
-      const { to, on } = pairOf()
-      const entries: unknown[] = []
-      const put: Store['put'] = async (...args) => (entries.push(args[3]), to.put(...args))
-      const noting = on('both', { to: { put } })
-      const own = await made(noting)
-      t.same(entries, ['claim'])
-      await to.remove(own.id, await versionIn(to, own.id))
-      t.ok((await settled(noting, own, 'completed')).done)
-      t.same(entries, ['claim', 'again'])
-    },
-  )
+  await t.test('is told to the new store even in its grace, unlike a claim', async (t) => {
+    const { to, on } = pairOf()
+    const entries: unknown[] = []
+    const put: Store['put'] = async (...args) => (entries.push(args[3]), to.put(...args))
+    const noting = on('both', { to: { put } })
+    const own = await made(noting)
+    t.same(entries, ['claim'])
+    await to.remove(own.id, await versionIn(to, own.id))
+    t.ok((await settled(noting, own, 'completed')).done)
+    t.same(entries, ['claim', 'again'])
+  })
   await t.test('is not told in place of an answer that the new store has', async (t) => {
     const { to, sides, on } = pairOf()
     const own = await made(on('both'))
@@ -574,21 +474,18 @@ void t.test('both: after a failover', async (t) => {
     t.match(await again(on('both', { to: inGrace(to) }), own), { done: false })
     t.match(await recordIn(to, own.id), { state: 'in_progress', token: own.token })
   })
-  await t.test(
-    'the new store gets a claim that the failover of it took back, even in its grace',
-    async (t) => {
-      const { from, to, sides, on } = pairOf()
-      const own = { id: newId(), token: newToken() }
-      const life = { createdAt: NOW, fence: 5 }
-      await from.put(own.id, bytesOf('in_progress', own.token, { ...life, fence: 9 }), SPANS)
-      await to.put(own.id, bytesOf('failed_retryable', newToken(), life), SPANS)
-      t.match(await again(on('both', { to: inGrace(to) }), own), { done: false })
-      await both(t, sides, own.id, { state: 'in_progress', token: own.token })
-      await to.remove(own.id, await versionIn(to, own.id))
-      await strange(to, own.id)
-      await t.rejects(again(on('both'), own), IN_DOUBT)
-    },
-  )
+  await t.test('the new store gets a claim that its failover took back, even in its grace', async (t) => {
+    const { from, to, sides, on } = pairOf()
+    const own = { id: newId(), token: newToken() }
+    const life = { createdAt: NOW, fence: 5 }
+    await from.put(own.id, bytesOf('in_progress', own.token, { ...life, fence: 9 }), SPANS)
+    await to.put(own.id, bytesOf('failed_retryable', newToken(), life), SPANS)
+    t.match(await again(on('both', { to: inGrace(to) }), own), { done: false })
+    await both(t, sides, own.id, { state: 'in_progress', token: own.token })
+    await to.remove(own.id, await versionIn(to, own.id))
+    await strange(to, own.id)
+    await t.rejects(again(on('both'), own), IN_DOUBT)
+  })
 })
 
 void t.test('both: a lease', async (t) => {
@@ -621,31 +518,22 @@ void t.test('both: a lease', async (t) => {
     t.ok((await on('both').swap(own.id, { version }, bytesOf('completed', own.token), SPANS, false)).done)
     t.match(await recordIn(to, own.id), { state: 'completed', token: own.token })
   })
-  await t.test(
-    'is renewed if both stores have renewed it; elsewhere the leading store decides',
-    async (t) => {
-      const { from, to, on } = pairOf()
-      const all = [await made(on('both')), await made(from), await made(to)]
-      const items = all.map((own) => ({ ...own, dueIn: HOUR, dropIn: HOUR }))
-      t.same(await on('both').renew(items), [true, false, false])
-      t.same(await on('mirror').renew(items), [true, true, false])
-      t.same(await on('new').renew(items), [true, false, true])
-      await t.rejects(on('both', { to: { renew: down } }).renew(items), { name: 'StoreUnavailable' })
-      let isRenewed = false
-      const renew: Store['renew'] = async (some) => late(to.renew)(some).finally(() => (isRenewed = true))
-      await on('mirror', { to: { renew } }).renew(items)
-      t.ok(isRenewed, 'a mirror waits for the new store, too')
-    },
-  )
+  await t.test('is renewed if both stores renewed it; elsewhere the lead decides', async (t) => {
+    const { from, to, on } = pairOf()
+    const all = [await made(on('both')), await made(from), await made(to)]
+    const items = all.map((own) => ({ ...own, dueIn: HOUR, dropIn: HOUR }))
+    t.same(await on('both').renew(items), [true, false, false])
+    t.same(await on('mirror').renew(items), [true, true, false])
+    t.same(await on('new').renew(items), [true, false, true])
+    await t.rejects(on('both', { to: { renew: down } }).renew(items), { name: 'StoreUnavailable' })
+    let isRenewed = false
+    const renew: Store['renew'] = async (some) => late(to.renew)(some).finally(() => (isRenewed = true))
+    await on('mirror', { to: { renew } }).renew(items)
+    t.ok(isRenewed, 'a mirror waits for the new store, too')
+  })
 })
 
 void t.test('new: what it decides', async (t) => {
-  await t.test('about an attempt that only the old store knows is its outcome', async (t) => {
-    const { from, on } = pairOf()
-    const own = await made(from)
-    t.ok((await settled(on('new'), own, 'completed')).done)
-    t.equal(await stateIn(on('new'), own.id), 'completed')
-  })
   await t.test('and frees a key is not undone by the old store', async (t) => {
     const { from, on } = pairOf()
     const { id, token } = await made(from, 'unknown')
@@ -654,14 +542,6 @@ void t.test('new: what it decides', async (t) => {
     t.equal(await stateIn(on('new'), id), 'failed_retryable')
     const only = await made(on('new'), 'failed_retryable')
     t.equal(await recordIn(from, only.id), null)
-  })
-  await t.test('is told to the old store only where a key is free', async (t) => {
-    for (const state of ['completed', 'unknown', 'failed_retryable'] as const) {
-      const { from, on } = pairOf()
-      const own = await made(on('both'))
-      t.ok((await settled(on('new'), own, state)).done)
-      t.equal(await stateIn(from, own.id), state === 'failed_retryable' ? state : 'in_progress', state)
-    }
   })
   await t.test('gives a takeover a higher fence than either store had, and an outcome none', async (t) => {
     const { from, to, on } = pairOf()

@@ -40,32 +40,29 @@ async function holding(t: Test) {
   return { says, waiting, ...server }
 }
 
-void t.test(
-  'a store that holds claims closes the breaker, and one that does not leaves it open',
-  async (t) => {
-    const { url, says, waiting } = await holding(t)
-    const held: Millis[] = []
-    const states: string[] = []
-    const opening = open(
-      t,
-      // To open it, this waits for an answer.
-      { url, grace: 500, timeout: 250, wait: { replicas: 'none', disk: 'local', timeout: 10 } },
-      { ...HOOKS, onHeld: (left) => void held.push(left), onBreaker: (state) => void states.push(state) },
-    )
-    // Before there is a breaker.
-    await until(() => held.includes(1) && waiting.length > 0)
-    waiting[0]?.write('*2\r\n:1\r\n:0\r\n')
-    const store = await opening
-    says.left = 0
-    await until(() => held.at(-1) === 0)
-    for (let n = 0; n < 5; n++) await t.rejects(store.get(newId()), { name: 'StoreUnavailable' })
-    const before = held.length
-    await until(() => states.filter((state) => state === 'half_open').length >= 2 && held.length > before + 2)
-    t.notOk(states.includes('closed'), 'probes fail, and to hold nothing shows nothing')
-    says.left = 1
-    await until(() => states.includes('closed'))
-  },
-)
+void t.test('only a store that holds claims closes the breaker', async (t) => {
+  const { url, says, waiting } = await holding(t)
+  const held: Millis[] = []
+  const states: string[] = []
+  const opening = open(
+    t,
+    // To open it, this waits for an answer.
+    { url, grace: 500, timeout: 250, wait: { replicas: 'none', disk: 'local', timeout: 10 } },
+    { ...HOOKS, onHeld: (left) => void held.push(left), onBreaker: (state) => void states.push(state) },
+  )
+  // Before there is a breaker.
+  await until(() => held.includes(1) && waiting.length > 0)
+  waiting[0]?.write('*2\r\n:1\r\n:0\r\n')
+  const store = await opening
+  says.left = 0
+  await until(() => held.at(-1) === 0)
+  for (let n = 0; n < 5; n++) await t.rejects(store.get(newId()), { name: 'StoreUnavailable' })
+  const before = held.length
+  await until(() => states.filter((state) => state === 'half_open').length >= 2 && held.length > before + 2)
+  t.notOk(states.includes('closed'), 'probes fail, and to hold nothing shows nothing')
+  says.left = 1
+  await until(() => states.includes('closed'))
+})
 
 void t.test('a cache is asked for no grace', async (t) => {
   using dir = tempDir()

@@ -188,27 +188,24 @@ void t.test('an embedded store that cannot be used is an error at start; Redis m
   await redis.close()
 })
 
-void t.test(
-  'records are sealed if there are keys; without the key, sealed ones are refused and plain ones read',
-  async (t) => {
-    const url = `${server.url}/10`
-    const { service, store: plain } = config(url)
-    const sealing = { ...plain, encryption: { keys: [{ id: 'a', key: Buffer.alloc(32, 7) }] } }
-    const [before, sealed] = [newId(), newId()]
-    const without = await openStore({ service, store: plain }, hooks)
-    await without.put(before, bytesOf('in_progress', newToken()), SPANS)
-    await without.close()
-    const store = await openStore({ service, store: sealing }, hooks)
-    await store.put(sealed, bytesOf('in_progress', newToken()), SPANS)
-    for (const id of [before, sealed])
-      t.match(await new Records(store).get(id), { record: { path: '/v1/payments/ü' } })
-    await store.close()
-    const again = await openStore({ service, store: plain }, hooks)
-    t.match(await new Records(again).get(before), { record: { path: '/v1/payments/ü' } })
-    t.match(await new Records(again).get(sealed), { kind: 'corrupt', error: { reason: 'unknown_key' } })
-    await again.close()
-  },
-)
+void t.test('records are sealed if there are keys, and without theirs refused', async (t) => {
+  const url = `${server.url}/10`
+  const { service, store: plain } = config(url)
+  const sealing = { ...plain, encryption: { keys: [{ id: 'a', key: Buffer.alloc(32, 7) }] } }
+  const [before, sealed] = [newId(), newId()]
+  const without = await openStore({ service, store: plain }, hooks)
+  await without.put(before, bytesOf('in_progress', newToken()), SPANS)
+  await without.close()
+  const store = await openStore({ service, store: sealing }, hooks)
+  await store.put(sealed, bytesOf('in_progress', newToken()), SPANS)
+  for (const id of [before, sealed])
+    t.match(await new Records(store).get(id), { record: { path: '/v1/payments/ü' } })
+  await store.close()
+  const again = await openStore({ service, store: plain }, hooks)
+  t.match(await new Records(again).get(before), { record: { path: '/v1/payments/ü' } })
+  t.match(await new Records(again).get(sealed), { kind: 'corrupt', error: { reason: 'unknown_key' } })
+  await again.close()
+})
 
 void t.test('responses are compressed if the configuration says so', async (t) => {
   const { service, store: plain } = config(`${server.url}/11`)
@@ -228,42 +225,39 @@ void t.test('responses are compressed if the configuration says so', async (t) =
   await read.close()
 })
 
-void t.test(
-  'a Redis that has replaced another one says for how long it holds claims, unless there is no grace',
-  async (t) => {
-    const old = `${'0'.repeat(40)} 1 2`
-    const replaced = (service: string) =>
-      server.command('MSET', ...new RedisKeys(service).epochs.flatMap((key) => [key, old]))
-    const claim = async (grace: number, timeout: number, service: string) => {
-      await replaced(service)
-      const held: number[] = []
-      const { store: settings } = config(server.url)
-      const { to: store } = await openStores(
-        { service, store: { ...settings, timeout, grace } },
-        { ...hooks, onHeld: (left) => void held.push(left) },
-      )
-      try {
-        await store.put(newId(), bytesOf('in_progress', newToken()), SPANS)
-        return held
-      } catch (error) {
-        t.match(error, { name: 'InGrace' })
-        await until(() => held.some((left) => left > 0))
-        return held
-      } finally {
-        await store.close()
-      }
-    }
-    t.same(
-      (await claim(0, 5000, 'off')).filter((left) => left > 0),
-      [],
+void t.test('a Redis that has replaced another one says for how long it holds claims', async (t) => {
+  const old = `${'0'.repeat(40)} 1 2`
+  const replaced = (service: string) =>
+    server.command('MSET', ...new RedisKeys(service).epochs.flatMap((key) => [key, old]))
+  const claim = async (grace: number, timeout: number, service: string) => {
+    await replaced(service)
+    const held: number[] = []
+    const { store: settings } = config(server.url)
+    const { to: store } = await openStores(
+      { service, store: { ...settings, timeout, grace } },
+      { ...hooks, onHeld: (left) => void held.push(left) },
     )
-    const longest = Math.max(...(await claim(1, 5000, 'short')))
-    t.ok(longest > 5000 && longest <= 10_000, `a grace lasts two timeouts at least, and not ${longest} ms`)
-    t.equal(asObserver(config(server.url)).store.grace, 0)
-    const strict = config(server.url)
-    t.equal(asObserver({ ...strict, store: { ...strict.store, grace: 2000 } }).store.grace, 0)
-  },
-)
+    try {
+      await store.put(newId(), bytesOf('in_progress', newToken()), SPANS)
+      return held
+    } catch (error) {
+      t.match(error, { name: 'InGrace' })
+      await until(() => held.some((left) => left > 0))
+      return held
+    } finally {
+      await store.close()
+    }
+  }
+  t.same(
+    (await claim(0, 5000, 'off')).filter((left) => left > 0),
+    [],
+  )
+  const longest = Math.max(...(await claim(1, 5000, 'short')))
+  t.ok(longest > 5000 && longest <= 10_000, `a grace lasts two timeouts at least, and not ${longest} ms`)
+  t.equal(asObserver(config(server.url)).store.grace, 0)
+  const strict = config(server.url)
+  t.equal(asObserver({ ...strict, store: { ...strict.store, grace: 2000 } }).store.grace, 0)
+})
 
 void t.test('a PostgreSQL that is away may come later', async (t) => {
   const told: string[] = []

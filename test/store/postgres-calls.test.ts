@@ -1,5 +1,5 @@
 import t, { type Test } from 'tap'
-import type { Millis, RecordId } from '../../src/core/record.ts'
+import type { Millis } from '../../src/core/record.ts'
 import { REVISION } from '../../src/store/postgres/layout.ts'
 import type { SqlArg } from '../../src/store/postgres/link.ts'
 import {
@@ -8,7 +8,7 @@ import {
   type PostgresStore,
 } from '../../src/store/postgres/store.ts'
 import { PREFIX } from '../../src/store/record/codec.ts'
-import { InGrace, PartlyUnavailable } from '../../src/store/register.ts'
+import { PartlyUnavailable } from '../../src/store/register.ts'
 import { KEPT_FOR } from '../../src/store/safety.ts'
 import { type FakeLinks, fakeLinks, type Sent } from '../support/fake-links.ts'
 import { bytesOf, newId, newToken, SPANS } from './fixtures.ts'
@@ -99,59 +99,6 @@ const claim = (token = newToken()) => bytesOf('in_progress', token)
 const outcome = (token = newToken()) => bytesOf('completed', token)
 const failureOf = (asked: Promise<unknown>): Promise<unknown> => asked.catch((error: unknown) => error)
 
-void t.test(
-  'a claim says all that the record has, what is written, and what is known of the grace',
-  async (t) => {
-    const { store, replies, calls } = await open(t)
-    t.equal(store.name, 'postgres')
-    replies['put'] = WRITTEN
-    const [id, token] = [newId(), newToken()]
-    const bytes = bytesOf('completed', token, { fence: 3, createdAt: 4 })
-    const head = PREFIX.end + 4 + bytes.readUInt32BE(PREFIX.end)
-    for (const [entry, number] of [
-      [undefined, 0],
-      ['claim', 0],
-      ['fresh', 1],
-      ['again', 2],
-    ] as const) {
-      calls.length = 0
-      t.strictSame(await store.put(id, bytes, SPANS, entry), {
-        done: true,
-        now: Number(NOW),
-        stamp: { version: 7, fence: 8, createdAt: 9 },
-      })
-      const record = [1, 2, 3, token, 4, bytes.subarray(PREFIX.end, head), bytes.subarray(head)]
-      t.same(calls, [['put', 'pay', id, 0, 1250, ...record, SPANS.dueIn, SPANS.dropIn, number, 0, 0]])
-    }
-    for (const length of [0, 3, 4]) {
-      calls.length = 0
-      const rest = Buffer.alloc(length)
-      await store.put(newId(), Buffer.concat([claim().subarray(0, PREFIX.end), rest]), SPANS)
-      t.same(calls[0]?.slice(10, 12), [rest, Buffer.alloc(0)], 'what is too short for a head has none')
-    }
-  },
-)
-
-void t.test('a refused claim gets the record that is there', async (t) => {
-  const { store, replies } = await open(t)
-  const there = outcome()
-  replies['put'] = refused(columnsOf(there))
-  const reply = await store.put(newId(), claim(), SPANS)
-  t.same(Object.keys(reply).sort(), ['bytes', 'done', 'now'])
-  t.match(reply, { done: false, now: Number(NOW) })
-  t.ok('bytes' in reply && reply.bytes?.subarray(PREFIX.end).equals(there.subarray(PREFIX.end)))
-})
-
-void t.test('a claim that is held says since when, and for how long', async (t) => {
-  const { store, replies } = await open(t)
-  for (const left of ['1', '5']) {
-    replies['put'] = [NOW, 'f', null, null, null, null, ...ABSENT, left, SINCE]
-    const held = await failureOf(store.put(newId(), claim(), SPANS))
-    t.ok(held instanceof InGrace)
-    t.match(held, { now: Number(NOW), since: Number(SINCE), left: Number(left) })
-  }
-})
-
 void t.test('a reply that makes no sense grants no claim', async (t) => {
   const { store, replies } = await open(t)
   const written = (at: number, value: string | null) =>
@@ -237,32 +184,29 @@ void t.test('a row that is no record is corrupt, not absent or another', async (
   t.equal((await store.get(newId())).bytes, null)
 })
 
-void t.test(
-  'while writes hang, a claim is answered by the record of another, and by nothing else',
-  async (t) => {
-    const { fake, store, replies } = await open(t, { timeoutMs: 100 })
-    replies['swap'] = null
-    const swap = () => failureOf(store.swap(newId(), { version: 1 }, claim(), SPANS, false))
-    for (let n = 0; n < 2; n++) {
-      const all = Array.from({ length: 8 }, swap)
-      await fake.pass(100)
-      await Promise.all(all)
-    }
-    t.ok((await swap()) instanceof PartlyUnavailable)
-    const mine = newToken()
-    const answers: [stored: Columns, isThere: boolean][] = [
-      [ABSENT, false],
-      [columnsOf(claim(mine)), false],
-      [columnsOf(claim()), true],
-    ]
-    for (const [stored, isThere] of answers) {
-      replies['get'] = [NOW, ...stored]
-      const reply = await failureOf(store.put(newId(), claim(mine), SPANS))
-      if (isThere) t.match(reply, { done: false, now: Number(NOW), bytes: Buffer })
-      else t.ok(reply instanceof PartlyUnavailable)
-    }
-  },
-)
+void t.test('while writes hang, a claim is answered by nothing but another’s record', async (t) => {
+  const { fake, store, replies } = await open(t, { timeoutMs: 100 })
+  replies['swap'] = null
+  const swap = () => failureOf(store.swap(newId(), { version: 1 }, claim(), SPANS, false))
+  for (let n = 0; n < 2; n++) {
+    const all = Array.from({ length: 8 }, swap)
+    await fake.pass(100)
+    await Promise.all(all)
+  }
+  t.ok((await swap()) instanceof PartlyUnavailable)
+  const mine = newToken()
+  const answers: [stored: Columns, isThere: boolean][] = [
+    [ABSENT, false],
+    [columnsOf(claim(mine)), false],
+    [columnsOf(claim()), true],
+  ]
+  for (const [stored, isThere] of answers) {
+    replies['get'] = [NOW, ...stored]
+    const reply = await failureOf(store.put(newId(), claim(mine), SPANS))
+    if (isThere) t.match(reply, { done: false, now: Number(NOW), bytes: Buffer })
+    else t.ok(reply instanceof PartlyUnavailable)
+  }
+})
 
 void t.test('any other failure of a claim is no reason to read', async (t) => {
   const { store, replies, of } = await open(t)
@@ -274,48 +218,17 @@ void t.test('any other failure of a claim is no reason to read', async (t) => {
   t.same(of('get'), [])
 })
 
-void t.test('those who wait are told of the end of an attempt, and of nothing else', async (t) => {
-  const { fake, store, replies, calls, of } = await open(t)
-  replies['tell'] = []
-  const there = columnsOf(claim())
-  const swapOf = (bytes: Buffer) => (id: RecordId) => store.swap(id, { version: 7 }, bytes, SPANS, false)
-  const putOf = (bytes: Buffer) => (id: RecordId) => store.put(id, bytes, SPANS)
-  const remove = (id: RecordId) => store.remove(id, 7)
-  const written = (waiting: string | null) => [...WRITTEN, waiting]
-  for (const [what, act, reply, isTold] of [
-    ['an outcome', putOf(outcome()), written('a b'), true],
-    ['an outcome for which nobody waits', putOf(outcome()), written(''), false],
-    ['an outcome that does not say who waits', putOf(outcome()), written(null), false],
-    ['a claim', putOf(claim()), written('a b'), false],
-    ['an outcome by condition', swapOf(outcome()), written('a b'), true],
-    ['a takeover', swapOf(claim()), written('a b'), false],
-    ['an outcome that ended nothing', swapOf(outcome()), written(null), false],
-    ['a refusal that ended an attempt', swapOf(claim()), refused(there, 'a b'), true],
-    ['a removal', remove, ['t', 'a b'], true],
-    ['a removal for nobody', remove, ['t', null], false],
-    ['no removal', remove, ['f', 'a b'], false],
-  ] as const) {
-    calls.length = 0
-    for (const name of ['put', 'swap', 'remove']) replies[name] = [...reply]
-    const id = newId()
-    await act(id)
-    await fake.settled()
-    t.same(of('tell'), isTold ? [['tell', ['a', 'b'], `pay ${id}`]] : [], what)
+void t.test('who waits is told of an end, where the server says who does', async (t) => {
+  const { store, replies, of } = await open(t)
+  const id = newId()
+  for (const waiting of ['a b', null]) {
+    replies['put'] = [...WRITTEN, waiting]
+    replies['remove'] = ['t', waiting]
+    await store.put(id, outcome(), SPANS)
+    await store.remove(id, 7)
   }
-})
-
-void t.test('of leases renewed together, one that is locked does not keep the others', async (t) => {
-  const { store, replies, calls } = await open(t)
-  t.same(await store.renew([]), [])
-  t.same(calls, [])
-  const [renewed, revived, gone, locked] = [newId(), newId(), newId(), newId()]
-  replies['renew'] = [renewed]
-  replies['revive'] = ([, id], sent) => {
-    if (id === locked) sent.fail('55P03')
-    return id === locked ? null : [id === revived ? 't' : 'f']
-  }
-  const items = [renewed, revived, gone, locked].map((id) => ({ id, token: newToken(), dueIn: 1, dropIn: 2 }))
-  t.same(await store.renew(items), [true, true, false, false])
+  const told = ['tell', ['a', 'b'], `pay ${id}`]
+  t.same(of('tell'), [told, told])
 })
 
 void t.test('with a grace, the server is looked at, and each claim says what was found', async (t) => {
@@ -369,29 +282,26 @@ void t.test('without a grace, there is no look', async (t) => {
   t.same(of('admit'), [])
 })
 
-void t.test(
-  'expired records are removed every second, at once if there are more, until the end',
-  async (t) => {
-    const pruned: number[] = []
-    const { fake, store, replies, of } = await open(t, { onPruned: (records) => void pruned.push(records) })
-    const begun = performance.now()
-    const rounds = ['500', '500', '499', null, '0', '1']
-    const at: number[] = []
-    replies['prune'] = (_, sent) => {
-      at.push(performance.now() - begun)
-      const removed = rounds.shift()
-      if (removed === null) sent.fail('55P03')
-      return removed === null ? null : [removed ?? '0']
-    }
-    await fake.pass(5500)
-    t.same(at, [1000, 1000, 1000, 2000, 3000, 4000, 5000])
-    t.same(pruned, [500, 500, 499, 1], 'told if there were any')
-    replies['prune'] = null
-    await fake.pass(500)
-    await store.close()
-    await fake.pass(5000)
-    t.equal(of('prune').length, 8, 'nor does one that was under way begin another')
-    t.ok(fake.links.every(({ isOver }) => isOver))
-    t.equal(fake.timers(), 0)
-  },
-)
+void t.test('expired records are removed every second, at once if there are more', async (t) => {
+  const pruned: number[] = []
+  const { fake, store, replies, of } = await open(t, { onPruned: (records) => void pruned.push(records) })
+  const begun = performance.now()
+  const rounds = ['500', '500', '499', null, '0', '1']
+  const at: number[] = []
+  replies['prune'] = (_, sent) => {
+    at.push(performance.now() - begun)
+    const removed = rounds.shift()
+    if (removed === null) sent.fail('55P03')
+    return removed === null ? null : [removed ?? '0']
+  }
+  await fake.pass(5500)
+  t.same(at, [1000, 1000, 1000, 2000, 3000, 4000, 5000])
+  t.same(pruned, [500, 500, 499, 1], 'told if there were any')
+  replies['prune'] = null
+  await fake.pass(500)
+  await store.close()
+  await fake.pass(5000)
+  t.equal(of('prune').length, 8, 'nor does one that was under way begin another')
+  t.ok(fake.links.every(({ isOver }) => isOver))
+  t.equal(fake.timers(), 0)
+})

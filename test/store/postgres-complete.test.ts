@@ -127,55 +127,52 @@ async function tests(): Promise<void> {
     }
   })
 
-  void t.test(
-    'with ttl.body, the response expires before its record and is indexed like any other',
-    async (t) => {
-      const app = await upstream(t)
-      const ends = { completion: `${TERMS.completion} ${5 * MINUTE}` }
-      const told = { told: ['record'], toldTo: 'abcdefgh', key: 'käy', span: 'x'.repeat(55) } as const
-      for (const more of [{}, told]) {
-        const claimed = await claim({ ...ends, ...more })
-        t.equal(await complete(app, claimed), true)
-        const { bytes } = await register.get(claimed.id)
-        if (bytes === null) throw new Error('no record')
-        const record = decodeRecord(bytes) as Completed
-        t.strictSame(record.result, { ...result(), afterBody: HOUR - 5 * MINUTE })
-        t.same([record.expiresAt, record.dropAt], [record.updatedAt + HOUR, record.updatedAt + HOUR + MINUTE])
-        t.equal(indexPlace(bytes, 7), 2 ** 48 + 7)
-        t.match(record, { key: 'key' in more ? more.key : null, completion: ends.completion })
-        t.equal(await complete(app, claimed), false, 'a repeat finds its own answer')
-        t.match(await failureOf(complete(app, claimed, 201, HEADERS, Buffer.from('other'))), {
-          code: 'IP002',
-        })
-        // The outcome that the owner then tries to write files the response in the index.
-        const own = draft('completed', claimed.token, { fence: claimed.fence, result: result() })
-        t.match(await records.settle(claimed.id, own, SPANS), {
-          kind: 'refused',
-          record: { state: 'completed' },
-        })
-        t.same(await leases(claimed.id), [['2', String(2 ** 48 + record.updatedAt + 5 * MINUTE)]])
-        t.match(await records.settle(claimed.id, own, SPANS), { kind: 'refused' })
-        t.equal((await leases(claimed.id)).length, 1)
-      }
-      // Its owner dies after the commit: the next sweep files it.
-      const orphan = await claim(ends)
-      await complete(app, orphan)
-      await server.sql(`UPDATE idempotency.unresolved SET due = 1 WHERE id = '${orphan.id}'`)
-      t.notOk((await register.due(1000)).includes(orphan.id))
-      t.match(await leases(orphan.id), [['2']])
-      // A refusal, kept as long as its record, and a response that is not kept: nothing expires earlier.
-      for (const [status, body] of [
-        [404, ALL_BYTES],
-        [201, Buffer.alloc(1001)],
-      ] as const) {
-        const claimed = await claim(ends)
-        await complete(app, claimed, status, HEADERS, body)
-        const { bytes } = await register.get(claimed.id)
-        t.equal(indexPlace(bytes as Buffer, 7), null)
-        t.notOk('afterBody' in (decodeRecord(bytes as Buffer) as Completed).result)
-      }
-    },
-  )
+  void t.test('with ttl.body, the response expires before its record, and is indexed', async (t) => {
+    const app = await upstream(t)
+    const ends = { completion: `${TERMS.completion} ${5 * MINUTE}` }
+    const told = { told: ['record'], toldTo: 'abcdefgh', key: 'käy', span: 'x'.repeat(55) } as const
+    for (const more of [{}, told]) {
+      const claimed = await claim({ ...ends, ...more })
+      t.equal(await complete(app, claimed), true)
+      const { bytes } = await register.get(claimed.id)
+      if (bytes === null) throw new Error('no record')
+      const record = decodeRecord(bytes) as Completed
+      t.strictSame(record.result, { ...result(), afterBody: HOUR - 5 * MINUTE })
+      t.same([record.expiresAt, record.dropAt], [record.updatedAt + HOUR, record.updatedAt + HOUR + MINUTE])
+      t.equal(indexPlace(bytes, 7), 2 ** 48 + 7)
+      t.match(record, { key: 'key' in more ? more.key : null, completion: ends.completion })
+      t.equal(await complete(app, claimed), false, 'a repeat finds its own answer')
+      t.match(await failureOf(complete(app, claimed, 201, HEADERS, Buffer.from('other'))), {
+        code: 'IP002',
+      })
+      // The outcome that the owner then tries to write files the response in the index.
+      const own = draft('completed', claimed.token, { fence: claimed.fence, result: result() })
+      t.match(await records.settle(claimed.id, own, SPANS), {
+        kind: 'refused',
+        record: { state: 'completed' },
+      })
+      t.same(await leases(claimed.id), [['2', String(2 ** 48 + record.updatedAt + 5 * MINUTE)]])
+      t.match(await records.settle(claimed.id, own, SPANS), { kind: 'refused' })
+      t.equal((await leases(claimed.id)).length, 1)
+    }
+    // Its owner dies after the commit: the next sweep files it.
+    const orphan = await claim(ends)
+    await complete(app, orphan)
+    await server.sql(`UPDATE idempotency.unresolved SET due = 1 WHERE id = '${orphan.id}'`)
+    t.notOk((await register.due(1000)).includes(orphan.id))
+    t.match(await leases(orphan.id), [['2']])
+    // A refusal, kept as long as its record, and a response that is not kept: nothing expires earlier.
+    for (const [status, body] of [
+      [404, ALL_BYTES],
+      [201, Buffer.alloc(1001)],
+    ] as const) {
+      const claimed = await claim(ends)
+      await complete(app, claimed, status, HEADERS, body)
+      const { bytes } = await register.get(claimed.id)
+      t.equal(indexPlace(bytes as Buffer, 7), null)
+      t.notOk('afterBody' in (decodeRecord(bytes as Buffer) as Completed).result)
+    }
+  })
 
   void t.test('reason phrases are Node’s, and an answer without a Date gets one', async (t) => {
     const app = await upstream(t)
@@ -199,31 +196,28 @@ async function tests(): Promise<void> {
       t.equal(reason, STATUS_CODES[status] ?? '', status)
   })
 
-  void t.test(
-    'of a response that the route does not keep, only status and Location are stored',
-    async (t) => {
-      const app = await upstream(t)
-      const place = [
-        ['Location', '/p/1'],
-        ['location', '/p/2'],
-      ]
-      const terms = (limit: number) => ({ completion: `${HOUR} ${HOUR} 0 ${limit}` })
-      for (const [limit, headers, expected] of [
-        [255, place, { kept: false, why: 'too_large', status: 201, location: '/p/1' }],
-        [255, [], { kept: false, why: 'too_large', status: 201, location: null }],
-        [0, place, { kept: false, why: 'outcome_only', status: 201, location: '/p/1' }],
-        [256, [], { kept: true }],
-      ] as const) {
-        const claimed = await claim(terms(limit))
-        t.equal(await complete(app, claimed, 201, headers), true)
-        t.match(await stored(claimed.id), { result: expected })
-        t.equal(await complete(app, claimed, 201, headers), false)
-      }
-      const empty = await claim(terms(0))
-      await complete(app, empty, 200, [], null)
-      t.match(await stored(empty.id), { result: { kept: false, why: 'outcome_only' } })
-    },
-  )
+  void t.test('of a response that is not kept, only status and Location are stored', async (t) => {
+    const app = await upstream(t)
+    const place = [
+      ['Location', '/p/1'],
+      ['location', '/p/2'],
+    ]
+    const terms = (limit: number) => ({ completion: `${HOUR} ${HOUR} 0 ${limit}` })
+    for (const [limit, headers, expected] of [
+      [255, place, { kept: false, why: 'too_large', status: 201, location: '/p/1' }],
+      [255, [], { kept: false, why: 'too_large', status: 201, location: null }],
+      [0, place, { kept: false, why: 'outcome_only', status: 201, location: '/p/1' }],
+      [256, [], { kept: true }],
+    ] as const) {
+      const claimed = await claim(terms(limit))
+      t.equal(await complete(app, claimed, 201, headers), true)
+      t.match(await stored(claimed.id), { result: expected })
+      t.equal(await complete(app, claimed, 201, headers), false)
+    }
+    const empty = await claim(terms(0))
+    await complete(app, empty, 200, [], null)
+    t.match(await stored(empty.id), { result: { kept: false, why: 'outcome_only' } })
+  })
 
   void t.test('Date and Location are names of headers, wherever they stand', async (t) => {
     const app = await upstream(t)
@@ -402,28 +396,25 @@ async function tests(): Promise<void> {
       t.equal(await charges(overtaken.id), 0)
     })
 
-  void t.test(
-    'an owner that settles after complete() gets the recorded answer, and its lease is removed',
-    async (t) => {
-      const app = await upstream(t)
-      for (const state of ['completed', 'unknown', 'failed_retryable'] as const)
-        for (const renewals of [0, 1]) {
-          const one = await claim()
-          if (renewals) await register.renew([{ ...one, dueIn: HOUR, dropIn: HOUR }])
-          await complete(app, one)
-          const before = await stored(one.id)
-          for (const again of [false, true]) {
-            const settled = await records.settle(one.id, draft(state, one.token, TERMS), SPANS)
-            t.match(settled, {
-              kind: 'refused',
-              record: { state: 'completed', token: one.token, result: result() },
-            })
-            t.same(await stored(one.id), before, again ? 'again' : 'the record does not change')
-          }
-          t.same(await leases(one.id), [])
+  void t.test('an owner that settles after complete() gets the recorded answer, and no lease', async (t) => {
+    const app = await upstream(t)
+    for (const state of ['completed', 'unknown', 'failed_retryable'] as const)
+      for (const renewals of [0, 1]) {
+        const one = await claim()
+        if (renewals) await register.renew([{ ...one, dueIn: HOUR, dropIn: HOUR }])
+        await complete(app, one)
+        const before = await stored(one.id)
+        for (const again of [false, true]) {
+          const settled = await records.settle(one.id, draft(state, one.token, TERMS), SPANS)
+          t.match(settled, {
+            kind: 'refused',
+            record: { state: 'completed', token: one.token, result: result() },
+          })
+          t.same(await stored(one.id), before, again ? 'again' : 'the record does not change')
         }
-    },
-  )
+        t.same(await leases(one.id), [])
+      }
+  })
 
   void t.test('an owner that settles before complete() is committed is told "not applied"', async (t) => {
     const app = await upstream(t)
@@ -544,28 +535,25 @@ async function tests(): Promise<void> {
     t.equal(await complete(app, one, 201, [["!#$%&'*+.^_`|~-", 'a\tb\xff']]), true)
   })
 
-  void t.test(
-    'complete() refuses a claim without forwardFence, a sealed record, and one of a later release',
-    async (t) => {
-      const app = await upstream(t)
-      const quiet = await claim({})
-      t.match(await failureOf(complete(app, quiet)), {
-        code: '55000',
-        message: /key\.forwardFence is off, or an earlier release has claimed it/,
-      })
-      const sealed = { id: newId(), token: newToken() }
-      const sealing = new Records(packed(register, new Sealer([{ id: 'a', key: Buffer.alloc(32) }])))
-      const claimed = await sealing.claim(sealed.id, draft('in_progress', sealed.token, TERMS), SPANS)
-      if (claimed.kind !== 'claimed') throw new Error(claimed.kind)
-      t.match(await failureOf(complete(app, { id: sealed.id, fence: claimed.stamp.fence })), {
-        code: '55000',
-        message: /the record is sealed/,
-      })
-      const later = await claim()
-      await server.sql(`UPDATE idempotency.records SET schema = 2 WHERE id = '${later.id}'`)
-      t.match(await failureOf(complete(app, later)), { code: '55000', message: /a later release/ })
-    },
-  )
+  void t.test('complete() refuses a record without terms, sealed, or of a later release', async (t) => {
+    const app = await upstream(t)
+    const quiet = await claim({})
+    t.match(await failureOf(complete(app, quiet)), {
+      code: '55000',
+      message: /key\.forwardFence is off, or an earlier release has claimed it/,
+    })
+    const sealed = { id: newId(), token: newToken() }
+    const sealing = new Records(packed(register, new Sealer([{ id: 'a', key: Buffer.alloc(32) }])))
+    const claimed = await sealing.claim(sealed.id, draft('in_progress', sealed.token, TERMS), SPANS)
+    if (claimed.kind !== 'claimed') throw new Error(claimed.kind)
+    t.match(await failureOf(complete(app, { id: sealed.id, fence: claimed.stamp.fence })), {
+      code: '55000',
+      message: /the record is sealed/,
+    })
+    const later = await claim()
+    await server.sql(`UPDATE idempotency.records SET schema = 2 WHERE id = '${later.id}'`)
+    t.match(await failureOf(complete(app, later)), { code: '55000', message: /a later release/ })
+  })
 
   void t.test('the upstream’s role may call complete(), and nothing else', async (t) => {
     const app = await upstream(t)

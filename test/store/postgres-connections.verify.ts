@@ -112,47 +112,44 @@ const hangs = (events: readonly string[]) => () => events.some((event) => /does 
 function tests(server: PostgresServer): void {
   t.teardown(() => server[Symbol.asyncDispose]())
 
-  void t.test(
-    'without its synchronous standby, connections are bounded and reads answered; claims resume with it',
-    async (t) => {
-      const { primary, standby } = await replicated(t)
-      const { register, events } = await open(t, primary.url)
-      const there = await completed(register)
-      const counts = await counting(t, primary)
-      const traffic = load(register)
-      await until(() => traffic.granted.length > 100)
-      standby.pause()
-      await until(hangs(events))
-      const { refused } = traffic
-      await until(() => traffic.refused > refused + 500)
+  void t.test('without its standby reads are answered, connections bounded, and claims resume', async (t) => {
+    const { primary, standby } = await replicated(t)
+    const { register, events } = await open(t, primary.url)
+    const there = await completed(register)
+    const counts = await counting(t, primary)
+    const traffic = load(register)
+    await until(() => traffic.granted.length > 100)
+    standby.pause()
+    await until(hangs(events))
+    const { refused } = traffic
+    await until(() => traffic.refused > refused + 500)
 
-      const reply = await register.put(there, claim(), SPANS)
-      t.ok(!reply.done && decodeRecord(reply.bytes).state === 'completed', 'a retry gets its answer')
-      t.ok((await register.get(there)).bytes)
-      t.ok(await register.ping())
-      t.equal(await register.limits.take(newId(), { count: 1, per: HOUR }, 1), 0)
-      const note = { tag: 'replayed', count: 1, firstAgo: 0, lastAgo: 0, text: '' }
-      t.equal(await register.history.append(there, [note]), true)
-      t.same((await register.list({ beginning: there }, null, 10)).ids, [there])
-      await t.rejects(register.put(newId(), claim(), SPANS), HANGS)
-      const refusal = await register.put(newId(), claim(), SPANS).catch((error) => error)
-      t.ok(refusal instanceof PartlyUnavailable, 'the breaker does not count it')
-      await t.rejects(register.remove(there, 1), HANGS)
+    const reply = await register.put(there, claim(), SPANS)
+    t.ok(!reply.done && decodeRecord(reply.bytes).state === 'completed', 'a retry gets its answer')
+    t.ok((await register.get(there)).bytes)
+    t.ok(await register.ping())
+    t.equal(await register.limits.take(newId(), { count: 1, per: HOUR }, 1), 0)
+    const note = { tag: 'replayed', count: 1, firstAgo: 0, lastAgo: 0, text: '' }
+    t.equal(await register.history.append(there, [note]), true)
+    t.same((await register.list({ beginning: there }, null, 10)).ids, [there])
+    await t.rejects(register.put(newId(), claim(), SPANS), HANGS)
+    const refusal = await register.put(newId(), claim(), SPANS).catch((error) => error)
+    t.ok(refusal instanceof PartlyUnavailable, 'the breaker does not count it')
+    await t.rejects(register.remove(there, 1), HANGS)
 
-      standby.resume()
-      const before = traffic.granted.length
-      await until(() => traffic.granted.length > before + 100)
-      await traffic.stop()
-      t.ok(counts.most <= MOST, `${counts.most} connections`)
-      await until(() => counts.now <= 8)
-      t.equal(events.filter((event) => /read but not written/.test(event)).length, 1, 'reported once')
-      for (const id of traffic.granted) {
-        const again = await register.put(id, claim(), SPANS)
-        if (again.done) t.fail(`${id} was granted twice`)
-      }
-      t.ok(traffic.doubtful.length > 0)
-    },
-  )
+    standby.resume()
+    const before = traffic.granted.length
+    await until(() => traffic.granted.length > before + 100)
+    await traffic.stop()
+    t.ok(counts.most <= MOST, `${counts.most} connections`)
+    await until(() => counts.now <= 8)
+    t.equal(events.filter((event) => /read but not written/.test(event)).length, 1, 'reported once')
+    for (const id of traffic.granted) {
+      const again = await register.put(id, claim(), SPANS)
+      if (again.done) t.fail(`${id} was granted twice`)
+    }
+    t.ok(traffic.doubtful.length > 0)
+  })
 
   for (const way of ['', 'before PgBouncer '])
     void t.test(

@@ -352,72 +352,62 @@ function tests(server: PostgresServer): void {
     t.same(events, [`connected: 127.0.0.1:${server.port}`], 'its connections are kept')
   })
 
-  void t.test(
-    'a claim that waits for a silent standby may have been applied, and goes to nobody else',
-    async (t) => {
-      const { register } = await opened(t, server.url, { timeoutMs: 4000 })
-      await register.ping()
-      await server.requireStandby()
-      const id = newId()
-      const token = newToken()
-      await t.rejects(register.put(id, claim(token), SPANS), APPLIED)
-      await t.rejects(register.put(id, claim(), SPANS), NOT_APPLIED, 'another claim waits for it')
-      t.equal((await register.get(id)).bytes, null, 'nobody sees it yet')
-      await server.requireNoStandby()
-      await until(async () => (await register.get(id)).bytes !== null)
-      const reply = await register.put(id, claim(), SPANS)
-      t.ok(!reply.done && decodeRecord(reply.bytes).token.equals(token))
-    },
-  )
+  void t.test('a claim that waits for a silent standby may be applied; nobody else gets it', async (t) => {
+    const { register } = await opened(t, server.url, { timeoutMs: 4000 })
+    await register.ping()
+    await server.requireStandby()
+    const id = newId()
+    const token = newToken()
+    await t.rejects(register.put(id, claim(token), SPANS), APPLIED)
+    await t.rejects(register.put(id, claim(), SPANS), NOT_APPLIED, 'another claim waits for it')
+    t.equal((await register.get(id)).bytes, null, 'nobody sees it yet')
+    await server.requireNoStandby()
+    await until(async () => (await register.get(id)).bytes !== null)
+    const reply = await register.put(id, claim(), SPANS)
+    t.ok(!reply.done && decodeRecord(reply.bytes).token.equals(token))
+  })
 
-  void t.test(
-    'a recognised claim waits for the synchronous standby, too; a cancelled wait fails',
-    async (t) => {
-      const { register } = await opened(t, server.url, { timeoutMs: 4000 })
-      const { register: patient } = await opened(t, server.url)
-      const [id, taken] = [newId(), newId()]
-      await register.put(taken, claim(), SPANS)
-      const { version } = decodeRecord((await register.get(taken)).bytes as Buffer)
-      await server.sql("ALTER DATABASE records SET client_min_messages = 'error'")
-      await server.requireStandby()
-      const mine = claim()
-      const put = () => register.put(id, mine, SPANS)
-      const takeOver = () => register.swap(taken, { version }, mine, SPANS, true)
-      for (const lost of [put, takeOver]) await t.rejects(lost(), APPLIED)
-      // After the restart everybody sees records that no standby has.
-      await server.kill()
-      await server.start()
-      await until(answers(register))
-      t.match(
-        await register.put(id, claim(), SPANS),
-        { done: false },
-        'a claim of another owner does not wait',
-      )
-      for (const recognised of [put, takeOver]) await t.rejects(recognised(), APPLIED)
+  void t.test('a recognised claim waits for the standby, too; a cancelled wait fails', async (t) => {
+    const { register } = await opened(t, server.url, { timeoutMs: 4000 })
+    const { register: patient } = await opened(t, server.url)
+    const [id, taken] = [newId(), newId()]
+    await register.put(taken, claim(), SPANS)
+    const { version } = decodeRecord((await register.get(taken)).bytes as Buffer)
+    await server.sql("ALTER DATABASE records SET client_min_messages = 'error'")
+    await server.requireStandby()
+    const mine = claim()
+    const put = () => register.put(id, mine, SPANS)
+    const takeOver = () => register.swap(taken, { version }, mine, SPANS, true)
+    for (const lost of [put, takeOver]) await t.rejects(lost(), APPLIED)
+    // After the restart everybody sees records that no standby has.
+    await server.kill()
+    await server.start()
+    await until(answers(register))
+    t.match(await register.put(id, claim(), SPANS), { done: false }, 'a claim of another owner does not wait')
+    for (const recognised of [put, takeOver]) await t.rejects(recognised(), APPLIED)
 
-      await until(answers(patient))
-      const cancelled = t.rejects(patient.put(newId(), claim(), SPANS), {
-        ...APPLIED,
-        message: /canceling wait for synchronous replication/,
-      })
-      const waiting = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-      let isOver = false
-      void cancelled.then(() => {
-        isOver = true
-      })
-      await until(async () => {
-        await server.sql(waiting)
-        return isOver
-      })
-      await server.requireNoStandby()
-      await until(async () => (await server.sql('SHOW synchronous_standby_names'))[0]?.[0] === '')
-      // The cancelled waits cost their connections.
-      await until(answers(register))
-      t.match(await put(), { done: false })
-      t.match(await takeOver(), { done: false })
-      await server.sql('ALTER DATABASE records RESET client_min_messages')
-    },
-  )
+    await until(answers(patient))
+    const cancelled = t.rejects(patient.put(newId(), claim(), SPANS), {
+      ...APPLIED,
+      message: /canceling wait for synchronous replication/,
+    })
+    const waiting = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    let isOver = false
+    void cancelled.then(() => {
+      isOver = true
+    })
+    await until(async () => {
+      await server.sql(waiting)
+      return isOver
+    })
+    await server.requireNoStandby()
+    await until(async () => (await server.sql('SHOW synchronous_standby_names'))[0]?.[0] === '')
+    // The cancelled waits cost their connections.
+    await until(answers(register))
+    t.match(await put(), { done: false })
+    t.match(await takeOver(), { done: false })
+    await server.sql('ALTER DATABASE records RESET client_min_messages')
+  })
 
   void t.test('a database may set another bytea_output; bytes not in hex are a corrupt record', async (t) => {
     const own = await server.database()

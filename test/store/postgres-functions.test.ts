@@ -164,40 +164,34 @@ async function tests(): Promise<void> {
       }
   })
 
-  both(
-    'a claim that is recognised is a write, for which a standby is waited; a refusal is not',
-    async (t) => {
-      const id = newId()
-      const [mine, theirs] = ['pay', 'other']
-      const writers = async () =>
-        (await rows('SELECT xmax FROM idempotency.records ORDER BY service DESC')).map(({ xmax }) => xmax)
-      for (const service of [mine, theirs]) await put(id, T, { service, token: `of ${service}` })
-      const before = await writers()
-      await put(id, T, { token: 'stranger' })
-      t.same(await writers(), before)
-      await put(id, T, { token: 'of pay' })
-      const [pay, other] = await writers()
-      t.not(pay, before[0])
-      t.equal(other, before[1])
-    },
-  )
+  both('a recognised claim is a write, for which a standby is waited; a refusal is not', async (t) => {
+    const id = newId()
+    const [mine, theirs] = ['pay', 'other']
+    const writers = async () =>
+      (await rows('SELECT xmax FROM idempotency.records ORDER BY service DESC')).map(({ xmax }) => xmax)
+    for (const service of [mine, theirs]) await put(id, T, { service, token: `of ${service}` })
+    const before = await writers()
+    await put(id, T, { token: 'stranger' })
+    t.same(await writers(), before)
+    await put(id, T, { token: 'of pay' })
+    const [pay, other] = await writers()
+    t.not(pay, before[0])
+    t.equal(other, before[1])
+  })
 
-  void t.test(
-    'leases of finished records are taken out when they are due, before they keep others from the list',
-    async (t) => {
-      for (const id of ['a', 'b']) await put(id, T, { dueIn: 5 })
-      await put('c', T, { dueIn: 6 })
-      await put('d', T, { dueIn: 10 })
-      await put('a', T, { dueIn: 5, service: 'other' })
-      await rows("UPDATE idempotency.records SET state = 2 WHERE id IN ('a', 'b', 'd')")
-      has(t, await call('places', 'pay', T + 4, 1000, 'due', 0, '', 2), { listed: '' })
-      t.ok(await lease('a'))
-      has(t, await call('places', 'pay', T + 6, 1000, 'due', 0, '', 2), { listed: `${T + 6} c` })
-      t.ok(await lease('a', 'other'))
-      t.same([await lease('a'), await lease('b')], [undefined, undefined])
-      t.ok(await lease('d'))
-    },
-  )
+  void t.test('leases of finished records that are due keep no others from the list', async (t) => {
+    for (const id of ['a', 'b']) await put(id, T, { dueIn: 5 })
+    await put('c', T, { dueIn: 6 })
+    await put('d', T, { dueIn: 10 })
+    await put('a', T, { dueIn: 5, service: 'other' })
+    await rows("UPDATE idempotency.records SET state = 2 WHERE id IN ('a', 'b', 'd')")
+    has(t, await call('places', 'pay', T + 4, 1000, 'due', 0, '', 2), { listed: '' })
+    t.ok(await lease('a'))
+    has(t, await call('places', 'pay', T + 6, 1000, 'due', 0, '', 2), { listed: `${T + 6} c` })
+    t.ok(await lease('a', 'other'))
+    t.same([await lease('a'), await lease('b')], [undefined, undefined])
+    t.ok(await lease('d'))
+  })
 
   void t.test('what somebody else is at work on is waited for, or passed over', async (t) => {
     const [id, another] = [newId(), newId()]
@@ -393,38 +387,35 @@ async function tests(): Promise<void> {
     }
   })
 
-  void t.test(
-    'a call that found no row to lock neither changes one that appears later nor waits',
-    async (t) => {
-      const [asking, gate, changing] = await Promise.all([server.client(), server.client(), server.client()])
-      t.teardown(() => Promise.all([asking, gate, changing].map((one) => one.end())))
-      // A call at this instant waits here, after its look for a record to lock.
-      const at = T + 5
-      await clock(
-        `LANGUAGE plpgsql AS 'BEGIN IF _skew = ${at} THEN PERFORM pg_advisory_xact_lock_shared(1); END IF; RETURN _skew; END'`,
-      )
-      t.teardown(standStill)
-      for (const call of [
-        `swap('pay', $1, ${at}, 60000, NULL, $2, '{1}', 1::smallint, 2::smallint, 0, $2, $2, $2, 10, 100, 0, 0, 0)`,
-        `revive('pay', $1, ${at}, 60000, $2, 10, 10)`,
-      ])
-        for (const change of [
-          "UPDATE idempotency.records SET version = version + 1, token = '\\x00' WHERE id = ",
-          'DELETE FROM idempotency.records WHERE id = ',
-        ]) {
-          const id = newId()
-          await gate.query('SELECT pg_advisory_lock(1)')
-          const asked = asking.query(`SELECT done FROM idempotency.${call}`, [id, token])
-          await untilWaiting(gate)
-          await put(id, T)
-          await changing.query(`BEGIN; ${change} '${id}'`)
-          await gate.query('SELECT pg_advisory_unlock(1)')
-          t.match((await asked).rows, [{ done: false }], `${call}, then ${change}`)
-          await changing.query('COMMIT')
-          if (call.startsWith('swap')) t.ok(await lease(id), 'the lease is unchanged')
-        }
-    },
-  )
+  void t.test('a call that found no row to lock neither waits for nor changes a later one', async (t) => {
+    const [asking, gate, changing] = await Promise.all([server.client(), server.client(), server.client()])
+    t.teardown(() => Promise.all([asking, gate, changing].map((one) => one.end())))
+    // A call at this instant waits here, after its look for a record to lock.
+    const at = T + 5
+    await clock(
+      `LANGUAGE plpgsql AS 'BEGIN IF _skew = ${at} THEN PERFORM pg_advisory_xact_lock_shared(1); END IF; RETURN _skew; END'`,
+    )
+    t.teardown(standStill)
+    for (const call of [
+      `swap('pay', $1, ${at}, 60000, NULL, $2, '{1}', 1::smallint, 2::smallint, 0, $2, $2, $2, 10, 100, 0, 0, 0)`,
+      `revive('pay', $1, ${at}, 60000, $2, 10, 10)`,
+    ])
+      for (const change of [
+        "UPDATE idempotency.records SET version = version + 1, token = '\\x00' WHERE id = ",
+        'DELETE FROM idempotency.records WHERE id = ',
+      ]) {
+        const id = newId()
+        await gate.query('SELECT pg_advisory_lock(1)')
+        const asked = asking.query(`SELECT done FROM idempotency.${call}`, [id, token])
+        await untilWaiting(gate)
+        await put(id, T)
+        await changing.query(`BEGIN; ${change} '${id}'`)
+        await gate.query('SELECT pg_advisory_unlock(1)')
+        t.match((await asked).rows, [{ done: false }], `${call}, then ${change}`)
+        await changing.query('COMMIT')
+        if (call.startsWith('swap')) t.ok(await lease(id), 'the lease is unchanged')
+      }
+  })
 
   void t.test('a list of what is due waits for nobody', async (t) => {
     const other = await server.client()

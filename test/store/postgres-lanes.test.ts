@@ -31,29 +31,26 @@ void t.test('each connection has its number in what it sends, and says who it is
   t.same([events, ups], [['connected: db:1'], 1])
 })
 
-void t.test(
-  'statements take idle connections; more are made up to eight, of which two are for outcomes and leases',
-  async (t) => {
-    const { links, attempts, run, fake, pass, begun, answered } = await open(t)
-    await begun('a')
-    t.same(attempts.length, 1)
-    for (const name of ['b', 'c', 'd', 'e', 'f', 'g', 'h']) {
-      void run(name, name < 'e' ? 'plain' : 'local')
-      await pass(1)
-    }
-    await fake.settled()
-    t.same(sentOf(links), ['a', 'b', 'c', 'd', 'e', 'f'])
-    for (const name of ['u', 'v', 'w']) await begun(name, 'urgent')
-    t.same(sentOf(links), ['a', 'b', 'c', 'd', 'e', 'f', 'u', 'v'])
-    await answered(links[7]?.sent[0])
-    t.same(textsOf(links[7]), ['v', 'w'])
-    await answered(links[7]?.sent[1])
-    t.same(links[7]?.sent.length, 2, 'it is kept for outcomes')
-    await answered(links[0]?.sent[0])
-    t.same(sentOf(links).filter((text) => text === 'g').length, 1)
-    t.equal(attempts.length, 8)
-  },
-)
+void t.test('statements take idle connections; of eight, two are for outcomes and leases', async (t) => {
+  const { links, attempts, run, fake, pass, begun, answered } = await open(t)
+  await begun('a')
+  t.same(attempts.length, 1)
+  for (const name of ['b', 'c', 'd', 'e', 'f', 'g', 'h']) {
+    void run(name, name < 'e' ? 'plain' : 'local')
+    await pass(1)
+  }
+  await fake.settled()
+  t.same(sentOf(links), ['a', 'b', 'c', 'd', 'e', 'f'])
+  for (const name of ['u', 'v', 'w']) await begun(name, 'urgent')
+  t.same(sentOf(links), ['a', 'b', 'c', 'd', 'e', 'f', 'u', 'v'])
+  await answered(links[7]?.sent[0])
+  t.same(textsOf(links[7]), ['v', 'w'])
+  await answered(links[7]?.sent[1])
+  t.same(links[7]?.sent.length, 2, 'it is kept for outcomes')
+  await answered(links[0]?.sent[0])
+  t.same(sentOf(links).filter((text) => text === 'g').length, 1)
+  t.equal(attempts.length, 8)
+})
 
 void t.test('who has waited longest goes first, outcomes before all', async (t) => {
   const { links, run, fake, pass, answered } = await open(t)
@@ -78,43 +75,40 @@ void t.test('who has waited longest goes first, outcomes before all', async (t) 
   t.same(order, ['a', 'b', 'c', 'd', 'e', 'f'])
 })
 
-void t.test(
-  'a connection may take two seconds, and longer and longer where the server is silent',
-  async (t) => {
-    for (const { grace, expected } of [
-      { grace: 0, expected: [2000, 4000, 8000, 16_000, 16_000] },
-      { grace: 8000, expected: [2000, 4000, 4000] },
-      { grace: 1000, expected: [500, 500] },
-    ])
-      await t.test(`grace ${grace}`, async (t) => {
-        const { fake, attempts, lanes, pass } = await open(t, { grace, opens: false })
-        fake.accepts = false
-        const opening = lanes.open()
-        const delays = [50, 100, 200, 400, 500, 500]
-        const delay = () => pass(delays.shift() ?? 0)
-        for (const time of expected) {
-          const { length } = attempts
-          t.equal(attempts.at(-1)?.timeoutMs, time)
-          await pass(time)
-          t.equal(attempts.length, length, 'one at a time')
-          attempts.at(-1)?.refuse('silent')
-          await delay()
-          t.equal(attempts.length, length + 1)
-        }
-        await opening
-        const first = expected[0] ?? 0
-        await pass((attempts.at(-1)?.timeoutMs ?? 0) - 1)
-        attempts.at(-1)?.refuse('refused')
+void t.test('a connection may take two seconds, and ever longer where the server is silent', async (t) => {
+  for (const { grace, expected } of [
+    { grace: 0, expected: [2000, 4000, 8000, 16_000, 16_000] },
+    { grace: 8000, expected: [2000, 4000, 4000] },
+    { grace: 1000, expected: [500, 500] },
+  ])
+    await t.test(`grace ${grace}`, async (t) => {
+      const { fake, attempts, lanes, pass } = await open(t, { grace, opens: false })
+      fake.accepts = false
+      const opening = lanes.open()
+      const delays = [50, 100, 200, 400, 500, 500]
+      const delay = () => pass(delays.shift() ?? 0)
+      for (const time of expected) {
+        const { length } = attempts
+        t.equal(attempts.at(-1)?.timeoutMs, time)
+        await pass(time)
+        t.equal(attempts.length, length, 'one at a time')
+        attempts.at(-1)?.refuse('silent')
         await delay()
-        t.equal(attempts.at(-1)?.timeoutMs, first, 'an answer, whatever it is')
-        const link = attempts.at(-1)?.accept()
-        await pass(0)
-        link?.cut()
-        await pass(50)
-        t.equal(attempts.at(-1)?.timeoutMs, first)
-      })
-  },
-)
+        t.equal(attempts.length, length + 1)
+      }
+      await opening
+      const first = expected[0] ?? 0
+      await pass((attempts.at(-1)?.timeoutMs ?? 0) - 1)
+      attempts.at(-1)?.refuse('refused')
+      await delay()
+      t.equal(attempts.at(-1)?.timeoutMs, first, 'an answer, whatever it is')
+      const link = attempts.at(-1)?.accept()
+      await pass(0)
+      link?.cut()
+      await pass(50)
+      t.equal(attempts.at(-1)?.timeoutMs, first)
+    })
+})
 
 void t.test('a server that examines for long is not a silent one', async (t) => {
   const opened = await open(t)
@@ -295,41 +289,38 @@ void t.test('a connection that ends while it is examined is not used', async (t)
   t.same(textsOf(links.at(-1)), ['it'])
 })
 
-void t.test(
-  'the server is asked which late statements run, every second, as long as there are any',
-  async (t) => {
-    const { links, pass, grow, run, fake, attempts } = await open(t)
-    await grow(3)
-    const reply = run('slow')
-    await pass(TIMEOUT)
-    t.match(await reply, { ...APPLIED, message: 'no answer from PostgreSQL: timed out' })
-    await pass(999)
-    t.equal(looksOf(links).length, 0)
-    await pass(1)
-    const [look] = looksOf(links)
-    t.same(look?.args.slice(1), [links[0]?.options?.comment.slice(0, -'1 */ '.length)])
-    look?.answer('1 2')
-    await pass(1000)
-    t.same(openOf(links), [1, 2, 3])
-    t.equal(looksOf(links).length, 2)
-    // The server reports nothing at all.
-    looksOf(links)[1]?.answer(null)
-    await pass(1000)
-    t.same(openOf(links), [1, 2, 3])
-    looksOf(links)[2]?.rows([looksOf(links)[2]?.args[0] as string])
-    await pass(1000)
-    t.same(openOf(links), [1, 2, 3])
-    looksOf(links)[3]?.fail('42501')
-    await pass(1000)
-    t.equal(looksOf(links).length, 5, 'a failure is no answer')
-    looksOf(links)[4]?.answer('12 2')
-    await fake.settled()
-    t.same(openOf(links), [2, 3], 'its answer was lost')
-    await pass(3000)
-    t.equal(looksOf(links).length, 5)
-    t.equal(attempts.length, 3)
-  },
-)
+void t.test('the server is asked every second which late statements still run', async (t) => {
+  const { links, pass, grow, run, fake, attempts } = await open(t)
+  await grow(3)
+  const reply = run('slow')
+  await pass(TIMEOUT)
+  t.match(await reply, { ...APPLIED, message: 'no answer from PostgreSQL: timed out' })
+  await pass(999)
+  t.equal(looksOf(links).length, 0)
+  await pass(1)
+  const [look] = looksOf(links)
+  t.same(look?.args.slice(1), [links[0]?.options?.comment.slice(0, -'1 */ '.length)])
+  look?.answer('1 2')
+  await pass(1000)
+  t.same(openOf(links), [1, 2, 3])
+  t.equal(looksOf(links).length, 2)
+  // The server reports nothing at all.
+  looksOf(links)[1]?.answer(null)
+  await pass(1000)
+  t.same(openOf(links), [1, 2, 3])
+  looksOf(links)[2]?.rows([looksOf(links)[2]?.args[0] as string])
+  await pass(1000)
+  t.same(openOf(links), [1, 2, 3])
+  looksOf(links)[3]?.fail('42501')
+  await pass(1000)
+  t.equal(looksOf(links).length, 5, 'a failure is no answer')
+  looksOf(links)[4]?.answer('12 2')
+  await fake.settled()
+  t.same(openOf(links), [2, 3], 'its answer was lost')
+  await pass(3000)
+  t.equal(looksOf(links).length, 5)
+  t.equal(attempts.length, 3)
+})
 
 void t.test('a connection that has answered while the server is asked is kept', async (t) => {
   const { links, pass, grow, run, fake, begun } = await open(t)
@@ -349,16 +340,6 @@ void t.test('a connection that has answered while the server is asked is kept', 
   links[0]?.sent[1]?.answer()
   await pass(3000)
   t.equal(looksOf(links).length, 1)
-})
-
-void t.test('late answers give their connections back, but for those that are not needed', async (t) => {
-  const { pass, run, attempts, begun } = await open(t)
-  for (let n = 0; n < 6; n++) void run('early')
-  await pass(TIMEOUT - 100)
-  await begun('later')
-  t.equal(attempts.length, 6)
-  await pass(100)
-  t.equal(attempts.length, 7, 'what waits goes on at once')
 })
 
 void t.test('an answer that comes with the timeout counts', async (t) => {
@@ -585,34 +566,31 @@ void t.test('a reply to another statement is not believed, and ends the connecti
   }
 })
 
-void t.test(
-  'a refusal keeps the connection, an uncertain outcome does not, nor is it forgotten',
-  async (t) => {
-    const { links, run, fake, pass, grow, events } = await open(t)
-    await grow(2)
-    const refused = run('refused')
-    await fake.settled()
-    links[0]?.sent[0]?.fail('22012')
-    t.match(await refused, NOT_APPLIED)
-    t.same(openOf(links), [1, 2])
-    const uncertain = run('uncertain')
-    await fake.settled()
-    links[0]?.sent[1]?.fail('57P01')
-    t.match(await uncertain, APPLIED)
-    await fake.settled()
-    t.same(openOf(links), [2])
-    await pass(999)
-    t.equal(looksOf(links).length, 0)
-    await pass(1)
-    looksOf(links)[0]?.answer('1')
-    await pass(1000)
-    t.equal(looksOf(links).length, 2, 'it still runs')
-    looksOf(links)[1]?.answer('2')
-    await pass(3000)
-    t.equal(looksOf(links).length, 2)
-    t.same(events, ['connected: db:1'])
-  },
-)
+void t.test('a refusal keeps the connection; an uncertain outcome does not, and is kept', async (t) => {
+  const { links, run, fake, pass, grow, events } = await open(t)
+  await grow(2)
+  const refused = run('refused')
+  await fake.settled()
+  links[0]?.sent[0]?.fail('22012')
+  t.match(await refused, NOT_APPLIED)
+  t.same(openOf(links), [1, 2])
+  const uncertain = run('uncertain')
+  await fake.settled()
+  links[0]?.sent[1]?.fail('57P01')
+  t.match(await uncertain, APPLIED)
+  await fake.settled()
+  t.same(openOf(links), [2])
+  await pass(999)
+  t.equal(looksOf(links).length, 0)
+  await pass(1)
+  looksOf(links)[0]?.answer('1')
+  await pass(1000)
+  t.equal(looksOf(links).length, 2, 'it still runs')
+  looksOf(links)[1]?.answer('2')
+  await pass(3000)
+  t.equal(looksOf(links).length, 2)
+  t.same(events, ['connected: db:1'])
+})
 
 void t.test('what a lost connection was sent is not forgotten', async (t) => {
   const { links, run, fake, pass, grow } = await open(t)
@@ -780,17 +758,6 @@ void t.test('a stranger is accepted once nobody is in use', async (t) => {
   t.equal(sentOf(links).filter((text) => text === 'next').length, 1)
 })
 
-void t.test('what was lost on one server is nothing to the next', async (t) => {
-  const opened = await open(t)
-  const { links, pass, begun } = opened
-  await begun('lost')
-  links[0]?.cut()
-  opened.identity = { system: '1', timeline: 2 }
-  await pass(50)
-  t.equal(opened.ups, 2)
-  t.equal(looksOf(links).length, 0)
-})
-
 void t.test('what waits for a connection in vain was not applied, and is not sent later', async (t) => {
   const { links, attempts, fake, pass, run, looked } = await open(t)
   const sent = run('sent')
@@ -843,22 +810,6 @@ void t.test('what waits is refused as soon as there is no connection that could 
   links[1]?.cut('gone, too')
   await fake.settled()
   t.same(events.slice(2), ['connected: db:1', 'error: refused'])
-})
-
-void t.test('a connection that is lost during an attempt adds no attempt', async (t) => {
-  const { links, attempts, fake, pass, lanes } = await open(t)
-  fake.accepts = false
-  lanes.recheck()
-  await fake.settled()
-  links[0]?.cut()
-  attempts[1]?.refuse('refused')
-  await pass(50)
-  t.equal(attempts.length, 3)
-  attempts[2]?.refuse('refused')
-  await pass(99)
-  t.equal(attempts.length, 3)
-  await pass(1)
-  t.equal(attempts.length, 4)
 })
 
 void t.test('a server that does not report what it runs is used all the same', async (t) => {

@@ -51,44 +51,41 @@ function tests(server: PostgresServer): void {
     }
   })
 
-  void t.test(
-    'what another program, a later release or another role has made is left as it is',
-    async (t) => {
-      const own = await server.database()
-      const relations = () =>
-        own.sql("SELECT relname FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace")
-      await own.sql('CREATE SCHEMA idempotency; CREATE TABLE idempotency.things (x int)')
-      await t.rejects(opened(t, own.url), {
-        message:
-          /cannot use the PostgreSQL store: the schema idempotency of the database belongs to another program/,
-      })
-      t.same(await relations(), [['things']])
+  void t.test('what another program, a later release or another role made is left alone', async (t) => {
+    const own = await server.database()
+    const relations = () =>
+      own.sql("SELECT relname FROM pg_class WHERE relnamespace = 'idempotency'::regnamespace")
+    await own.sql('CREATE SCHEMA idempotency; CREATE TABLE idempotency.things (x int)')
+    await t.rejects(opened(t, own.url), {
+      message:
+        /cannot use the PostgreSQL store: the schema idempotency of the database belongs to another program/,
+    })
+    t.same(await relations(), [['things']])
 
-      await own.sql('DROP TABLE idempotency.things; CREATE ROLE guest LOGIN')
-      await own.sql('GRANT ALL ON SCHEMA idempotency TO guest')
-      const guest = await opened(t, as(own.url, 'guest'))
-      t.match(guest.events, [
-        'error: the schema idempotency is missing or outdated, and the role of store.url may not change it (the schema belongs to owner, and guest is no member of that role)',
-      ])
-      t.same(await relations(), [])
-      await own.sql('ALTER SCHEMA idempotency OWNER TO guest')
-      await until(answers(guest.register))
+    await own.sql('DROP TABLE idempotency.things; CREATE ROLE guest LOGIN')
+    await own.sql('GRANT ALL ON SCHEMA idempotency TO guest')
+    const guest = await opened(t, as(own.url, 'guest'))
+    t.match(guest.events, [
+      'error: the schema idempotency is missing or outdated, and the role of store.url may not change it (the schema belongs to owner, and guest is no member of that role)',
+    ])
+    t.same(await relations(), [])
+    await own.sql('ALTER SCHEMA idempotency OWNER TO guest')
+    await until(answers(guest.register))
 
-      await own.sql('UPDATE idempotency.layout SET revision = 0; DROP FUNCTION idempotency.ping')
-      t.ok(await (await opened(t, own.url)).register.ping(), 'functions of an earlier release are replaced')
-      for (const later of ['revision = 10', 'version = 2, revision = 1']) {
-        if (later.startsWith('version'))
-          t.ok(await (await opened(t, own.url)).register.ping(), 'functions of a later one work')
-        await own.sql(`UPDATE idempotency.layout SET ${later}`)
-        await t.rejects(own.sql(layoutScript()), { message: /a later release/ }, 'and are left unchanged')
-      }
-      await t.rejects(opened(t, own.url), {
-        name: 'StoreUnavailable',
-        message:
-          'cannot use the PostgreSQL store: its schema idempotency has version 2, of a later release; this one reads 1',
-      })
-    },
-  )
+    await own.sql('UPDATE idempotency.layout SET revision = 0; DROP FUNCTION idempotency.ping')
+    t.ok(await (await opened(t, own.url)).register.ping(), 'functions of an earlier release are replaced')
+    for (const later of ['revision = 10', 'version = 2, revision = 1']) {
+      if (later.startsWith('version'))
+        t.ok(await (await opened(t, own.url)).register.ping(), 'functions of a later one work')
+      await own.sql(`UPDATE idempotency.layout SET ${later}`)
+      await t.rejects(own.sql(layoutScript()), { message: /a later release/ }, 'and are left unchanged')
+    }
+    await t.rejects(opened(t, own.url), {
+      name: 'StoreUnavailable',
+      message:
+        'cannot use the PostgreSQL store: its schema idempotency has version 2, of a later release; this one reads 1',
+    })
+  })
 
   void t.test('functions and operators in another schema are not used', async (t) => {
     const own = await server.database()
@@ -150,50 +147,47 @@ function tests(server: PostgresServer): void {
     await migrating.query('ROLLBACK')
   })
 
-  void t.test(
-    'a role that may not create the schema needs what `migrate --print` says, and no more',
-    async (t) => {
-      const own = await server.database()
-      await own.sql('CREATE ROLE app LOGIN')
-      let skew = 0
-      const { register, events } = await opened(t, as(own.url, 'app'), { skew: () => skew })
-      await t.rejects(register.ping(), { message: /migrate --print/ })
-      t.match(events, [/^error: the schema idempotency is missing or outdated, and the role/])
-      await own.sql(layoutScript())
-      await until(() => events.some((event) => /may not use the schema/.test(event)))
-      await t.rejects(register.ping(), { message: /migrate --print/ })
-      const grants = grantsTo('app')
-      t.equal(grants.length, 4)
-      for (const grant of grants) await own.sql(grant)
-      await until(answers(register))
-      const [id, token] = [newId(), newToken()]
-      t.ok((await register.put(id, claim(token), SPANS)).done)
-      t.same(await register.renew([{ id, token, dueIn: 1, dropIn: 1 }]), [true])
-      t.equal(await register.limits.take(id, { count: 1, per: 9 }, 1), 0)
-      t.ok(await register.history.append(id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }]))
-      ;(await register.watch(id, () => {}))()
-      // Long enough for a removal.
-      skew += HOUR
-      await until(async () => String(await own.sql('SELECT done_at > 0 FROM idempotency.pruning')) === 't')
+  void t.test('a role without the right to create needs what `migrate --print` says, no more', async (t) => {
+    const own = await server.database()
+    await own.sql('CREATE ROLE app LOGIN')
+    let skew = 0
+    const { register, events } = await opened(t, as(own.url, 'app'), { skew: () => skew })
+    await t.rejects(register.ping(), { message: /migrate --print/ })
+    t.match(events, [/^error: the schema idempotency is missing or outdated, and the role/])
+    await own.sql(layoutScript())
+    await until(() => events.some((event) => /may not use the schema/.test(event)))
+    await t.rejects(register.ping(), { message: /migrate --print/ })
+    const grants = grantsTo('app')
+    t.equal(grants.length, 4)
+    for (const grant of grants) await own.sql(grant)
+    await until(answers(register))
+    const [id, token] = [newId(), newToken()]
+    t.ok((await register.put(id, claim(token), SPANS)).done)
+    t.same(await register.renew([{ id, token, dueIn: 1, dropIn: 1 }]), [true])
+    t.equal(await register.limits.take(id, { count: 1, per: 9 }, 1), 0)
+    t.ok(await register.history.append(id, [{ tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }]))
+    ;(await register.watch(id, () => {}))()
+    // Long enough for a removal.
+    skew += HOUR
+    await until(async () => String(await own.sql('SELECT done_at > 0 FROM idempotency.pruning')) === 't')
 
-      const limited = await linked(t, own, 'app')
-      const owner = await linked(t, own)
-      const lack = async (revoke: string, grant: string, message: RegExp): Promise<void> => {
-        await owner.execute(`REVOKE ${revoke} FROM app`)
-        await t.rejects(prepare(limited), { message }, revoke)
-        await owner.execute(`GRANT ${grant} TO app`)
-      }
-      const tables = ['records', 'unresolved', 'notes', 'buckets', 'waits', 'pruning', 'epochs', 'graces']
-      const rights = tables.flatMap((table) =>
-        ['SELECT', 'INSERT', 'UPDATE', 'DELETE'].map((right) => `${right} on ${table}`),
-      )
-      for (const one of ['SELECT on stored', ...rights]) {
-        const on = one.replace(' on ', ' ON idempotency.')
-        await lack(on, on, new RegExp(`: ${one};`))
-      }
-      const [ping, schema] = ['EXECUTE ON FUNCTION idempotency.ping', 'USAGE ON SCHEMA idempotency']
-      await lack(ping, ping, /: EXECUTE on 1 functions;/)
-      await lack(schema, schema, /may not use the schema/)
-    },
-  )
+    const limited = await linked(t, own, 'app')
+    const owner = await linked(t, own)
+    const lack = async (revoke: string, grant: string, message: RegExp): Promise<void> => {
+      await owner.execute(`REVOKE ${revoke} FROM app`)
+      await t.rejects(prepare(limited), { message }, revoke)
+      await owner.execute(`GRANT ${grant} TO app`)
+    }
+    const tables = ['records', 'unresolved', 'notes', 'buckets', 'waits', 'pruning', 'epochs', 'graces']
+    const rights = tables.flatMap((table) =>
+      ['SELECT', 'INSERT', 'UPDATE', 'DELETE'].map((right) => `${right} on ${table}`),
+    )
+    for (const one of ['SELECT on stored', ...rights]) {
+      const on = one.replace(' on ', ' ON idempotency.')
+      await lack(on, on, new RegExp(`: ${one};`))
+    }
+    const [ping, schema] = ['EXECUTE ON FUNCTION idempotency.ping', 'USAGE ON SCHEMA idempotency']
+    await lack(ping, ping, /: EXECUTE on 1 functions;/)
+    await lack(schema, schema, /may not use the schema/)
+  })
 }

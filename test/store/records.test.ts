@@ -43,40 +43,27 @@ void t.test('outcomes are remembered without their bodies once room is tight', a
   t.match(await remembered('failed_retryable'), { state: 'failed_retryable' })
 })
 
-void t.test('claim: a new record is claimed, an existing one returned', async (t) => {
+void t.test('L05 claim: our own, whose reply was lost, is recognised while in progress', async (t) => {
   const { clock, records } = setup()
   const id = newId()
-  const claimed = await records.claim(id, draft('in_progress', newToken()), SPANS)
-  const stamp = { version: clock.now, fence: clock.now, createdAt: clock.now }
-  t.strictSame(claimed, { kind: 'claimed', now: clock.now, stamp, recognised: false })
-  const met = await records.claim(id, draft('in_progress', newToken()), SPANS)
-  t.match(met, { kind: 'exists', record: { state: 'in_progress', ...stamp } })
+  const own = draft('in_progress', newToken())
+  const first = await records.claim(id, own, SPANS)
+  clock.now += 5
+  t.match(await records.claim(id, own, SPANS), { ...first, now: clock.now, recognised: true })
+  const claimed = orThrow(await records.get(id)).record
+  const silent = outcomeDraftOf(
+    readAt(claimed as IdempotencyRecord, clock.now + SPANS.dueIn) as IdempotencyRecord,
+  )
+  await records.replace(id, (claimed as IdempotencyRecord).version, silent as RecordDraft, SPANS)
+  t.match(
+    await records.claim(id, own, SPANS),
+    { kind: 'claimed', recognised: true },
+    'even after its owner was recorded as silent',
+  )
+  await records.settle(id, draft('unknown', own.token), SPANS)
+  await records.settle(id, draft('completed', own.token), SPANS)
+  t.match(await records.claim(id, own, SPANS), { kind: 'exists', record: { state: 'completed' } })
 })
-
-void t.test(
-  'L05 claim: our own claim whose reply was lost is recognised while it is in progress',
-  async (t) => {
-    const { clock, records } = setup()
-    const id = newId()
-    const own = draft('in_progress', newToken())
-    const first = await records.claim(id, own, SPANS)
-    clock.now += 5
-    t.match(await records.claim(id, own, SPANS), { ...first, now: clock.now, recognised: true })
-    const claimed = orThrow(await records.get(id)).record
-    const silent = outcomeDraftOf(
-      readAt(claimed as IdempotencyRecord, clock.now + SPANS.dueIn) as IdempotencyRecord,
-    )
-    await records.replace(id, (claimed as IdempotencyRecord).version, silent as RecordDraft, SPANS)
-    t.match(
-      await records.claim(id, own, SPANS),
-      { kind: 'claimed', recognised: true },
-      'even after its owner was recorded as silent',
-    )
-    await records.settle(id, draft('unknown', own.token), SPANS)
-    await records.settle(id, draft('completed', own.token), SPANS)
-    t.match(await records.claim(id, own, SPANS), { kind: 'exists', record: { state: 'completed' } })
-  },
-)
 
 void t.test('takeOver: one of several wins, under the next fence', async (t) => {
   const { records, register } = setup()
@@ -199,34 +186,31 @@ void t.test('a record that cannot be decoded is reported and left untouched', as
   t.same((await register.get(id)).bytes, before)
 })
 
-void t.test(
-  'P18 the bytes of a settled record are freed once the store has answered, not before',
-  async (t) => {
-    const { register } = setup()
-    const given: Buffer[] = []
-    let answers = true
-    const records = new Records({
-      ...register,
-      swap(id, condition, bytes, spans, nextFence) {
-        given.push(bytes)
-        if (answers) return register.swap(id, condition, bytes, spans, nextFence)
-        return Promise.reject(new StoreUnavailable('no answer', true))
-      },
-    })
-    const id = newId()
-    const own = newToken()
-    const result = response(Buffer.alloc(64 * 1024, 'a'))
-    await records.claim(id, draft('in_progress', own), SPANS)
-    answers = false
-    t.match(await records.settle(id, draft('completed', own, { result }), SPANS), { kind: 'unavailable' })
-    t.ok(given[0]?.includes('aaaa'), 'they may be on their way')
-    answers = true
-    t.match(await records.settle(id, draft('completed', own, { result }), SPANS), { kind: 'written' })
-    t.equal(given[1]?.length, 0)
-    const { record } = orThrow(await records.get(id))
-    t.match(record, { state: 'completed', result }, 'the store has its own copy')
-  },
-)
+void t.test('P18 the bytes of a settled record are freed once the store has answered', async (t) => {
+  const { register } = setup()
+  const given: Buffer[] = []
+  let answers = true
+  const records = new Records({
+    ...register,
+    swap(id, condition, bytes, spans, nextFence) {
+      given.push(bytes)
+      if (answers) return register.swap(id, condition, bytes, spans, nextFence)
+      return Promise.reject(new StoreUnavailable('no answer', true))
+    },
+  })
+  const id = newId()
+  const own = newToken()
+  const result = response(Buffer.alloc(64 * 1024, 'a'))
+  await records.claim(id, draft('in_progress', own), SPANS)
+  answers = false
+  t.match(await records.settle(id, draft('completed', own, { result }), SPANS), { kind: 'unavailable' })
+  t.ok(given[0]?.includes('aaaa'), 'they may be on their way')
+  answers = true
+  t.match(await records.settle(id, draft('completed', own, { result }), SPANS), { kind: 'written' })
+  t.equal(given[1]?.length, 0)
+  const { record } = orThrow(await records.get(id))
+  t.match(record, { state: 'completed', result }, 'the store has its own copy')
+})
 
 void t.test('tokens are 16 random bytes, different with every call, and never change', async (t) => {
   const [one, other] = [tokens(), tokens()]
@@ -386,37 +370,34 @@ void t.test('a large outcome is remembered without its body', async (t) => {
   }
 })
 
-void t.test(
-  'a remembered outcome is written again where it is missing, until its retention is over',
-  async (t) => {
-    const { clock, register } = setup()
-    const recent = new RecentWrites(() => clock.now)
-    const records = new Records(register, () => {}, recent)
-    const [id, token] = [newId(), newToken()]
-    const claimed = await records.claim(id, draft('in_progress', token), SPANS)
-    if (claimed.kind !== 'claimed') throw new Error('not claimed')
-    const own = { fence: claimed.stamp.fence, createdAt: claimed.stamp.createdAt }
-    orThrow(await records.settle(id, draft('completed', token, own), SPANS))
-    const again = async () => Promise.all(records.recent().map((write) => write.again()))
-    t.same(await again(), [{ kind: 'kept' }], 'nothing was lost')
-    t.equal(recent.all().length, 1)
-    const lose = async () => {
-      const { record } = orThrow(await records.get(id))
-      t.ok(await register.remove(id, (record as IdempotencyRecord).version))
-    }
-    await lose()
-    clock.now += 1000
-    t.same(await again(), [{ kind: 'written' }])
-    t.match(await records.get(id), {
-      record: { state: 'completed', ...own, expiresAt: clock.now + SPANS.dueIn - 1000 },
-    })
-    t.equal(recent.all().length, 2, 'the next failover may lose it again')
-    await lose()
-    clock.now += SPANS.dropIn
-    t.same(await again(), [{ kind: 'kept' }, { kind: 'kept' }])
-    t.match(await records.get(id), { record: null })
-  },
-)
+void t.test('a remembered outcome is written again where it is missing, while it is kept', async (t) => {
+  const { clock, register } = setup()
+  const recent = new RecentWrites(() => clock.now)
+  const records = new Records(register, () => {}, recent)
+  const [id, token] = [newId(), newToken()]
+  const claimed = await records.claim(id, draft('in_progress', token), SPANS)
+  if (claimed.kind !== 'claimed') throw new Error('not claimed')
+  const own = { fence: claimed.stamp.fence, createdAt: claimed.stamp.createdAt }
+  orThrow(await records.settle(id, draft('completed', token, own), SPANS))
+  const again = async () => Promise.all(records.recent().map((write) => write.again()))
+  t.same(await again(), [{ kind: 'kept' }], 'nothing was lost')
+  t.equal(recent.all().length, 1)
+  const lose = async () => {
+    const { record } = orThrow(await records.get(id))
+    t.ok(await register.remove(id, (record as IdempotencyRecord).version))
+  }
+  await lose()
+  clock.now += 1000
+  t.same(await again(), [{ kind: 'written' }])
+  t.match(await records.get(id), {
+    record: { state: 'completed', ...own, expiresAt: clock.now + SPANS.dueIn - 1000 },
+  })
+  t.equal(recent.all().length, 2, 'the next failover may lose it again')
+  await lose()
+  clock.now += SPANS.dropIn
+  t.same(await again(), [{ kind: 'kept' }, { kind: 'kept' }])
+  t.match(await records.get(id), { record: null })
+})
 
 void t.test('W01 reclaim gives back what was lost, and splits what two owners have', async (t) => {
   const { clock, register, records } = setup()

@@ -75,46 +75,43 @@ void t.test('a list of all has the records that a scan finds, and says where it 
     await t.rejects(store.list('all', wrong, 10), RangeError, wrong)
 })
 
-void t.test(
-  'only what is small is written to a full store: outcomes, and in a grace what was lost',
-  async (t) => {
-    const held = ([, , count]: readonly string[]) =>
-      Array.from({ length: 2 * Number(count) }, (_, n) => int(n % 2 ? 9 : 40_000))
-    const full = '-OOM command not allowed\r\n'
-    const says = { swap: full, put: full, renew: full, 'renew though full': [int(1)], throttle: full }
-    const { store, server, held: seen } = await storeOn(t, { ...says, admit: held }, { grace: 500_000 })
-    const sized = (length: number) => Buffer.concat([claiming(), Buffer.alloc(length)]).subarray(0, length)
-    while (seen.at(-1) !== 40_000) await new Promise(setImmediate)
-    const refused = { name: 'StoreFull', maybeApplied: false }
-    const asking = (length: number, on: Store, entries: readonly PutKind[] = ['claim', 'fresh', 'again']) =>
-      Promise.allSettled([
-        on.swap(newId(), { version: 1 }, sized(length), SPANS, false),
-        ...entries.map((entry) => on.put(newId(), sized(length), SPANS, entry)),
-        on.renew([{ id: newId(), token: newToken(), ...SPANS }]),
-        on.limits.take(newId(), { count: 1, per: 1 }, 1),
-      ])
-    server.asked.splice(0)
-    t.match(await asking(SMALL_RECORD, store), [
-      { value: { done: true } },
-      { reason: refused },
-      { reason: refused },
-      { value: { done: true } },
-      { value: [true] },
-      { reason: refused },
+void t.test('a full store takes only small outcomes and, in a grace, what was lost', async (t) => {
+  const held = ([, , count]: readonly string[]) =>
+    Array.from({ length: 2 * Number(count) }, (_, n) => int(n % 2 ? 9 : 40_000))
+  const full = '-OOM command not allowed\r\n'
+  const says = { swap: full, put: full, renew: full, 'renew though full': [int(1)], throttle: full }
+  const { store, server, held: seen } = await storeOn(t, { ...says, admit: held }, { grace: 500_000 })
+  const sized = (length: number) => Buffer.concat([claiming(), Buffer.alloc(length)]).subarray(0, length)
+  while (seen.at(-1) !== 40_000) await new Promise(setImmediate)
+  const refused = { name: 'StoreFull', maybeApplied: false }
+  const asking = (length: number, on: Store, entries: readonly PutKind[] = ['claim', 'fresh', 'again']) =>
+    Promise.allSettled([
+      on.swap(newId(), { version: 1 }, sized(length), SPANS, false),
+      ...entries.map((entry) => on.put(newId(), sized(length), SPANS, entry)),
+      on.renew([{ id: newId(), token: newToken(), ...SPANS }]),
+      on.limits.take(newId(), { count: 1, per: 1 }, 1),
     ])
-    const all = ['swap', 'put', 'put', 'put', 'renew', 'throttle']
-    t.strictSame(server.asked, [...all, 'swap though full', 'put though full', 'renew though full'])
-    server.asked.splice(0)
-    t.match(await asking(SMALL_RECORD + 1, store), [
-      ...Array.from({ length: 4 }, () => ({ reason: refused })),
-      { value: [true] },
-      { reason: refused },
-    ])
-    t.strictSame(server.asked, [...all, 'renew though full'])
-    const calm = await storeOn(t, says)
-    t.match((await asking(SMALL_RECORD, calm.store, ['again']))[1], { reason: refused })
-  },
-)
+  server.asked.splice(0)
+  t.match(await asking(SMALL_RECORD, store), [
+    { value: { done: true } },
+    { reason: refused },
+    { reason: refused },
+    { value: { done: true } },
+    { value: [true] },
+    { reason: refused },
+  ])
+  const all = ['swap', 'put', 'put', 'put', 'renew', 'throttle']
+  t.strictSame(server.asked, [...all, 'swap though full', 'put though full', 'renew though full'])
+  server.asked.splice(0)
+  t.match(await asking(SMALL_RECORD + 1, store), [
+    ...Array.from({ length: 4 }, () => ({ reason: refused })),
+    { value: [true] },
+    { reason: refused },
+  ])
+  t.strictSame(server.asked, [...all, 'renew though full'])
+  const calm = await storeOn(t, says)
+  t.match((await asking(SMALL_RECORD, calm.store, ['again']))[1], { reason: refused })
+})
 
 void t.test('traits are those of the server, which may deny them', async (t) => {
   const { store, server } = await storeOn(t, { info: bulk('role:master\r\nredis_version:6.2.0\r\n') })

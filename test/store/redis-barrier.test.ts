@@ -262,44 +262,41 @@ void t.test('a second connection that is refused, or ends, is opened again for t
   t.equal(server.sockets.length, length + 1)
 })
 
-void t.test(
-  'W05 a claim whose connection ends while it waits is rejected: its server may have been replaced',
-  async (t) => {
-    const { server, store, waited, events } = await waiting(t, {}, { wait: null })
-    const [first] = server.sockets
-    const claiming = claim(store)
-    await until(() => server.asked.includes('wait'))
-    const second = server.sockets.at(-1)
-    first?.destroy()
-    await until(() => events.length >= 2)
-    second?.write(int(1))
-    await t.rejects(claiming, unsatisfied('the connection of the claim has ended'))
-    server.says['wait'] = int(1)
-    await until(() =>
-      claim(store).then(
-        ({ done }) => done,
-        () => false,
-      ),
-    )
-    t.strictSame([waited[0], waited.at(-1)], [false, true])
-    await until(() => isLeft({ sockets: [second as NonNullable<typeof second>] }))
-    // It ends before the second one is there.
-    const early = await waiting(t)
-    const { sockets, says } = early.server
-    let greeting: Socket | undefined
-    says['info server'] = (_, socket) => {
-      greeting = socket
-      return null
-    }
-    const rejected = t.rejects(claim(early.store), unsatisfied('the connection of the claim has ended'))
-    await until(() => greeting !== undefined)
-    const other = greeting
-    sockets[0]?.destroy()
-    await until(() => early.events.length === 2)
-    other?.write(bulk('run_id:abc'))
-    await rejected
-  },
-)
+void t.test('W05 a claim whose connection ends while it waits is rejected', async (t) => {
+  const { server, store, waited, events } = await waiting(t, {}, { wait: null })
+  const [first] = server.sockets
+  const claiming = claim(store)
+  await until(() => server.asked.includes('wait'))
+  const second = server.sockets.at(-1)
+  first?.destroy()
+  await until(() => events.length >= 2)
+  second?.write(int(1))
+  await t.rejects(claiming, unsatisfied('the connection of the claim has ended'))
+  server.says['wait'] = int(1)
+  await until(() =>
+    claim(store).then(
+      ({ done }) => done,
+      () => false,
+    ),
+  )
+  t.strictSame([waited[0], waited.at(-1)], [false, true])
+  await until(() => isLeft({ sockets: [second as NonNullable<typeof second>] }))
+  // It ends before the second one is there.
+  const early = await waiting(t)
+  const { sockets, says } = early.server
+  let greeting: Socket | undefined
+  says['info server'] = (_, socket) => {
+    greeting = socket
+    return null
+  }
+  const rejected = t.rejects(claim(early.store), unsatisfied('the connection of the claim has ended'))
+  await until(() => greeting !== undefined)
+  const other = greeting
+  sockets[0]?.destroy()
+  await until(() => early.events.length === 2)
+  other?.write(bulk('run_id:abc'))
+  await rejected
+})
 
 void t.test('a claim whose reply comes while the store closes connects to nothing', async (t) => {
   const { server, store } = await waiting(t, {}, { put: null })
@@ -377,30 +374,27 @@ void t.test('all replicas are those that are connected or may be promoted, one a
   t.match(await late, { done: true })
 })
 
-void t.test(
-  'through Sentinel, all replicas are those that the Sentinels know, and elsewhere those connected',
-  async (t) => {
-    const says: Says = { wait: ([, count]) => int(Math.min(Number(count), 1)) }
-    const server = await scripted(t, says)
-    const sentinelOf = (...replicas: string[]) =>
-      scripted(t, {
-        'sentinel master': words('name', 'pay', 'config-epoch', '1'),
-        'sentinel get-master-addr-by-name': words('127.0.0.1', String(server.port)),
-        'sentinel replicas': words(...replicas),
-      })
-    const [most, fewer] = [await sentinelOf('one', 'two'), await sentinelOf('one')]
-    const wait = { ...WAIT, replicas: 'all' } as const
-    const url = `redis+sentinel://127.0.0.1:${most.port},127.0.0.1:${fewer.port}/pay`
-    const { store } = await open(t, url, { wait })
-    await t.rejects(claim(store), unsatisfied('1 of 2 replicas had it within 100 ms'))
-    most.says['sentinel replicas'] = OK
-    fewer.says['sentinel replicas'] = OK
-    const other = await open(t, url, { wait })
-    await t.rejects(claim(other.store), { ...UNREPLICATED, message: /replies do not match/ })
-    const alone = await open(t, server.url, { wait })
-    t.match(await claim(alone.store), { done: true }, 'nothing promotes the replicas of one server')
-  },
-)
+void t.test('through Sentinel, all replicas are those that the Sentinels know', async (t) => {
+  const says: Says = { wait: ([, count]) => int(Math.min(Number(count), 1)) }
+  const server = await scripted(t, says)
+  const sentinelOf = (...replicas: string[]) =>
+    scripted(t, {
+      'sentinel master': words('name', 'pay', 'config-epoch', '1'),
+      'sentinel get-master-addr-by-name': words('127.0.0.1', String(server.port)),
+      'sentinel replicas': words(...replicas),
+    })
+  const [most, fewer] = [await sentinelOf('one', 'two'), await sentinelOf('one')]
+  const wait = { ...WAIT, replicas: 'all' } as const
+  const url = `redis+sentinel://127.0.0.1:${most.port},127.0.0.1:${fewer.port}/pay`
+  const { store } = await open(t, url, { wait })
+  await t.rejects(claim(store), unsatisfied('1 of 2 replicas had it within 100 ms'))
+  most.says['sentinel replicas'] = OK
+  fewer.says['sentinel replicas'] = OK
+  const other = await open(t, url, { wait })
+  await t.rejects(claim(other.store), { ...UNREPLICATED, message: /replies do not match/ })
+  const alone = await open(t, server.url, { wait })
+  t.match(await claim(alone.store), { done: true }, 'nothing promotes the replicas of one server')
+})
 
 void t.test('the traits say why claims are refused, and no claim has waited', async (t) => {
   const { server, store, waited } = await waiting(t)

@@ -307,46 +307,43 @@ void t.test('replicas are counted by the master itself', async (t) => {
     t.throws(() => replicasIn(wrong), { message: /replies do not match/ })
 })
 
-void t.test(
-  'the map is read while a master is lost or says that the cluster is down, and no longer',
-  async (t) => {
-    const clock = frozenClock(t)
-    const { a, b, store } = await halves(t)
-    const rests = async (time: number) => {
-      const before = maps(a, b)
-      await clock.pass(time)
-      for (let n = 0; n < 10; n++) await clock.settled()
-      return maps(a, b) === before
-    }
-    t.ok(await rests(10_000))
-    // It accepts connections, and does not answer.
-    Object.assign(b.says, { ping: null, client: null })
-    b.hangUp()
-    await clock.until(() => isLeft(b))
+void t.test('the map is read while a master is lost or the cluster down, and no longer', async (t) => {
+  const clock = frozenClock(t)
+  const { a, b, store } = await halves(t)
+  const rests = async (time: number) => {
     const before = maps(a, b)
-    await clock.passUntil(() => maps(a, b) >= before + 3)
-    Object.assign(b.says, { ping: '+PONG\r\n', client: OK })
-    b.hangUp()
-    let isBack = false
-    void clock
-      .until(async () => (await get(store, UPPER).catch(() => null)) !== null)
-      .then(() => {
-        isBack = true
-      })
-    await clock.passUntil(() => isBack)
-    await rests(3000)
-    t.ok(await rests(10_000), 'each is connected')
-    const refused = async (reply: string) => {
-      a.says['get'] = `-${reply}\r\n`
-      await t.rejects(get(store, LOWER), { ...NOT_APPLIED, message: `Redis refuses: ${reply}` })
-    }
-    await refused('ERR CLUSTERDOWN')
-    t.ok(await rests(3000))
-    await refused('CLUSTERDOWN The cluster is down')
-    t.notOk(await rests(300))
-    t.ok(await rests(10_000))
-  },
-)
+    await clock.pass(time)
+    for (let n = 0; n < 10; n++) await clock.settled()
+    return maps(a, b) === before
+  }
+  t.ok(await rests(10_000))
+  // It accepts connections, and does not answer.
+  Object.assign(b.says, { ping: null, client: null })
+  b.hangUp()
+  await clock.until(() => isLeft(b))
+  const before = maps(a, b)
+  await clock.passUntil(() => maps(a, b) >= before + 3)
+  Object.assign(b.says, { ping: '+PONG\r\n', client: OK })
+  b.hangUp()
+  let isBack = false
+  void clock
+    .until(async () => (await get(store, UPPER).catch(() => null)) !== null)
+    .then(() => {
+      isBack = true
+    })
+  await clock.passUntil(() => isBack)
+  await rests(3000)
+  t.ok(await rests(10_000), 'each is connected')
+  const refused = async (reply: string) => {
+    a.says['get'] = `-${reply}\r\n`
+    await t.rejects(get(store, LOWER), { ...NOT_APPLIED, message: `Redis refuses: ${reply}` })
+  }
+  await refused('ERR CLUSTERDOWN')
+  t.ok(await rests(3000))
+  await refused('CLUSTERDOWN The cluster is down')
+  t.notOk(await rests(300))
+  t.ok(await rests(10_000))
+})
 
 void t.test('what keeps the map from being read is told once, and it is read again', async (t) => {
   const clock = frozenClock(t)
@@ -377,22 +374,19 @@ void t.test('what keeps the map from being read is told once, and it is read aga
   await t.rejects(get(store, 0), { ...NOT_APPLIED, message: 'Redis is not connected: closed' })
 })
 
-void t.test(
-  'if no master answers, its replicas and others that were known are asked for the map',
-  async (t) => {
-    const [a, b, replica] = [await scripted(t), await scripted(t), await scripted(t, { get: found(3) })]
-    setMap([a, b], slots([0, 8191, a.port, replica.port], [8192, LAST_SLOT, b.port]))
-    const { store, events } = await open(t, a.cluster)
-    t.equal(replica.sockets.length, 0)
-    for (const node of [a, b]) {
-      node.says['ping'] = '-LOADING\r\n'
-      node.hangUp()
-    }
-    setMap([replica], slots([0, LAST_SLOT, replica.port]))
-    await until(() => events.includes(`connected: ${replica.name}`))
-    t.equal((await get(store, LOWER)).now, 3)
-  },
-)
+void t.test('if no master answers, replicas and other known nodes are asked for the map', async (t) => {
+  const [a, b, replica] = [await scripted(t), await scripted(t), await scripted(t, { get: found(3) })]
+  setMap([a, b], slots([0, 8191, a.port, replica.port], [8192, LAST_SLOT, b.port]))
+  const { store, events } = await open(t, a.cluster)
+  t.equal(replica.sockets.length, 0)
+  for (const node of [a, b]) {
+    node.says['ping'] = '-LOADING\r\n'
+    node.hangUp()
+  }
+  setMap([replica], slots([0, LAST_SLOT, replica.port]))
+  await until(() => events.includes(`connected: ${replica.name}`))
+  t.equal((await get(store, LOWER)).now, 3)
+})
 
 void t.test('a store that is closed while the map is read takes none, and reads none', async (t) => {
   const clock = frozenClock(t)

@@ -120,11 +120,3 @@ void t.test('TLS with client certificates and an ACL user works with a cluster',
   await works(t, await storeOf(t, urlOf(cluster.url, own)))
   await refusesOthers(t, cluster.url)
 })
-
-void t.test('a missing certificate file gives a clear error at start', async (t) => {
-  for (const url of ['rediss://h', 'rediss+sentinel://h/m', 'rediss+cluster://h'])
-    await t.rejects(storeOf(t, `${url}?cacert=/nowhere/ca.pem`), {
-      name: 'StoreUnavailable',
-      message: /^store\.url: cacert cannot be read: ENOENT: .*\/nowhere\/ca\.pem/,
-    })
-})

@@ -1,5 +1,4 @@
 import t, { type Test } from 'tap'
-import type { CompletedResponse } from '../../src/core/record.ts'
 import { PREFIX, readStamps } from '../../src/store/record/codec.ts'
 import { versionOf } from '../../src/store/record/prefix.ts'
 import { RedisServer } from '../support/redis.ts'
@@ -90,36 +89,6 @@ void t.test('a record of nothing but its prefix lives and ends as any other', as
   t.ok(again.done)
   t.equal(await register.remove(id, again.now), true)
 })
-
-void t.test(
-  'the index has the instant of each record that is unresolved, or whose response ends',
-  async (t) => {
-    const { store: register, advance } = await open(t)
-    const [id, token] = [newId(), newToken()]
-    const score = async () => {
-      const found = await server.command('ZSCORE', KEYS.index(id), id)
-      return found === null ? null : Number(found)
-    }
-    const ends = bytesOf('completed', token, {
-      result: { ...response(), afterBody: HOUR } as CompletedResponse,
-    })
-    const put = await register.put(id, bytesOf('in_progress', token), SPANS)
-    t.equal(await score(), put.now + SPANS.dueIn)
-    const swap = (version: number, bytes: Buffer) => register.swap(id, { version }, bytes, SPANS, false)
-    const swapped = await swap(put.now, ends)
-    t.equal(await score(), 2 ** 48 + swapped.now + SPANS.dueIn)
-    await swap(put.now + 1, bytesOf('completed', token))
-    t.equal(await score(), null)
-    await swap(put.now + 2, bytesOf('unknown', token))
-    t.not(await score(), null)
-    advance(SPANS.dropIn)
-    const again = await register.put(id, ends, SPANS)
-    t.equal(await score(), 2 ** 48 + again.now + SPANS.dueIn)
-    advance(SPANS.dropIn)
-    t.ok((await register.put(id, bytesOf('completed', token), SPANS)).done)
-    t.equal(await score(), null, 'nothing is left of the record before')
-  },
-)
 
 void t.test('all operations have one clock', async (t) => {
   const { store: register } = await open(t)

@@ -1,16 +1,10 @@
-import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs'
 import { type FileHandle, open } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import type { Test } from 'tap'
-import {
-  frameBytes,
-  type KeepResult,
-  parseSegmentName,
-  Spool,
-  type SpoolEntry,
-} from '../../src/store/spool/log.ts'
+import { type KeepResult, parseSegmentName, Spool, type SpoolEntry } from '../../src/store/spool/log.ts'
 
 export const MiB = 1024 ** 2
 
@@ -131,30 +125,4 @@ export async function dropsInVain(
   await fails(t, 'appendFile', message)
   spool.drop(entry)
   while (said.length === 0) await new Promise((next) => setImmediate(next))
-}
-
-/** A segment that is cut yields its whole entries and nothing else; `cuts` says where, from where they end and its length. */
-export async function cutAt(
-  t: Test,
-  cuts: (ends: readonly number[], whole: number) => number[],
-): Promise<void> {
-  const texts = ['one', '', 'three and more']
-  const { directory, file } = await left(t, texts)
-  const whole = readFileSync(file)
-  const ends = texts.map((_, i) =>
-    texts.slice(0, i + 1).reduce((sum, text) => sum + frameBytes(text.length), 0),
-  )
-  t.equal(ends.at(-1), whole.length)
-  for (const length of cuts(ends, whole.length)) {
-    writeFileSync(file, whole.subarray(0, length))
-    const { spool, found, said, entries } = await opened(directory)
-    const complete = ends.filter((end) => end <= length)
-    t.strictSame(found, texts.slice(0, complete.length), `cut at ${length}`)
-    const torn = length > (complete.at(-1) ?? 0)
-    t.strictSame(said, torn ? [CUT] : [], `cut at ${length}`)
-    for (const entry of entries) spool.drop(entry)
-    await spool.close()
-    t.equal(aside(directory).length, torn ? 1 : 0, `cut at ${length}: set aside`)
-    for (const name of readdirSync(directory)) rmSync(join(directory, name))
-  }
 }

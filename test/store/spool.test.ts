@@ -18,7 +18,6 @@ import {
   aside,
   CUT,
   closing,
-  cutAt,
   dropsInVain,
   fails,
   folder,
@@ -151,11 +150,27 @@ void t.test('an entry dropped before it is written never reaches the disk', asyn
   t.same((await lookInto(directory)).found, ['first'])
 })
 
-void t.test('a segment cut at or beside the end of an entry, or within one, yields its whole entries', (t) =>
-  cutAt(t, (ends, whole) =>
-    [...ends.flatMap((end) => [end - 1, end, end + 1]), 0, 1, 20].filter((at) => at <= whole),
-  ),
-)
+void t.test('a segment cut at any byte yields its whole entries and nothing else', async (t) => {
+  const texts = ['one', '', 'three and more']
+  const { directory, file } = await left(t, texts)
+  const whole = readFileSync(file)
+  const ends = texts.map((_, i) =>
+    texts.slice(0, i + 1).reduce((sum, text) => sum + frameBytes(text.length), 0),
+  )
+  t.equal(ends.at(-1), whole.length)
+  for (let length = 0; length <= whole.length; length++) {
+    writeFileSync(file, whole.subarray(0, length))
+    const { spool, found, said, entries } = await opened(directory)
+    const complete = ends.filter((end) => end <= length)
+    t.strictSame(found, texts.slice(0, complete.length), `cut at ${length}`)
+    const torn = length > (complete.at(-1) ?? 0)
+    t.strictSame(said, torn ? [CUT] : [], `cut at ${length}`)
+    for (const entry of entries) spool.drop(entry)
+    await spool.close()
+    t.equal(aside(directory).length, torn ? 1 : 0, `cut at ${length}: set aside`)
+    for (const name of readdirSync(directory)) rmSync(join(directory, name))
+  }
+})
 
 void t.test('flipping any bit of a frame makes it unreadable', async (t) => {
   const marker = randomBytes(8)
@@ -525,22 +540,19 @@ void t.test('a spool is filled to its last byte, and has no room if it was large
   await spool.close()
 })
 
-void t.test(
-  'a spool that cannot be written at its end has removed the empty segment when it has closed',
-  async (t) => {
-    const { directory, spool, append, said } = await opened(folder(t))
-    const [one, two] = [append('one'), append('two')]
-    await keptAll([one, two])
-    await dropsInVain(t, { spool, said }, one)
-    await fails(t, 'appendFile', 'EIO')
-    let syncs = 0
-    await around(t, 'sync', (call) => call().then(() => void syncs++))
-    await spool.close()
-    t.equal(said.length, 2)
-    t.equal(segments(directory).length, 1)
-    t.equal(syncs, 2, 'the directory was synced with it and without it')
-  },
-)
+void t.test('a spool that cannot be written at its end removes its empty segment', async (t) => {
+  const { directory, spool, append, said } = await opened(folder(t))
+  const [one, two] = [append('one'), append('two')]
+  await keptAll([one, two])
+  await dropsInVain(t, { spool, said }, one)
+  await fails(t, 'appendFile', 'EIO')
+  let syncs = 0
+  await around(t, 'sync', (call) => call().then(() => void syncs++))
+  await spool.close()
+  t.equal(said.length, 2)
+  t.equal(segments(directory).length, 1)
+  t.equal(syncs, 2, 'the directory was synced with it and without it')
+})
 
 void t.test('a failed write is taken back before its file is closed', async (t) => {
   const { spool, append } = await opened(folder(t))

@@ -7,13 +7,9 @@ import { text } from 'node:stream/consumers'
 import { fileURLToPath } from 'node:url'
 import t, { type Test } from 'tap'
 import type { SpoolEntry } from '../../src/store/spool/log.ts'
-import { aside, CUT, cutAt, folder, left, MiB, opened, segments } from './spool-fixtures.ts'
+import { aside, CUT, folder, left, MiB, opened, segments } from './spool-fixtures.ts'
 
 t.setTimeout(300_000)
-
-void t.test('a segment cut at any byte yields its whole entries and nothing else', (t) =>
-  cutAt(t, (_ends, whole) => Array.from({ length: whole + 1 }, (_, at) => at)),
-)
 
 void t.test('a flipped bit in any byte yields no wrong entry and hides no other one', async (t) => {
   const texts = ['one', '', 'three', 'four']

@@ -122,39 +122,36 @@ void t.test('a sweep of a locked file changes nothing, and the next one does its
   }
 })
 
-void t.test(
-  'a journal in which a second has changed nothing is moved, five hundred records at a time',
-  async (t) => {
-    for (const count of [1, SLICE, SLICE + 1]) {
-      const { rows, register, thread } = await inProcess(t)
-      const inTable = () => rows('SELECT id FROM records').length
-      const journal = () => Number(rows('SELECT sum(length(entries)) AS n FROM journal')[0]?.['n'])
-      thread.sweep()
-      await putAll(register, idsOf(count - 1))
-      thread.sweep()
-      await putAll(register, idsOf(1, 9000))
-      const whole = journal()
-      thread.sweep()
-      t.equal(thread.immediate, null, 'something was written meanwhile')
-      thread.sweep()
-      for (let copied = 0; copied < count; copied = Math.min(count, copied + SLICE)) {
-        t.equal(inTable(), copied)
-        t.equal(journal(), whole)
-        thread.sweep()
-        thread.slice()
-      }
-      t.equal(inTable(), count)
+void t.test('a journal at rest for a second is moved, five hundred records at a time', async (t) => {
+  for (const count of [1, SLICE, SLICE + 1]) {
+    const { rows, register, thread } = await inProcess(t)
+    const inTable = () => rows('SELECT id FROM records').length
+    const journal = () => Number(rows('SELECT sum(length(entries)) AS n FROM journal')[0]?.['n'])
+    thread.sweep()
+    await putAll(register, idsOf(count - 1))
+    thread.sweep()
+    await putAll(register, idsOf(1, 9000))
+    const whole = journal()
+    thread.sweep()
+    t.equal(thread.immediate, null, 'something was written meanwhile')
+    thread.sweep()
+    for (let copied = 0; copied < count; copied = Math.min(count, copied + SLICE)) {
+      t.equal(inTable(), copied)
       t.equal(journal(), whole)
+      thread.sweep()
       thread.slice()
-      t.equal(thread.immediate, null)
-      t.equal(inTable(), count)
-      t.equal(journal(), 0)
-      for (let n = 0; n < 2; n++) thread.sweep()
-      t.equal(thread.immediate, null, 'there is nothing left to move')
-      t.equal((await register.list('all', null, 3000)).ids.length, count)
     }
-  },
-)
+    t.equal(inTable(), count)
+    t.equal(journal(), whole)
+    thread.slice()
+    t.equal(thread.immediate, null)
+    t.equal(inTable(), count)
+    t.equal(journal(), 0)
+    for (let n = 0; n < 2; n++) thread.sweep()
+    t.equal(thread.immediate, null, 'there is nothing left to move')
+    t.equal((await register.list('all', null, 3000)).ids.length, count)
+  }
+})
 
 void t.test('a move keeps what changes meanwhile, and goes faster while much is written', async (t) => {
   const { rows, register, thread } = await inProcess(t)
@@ -205,28 +202,25 @@ void t.test('a record that has expired in the journal is dropped by a move, and 
   t.same(pruned, [2])
 })
 
-void t.test(
-  'a move that finds the file locked waits for the next sweep, which moves all of it at once',
-  async (t) => {
-    const { rows, db, register, thread } = await inProcess(t)
-    const ids = idsOf(3 * SLICE)
-    await putAll(register, ids)
-    for (let n = 0; n < 2; n++) thread.sweep()
-    thread.slice()
-    db.exec('BEGIN IMMEDIATE')
-    thread.slice()
-    t.equal(thread.immediate, null)
-    db.exec('COMMIT')
-    t.equal(rows('SELECT id FROM records').length, SLICE)
-    thread.sweep()
-    t.equal(thread.immediate, null)
-    t.equal(rows('SELECT id FROM records').length, 3 * SLICE)
-    t.same(rows('SELECT sum(length(entries)) AS n FROM journal'), [{ n: 0 }])
-    await putAll(register, idsOf(1, 9000))
-    for (let n = 0; n < 2; n++) thread.sweep()
-    t.not(thread.immediate, null, 'the next move is in slices again')
-  },
-)
+void t.test('a move that finds the file locked is done whole by the next sweep', async (t) => {
+  const { rows, db, register, thread } = await inProcess(t)
+  const ids = idsOf(3 * SLICE)
+  await putAll(register, ids)
+  for (let n = 0; n < 2; n++) thread.sweep()
+  thread.slice()
+  db.exec('BEGIN IMMEDIATE')
+  thread.slice()
+  t.equal(thread.immediate, null)
+  db.exec('COMMIT')
+  t.equal(rows('SELECT id FROM records').length, SLICE)
+  thread.sweep()
+  t.equal(thread.immediate, null)
+  t.equal(rows('SELECT id FROM records').length, 3 * SLICE)
+  t.same(rows('SELECT sum(length(entries)) AS n FROM journal'), [{ n: 0 }])
+  await putAll(register, idsOf(1, 9000))
+  for (let n = 0; n < 2; n++) thread.sweep()
+  t.not(thread.immediate, null, 'the next move is in slices again')
+})
 
 void t.test('what other processes have written is moved, too', async (t) => {
   const { open, rows, thread } = await inProcess(t)

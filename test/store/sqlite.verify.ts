@@ -10,7 +10,6 @@ import { decodeRecord } from '../../src/store/record/codec.ts'
 import type { SqliteStore } from '../../src/store/sqlite/store.ts'
 import { bytesOf, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
 import { open, opened } from './sqlite-fixtures.ts'
-import { inProcess } from './sqlite-in-process.ts'
 
 /* Processes that are killed, and thousands of records while threads move them from the journal to the table. */
 
@@ -152,23 +151,6 @@ void t.test('changes made while records move to the table are kept', async (t) =
     { n: kept.length, ids: kept.length },
   )
   db.close()
-})
-
-void t.test('a journal of sixteen thousand entries is moved without waiting', async (t) => {
-  const { register, thread } = await inProcess(t)
-  const bytes = bytesOf('in_progress', newToken())
-  const putMany = (count: number) =>
-    Promise.all(Array.from({ length: count }, async () => register.put(newId(), bytes, SPANS)))
-  await putMany(15_999)
-  t.equal(thread.immediate, null)
-  await putMany(1)
-  const first = thread.immediate
-  t.not(first, null)
-  await putMany(1)
-  t.equal(thread.immediate, first, 'one move at a time')
-  while (thread.immediate !== null) thread.slice()
-  await putMany(1)
-  t.equal(thread.immediate, null, 'it is almost empty again')
 })
 
 void t.test('a flood does not make the journal grow without bound', async (t) => {
