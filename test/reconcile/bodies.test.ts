@@ -4,7 +4,7 @@ import { NOBODY } from '../../src/core/settle.ts'
 import { BodyRemover } from '../../src/reconcile/bodies.ts'
 import { decodeRecord, encodeDraft, readStamps } from '../../src/store/record/codec.ts'
 import { Records } from '../../src/store/records.ts'
-import { CorruptRecord } from '../../src/store/register.ts'
+import { CorruptRecord, type Store as StorePort } from '../../src/store/register.ts'
 import { Gate, HOUR, MINUTE, refused, replica, route, Store, seen, TTL } from '../protect/harness.ts'
 import { draft, newId, newToken, response } from '../store/fixtures.ts'
 import { stored } from './harness.ts'
@@ -12,11 +12,11 @@ import { stored } from './harness.ts'
 const POLICY = route({ ttlBody: MINUTE, tombstone: HOUR })
 const SECRET = 'the secret of the answer'
 
-function remover(t: Test, store: Store) {
+function remover(t: Test, store: Store, read: (wire: StorePort) => StorePort = (wire) => wire) {
   const told: unknown[] = []
   const wire = store.wire({})
   const bodies = new BodyRemover({
-    records: new Records(wire),
+    records: new Records(read(wire)),
     store: wire,
     observer: {
       leaseExpired() {},
@@ -171,35 +171,23 @@ void t.test('unreadable records do not keep the remover from those behind them',
     await store.inner.put(id, encodeDraft(draft('completed', newToken(), { result: ends })), spans)
   }
   const last = newId()
-  const wire = store.wire({})
   await store.inner.put(last, encodeDraft(draft('completed', newToken(), { result: ends })), {
     ...spans,
     dueIn: 1,
   })
   store.now += 1
-  const records = new Records({
+  const { bodies: one, told: trouble } = remover(t, store, (wire) => ({
     ...wire,
     get: async (id) => {
       if (unreadable.has(id)) throw new CorruptRecord('sealed')
       return wire.get(id)
     },
-  })
-  const one = new BodyRemover({
-    records,
-    store: wire,
-    observer: {
-      leaseExpired() {},
-      reconciled() {},
-      expiring() {},
-      trouble: () => t.fail('unreadable records are reported elsewhere'),
-    },
-    random: () => 0.5,
-  })
+  }))
   t.equal(await one.look(), false)
   t.equal(await one.look(), true, 'beyond those of the first look')
   const { bytes } = await store.inner.get(last)
   t.match(decodeRecord(bytes as Buffer), { result: { kept: false } })
-  await one.stop()
+  t.same(trouble, [], 'unreadable records are reported elsewhere')
   t.equal(await bodies.look(), true)
   t.equal(await bodies.look(), true)
   t.notOk(await holds(store))

@@ -665,28 +665,6 @@ void t.test('a bug over a record is reported once, and sweeps go on', async (t) 
   t.same(one.said('trouble'), ['internal error over an unresolved record'])
 })
 
-void t.test('three replicas ask about each of many records once', async (t) => {
-  const policy = asking()
-  const store = new Store()
-  const owner = replica(t, { store })
-  const keys = Array.from({ length: 100 }, (_, n) => `key-of-record-number-${n}`)
-  for (const key of keys) await breaks(owner, policy, key)
-  const workers = [1, 2, 3].map(() => worker(t, store, policy))
-  for (const one of workers) {
-    one.random = 0.3
-    one.otherwise = () => (request) => {
-      const key = new URLSearchParams(request.target.split('?')[1]).get('key')
-      return one.says(200, { key, payment: key })
-    }
-  }
-  store.now += EVERY
-  await Promise.all(workers.map((one) => one.round()))
-  const asked = workers.flatMap((one) => one.asked.map(({ target }) => target))
-  t.same(asked.toSorted(), keys.map((key) => `/payments?key=${key}`).toSorted())
-  for (const key of keys) t.match((await owner.get({ route: policy, key })).bytes, key)
-  t.equal(owner.n, keys.length)
-})
-
 void t.test('the sweeper runs on its own, survives failures of the store, and stops', async (t) => {
   const policy = asking()
   const { store, one } = await unresolved(t, policy)
@@ -714,19 +692,6 @@ void t.test('the sweeper runs on its own, survives failures of the store, and st
   one.sweeper.start()
   await one.sweeper.stop()
   t.equal(store.calls, calls + 2, 'it reads the clock and the index, and starts nothing more')
-})
-
-void t.test('more due records than one sweep takes are all asked about', async (t) => {
-  const store = new Store()
-  await puts(store, 300, EVERY)
-  const one = worker(t, store, asking())
-  one.otherwise = () => one.says(202)
-  store.now += EVERY
-  const alive = setInterval(() => {}, 1000)
-  t.teardown(() => clearInterval(alive))
-  one.sweeper.start()
-  await until(() => one.asked.length === 300 && one.sweeper.pendingQueries === 0)
-  t.equal(one.results.filter((result) => result === 'pending').length, 300)
 })
 
 void t.test('a record deleted before its last answer comes is not dead-lettered', async (t) => {

@@ -1,10 +1,8 @@
 import t from 'tap'
 import { explore, sample } from '../model/explore.ts'
-import { migration } from '../model/migration.ts'
 import { protocol } from '../model/promises.ts'
 import type { Rules } from '../model/protocol.ts'
 import { nothingYet, replayGuard } from '../model/replay-guard.ts'
-import { memoryPair, replayMigration } from '../model/replay-migration.ts'
 import { VARIANTS } from '../model/variants.ts'
 import { simulateAll, timeline } from './batch.ts'
 import { PLANTS } from './plants.ts'
@@ -49,10 +47,4 @@ void t.test('two requests: no way leads to what is forbidden, and the guard goes
   const followed = nothingYet()
   for (const path of sample(found, PATHS)) await replayGuard(path, rules, followed)
   t.ok(followed.paths > PATHS / 2 && followed.sent > 0 && followed.answers > 0)
-})
-
-void t.test('two requests between two stores: the same', async (t) => {
-  const found = explore(migration(2, null))
-  t.equal(found.broken, null)
-  for (const path of sample(found, PATHS)) await replayMigration(path, memoryPair())
 })

@@ -221,24 +221,6 @@ void t.test('a condition that does not hold is no failure of the store', async (
   t.same(events, ['connected: table mine'])
 })
 
-void t.test('what does not answer in time may have been applied, and is given up', async (t) => {
-  const signals: AbortSignal[] = []
-  const { client } = await talking(
-    t,
-    (_, { abortSignal }) => {
-      signals.push(abortSignal)
-      return new Promise(() => {})
-    },
-    50,
-  )
-  t.match(await failureOf(client.run('PutItem', { Item: {} })), {
-    name: 'StoreUnavailable',
-    maybeApplied: true,
-    message: /^DynamoDB did not answer within 50 ms$/,
-  })
-  t.equal(signals[0]?.aborted, true)
-})
-
 void t.test('an outage and its end are told once', async (t) => {
   let next: object | null = failing(500, 'InternalServerError')
   const { client, events } = await talking(t, async () => {

@@ -1,7 +1,10 @@
 import { randomBytes } from 'node:crypto'
 import { mkdtempSync, rmSync } from 'node:fs'
+import { syncBuiltinESMExports } from 'node:module'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import timers from 'node:timers/promises'
+import type { Test } from 'tap'
 import type { Phase } from '../../src/core/copies.ts'
 import type { CompletedResponse, Fingerprint, RecordDraft, RecordId, Spans } from '../../src/core/record.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
@@ -101,6 +104,23 @@ export function tempDir(): { path: string } & Disposable {
 /** Resolves when `check` holds; polls on a short timer, for states that no event announces. */
 export async function until(check: () => boolean | Promise<boolean>): Promise<void> {
   while (!(await check())) await new Promise((next) => setTimeout(next, 10))
+}
+
+/** Pauses last a turn of the event loop. Returns how long they were to last, and whether they keep the process alive. */
+export function hurried(t: Test) {
+  const asked: { delay: number | undefined; ref: boolean | undefined }[] = []
+  const { setTimeout: wait } = timers
+  const set = (to: typeof wait): void => {
+    timers.setTimeout = to
+    syncBuiltinESMExports()
+  }
+  t.teardown(() => set(wait))
+  set(async (delay, value, options) => {
+    asked.push({ delay, ref: options?.ref })
+    await new Promise((next) => setImmediate(next))
+    return value as never
+  })
+  return asked
 }
 
 /** A memory store with a clock of its own. */

@@ -41,19 +41,12 @@ void t.test('there is a grace only for stores that fail over, or a migration fro
 
 void t.test('each scheme opens its store', async (t) => {
   using dir = tempDir()
-  t.same(STORE_SCHEMES, [
-    'memory:',
-    'sqlite:',
-    'redis:',
-    'rediss:',
-    'redis+sentinel:',
-    'rediss+sentinel:',
-    'redis+cluster:',
-    'rediss+cluster:',
-    'postgres:',
-    'postgresql:',
-    'dynamodb:',
-  ])
+  t.same(
+    STORE_SCHEMES,
+    'memory: sqlite: redis: rediss: redis+sentinel: rediss+sentinel: redis+cluster: rediss+cluster: postgres: postgresql: dynamodb:'.split(
+      ' ',
+    ),
+  )
   const file = relative(process.cwd(), join(dir.path, 'records.db'))
   for (const [url, name] of [
     ['memory:', 'memory'],

@@ -1,8 +1,6 @@
-import { syncBuiltinESMExports } from 'node:module'
-import timers from 'node:timers/promises'
-import t, { type Test } from 'tap'
+import t from 'tap'
 import type { Phase } from '../../src/core/copies.ts'
-import type { RecordId } from '../../src/core/record.ts'
+import type { RecordId, State } from '../../src/core/record.ts'
 import { inPhase } from '../../src/store/around.ts'
 import { memoryStore } from '../../src/store/memory.ts'
 import {
@@ -15,7 +13,7 @@ import {
 } from '../../src/store/moving/phases.ts'
 import { decodeRecord, readStamps } from '../../src/store/record/codec.ts'
 import { InGrace, OutOfPhase, type Store, StoreUnavailable } from '../../src/store/register.ts'
-import { answeringLater, bytesOf, newId, newToken, SPANS, until } from './fixtures.ts'
+import { answeringLater, bytesOf, hurried, newId, newToken, SPANS, until } from './fixtures.ts'
 
 const MARKED_FOR = 15_000
 const SURE_FOR = 10_000
@@ -38,23 +36,6 @@ function world() {
   const lookout = (on: Pick<Store, 'get'>) =>
     new Lookout(on, { say: (why) => void said.push(why), clock: () => clock.now })
   return { clock, sides, said, presence, lookout }
-}
-
-/** Whoever pauses does so for a turn of the event loop only. Returns for how long it was asked to, at most as often as that. */
-function hurried(t: Test): unknown[][] {
-  const asked: unknown[][] = []
-  const { setTimeout: wait } = timers
-  const set = (to: typeof wait): void => {
-    timers.setTimeout = to
-    syncBuiltinESMExports()
-  }
-  t.teardown(() => set(wait))
-  set(async (delay, value, options) => {
-    asked.push([delay, options?.ref])
-    await new Promise((next) => setImmediate(next))
-    return value as never
-  })
-  return asked
 }
 
 /** What a replica in that phase writes. */
@@ -153,7 +134,7 @@ void t.test('a replica waits while a store is down; a mirror does not need the n
   await until(() => said.some((why) => why?.includes('cannot be announced') === true))
   down = false
   await until(() => both.refusal === null)
-  t.same(pauses[0], [500, false], 'it tries often')
+  t.same(pauses[0], { delay: 500, ref: false }, 'it tries often')
   await both.stop()
   const from = { ...sides.from, limits: { take: async () => Promise.reject(new TypeError('a bug')) } }
   await t.rejects(presence('both', { from }).enter(), { name: 'TypeError' })
@@ -376,7 +357,7 @@ void t.test('a replica that waits for phase new to begin', async (t) => {
     await waiting.enter()
     t.equal(waiting.refusal, null)
     t.match(said, [/phase new begins/, null])
-    t.same(pauses[0], [500, undefined])
+    t.same(pauses[0], { delay: 500, ref: undefined })
     await waiting.stop()
   })
 })
@@ -420,78 +401,47 @@ void t.test('a replica out of its phase claims and renews nothing, but writes ou
     return sides.from.get(id)
   }
   const store = inPhase({ ...sides.from, get }, presence)
-  const [done, token] = [newId(), newToken()]
+  const [done, running, token] = [newId(), newId(), newToken()]
+  const claim = async (id = newId(), entry?: 'again') =>
+    store.put(id, bytesOf('in_progress', newToken()), SPANS, entry)
+  const settle = async (states: State[], state: 'failed_retryable' | 'completed') =>
+    store.swap(done, { token, states }, bytesOf(state, token), SPANS, false)
+  const write = async (by: Store, id: RecordId, version: number, state: State, nextFence: boolean) =>
+    by.swap(id, { version }, bytesOf(state, token), SPANS, nextFence)
   await store.put(done, bytesOf('in_progress', token), SPANS)
-  const swapped = await store.swap(
-    done,
-    { token, states: ['in_progress'] },
-    bytesOf('failed_retryable', token),
-    SPANS,
-    false,
-  )
-  t.ok(swapped.done)
-  const version = (await sides.from.get(done)).bytes?.readUIntBE(4, 6) as number
+  t.match(await settle(['in_progress'], 'failed_retryable'), { done: true })
+  const { version } = readStamps((await sides.from.get(done)).bytes as Buffer)
   presence.refusal = 'why'
   t.ok((await store.get(done)).bytes)
   const refused = { name: 'OutOfPhase', message: 'why', maybeApplied: false }
-  await t.rejects(async () => store.put(newId(), bytesOf('in_progress', newToken()), SPANS), refused)
-  await t.rejects(async () => store.put(done, bytesOf('in_progress', newToken()), SPANS), refused)
-  await t.rejects(
-    async () => store.swap(done, { version }, bytesOf('in_progress', newToken()), SPANS, true),
-    refused,
-  )
+  await t.rejects(claim(), refused)
+  await t.rejects(claim(done), refused)
+  await t.rejects(write(store, done, version, 'in_progress', true), refused)
   await t.rejects(store.renew([]), refused)
-  t.match(
-    await store.put(newId(), bytesOf('in_progress', newToken()), SPANS, 'again'),
-    { done: true },
-    'a claim that a failover lost runs already',
-  )
-  const running = newId()
-  await sides.from.put(running, bytesOf('in_progress', token), SPANS)
-  for (const [n, [state, nextFence]] of (
-    [
-      ['in_progress', false],
-      ['unknown', true],
-    ] as const
-  ).entries())
-    t.match(
-      await store.swap(running, { version: version - 1 + n }, bytesOf(state, token), SPANS, nextFence),
-      { done: true },
-      'nor is this a claim',
-    )
-  const settled = await store.swap(
-    done,
-    { token, states: ['failed_retryable'] },
-    bytesOf('completed', token),
-    SPANS,
-    false,
-  )
-  t.ok(settled.done, 'outcomes are still written')
-  t.match(await store.put(done, bytesOf('in_progress', newToken()), SPANS), { done: false })
-  t.match(
-    await store.put(newId(), bytesOf('completed', newToken()), SPANS),
-    { done: true },
-    'those of lost records, too',
-  )
+  t.match(await claim(newId(), 'again'), { done: true }, 'a claim that a failover lost runs already')
+  const { now } = await sides.from.put(running, bytesOf('in_progress', token), SPANS)
+  t.match(await write(store, running, now, 'in_progress', false), { done: true }, 'nor is this a claim')
+  t.match(await write(store, running, now + 1, 'unknown', true), { done: true }, 'or this')
+  t.match(await settle(['failed_retryable'], 'completed'), { done: true }, 'outcomes are still written')
+  t.match(await claim(done), { done: false })
+  const lost = store.put(newId(), bytesOf('completed', newToken()), SPANS)
+  t.match(await lost, { done: true }, 'those of lost records, too')
 
-  presence.refusal = null
   const late = newId()
-  const slow = inPhase(
-    { ...sides.from, put: async (...args) => ((presence.refusal = 'since'), sides.from.put(...args)) },
+  /** It is out of its phase once the store has been asked. */
+  const leaving = inPhase(
+    {
+      ...sides.from,
+      put: async (...args) => ((presence.refusal = 'since'), sides.from.put(...args)),
+      swap: async (...args) => ((presence.refusal = 'since'), sides.from.swap(...args)),
+    },
     presence,
   )
-  const error = await Promise.resolve(slow.put(late, bytesOf('in_progress', newToken()), SPANS)).catch(
-    (e: unknown) => e,
-  )
-  t.ok(error instanceof OutOfPhase && error.maybeApplied, 'a claim that was answered too late may be there')
   presence.refusal = null
-  const met = inPhase(
-    { ...sides.from, swap: async (...args) => ((presence.refusal = 'since'), sides.from.swap(...args)) },
-    presence,
-  )
-  t.match(await met.swap(late, { version: 1 }, bytesOf('in_progress', newToken()), SPANS, true), {
-    done: false,
-  })
+  const claimed = Promise.resolve(leaving.put(late, bytesOf('in_progress', newToken()), SPANS))
+  await t.rejects(claimed, { name: 'OutOfPhase', maybeApplied: true }, 'one answered too late may be there')
+  presence.refusal = null
+  t.match(await write(leaving, late, 1, 'in_progress', true), { done: false })
 })
 
 void t.test('W10 replicas on the old store alone stop before one in phase new claims', async (t) => {
@@ -642,7 +592,7 @@ void t.test('W10 a lookout keeps looking, with its default clock', async (t) => 
   await looking.enter()
   t.equal(looking.refusal, null)
   await until(() => asked > 3)
-  t.same(pauses, [[3000, false]], 'which keeps no process alive')
+  t.same(pauses, [{ delay: 3000, ref: false }], 'which keeps no process alive')
   let isStopped = false
   const stopped = looking.stop().then(() => (isStopped = true))
   await new Promise((next) => setImmediate(next))

@@ -117,42 +117,6 @@ function tests(server: PostgresServer): void {
     }
   })
 
-  void t.test('a write to a locked record is "not applied"; others go on', async (t) => {
-    const { register } = await opened(t, server.url)
-    const id = newId()
-    const token = newToken()
-    await register.put(id, claim(token), SPANS)
-    const other = await server.client()
-    await other.query('BEGIN; SELECT FROM idempotency.records FOR UPDATE')
-    const own = { token, states: ['in_progress'] } as const
-    const waiting = Promise.allSettled(
-      Array.from({ length: 6 }, () => register.swap(id, own, bytesOf('completed', token), SPANS, false)),
-    )
-    t.ok((await register.put(newId(), claim(), SPANS)).done, 'claims still get connections')
-    t.match(await register.put(id, claim(), SPANS), { done: false }, 'a read does not wait')
-    for (const one of await waiting) t.match(one, { status: 'rejected', reason: NOT_APPLIED })
-    t.same(await register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]), [true], 'nor does a renewal')
-    await other.query('ROLLBACK')
-    await other.query('BEGIN; SELECT FROM idempotency.unresolved FOR UPDATE')
-    const second = newId()
-    await register.put(second, claim(token), SPANS)
-    await t.rejects(register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }]), {
-      ...NOT_APPLIED,
-      message: /lock timeout/,
-    })
-    t.same(
-      await register.renew([id, second].map((one) => ({ id: one, token, dueIn: HOUR, dropIn: HOUR }))),
-      [false, true],
-      'a locked lease does not hold up the others',
-    )
-    const [[renewals] = []] = await server.sql(
-      `SELECT renewals FROM idempotency.unresolved WHERE id = '${second}'`,
-    )
-    t.equal(renewals, '1', 'the others of the batch were renewed')
-    await other.end()
-    t.ok((await register.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
-  })
-
   void t.test('a claim waits for an uncommitted one, but no longer than the timeout', async (t) => {
     const { register } = await opened(t, server.url, { timeoutMs: 4000 })
     const { register: patient } = await opened(t, server.url)

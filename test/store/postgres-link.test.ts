@@ -118,16 +118,6 @@ function tests(server: PostgresServer): void {
     t.same(await link.ask("DO $$ BEGIN RAISE WARNING 'of another kind'; END $$"), [])
   })
 
-  void t.test('notifications are heard as they are', async (t) => {
-    const { link } = await open(t)
-    const heard: string[] = []
-    link.onNotification((message) => void heard.push(message))
-    await link.ask('LISTEN channel')
-    await server.sql("NOTIFY channel, 'pay hello'")
-    await until(() => heard.length > 0)
-    t.same(heard, ['pay hello'])
-  })
-
   void t.test('an end is told with its reason, after the statement has failed', async (t) => {
     const { link, ends } = await open(t)
     t.equal(link.isOver, false)

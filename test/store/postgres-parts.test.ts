@@ -55,39 +55,13 @@ function errorOf(code: string): Error {
 }
 
 void t.test('only errors that prove a rollback mean that nothing was applied', async (t) => {
-  for (const code of [
-    '23505',
-    'IP001',
-    '25P02',
-    '28P01',
-    '3D000',
-    '40001',
-    '40P01',
-    '42501',
-    '42883',
-    '53200',
-    '53300',
-    '57014',
-    'P0001',
-    '22P02',
-    '0A000',
-  ])
+  for (const code of '23505 IP001 25P02 28P01 3D000 40001 40P01 42501 42883 53200 53300 57014 P0001 22P02 0A000'.split(
+    ' ',
+  ))
     t.match(postgresFailure(errorOf(code)), { name: 'StoreUnavailable', maybeApplied: false }, code)
-  for (const code of [
-    '08006',
-    '08P01',
-    '40003',
-    '57P01',
-    '57P02',
-    '57P03',
-    '57P05',
-    '58030',
-    'XX000',
-    'IDP01',
-    'ECONNRESET',
-    'EPIPE',
-    '',
-  ])
+  for (const code of '08006 08P01 40003 57P01 57P02 57P03 57P05 58030 XX000 IDP01 ECONNRESET EPIPE '.split(
+    ' ',
+  ))
     t.match(postgresFailure(errorOf(code)), { name: 'StoreUnavailable', maybeApplied: true }, code)
   t.match(postgresFailure(new Error('Connection terminated')), {
     maybeApplied: true,

@@ -118,32 +118,6 @@ void t.test('W05 claims wait for as many replicas and disks as are required', as
   }
 })
 
-void t.test('W05 claims of one turn share a round, and later ones the next', async (t) => {
-  const { server, store, asked, waited } = await waiting(t, {}, { wait: null })
-  server.says['put'] = null
-  const [commands] = server.sockets
-  let [puts, batches] = [0, 0]
-  const [done = '', now = '', ...stamps] = DONE
-  /** Claims of one turn, and so of one batch. */
-  const claims = async (...shards: number[]) => {
-    const asked = shards.map((shard) => claim(store, idIn(shard)))
-    puts += shards.length
-    await until(() => server.asked.filter((name) => name === 'put').length === puts)
-    commands?.write(array(now, ...shards.flatMap(() => [done, ...stamps]), int(++batches)))
-    return () => Promise.all(asked)
-  }
-  const early = await claims(1, 2, 3)
-  await until(() => asked().length === 2)
-  const late = await claims(4, 5)
-  await store.ping()
-  t.strictSame(asked(), [marker(1), 'wait 1 100'])
-  server.says['wait'] = int(1)
-  server.write(int(1))
-  await Promise.all([early(), late()])
-  t.strictSame(asked().slice(2), [marker(4), 'wait 1 100'])
-  t.strictSame(waited, [true, true, true, true, true])
-})
-
 void t.test('a marker that is refused fails only the claims of its shard', async (t) => {
   const { server, store, asked } = await waiting(t, {}, { set: null, wait: null })
   // So that one round has all of them: they wait for the first one's.

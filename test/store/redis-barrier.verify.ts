@@ -123,54 +123,6 @@ void t.test('R06 through Sentinel: a failover loses no claim that was granted', 
 const starting = RedisCluster.start({ replicas: 1 })
 t.teardown(async () => (await starting)[Symbol.asyncDispose]())
 
-void t.test('W06 in a cluster a moving slot does not hold up other claims', async (t) => {
-  const cluster = await starting
-  const { store, waited } = await open(t, cluster.url, {})
-  const shard = 7
-  const slot = await cluster.slotOf(keys.marker(shard))
-  const from = await cluster.ownerOf(slot)
-  const to = cluster.masters.find((one) => one !== from) as (typeof cluster.masters)[number]
-  // Its record and its index are at the source: the claim succeeds there, and only the marker is not.
-  const id = idIn(shard)
-  const neighbour = idIn(shard)
-  t.ok((await store.put(neighbour, claim(), SPANS)).done)
-  await from.server.command('DEL', keys.marker(shard))
-  // Everything that the scripts need is at the source.
-  await from.server.command('SET', keys.epoch(id), 'x')
-  const steps = await cluster.move(slot, to)
-  await steps[0]?.()
-  await steps[1]?.()
-  const others: RecordId[] = []
-  while (others.length < 20) {
-    const other = newId()
-    if (keys.shardOf(other) === shard) continue
-    if ((await cluster.ownerOf(await cluster.slotOf(keys.record(other)))) === from) others.push(other)
-  }
-  const token = newToken()
-  const taken = store.swap(neighbour, { version: 1 }, claim(token), SPANS, true)
-  const version = ((await store.get(neighbour)).bytes as Buffer).readUIntBE(4, 6)
-  const [over, ...rest] = await Promise.allSettled([
-    store.swap(neighbour, { version }, claim(token), SPANS, true),
-    ...others.map(async (other) => store.put(other, claim(), SPANS)),
-  ])
-  await taken
-  t.match(over, { status: 'rejected', reason: { ...UNREPLICATED, message: /Redis refuses: ASK / } })
-  t.ok(rest.every(({ status }) => status === 'fulfilled'))
-  t.equal(waited.filter((satisfied) => !satisfied).length, 1)
-  await t.rejects(async () => store.put(id, claim(), SPANS), {
-    name: 'StoreUnavailable',
-    maybeApplied: false,
-  })
-  for (const step of steps.slice(2)) await step()
-  await until(async () => {
-    try {
-      return (await store.put(id, claim(), SPANS)).done
-    } catch {
-      return false
-    }
-  })
-})
-
 void t.test('in a cluster claims wait for the replicas of their own master', async (t) => {
   const cluster = await starting
   const patient = await open(t, cluster.url, {})

@@ -64,18 +64,6 @@ void t.test('an operation that fails leaves the others of its turn as they are',
   t.equal(await server.command('TYPE', KEYS.record(list)), 'list')
 })
 
-void t.test('a batch has at most 64 operations, and no more after a megabyte of bodies', async (t) => {
-  const { store } = await open(t, server.url)
-  await store.get(newId())
-  await calls()
-  const all = await Promise.all(Array.from({ length: 200 }, () => claim(store)))
-  t.ok(all.every(({ done }) => done))
-  t.equal(await calls(), 4)
-  const large = Array.from({ length: 5 }, () => Buffer.concat([claiming(), Buffer.alloc(600_000)]))
-  await Promise.all(large.map(async (bytes) => store.put(newId(), bytes, SPANS)))
-  t.equal(await calls(), 3)
-})
-
 void t.test('whoever waits for one of the attempts that end in a turn is told, and no other', async (t) => {
   const user = 'app:pw@'
   await server.command('ACL', 'SETUSER', 'app', 'on', '>pw', '~*', '&*', '+@all', '-pubsub')

@@ -1,6 +1,5 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import { BREAKER_DEFAULTS, withBreaker } from '../../src/store/around.ts'
 import type { Store } from '../../src/store/register.ts'
 import { RedisServer } from '../support/redis.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
@@ -81,102 +80,6 @@ void t.test('list reads an index whose slot is moving; due reads it or fails wit
     else t.match(due.reason, { ...NOT_APPLIED, message: /TRYAGAIN/ })
   }
   t.same(await store.due(10), [id])
-})
-
-void t.test('watchers are notified once their slot has moved, and of changes after that', async (t) => {
-  const [{ store }, { store: peer }] = [await open(t, cluster.url), await open(t, cluster.url)]
-  const id = idIn(11)
-  const slot = await cluster.slotOf(KEYS.index(id))
-  let told = 0
-  const stop = await store.watch(id, () => void told++)
-  const from = await cluster.ownerOf(slot)
-  const to = cluster.masters.find(({ id }) => id !== from.id) as typeof from
-  for (const move of await cluster.move(slot, to)) await move()
-  await until(() => told > 0)
-  const seen = told
-  t.ok((await peer.put(id, bytesOf('completed', newToken()), SPANS)).done)
-  await until(() => told > seen)
-  stop()
-  await until(async () => ((await to.server.command('PUBSUB', 'SHARDCHANNELS')) as string[]).length === 0)
-})
-
-void t.test('a list over all servers starts over when slots have moved, and misses nothing', async (t) => {
-  const { store } = await open(t, cluster.url)
-  await cluster.command('FLUSHALL')
-  const ids = Array.from({ length: 200 }, newId)
-  for (const id of ids) await store.put(id, bytesOf('completed', newToken()), SPANS)
-  const moving = KEYS.shardOf(ids[0] as RecordId)
-  const slot = await cluster.slotOf(KEYS.index(ids[0] as RecordId))
-  const seen = new Set<RecordId>()
-  let cursor: string | null = null
-  let pages = 0
-  do {
-    const page = await store.list('all', cursor, 20)
-    for (const id of page.ids) if (pages >= 5 || KEYS.shardOf(id) !== moving) seen.add(id)
-    cursor = page.next
-    if (++pages !== 5) continue
-    const from = await cluster.ownerOf(slot)
-    const to = cluster.masters.find(({ id }) => id !== from.id) as typeof from
-    for (const move of await cluster.move(slot, to)) await move()
-  } while (cursor !== null)
-  t.same([...seen].toSorted(), ids.toSorted())
-  const { next } = await store.list('all', null, 10)
-  await t.rejects(store.list('all', String(next).replace(/\..*/, '.9.0'), 10), RangeError)
-})
-
-void t.test('while a master is down, only its own records and full lists fail', async (t) => {
-  await using cluster = await RedisCluster.start({ args: ['--cluster-require-full-coverage', 'no'] })
-  const { store, events } = await open(t, cluster.url)
-  const ids = Array.from({ length: 256 }, (_, shard) => idIn(shard))
-  const token = newToken()
-  for (const id of ids) await store.put(id, bytesOf('in_progress', token), { dueIn: 0, dropIn: HOUR })
-  const dead = cluster.masters[1] as (typeof cluster.masters)[0]
-  await dead.server.stop()
-  const results = await Promise.allSettled(ids.map((id) => store.get(id)))
-  const lost = ids.filter((_, n) => results[n]?.status === 'rejected')
-  t.ok(lost.length > 64 && lost.length < 128, `${lost.length} are on the dead master`)
-  await until(() => events.some((event) => event.startsWith(`error: 127.0.0.1:${dead.server.port}: `)))
-  for (const one of await Promise.allSettled(lost.map((id) => store.get(id))))
-    t.match(one, { reason: { ...NOT_APPLIED, message: /not connected/ } })
-  const there = ids.filter((id) => !lost.includes(id))
-  const states: string[] = []
-  const breaker = withBreaker(store, { ...BREAKER_DEFAULTS, onState: (state) => states.push(state) })
-  for (const one of await Promise.allSettled(lost.map((id) => breaker.get(id))))
-    t.match(one, { reason: NOT_APPLIED })
-  t.ok((await breaker.get(there[0] as RecordId)).bytes)
-  t.same(states, [], 'the breaker stays closed')
-  t.ok(await store.ping())
-  t.same((await store.due(1000)).toSorted(), there.toSorted())
-  const renewed = await store.renew(ids.map((id) => ({ id, token, dueIn: HOUR, dropIn: HOUR })))
-  t.same(
-    renewed,
-    ids.map((id) => there.includes(id)),
-  )
-  t.match(await store.traits(), {
-    durable: true,
-    evicts: false,
-    refusals: ['1 of 3 masters of the cluster do not answer.'],
-  })
-  await t.rejects(store.list('unresolved', null, 10), NOT_APPLIED, 'an incomplete list would be a lie')
-  await dead.server.start()
-  await until(async () => {
-    const results = await Promise.allSettled(lost.map((id) => store.get(id)))
-    return results.every((one) => one.status === 'fulfilled' && one.value.bytes !== null)
-  })
-  for (const { server } of cluster.masters) await server.stop()
-  await until(async () => (await Promise.allSettled([store.ping()]))[0]?.status === 'rejected')
-  const renewal = { id: newId(), token, ...SPANS }
-  for (const ask of [store.ping, store.traits, () => store.due(10), () => store.renew([renewal])])
-    await t.rejects(async () => void (await ask()), { name: 'StoreUnavailable' })
-  await until(() => events.some((event) => event.startsWith('error: no node of the cluster answers: ')))
-  const late = await open(t, cluster.url)
-  await t.rejects(late.store.get(newId()), { ...NOT_APPLIED, message: /no node of the cluster answers/ })
-  for (const { server } of cluster.masters) await server.start()
-  for (const one of [late.store, store])
-    await until(async () => {
-      const results = await Promise.allSettled(ids.map((id) => one.get(id)))
-      return results.every((one) => one.status === 'fulfilled' && one.value.bytes !== null)
-    })
 })
 
 /** Claims as a proxy does: retries until there is an answer, and recognises its own claim by the token. */

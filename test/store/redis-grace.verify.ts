@@ -116,24 +116,6 @@ void t.test('W01 a failover that nobody may write down is not noticed before som
   t.ok((epochs[1]?.left ?? 0) > 0)
 })
 
-void t.test('W01 returning to a server that had been left begins a new grace', async (t) => {
-  await using first = await RedisServer.start()
-  await using second = await RedisServer.start()
-  await using name = await relay(first.port)
-  await promoted(first)
-  const { store, epochs, advance } = await open(t, `redis://127.0.0.1:${name.port}`)
-  const id = newId()
-  for (const { port } of [first, second, first]) {
-    const before = epochs.length
-    name.target = port
-    name.cut()
-    await until(async () => (await store.ping().catch(() => null)) !== null && epochs.length > before)
-    await held(store, id)
-    advance(GRACE)
-    t.match(await claim(store, sibling(id)), { done: true })
-  }
-})
-
 void t.test('a master that has become a replica is left even if nothing is written', async (t) => {
   await using own = await RedisServer.start()
   await using between = await relay(own.port)

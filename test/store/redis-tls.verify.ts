@@ -20,18 +20,7 @@ t.teardown(() => {
 })
 const tls = { tls: dirname(own.certFile), mutual: true }
 /** docs/redis.md: what a user of an ACL needs. */
-const RIGHTS = [
-  'on',
-  '>p@ss',
-  '~idempotency:*',
-  '&*',
-  '+@all',
-  '-@dangerous',
-  '+info',
-  '+role',
-  '+cluster|slots',
-  '+asking',
-]
+const RIGHTS = 'on >p@ss ~idempotency:* &* +@all -@dangerous +info +role +cluster|slots +asking'.split(' ')
 
 const storeOf = async (t: Test, url: string) => (await open(t, url)).store
 

@@ -48,48 +48,6 @@ void t.test('a foreign value is returned by a claim and never overwritten', asyn
   }
 })
 
-void t.test('a record may have been due before it is written', async (t) => {
-  const { store } = await open(t)
-  await server.command('FLUSHALL')
-  const id = newId()
-  await store.put(id, claiming(), { dueIn: -MINUTE, dropIn: HOUR })
-  t.strictSame(await store.due(1), [id])
-  await server.command('FLUSHALL')
-})
-
-void t.test('a record of nothing but its prefix lives and ends as any other', async (t) => {
-  const { store: register, advance } = await open(t)
-  const [id, token] = [newId(), newToken()]
-  const bytes = bytesOf('in_progress', token).subarray(0, PREFIX.end)
-  const spans = { dueIn: MINUTE, dropIn: HOUR }
-  const { now: version } = await register.put(id, bytes, spans)
-  t.equal((await register.get(id)).bytes?.length, PREFIX.end)
-  t.match(await register.put(id, bytes, spans), { done: false, bytes: Buffer })
-  t.same(await register.renew([{ id, token, ...spans }]), [true])
-  t.equal((await register.get(id)).bytes?.length, PREFIX.end, 'a renewal adds nothing')
-  t.match(await register.swap(id, { version: version + 1 }, bytes, spans, false), { done: true })
-  t.equal(await register.history.append(id, [NOTE]), true)
-  t.equal((await register.history.read(id)).length, 1)
-  t.same(await register.due(10), [])
-  advance(MINUTE)
-  t.same(await register.due(10), [id])
-  advance(HOUR)
-  t.equal((await register.get(id)).bytes, null)
-  t.match(await register.swap(id, { version: version + 2 }, bytes, spans, false), {
-    done: false,
-    bytes: null,
-  })
-  t.same(await register.renew([{ id, token, ...spans }]), [false])
-  t.equal(await register.history.append(id, [NOTE]), false)
-  t.same(await register.history.read(id), [])
-  t.equal(await register.remove(id, version + 2), false)
-  t.same(await register.due(10), [])
-  t.equal(await server.command('ZCARD', KEYS.index(id)), 0)
-  const again = await register.put(id, bytes, spans)
-  t.ok(again.done)
-  t.equal(await register.remove(id, again.now), true)
-})
-
 void t.test('all operations have one clock', async (t) => {
   const { store: register } = await open(t)
   for (let round = 0; round < 10; round++) {

@@ -1,51 +1,13 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { readFileSync, writeFileSync } from 'node:fs'
-import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { text } from 'node:stream/consumers'
 import { fileURLToPath } from 'node:url'
 import t, { type Test } from 'tap'
 import type { SpoolEntry } from '../../src/store/spool/log.ts'
-import { aside, CUT, folder, left, MiB, opened, segments } from './spool-fixtures.ts'
+import { folder, MiB, opened, segments } from './spool-fixtures.ts'
 
 t.setTimeout(300_000)
-
-void t.test('a flipped bit in any byte yields no wrong entry and hides no other one', async (t) => {
-  const texts = ['one', '', 'three', 'four']
-  const { directory, file } = await left(t, texts.slice(0, 3))
-  const again = await opened(directory)
-  await again.append('four').done
-  again.spool.drop(again.entries[2] as SpoolEntry)
-  await again.spool.close()
-  const [first, second] = segments(directory).map((name) => join(directory, name)) as [string, string]
-  t.equal(first, file)
-  const originals = [first, second].map((name) => [name, readFileSync(name)] as const)
-  for (const [name, whole] of originals) {
-    for (let at = 0; at < whole.length; at++) {
-      for (const [other, bytes] of originals) writeFileSync(other, bytes)
-      const flipped = Buffer.from(whole)
-      flipped.writeUInt8(flipped.readUInt8(at) ^ (1 << (at % 8)), at)
-      writeFileSync(name, flipped)
-      const { spool, found, said } = await opened(directory)
-      await spool.close()
-      const title = `bit ${at % 8} of byte ${at} of ${name === first ? 'the first' : 'the second'}`
-      t.strictSame(said, [CUT], title)
-      // One frame is damaged: either an entry is lost, or a tombstone is, and then its entry comes back.
-      t.ok(
-        [
-          ['', 'four'],
-          ['one', 'four'],
-          ['one', ''],
-          ['one', '', 'four'],
-          ['one', '', 'three', 'four'],
-        ].some((expected) => JSON.stringify(found) === JSON.stringify(expected)),
-        `${title}: ${JSON.stringify(found)}`,
-      )
-      t.same(aside(directory), [], 'the segment is still needed for its other entries')
-    }
-  }
-})
 
 void t.test('no order of drops and restarts loses an entry or brings one back', async (t) => {
   let seed = 7

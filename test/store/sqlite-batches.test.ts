@@ -123,19 +123,6 @@ function sqliteError(message: string, errcode: number): Error {
   return Object.assign(new Error(message), { errcode })
 }
 
-void t.test('a lock is waited for once, however many operations there are', async (t) => {
-  let tries = 0
-  instead(t, 'BEGIN IMMEDIATE', (real) => {
-    tries++
-    return real()
-  })
-  const { db, ask } = await bare(t)
-  db.exec('BEGIN IMMEDIATE')
-  t.equal((await ask(put(), put(), put())).length, 3)
-  t.equal(tries, 1)
-  db.exec('ROLLBACK')
-})
-
 void t.test('what was read stays as it was, whatever another process does before it is sent', async (t) => {
   let between = () => {}
   instead(t, 'COMMIT', (real) => {

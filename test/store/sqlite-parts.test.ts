@@ -38,17 +38,10 @@ function namesIn(db: DatabaseSync): string[] {
   return rows.map(({ name }) => name as string)
 }
 
-const NAMES = [
-  'buckets',
-  'buckets_full_at',
-  'journal',
-  'notes',
-  'notes_go_with_the_record',
-  'records',
-  'records_drop_at',
-  'records_key',
-  'records_unresolved',
-]
+const NAMES =
+  'buckets buckets_full_at journal notes notes_go_with_the_record records records_drop_at records_key records_unresolved'.split(
+    ' ',
+  )
 
 function pragma(db: DatabaseSync, name: string): unknown {
   return Object.values(db.prepare(`PRAGMA ${name}`).get() ?? {})[0]

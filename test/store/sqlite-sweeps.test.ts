@@ -122,37 +122,6 @@ void t.test('a sweep of a locked file changes nothing, and the next one does its
   }
 })
 
-void t.test('a journal at rest for a second is moved, five hundred records at a time', async (t) => {
-  for (const count of [1, SLICE, SLICE + 1]) {
-    const { rows, register, thread } = await inProcess(t)
-    const inTable = () => rows('SELECT id FROM records').length
-    const journal = () => Number(rows('SELECT sum(length(entries)) AS n FROM journal')[0]?.['n'])
-    thread.sweep()
-    await putAll(register, idsOf(count - 1))
-    thread.sweep()
-    await putAll(register, idsOf(1, 9000))
-    const whole = journal()
-    thread.sweep()
-    t.equal(thread.immediate, null, 'something was written meanwhile')
-    thread.sweep()
-    for (let copied = 0; copied < count; copied = Math.min(count, copied + SLICE)) {
-      t.equal(inTable(), copied)
-      t.equal(journal(), whole)
-      thread.sweep()
-      thread.slice()
-    }
-    t.equal(inTable(), count)
-    t.equal(journal(), whole)
-    thread.slice()
-    t.equal(thread.immediate, null)
-    t.equal(inTable(), count)
-    t.equal(journal(), 0)
-    for (let n = 0; n < 2; n++) thread.sweep()
-    t.equal(thread.immediate, null, 'there is nothing left to move')
-    t.equal((await register.list('all', null, 3000)).ids.length, count)
-  }
-})
-
 void t.test('a move keeps what changes meanwhile, and goes faster while much is written', async (t) => {
   const { rows, register, thread } = await inProcess(t)
   const ids = idsOf(4 * SLICE)

@@ -1,4 +1,3 @@
-import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { chmodSync } from 'node:fs'
@@ -7,7 +6,6 @@ import { DatabaseSync } from 'node:sqlite'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { decodeRecord } from '../../src/store/record/codec.ts'
-import type { SqliteStore } from '../../src/store/sqlite/store.ts'
 import { bytesOf, newId, newToken, SPANS, tempDir, until } from './fixtures.ts'
 import { open, opened } from './sqlite-fixtures.ts'
 
@@ -108,50 +106,6 @@ void t.test(
     }
   },
 )
-
-void t.test('changes made while records move to the table are kept', async (t) => {
-  const { file, register } = await opened(t)
-  const peer = await open(file)
-  t.teardown(() => peer.close())
-  const token = newToken()
-  const [claim, outcome] = [bytesOf('in_progress', token, LONG), bytesOf('completed', token)]
-  const large = bytesOf('unknown', token, { lastError: 'x'.repeat(5000) })
-  const ids = Array.from({ length: 5000 }, newId)
-  const kept = ids.filter((_id, n) => n % 20 !== 2)
-  const write = async (id: RecordId, n: number): Promise<void> => {
-    const put = await register.put(id, claim, SPANS)
-    let version = put.done ? put.stamp.version : 0
-    const swap = async (by: SqliteStore, bytes: Buffer) =>
-      assert.ok((await by.swap(id, { version: version++ }, bytes, SPANS, false)).done)
-    if (n % 20 === 1) await swap(register, large)
-    if (n % 2 === 0) await swap(n % 3 === 0 ? peer : register, outcome)
-    if (n % 20 === 2) assert.ok(await register.remove(id, version))
-  }
-  for (let n = 0; n < ids.length; n += 250)
-    await Promise.all(ids.slice(n, n + 250).map((id, i) => write(id, n + i)))
-  const check = async (by: SqliteStore): Promise<void> => {
-    for (const [n, id] of ids.entries()) {
-      const { bytes } = await by.get(id)
-      const expected =
-        n % 20 === 2 ? null : n % 20 === 1 ? 'unknown' : n % 2 === 0 ? 'completed' : 'in_progress'
-      if ((bytes && decodeRecord(bytes).state) !== expected) t.fail(`record ${n} is not ${expected}`)
-    }
-    t.same((await by.list('all', null, 6000)).ids, kept.toSorted())
-  }
-  await check(register)
-  await check(peer)
-  await register.close()
-  await peer.close()
-  const other = await open(file)
-  await check(other)
-  await other.close()
-  const db = new DatabaseSync(file, { readOnly: true })
-  t.same(
-    { ...db.prepare('SELECT count(*) AS n, count(DISTINCT id) AS ids FROM records').get() },
-    { n: kept.length, ids: kept.length },
-  )
-  db.close()
-})
 
 void t.test('a flood does not make the journal grow without bound', async (t) => {
   const { file, register } = await opened(t)

@@ -1,7 +1,7 @@
 import t, { type Test } from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
-import { encodeDraft, PREFIX, readStamps, stateCode } from '../../src/store/record/codec.ts'
+import { encodeDraft, PREFIX, readStamps } from '../../src/store/record/codec.ts'
 import { type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { tiered } from '../../src/store/tiered.ts'
 import { registerContract } from './contract.ts'
@@ -119,14 +119,6 @@ void t.test('a first execution does not wait for the cache; a retry asks only th
   const reply = await claim(register, id)
   t.ok(!reply.done && reply.bytes.equals(there), 'with the stamps of the primary')
   t.same(asked, ['primary get', 'cache get'])
-})
-
-void t.test('an entry looks like a completed record to the cache', async (t) => {
-  const tiers = tiersOf()
-  const id = await executed(tiers)
-  const { bytes } = await tiers.cache.get(id)
-  t.equal(bytes?.subarray(0, 2).toString('latin1'), 'IP')
-  t.equal(bytes?.[PREFIX.state], stateCode('completed'))
 })
 
 void t.test('without a clock of its own it uses that of the process', async (t) => {
