@@ -5,12 +5,12 @@ import { type Clock, ServerClock } from '../../src/store/dynamodb/client.ts'
 import { type DynamoDbOptions, openDynamoDbStore } from '../../src/store/dynamodb/store.ts'
 import { decodeRecord, encodeDraft, readStamps } from '../../src/store/record/codec.ts'
 import { Records } from '../../src/store/records.ts'
-import type { Store } from '../../src/store/register.ts'
+import { type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { type Asked, DynamoDbServer, type Fault } from '../support/dynamodb.ts'
 import { freePort } from '../support/redis.ts'
-import { bytesOf, draft, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
+import { bytesOf, draft, HOUR, MINUTE, newId, newToken, response, SPANS, until } from './fixtures.ts'
 
-/* Faults on an emulator of DynamoDB. What the store asks, and makes of scripted answers: dynamodb-answers.verify.ts. */
+/* An emulator of DynamoDB with faults, and with answers of the test's own. */
 
 t.setTimeout(300_000)
 
@@ -481,4 +481,114 @@ void t.test('traits report what the table does not promise', async (t) => {
     )
     t.equal(traits.findings.length, findings.length)
   }
+})
+
+void t.test('who loses a hundred races against other writers gives up', async (t) => {
+  const store = await opened(t)
+  const [id, token] = [newId(), newToken()]
+  const { now: version } = await claimed(store, id, token)
+  server.fault = on('UpdateItem', { status: 400, error: 'ConditionalCheckFailedException' })
+  server.asked.length = 0
+  const given = bytesOf('completed', token, { fence: version + 90 })
+  await t.rejects(async () => store.swap(id, { version }, given, SPANS, false), {
+    name: 'StoreUnavailable',
+    maybeApplied: false,
+    message: 'DynamoDB: 100 other writes of the same item came first',
+  })
+  t.equal(server.asked.filter(({ operation }) => operation === 'UpdateItem').length, 100)
+})
+
+const isLeft = async (): Promise<boolean> => (await server.connections()) === 0
+const unclear = (): number => {
+  throw new StoreUnavailable('the time is unknown', false)
+}
+
+void t.test('a store asks for its table in its region, and closes its connections', async (t) => {
+  const store = await opened(t)
+  t.equal(store.name, 'dynamodb')
+  t.match(server.asked, [{ operation: 'DescribeTable', authorization: /\/eu-central-1\/dynamodb\// }])
+  t.equal(server.asked.length, 1)
+  t.notOk(await isLeft())
+  await store.close()
+  await until(isLeft)
+})
+
+void t.test('a store does not open on a table that is missing or has another layout', async (t) => {
+  for (const [fault, why] of [
+    [{ status: 400, error: 'ResourceNotFoundException' }, 'there is no table records'],
+    [{ answer: { Table: {} } }, 'it needs another key or index: table records'],
+    [{ answer: {} }, 'it needs another key or index: table records'],
+  ] as const) {
+    server.fault = on('DescribeTable', fault)
+    await t.rejects(openDynamoDbStore(settings), {
+      name: 'StoreUnavailable',
+      maybeApplied: false,
+      message: `cannot use the DynamoDB store: ${why}; docs/dynamodb.md has the command that creates it`,
+    })
+    await until(isLeft)
+  }
+})
+
+void t.test('a store that cannot describe its table opens, says so, and needs no clock', async (t) => {
+  const told: string[] = []
+  const onEvent = (kind: string, detail: string) => void told.push(`${kind}: ${detail}`)
+  const clock = { saw: () => {}, earliest: unclear, latest: unclear }
+  server.fault = on('DescribeTable', { status: 400, error: 'AccessDeniedException' })
+  const store = await openDynamoDbStore({ ...settings, onEvent, clock })
+  t.teardown(() => store.close())
+  t.strictSame(told, [
+    'connected: table records',
+    'error: DynamoDB, DescribeTable: AccessDeniedException: no',
+  ])
+  server.fault = () => null
+  await t.rejects(openDynamoDbStore({ ...settings, clock }), { message: 'the time is unknown' })
+})
+
+void t.test('without a clock of its own, a store has the time of the replies', async (t) => {
+  const { clock: _, ...rest } = settings
+  server.fault = () => ({ date: 'Sun, 22 Nov 2020 10:00:00 GMT' })
+  const store = await openDynamoDbStore(rest)
+  t.teardown(() => store.close())
+  const date = Date.UTC(2020, 10, 22, 10)
+  const now = await store.ping()
+  t.ok(now > date - 10_000 && now < date + 10_000, `${now}`)
+})
+
+void t.test('a part of the index is read page by page until there are enough, or no more', async (t) => {
+  const store = await opened(t)
+  const ids = [1, 2, 99].map((n) => String(n).padEnd(43, 'x'))
+  const [a, b, z] = ids.map((id, n) => ({ w: { S: `${String(n).padStart(16, '0')} ${id}` } }))
+  const more = { pk: { S: 'pay/xx' }, sk: { S: 'x' }, u: { S: 'pay/3' }, w: { S: 'x' } }
+  const later = { ...more, w: { S: 'y' } }
+  const isThird = ({ input }: Asked) => JSON.stringify(input).includes('"pay/3"')
+  const pages = async (limit: number, ...answers: readonly object[]) => {
+    const left = [...answers]
+    server.asked.length = 0
+    server.fault = (asked) => ({ answer: isThird(asked) ? (left.shift() ?? { Items: [z] }) : {} })
+    const due = await store.due(limit)
+    const asked = server.asked.filter(isThird).map(({ input }) => input as { ExclusiveStartKey?: object })
+    return { due, starts: asked.map(({ ExclusiveStartKey }) => ExclusiveStartKey) }
+  }
+  const [first, second] = [{ Items: [a], LastEvaluatedKey: more }, { LastEvaluatedKey: later }]
+  const whole = { due: ids.slice(0, 2), starts: [undefined, more, later] }
+  t.strictSame(await pages(3, first, second, { Items: [b] }), whole, 'to its end')
+  const two = { Items: [a, b], LastEvaluatedKey: more }
+  t.strictSame(await pages(2, two), { due: ids.slice(0, 2), starts: [undefined] }, 'enough')
+  t.strictSame(await pages(3, two), { due: ids, starts: [undefined, more] })
+})
+
+void t.test('takes from one bucket do not meet, and those from others do not wait', async (t) => {
+  const store = await opened(t)
+  const { promise, resolve } = Promise.withResolvers<void>()
+  server.asked.length = 0
+  server.fault = async ({ operation, input }) => {
+    if (operation === 'GetItem' && JSON.stringify(input).includes('/one')) await promise
+    return null
+  }
+  const take = (name: string) => store.limits.take(name, { count: 2, per: 1000 }, 1)
+  const both = [take('one'), take('one')]
+  await take('two')
+  t.equal(server.asked.length, 3, 'the second from the first bucket has not asked')
+  resolve()
+  t.strictSame(await Promise.all(both), [0, 0])
 })

@@ -2,6 +2,7 @@ import { once } from 'node:events'
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http'
 import type { AddressInfo } from 'node:net'
 import { buffer } from 'node:stream/consumers'
+import { promisify } from 'node:util'
 import dynalite from 'dynalite'
 import { tableDefinition } from '../../src/store/dynamodb/layout.ts'
 
@@ -21,6 +22,8 @@ type Item = Readonly<Record<string, unknown>>
 /** A request as it was sent. */
 export interface Asked {
   readonly operation: string
+  /** Who asks for which region. */
+  readonly authorization: string
   readonly input: {
     readonly TableName: string
     readonly Key?: Item
@@ -69,6 +72,10 @@ export class DynamoDbServer implements AsyncDisposable {
     return JSON.parse((await this.#forward(operation, JSON.stringify(input))).text)
   }
 
+  connections(): Promise<number> {
+    return promisify(this.#front.getConnections.bind(this.#front))()
+  }
+
   async empty(): Promise<void> {
     await this.run('DeleteTable', { TableName: 'records' })
     for (let there = true; there; )
@@ -107,7 +114,8 @@ export class DynamoDbServer implements AsyncDisposable {
   async #answer(request: IncomingMessage, response: ServerResponse): Promise<void> {
     const body = (await buffer(request)).toString()
     const operation = String(request.headers['x-amz-target']).replace(/^.*\./, '')
-    const asked: Asked = { operation, input: JSON.parse(body) }
+    const authorization = String(request.headers.authorization)
+    const asked: Asked = { operation, authorization, input: JSON.parse(body) }
     this.asked.push(asked)
     const fault = await this.fault(asked)
     if (fault !== null && 'silent' in fault) return
