@@ -80,14 +80,6 @@ void t.test('Y20 who identifies records differently claims only once nobody hold
   t.match([isSure(one), one.conflict], [false, DIFFERENCE])
 })
 
-void t.test('Y20 of two that start at once, one claims', async (t) => {
-  const { agreement, isSure } = world()
-  const both = [agreement(ONE), agreement(OTHER)]
-  await Promise.all(both.map((one) => one.enter()))
-  t.teardown(() => Promise.all(both.map((one) => one.stop())))
-  t.equal(both.filter(isSure).length, 1)
-})
-
 void t.test('Y20 a replica that was paused looks before it claims', async (t) => {
   const { clock, store, agreement } = world()
   const one = agreement(ONE)

@@ -387,19 +387,6 @@ void t.test('both: an outcome', async (t) => {
     t.equal(await stateIn(from, id), 'in_progress')
     t.match(shown(await on('both').put(id, bytesOf('completed', token), SPANS, 'again')), { token: other })
   })
-  await t.test('that is repeated reaches the store that lacks it, however late', async (t) => {
-    const { from, to, on } = pairOf()
-    const own = await made(on('both'))
-    await settled(from, own, 'completed')
-    t.equal(await stateIn(to, own.id), 'in_progress')
-    const repeated = await settled(
-      on('both', { to: { put: late(to.put), swap: late(to.swap) } }),
-      own,
-      'completed',
-    )
-    t.match(shown(repeated), { state: 'completed' })
-    t.equal(await stateIn(to, own.id), 'completed')
-  })
   await t.test('is told to the new store even in its grace, unlike a claim', async (t) => {
     const { to, on } = pairOf()
     const entries: unknown[] = []
@@ -410,31 +397,6 @@ void t.test('both: an outcome', async (t) => {
     await to.remove(own.id, await versionIn(to, own.id))
     t.ok((await settled(noting, own, 'completed')).done)
     t.same(entries, ['claim', 'again'])
-  })
-  await t.test('is not told in place of an answer that the new store has', async (t) => {
-    const { to, sides, on } = pairOf()
-    const own = await made(on('both'))
-    await settled(to, own, 'completed')
-    t.ok((await settled(on('both'), own, 'unknown')).done)
-    t.equal(await stateIn(to, own.id), 'completed')
-    t.equal(await stateIn(on('both'), own.id), 'completed')
-    await both(t, sides, own.id, { state: 'completed' }, 'and once that is read, in the old one')
-  })
-  await t.test('never leaves the new store without the record while it is told', async (t) => {
-    const { to, on } = pairOf()
-    const own = await made(on('both'))
-    const remove: Store['remove'] = async () => {
-      t.fail('removed')
-      return false
-    }
-    t.ok((await settled(on('both', { to: { remove } }), own, 'completed')).done)
-    t.equal(await stateIn(to, own.id), 'completed')
-  })
-  await t.test('counts as written only once the new store has it', async (t) => {
-    const { to, on } = pairOf()
-    const own = await made(on('both'))
-    const swap: Store['swap'] = async () => ({ done: false, now: NOW, bytes: (await to.get(own.id)).bytes })
-    await t.rejects(settled(on('both', { to: { swap } }), own, 'completed'), { name: 'RecordLocked' })
   })
   await t.test('that the old store refuses is tried again once, not for ever', async (t) => {
     const { on } = pairOf()

@@ -1,10 +1,9 @@
 import t from 'tap'
-import { openPostgresStore, type PostgresStore } from '../../src/store/postgres/store.ts'
+import { openPostgresStore } from '../../src/store/postgres/store.ts'
 import { NO_PGBOUNCER, PgBouncer } from '../support/pgbouncer.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { registerContract } from './contract.ts'
-import { newId, SPANS, until } from './fixtures.ts'
-import { answers, claim, connections } from './postgres-fixtures.ts'
+import { newId, until } from './fixtures.ts'
 
 t.setTimeout(300_000)
 
@@ -35,36 +34,6 @@ async function tests(): Promise<void> {
       advance: (ms) => void (skew += ms),
       [Symbol.asyncDispose]: async () =>
         void (await Promise.all([register.close(), peer.close(), other.close()])),
-    }
-  })
-
-  void t.test('of 99 claims of one key by three proxies over three connections, one succeeds', async (t) => {
-    const stores = await Promise.all([open(), open(), open()])
-    t.teardown(() => Promise.all(stores.map((store) => store.close())))
-    for (let round = 0; round < 5; round++) {
-      const id = newId()
-      const replies = await Promise.all(
-        Array.from({ length: 99 }, (_, n) => (stores[n % 3] as PostgresStore).put(id, claim(), SPANS)),
-      )
-      t.equal(replies.filter(({ done }) => done).length, 1)
-    }
-    const used = await connections(server)
-    t.ok(used <= 3, `${used}`)
-  })
-
-  void t.test('a key is claimed at most once, even if server connections end in the middle', async (t) => {
-    const [one, two] = await Promise.all([open(), open()])
-    t.teardown(() => Promise.all([one.close(), two.close()]))
-    for (let round = 0; round < 10; round++) {
-      const id = newId()
-      const claims = [one, two, one, two].map((store) => store.put(id, claim(), SPANS))
-      const settled = Promise.allSettled(claims)
-      await server.sql(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'idempotency-proxy'",
-      )
-      const done = (await settled).filter((reply) => reply.status === 'fulfilled' && reply.value.done)
-      t.ok(done.length <= 1, `${done.length}`)
-      for (const store of [one, two]) await until(answers(store))
     }
   })
 

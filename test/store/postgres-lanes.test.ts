@@ -16,21 +16,6 @@ import type { FakeLink } from '../support/fake-links.ts'
 
 // When connections are made, dropped and used, and what replies, failures and other servers mean for them, at a time that the test passes.
 
-void t.test('each connection has its number in what it sends, and says who it is', async (t) => {
-  const { links, attempts, grow, events, ups, lanes, fake } = await open(t)
-  const reply = lanes.run('SELECT it', ['a', null, 7])
-  await fake.settled()
-  t.match(links[0]?.sent, [{ text: 'SELECT it', args: [/^\d+$/, 'a', null, 7] }])
-  links[0]?.sent[0]?.answer('x', null)
-  t.same(await reply, ['x', null], 'but the number of the statement')
-  await grow(2)
-  const [first, second] = links.map(({ options }) => options?.comment ?? '')
-  t.match(first, /^\/\* idempotency-proxy [0-9a-f]{12} 1 \*\/ $/)
-  t.equal(second, first?.replace(' 1 ', ' 2 '))
-  t.equal(attempts.length, 2)
-  t.same([events, ups], [['connected: db:1'], 1])
-})
-
 void t.test('statements take idle connections; of eight, two are for outcomes and leases', async (t) => {
   const { links, attempts, run, fake, pass, begun, answered } = await open(t)
   await begun('a')

@@ -15,6 +15,8 @@ t.setTimeout(120_000)
 
 const ROOT = fileURLToPath(new URL('../../', import.meta.url))
 const NAMES = ['sentinel', 'cluster', 'postgres'] as const
+/** Null: docker-compose.yml alone. */
+type Name = (typeof NAMES)[number] | null
 
 interface Service {
   readonly image: string
@@ -42,7 +44,7 @@ class Override {
 }
 
 /** Merged over docker-compose.yml as Compose does it: commands are replaced, other lists grow. */
-function merged(name: (typeof NAMES)[number]): Compose {
+function merged(name: Name): Compose {
   const read = (file: string): unknown =>
     parse(readFileSync(join(ROOT, file), 'utf8'), {
       merge: true,
@@ -55,7 +57,8 @@ function merged(name: (typeof NAMES)[number]): Compose {
         },
       ],
     })
-  return merge(read('docker-compose.yml'), read(`examples/compose/${name}.yaml`)) as Compose
+  const base = read('docker-compose.yml')
+  return (name === null ? base : merge(base, read(`examples/compose/${name}.yaml`))) as Compose
 }
 
 const REPLACED = new Set(['command', 'entrypoint', 'test'])
@@ -86,44 +89,47 @@ function redisArgs({ services }: Compose, name: string, at: (text: string) => st
   return at(args.join('\0')).split('\0')
 }
 
-for (const name of NAMES)
-  void t.test(`${name}: containers have what they need, within their limits, on loopback only`, async (t) => {
-    const compose = merged(name)
-    for (const [
-      service,
-      { mem_limit, ports = [], depends_on = {}, volumes = [], configs = [], ...one },
-    ] of Object.entries(compose.services)) {
-      t.match(mem_limit, /^\d+m$/, service)
-      for (const port of ports) t.match(port, /^127\.0\.0\.1:/, service)
-      for (const [needed, { condition }] of Object.entries(depends_on)) {
-        t.ok(compose.services[needed], `${service} depends on ${needed}`)
-        if (condition === 'service_healthy' && needed !== 'payments')
-          t.ok(compose.services[needed]?.healthcheck?.test, needed)
-      }
-      for (const volume of volumes) t.ok((volume.split(':')[0] as string) in compose.volumes, volume)
-      for (const { source } of configs) t.ok(compose.configs[source], source)
-      t.notMatch(one.healthcheck?.test ?? [], /\bnode\b/)
-      const { command = [] } = one
-      if (command[0] !== 'redis-server') continue
-      const value = (flag: string) => command[command.indexOf(flag) + 1]
-      t.equal(value('--appendonly'), 'yes', service)
-      t.equal(value('--maxmemory-policy'), 'noeviction', service)
-      t.ok(
-        Number.parseInt(mem_limit as string) >= 2 * Number.parseInt(value('--maxmemory') as string),
+for (const name of [null, ...NAMES])
+  void t.test(
+    `${name ?? 'alone'}: containers have what they need, within their limits, on loopback only`,
+    async (t) => {
+      const compose = merged(name)
+      for (const [
         service,
-      )
-      t.ok(
-        volumes.some((volume) => volume.endsWith(':/data')),
-        `${service} keeps its records`,
-      )
-    }
-    for (const { file } of Object.values(compose.configs)) t.ok(readFileSync(join(ROOT, file)))
-    const token = join(tempDir(t), 'token')
-    writeFileSync(token, 'a-token-of-this-test')
-    const env = { ...compose.services['proxy']?.environment, ADMIN_TOKEN_FILE: token }
-    const text = readFileSync(join(ROOT, 'examples/compose/proxy.yaml'), 'utf8')
-    t.equal(load(text, { env }).store.url, storeUrl(compose))
-  })
+        { mem_limit, ports = [], depends_on = {}, volumes = [], configs = [], ...one },
+      ] of Object.entries(compose.services)) {
+        t.match(mem_limit, /^\d+m$/, service)
+        for (const port of ports) t.match(port, /^127\.0\.0\.1:/, service)
+        for (const [needed, { condition }] of Object.entries(depends_on)) {
+          t.ok(compose.services[needed], `${service} depends on ${needed}`)
+          if (condition === 'service_healthy' && needed !== 'payments')
+            t.ok(compose.services[needed]?.healthcheck?.test, needed)
+        }
+        for (const volume of volumes) t.ok((volume.split(':')[0] as string) in compose.volumes, volume)
+        for (const { source } of configs) t.ok(compose.configs[source], source)
+        t.notMatch(one.healthcheck?.test ?? [], /\bnode\b/)
+        const { command = [] } = one
+        if (command[0] !== 'redis-server') continue
+        const value = (flag: string) => command[command.indexOf(flag) + 1]
+        t.equal(value('--appendonly'), 'yes', service)
+        t.equal(value('--maxmemory-policy'), 'noeviction', service)
+        t.ok(
+          Number.parseInt(mem_limit as string) >= 2 * Number.parseInt(value('--maxmemory') as string),
+          service,
+        )
+        t.ok(
+          volumes.some((volume) => volume.endsWith(':/data')),
+          `${service} keeps its records`,
+        )
+      }
+      for (const { file } of Object.values(compose.configs)) t.ok(readFileSync(join(ROOT, file)))
+      const token = join(tempDir(t), 'token')
+      writeFileSync(token, 'a-token-of-this-test')
+      const env = { ...compose.services['proxy']?.environment, ADMIN_TOKEN_FILE: token }
+      const text = readFileSync(join(ROOT, 'examples/compose/proxy.yaml'), 'utf8')
+      t.equal(load(text, { env }).store.url, storeUrl(compose))
+    },
+  )
 
 void t.test('postgres: the proxy has user, password and database of the server, and no Redis', async (t) => {
   const compose = merged('postgres')
@@ -262,21 +268,11 @@ void t.test('cluster: the commands assign the slots once, and a replica takes ov
 })
 
 const COMPOSE = spawnSync('docker', ['compose', 'version']).status === 0
-for (const name of NAMES)
-  void t.test(
-    `docker compose accepts ${name}.yaml`,
-    { skip: COMPOSE ? false : 'docker compose is not installed' },
-    async (t) => {
-      const words = [
-        'compose',
-        '-f',
-        'docker-compose.yml',
-        '-f',
-        `examples/compose/${name}.yaml`,
-        'config',
-        '--quiet',
-      ]
-      const { status, stderr } = spawnSync('docker', words, { cwd: ROOT, encoding: 'utf8' })
-      t.same([status, stderr], [0, ''])
-    },
-  )
+const SKIP = { skip: COMPOSE ? false : 'docker compose is not installed' }
+for (const name of [null, ...NAMES])
+  void t.test(`docker compose accepts ${name ?? 'docker-compose'}.yaml`, SKIP, async (t) => {
+    const files = ['docker-compose.yml', ...(name === null ? [] : [`examples/compose/${name}.yaml`])]
+    const words = ['compose', ...files.flatMap((file) => ['-f', file]), 'config', '--quiet']
+    const { status, stderr } = spawnSync('docker', words, { cwd: ROOT, encoding: 'utf8' })
+    t.same([status, stderr], [0, ''])
+  })

@@ -55,26 +55,13 @@ void t.test('every config that a container uses exists, and every config is used
   for (const [name, { file }] of Object.entries(compose.configs)) t.ok(existsSync(join(ROOT, file)), name)
 })
 
-void t.test('ports are published on loopback only', async (t) => {
-  const ports = Object.values(compose.services).flatMap(({ ports = [] }) => ports)
-  t.ok(ports.includes('127.0.0.1:8080:8080'))
-  for (const port of ports) t.match(port, /^127\.0\.0\.1:\d+:\d+$/)
-})
-
 const mebibytes = (text: string | undefined): number => Number(/^(\d+)mb?$/.exec(text ?? '')?.[1])
 
-void t.test('every container has a memory limit that fits what runs in it', async (t) => {
-  for (const [name, { mem_limit }] of Object.entries(compose.services))
-    t.ok(mebibytes(mem_limit) >= 32, `${name}: ${mem_limit}`)
+void t.test('the memory limit of the proxy fits its heap and its bodies', async (t) => {
   const heap = Number(/^ENTRYPOINT .*--max-old-space-size=(\d+)/m.exec(DOCKERFILE)?.[1])
   const { buffered } = configuration(t).limits
   const limit = mebibytes(compose.services['proxy']?.mem_limit)
   t.ok(limit > heap + buffered / 1024 ** 2, `${limit} MiB is more than heap and bodies`)
-
-  const redis = compose.services['redis']
-  const [, maxmemory] = redis?.command?.slice(redis.command.indexOf('--maxmemory')) ?? []
-  t.ok(mebibytes(redis?.mem_limit) >= 2 * mebibytes(maxmemory), `Redis: ${maxmemory}`)
-  t.equal(redis?.command?.[redis.command.indexOf('--maxmemory-policy') + 1], 'noeviction')
 })
 
 /** The proxy's, with a token made as compose makes it. */
@@ -205,14 +192,3 @@ void t.test('promtool accepts the configuration of Prometheus', { skip: WITHOUT 
   t.equal(status, 0, `${stdout}${stderr}`)
   t.match(stdout, /22 rules found/)
 })
-
-const COMPOSE = spawnSync('docker', ['compose', 'version']).status === 0
-void t.test(
-  'docker compose accepts the file',
-  { skip: COMPOSE ? false : 'docker compose is not installed' },
-  async (t) => {
-    const run = spawnSync('docker', ['compose', 'config', '--quiet'], { cwd: ROOT, encoding: 'utf8' })
-    t.equal(run.status, 0, run.stderr)
-    t.equal(run.stderr, '', 'without a warning')
-  },
-)
