@@ -3,12 +3,11 @@ import { gzipSync, zstdCompressSync } from 'node:zlib'
 import t from 'tap'
 import type { CompletedResponse } from '../../src/core/record.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
-import { decodeRecord, keptIn, PREFIX } from '../../src/store/record/codec.ts'
+import { decodeRecord, keptIn } from '../../src/store/record/codec.ts'
 import { coded, codingOf, decoded, decodedSoon, mayShrink } from '../../src/store/record/compression.ts'
 import { packed } from '../../src/store/record/packed.ts'
 import { Sealer } from '../../src/store/record/sealing.ts'
 import { Records } from '../../src/store/records.ts'
-import type { Store } from '../../src/store/register.ts'
 import { bytesOf, draft, newId, newToken, SPANS } from './fixtures.ts'
 
 const [GZIP, ZSTD] = [codingOf('gzip'), codingOf('zstd')]
@@ -177,22 +176,6 @@ for (const [compression, coding] of Object.entries(CODINGS) as ['gzip' | 'zstd',
   }
 }
 
-void t.test('a store without compression holds what it was given', async (t) => {
-  const given = bytesOf('completed', newToken(), { result: answer(text(1000)) })
-  for (const wrap of [
-    (store: Store) => packed(store, null),
-    (store: Store) => packed(store, new Sealer([{ id: 'a', key: randomBytes(32) }])),
-    (store: Store) => packed(store, null, 'off'),
-  ]) {
-    const register = setup()
-    const store = wrap(register)
-    const id = newId()
-    t.ok((await store.put(id, given, SPANS)).done)
-    t.ok(((await register.get(id)).bytes as Buffer).length >= given.length)
-    t.match(decodeRecord((await store.get(id)).bytes ?? given), { state: 'completed' })
-  }
-})
-
 void t.test('a record that does not decompress is refused and left unchanged', async (t) => {
   const register = setup()
   const [id, token] = [newId(), newToken()]
@@ -227,20 +210,4 @@ void t.test('a payload that is longer or shorter than its parts say is a corrupt
     record.writeUInt8(ZSTD, codingAt)
     t.throws(() => decodeRecord(record), { name: 'CorruptRecord' })
   }
-})
-
-void t.test('keptIn finds a kept response, and none in any other bytes', async (t) => {
-  const kept = bytesOf('completed', newToken())
-  t.ok(keptIn(kept))
-  const notKept = { kept: false, why: 'streamed', status: 200, location: null } as const
-  t.equal(keptIn(bytesOf('completed', newToken(), { result: notKept })), null)
-  t.equal(keptIn(bytesOf('unknown', newToken())), null)
-  for (const other of [Buffer.alloc(0), Buffer.alloc(200), Buffer.from('IP\x01\x02'), kept.subarray(0, 58)])
-    t.equal(keptIn(other), null)
-  for (const at of [0, 1, PREFIX.schema]) {
-    const other = Buffer.from(kept)
-    other[at] = 2
-    t.equal(keptIn(other), null, 'nor in a record of another schema')
-  }
-  for (const end of [60, 150]) t.throws(() => keptIn(kept.subarray(0, end)), { name: 'CorruptRecord' })
 })

@@ -1,23 +1,22 @@
 import t from 'tap'
 import type { Millis } from '../../src/core/record.ts'
-import { disproof, GRADES, type Grade, gradingOf, PROVEN, weakest } from '../../src/store/grade.ts'
+import { disproof, type Grade, gradingOf, PROVEN, weakest } from '../../src/store/grade.ts'
 import { memoryStore } from '../../src/store/memory.ts'
 import { PREFIX } from '../../src/store/record/codec.ts'
-import type { Wait } from '../../src/store/redis/keys.ts'
-import { redisTraits } from '../../src/store/redis/traits.ts'
 import { type Store, type StoreTraits, StoreUnavailable } from '../../src/store/register.ts'
 
+const SOUND: StoreTraits = {
+  durable: true,
+  evicts: false,
+  forgets: null,
+  hasIdentity: true,
+  findings: [],
+  refusals: [],
+}
 const memory = (): Store => memoryStore({ clock: () => 1000, maxBytes: 2 ** 20 })
 
 void t.test('a store is graded by its traits, its grace and its proof', async (t) => {
-  const sound = {
-    durable: true,
-    evicts: false,
-    forgets: null,
-    hasIdentity: false,
-    findings: [],
-    refusals: [],
-  }
+  const sound = { ...SOUND, hasIdentity: false }
   const forgets = 'A failover loses the last claims.'
   const cases: [Partial<StoreTraits>, Millis, string | null, Grade][] = [
     [{}, 0, PROVEN, 'strict'],
@@ -50,32 +49,11 @@ void t.test('a store is graded by its traits, its grace and its proof', async (t
   ])
 })
 
-void t.test('grades are ordered from the one that promises least', async (t) => {
-  t.same(GRADES, ['unfit', 'volatile', 'unknown', 'strict'])
-  const traits = {
-    durable: true,
-    evicts: false,
-    forgets: 'A failover loses the last claims.',
-    hasIdentity: false,
-    findings: [],
-    refusals: [],
-  }
-  t.match(gradingOf(traits, 1, PROVEN).reasons[1], /there is no grace after a failover/)
-})
-
 void t.test('stores that all have to keep a promise keep it as well as the weakest', async (t) => {
-  const sound = {
-    durable: true,
-    evicts: false,
-    forgets: null,
-    hasIdentity: true,
-    findings: [],
-    refusals: [],
-  }
   const both = (one: Partial<StoreTraits>, other: Partial<StoreTraits>) =>
     weakest([
-      { ...sound, ...one },
-      { ...sound, ...other },
+      { ...SOUND, ...one },
+      { ...SOUND, ...other },
     ])
   t.strictSame(both({}, {}), { durable: true, evicts: false, forgets: null, hasIdentity: true })
   for (const weak of [
@@ -93,43 +71,6 @@ void t.test('stores that all have to keep a promise keep it as well as the weake
     evicts: true,
   })
   t.equal(both({ forgets: 'one' }, { forgets: 'other' }).forgets, 'one')
-})
-
-/** What Redis says about itself, with that many replicas. */
-const info = (replicas: number, more = '') =>
-  [
-    'redis_version:7.2.0',
-    'run_id:0123456789abcdef',
-    'role:master',
-    'aof_enabled:1',
-    'maxmemory_policy:noeviction',
-    `connected_slaves:${replicas}`,
-    more,
-  ].join('\r\n')
-const wait = (over: Partial<Wait>): Wait => ({ replicas: 1, disk: 'none', timeout: 100, ...over })
-
-void t.test('Redis: the grade depends on replicas, wait and grace', async (t) => {
-  const disk = wait({ replicas: 'none', disk: 'local' })
-  const cases: [string, number, Millis, Wait | null, Grade, string | null][] = [
-    ['with a grace', 2, 2000, null, 'strict', null],
-    ['alone with a grace', 0, 2000, null, 'strict', null],
-    ['neither', 2, 0, null, 'volatile', 'wait for no replica'],
-    ['alone and neither', 0, 0, null, 'volatile', 'wait for no replica'],
-    ['all replicas', 2, 0, wait({ replicas: 'all' }), 'strict', null],
-    ['the only replica', 1, 0, wait({}), 'strict', null],
-    ['one of two replicas', 2, 0, wait({}), 'volatile', 'wait for 1 of 2 replicas'],
-    ['one of two, and a grace', 2, 2000, wait({}), 'strict', null],
-    ['the disk of one server', 0, 0, disk, 'strict', null],
-    ['the master’s disk alone', 1, 0, disk, 'volatile', 'wait for 0 of 1 replicas'],
-  ]
-  for (const [what, replicas, grace, waits, grade, reason] of cases) {
-    const graded = gradingOf(redisTraits(info(replicas), false, waits), grace, PROVEN)
-    t.equal(graded.grade, grade, what)
-    t.match(graded.reasons, reason === null ? [] : [new RegExp(reason), /store.grace is off/], what)
-    t.equal(graded.reasons.length, reason === null ? 0 : 2, what)
-  }
-  const anonymous = redisTraits(info(1).replace(/run_id.*/, ''), true, null)
-  t.equal(gradingOf(anonymous, 2000, PROVEN).grade, 'volatile', 'a grace that cannot begin does not count')
 })
 
 void t.test('V09 a store that grants a taken key is found out', async (t) => {

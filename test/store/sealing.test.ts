@@ -10,12 +10,11 @@ import {
   HEAD_AT,
   PREFIX,
   readStamps,
-  sealingKeyOf,
   stamp,
   stateCode,
 } from '../../src/store/record/codec.ts'
 import { packed } from '../../src/store/record/packed.ts'
-import { Sealer, sealerOf } from '../../src/store/record/sealing.ts'
+import { Sealer } from '../../src/store/record/sealing.ts'
 import { Records } from '../../src/store/records.ts'
 import { CorruptRecord, type SealError } from '../../src/store/register.ts'
 import { bytesOf, draft, newId, newToken, response, SPANS } from './fixtures.ts'
@@ -323,16 +322,6 @@ void t.test('a history is stored sealed, and read as it was written', async (t) 
   t.match(await register.history.read(id), [{ ...kept, text: /^sealed:k1:/ }])
   t.strictSame(await store.history.read(id), [{ ...kept, text: note.text }])
   t.strictSame(await packed(register, null).history.read(id), await register.history.read(id))
-})
-
-void t.test('without a key nothing is sealed, with several the first one seals', async (t) => {
-  t.equal(sealerOf({ encryption: { keys: [] } }), null)
-  const id = newId()
-  const plain = bytesOf('completed', newToken())
-  for (const keys of [[ONE], [TWO, ONE]]) {
-    const sealed = sealerOf({ encryption: { keys } })?.seal(id, plain)
-    t.equal(sealingKeyOf(sealed as Buffer), keys[0]?.id)
-  }
 })
 
 void t.test('sealing reproduces the test vector in docs/record-format.md', async (t) => {

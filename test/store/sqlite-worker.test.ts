@@ -11,22 +11,6 @@ import { fileInProcess, inProcess, NOW } from './sqlite-in-process.ts'
 
 /* Where a record is, in the journal or in the table, makes no difference to any operation. The clock stands still at NOW. */
 
-interface Place {
-  readonly register: SqliteStore
-  /** Brings what was written to where the test wants it. */
-  readonly settle: () => Promise<void>
-  readonly rows: (sql: string) => Record<string, unknown>[]
-}
-
-function wherever(title: string, body: Body, places: readonly string[] = ['journal', 'table']): void {
-  for (const where of places)
-    void t.test(`${title} (${where})`, async (t) => {
-      const { register, rows, move } = await inProcess(t)
-      await body(t, { register, rows, settle: where === 'table' ? move : async () => {} })
-    })
-}
-type Body = (t: Test, place: Place) => Promise<void>
-
 /** After each write the store moves it to the table, so that all is read and written there. */
 function inTable({ register, move }: Awaited<ReturnType<typeof inProcess>>): Store {
   let moving: Promise<unknown> = Promise.resolve()
@@ -86,25 +70,6 @@ async function put(register: SqliteStore, at: RecordId, state: State, spans: Spa
   if (!reply.done) throw new Error('it exists')
   return token
 }
-
-wherever('a removed record leaves nothing in the file', async (t, { register, settle, rows }) => {
-  const [record, other] = [newId(), newId()]
-  for (const each of [record, other]) {
-    await put(register, each, 'completed')
-    await register.history.append(each, [NOTE])
-  }
-  await settle()
-  t.equal(await register.remove(record, NOW - 1), false)
-  t.equal(await register.remove(record, NOW), true)
-  t.equal(await register.remove(record, NOW), false)
-  t.equal((await register.get(record)).bytes, null)
-  t.same((await register.list('all', null, 10)).ids, [other])
-  t.same(rows('SELECT id FROM notes'), [{ id: other }])
-  t.equal(
-    rows('SELECT id FROM records').length,
-    await settle().then(() => rows('SELECT 1 FROM records').length),
-  )
-})
 
 void t.test('the newest version of a record is the one that counts', async (t) => {
   const { rows, register, move } = await inProcess(t)
