@@ -6,6 +6,7 @@ import type { Millis } from '../../src/core/record.ts'
 import { openStores, type StoreHooks } from '../../src/store/open.ts'
 import { readStamps } from '../../src/store/record/codec.ts'
 import { fake, greeting } from '../support/fake-redis.ts'
+import { frozenClock } from '../support/frozen-clock.ts'
 import { RedisServer } from '../support/redis.ts'
 import { bytesOf, newId, newToken, PLAIN_STORE, SPANS, tempDir, until } from './fixtures.ts'
 
@@ -41,27 +42,30 @@ async function holding(t: Test) {
 }
 
 void t.test('only a store that holds claims closes the breaker', async (t) => {
+  const clock = frozenClock(t)
   const { url, says, waiting } = await holding(t)
   const held: Millis[] = []
   const states: string[] = []
   const opening = open(
     t,
     // To open it, this waits for an answer.
-    { url, grace: 500, timeout: 250, wait: { replicas: 'none', disk: 'local', timeout: 10 } },
+    { url, grace: 4000, timeout: 2000, wait: { replicas: 'none', disk: 'local', timeout: 10 } },
     { ...HOOKS, onHeld: (left) => void held.push(left), onBreaker: (state) => void states.push(state) },
   )
   // Before there is a breaker.
-  await until(() => held.includes(1) && waiting.length > 0)
+  await clock.passUntil(() => held.includes(1) && waiting.length > 0)
   waiting[0]?.write('*2\r\n:1\r\n:0\r\n')
   const store = await opening
   says.left = 0
-  await until(() => held.at(-1) === 0)
+  await clock.passUntil(() => held.at(-1) === 0)
   for (let n = 0; n < 5; n++) await t.rejects(store.get(newId()), { name: 'StoreUnavailable' })
   const before = held.length
-  await until(() => states.filter((state) => state === 'half_open').length >= 2 && held.length > before + 2)
+  await clock.passUntil(
+    () => states.filter((state) => state === 'half_open').length >= 2 && held.length > before + 2,
+  )
   t.notOk(states.includes('closed'), 'probes fail, and to hold nothing shows nothing')
   says.left = 1
-  await until(() => states.includes('closed'))
+  await clock.passUntil(() => states.includes('closed'))
 })
 
 void t.test('a cache is asked for no grace', async (t) => {
