@@ -48,6 +48,15 @@ void t.test('a foreign value is returned by a claim and never overwritten', asyn
   }
 })
 
+void t.test('a record may have been due before it is written', async (t) => {
+  const { store } = await open(t)
+  await server.command('FLUSHALL')
+  const id = newId()
+  await store.put(id, claiming(), { dueIn: -MINUTE, dropIn: HOUR })
+  t.strictSame(await store.due(1), [id])
+  await server.command('FLUSHALL')
+})
+
 void t.test('all operations have one clock', async (t) => {
   const { store: register } = await open(t)
   for (let round = 0; round < 10; round++) {
