@@ -106,6 +106,8 @@ function configurationIn(t: Test, objects: readonly Manifest[]): Config | null {
     .replace('/etc/idempotency-proxy-record-ids/secret', join(secrets, 'secret'))
     .replaceAll(/\/etc\/idempotency-proxy-encryption\/\w+/g, join(secrets, 'key'))
     .replace('/var/spool/idempotency-proxy/outcomes', join(secrets, 'spool'))
+    .replace('/etc/idempotency-proxy-tls/tls.key', 'test/config/files/listener-key.pem')
+    .replaceAll(/\/etc\/idempotency-proxy-tls\/[.\w]+/g, 'test/config/files/listener.pem')
   const loaded = loadConfig({ file: 'proxy.yaml', text, env, flags: {} })
   t.ok(loaded.ok, 'the proxy accepts it', { errors: loaded.ok ? [] : loaded.errors.map(formatConfigError) })
   return loaded.ok ? loaded.config : null
@@ -330,6 +332,14 @@ void t.test('each scenario renders what its values ask for', async (t) => {
         metadata: { annotations: { 'example.com/internal': 'true' } },
       })
       t.equal(pod.securityContext.fsGroup, 65532)
+    },
+    'idempotency-proxy: tls'(t, { pod, container, config }) {
+      const mount = { name: 'idempotency-proxy-tls', mountPath: '/etc/idempotency-proxy-tls', readOnly: true }
+      const named = (all: readonly Manifest[]) => all.find(({ name }) => name === mount.name)
+      t.same(named(container.volumeMounts), mount)
+      t.same(named(pod.volumes), { name: mount.name, secret: { secretName: 'payments-tls' } })
+      t.match(config()?.listen.tls, { clientCa: /listener/, alpn: ['h2', 'http/1.1'] })
+      t.match(config()?.defaults.scope.caller, [{ kind: 'tls', name: 'san-uri' }])
     },
     'idempotency-proxy: redis-tls'(t, { container, pod }) {
       t.match(container.env, [
@@ -595,6 +605,7 @@ idempotency-proxy | both existingSecret and keys | idempotencyProxy.store.encryp
 idempotency-proxy | is set by the chart | idempotencyProxy.config.admin.tokenFile=/x
 idempotency-proxy | is set by the chart | idempotencyProxy.config.drain.delay=1s
 idempotency-proxy | not both | idempotencyProxy.existingConfigMap.name=x idempotencyProxy.config.unmatched=pass
+idempotency-proxy | which is not set | idempotencyProxy.tls.clientCaKey=ca.crt
 idempotency-proxy | not both | idempotencyProxy.ca.existingConfigMap=x idempotencyProxy.ca.existingSecret=y
 idempotency-proxy | more than maxReplicas | autoscaling.enabled=true autoscaling.minReplicas=9
 idempotency-proxy | mode | idempotencyProxy.mode=native

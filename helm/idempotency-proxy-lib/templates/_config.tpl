@@ -20,9 +20,19 @@
 {{- if $proxy.spool.enabled -}}
 {{- $_ := set $store "spool" "/var/spool/idempotency-proxy/outcomes" -}}
 {{- end -}}
+{{- $listen := dict "address" (printf "0.0.0.0:%d" (int $proxy.port)) -}}
+{{- if $proxy.tls.existingSecret -}}
+{{- $tls := dict "cert" "/etc/idempotency-proxy-tls/tls.crt" "key" "/etc/idempotency-proxy-tls/tls.key" -}}
+{{- with $proxy.tls.clientCaKey -}}
+{{- $_ := set $tls "clientCa" (printf "/etc/idempotency-proxy-tls/%s" .) -}}
+{{- end -}}
+{{- $_ := set $listen "tls" $tls -}}
+{{- else if $proxy.http2 -}}
+{{- $_ := set $listen "http2" true -}}
+{{- end -}}
 {{- $own := dict
       "service" (include "idempotency-proxy.service" .)
-      "listen" (printf "0.0.0.0:%d" (int $proxy.port))
+      "listen" $listen
       "ops" (dict "listen" (printf "0.0.0.0:%d" (int $proxy.opsPort)))
       "admin" $admin
       "upstream" (dict "url" $upstream "timeout" (printf "%ds" (int $proxy.upstream.timeoutSeconds)))

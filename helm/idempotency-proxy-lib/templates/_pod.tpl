@@ -32,6 +32,11 @@
       {{- end }}
 {{- end }}
 {{- end }}
+{{- if $proxy.tls.existingSecret }}
+- name: idempotency-proxy-tls
+  secret:
+    secretName: {{ $proxy.tls.existingSecret }}
+{{- end }}
 {{- if $proxy.ca.existingConfigMap }}
 - name: idempotency-proxy-ca
   configMap:
@@ -77,6 +82,11 @@
 {{- if $proxy.store.encryption.keys }}
 - name: idempotency-proxy-encryption
   mountPath: /etc/idempotency-proxy-encryption
+  readOnly: true
+{{- end }}
+{{- if $proxy.tls.existingSecret }}
+- name: idempotency-proxy-tls
+  mountPath: /etc/idempotency-proxy-tls
   readOnly: true
 {{- end }}
 {{- if or $proxy.ca.existingConfigMap $proxy.ca.existingSecret }}

@@ -18,6 +18,9 @@
 {{- if and (ne $proxy.mode "gateway") $proxy.upstream.url -}}
 {{- fail "idempotencyProxy.upstream.url is for mode gateway: a sidecar's upstream is the app in its pod, at upstream.port." -}}
 {{- end -}}
+{{- if and $proxy.tls.clientCaKey (not $proxy.tls.existingSecret) -}}
+{{- fail "idempotencyProxy.tls.clientCaKey is an entry of tls.existingSecret, which is not set." -}}
+{{- end -}}
 {{- if and $proxy.ca.existingConfigMap $proxy.ca.existingSecret -}}
 {{- fail "Set idempotencyProxy.ca.existingConfigMap or ca.existingSecret, not both." -}}
 {{- end -}}
