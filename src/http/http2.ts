@@ -56,6 +56,8 @@ export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Ses
   const session = performServerHandshake(connection, {
     settings: { enablePush: false, maxConcurrentStreams: MOST_STREAMS, maxHeaderListSize: MOST_HEAD },
     maxHeaderListPairs: 2000,
+    // An upstream may send `X-Content-Type-Options` twice.
+    strictSingleValueFields: false,
   })
   let open = 0
   session.setTimeout(host.keepAliveTimeout, () => {
@@ -67,8 +69,10 @@ export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Ses
     open++
     stream.on('error', () => {})
     stream.once('close', () => open--)
+    // Reset, even by NO_ERROR: Node would wait until somebody has read the rest of the body. Later, since it is in the middle of closing.
+    stream.once('aborted', () => process.nextTick(() => stream.destroy()))
     const serve = (body: Buffer | null, begun: readonly Buffer[]): void => {
-      if (stream.destroyed) return
+      if (isCut(stream)) return void stream.destroy()
       const request = new Http2Request(stream, connection, rawHeaders, body, begun)
       if (headers.expect?.toLowerCase() === '100-continue') stream.additionalHeaders({ ':status': 100 })
       else if (headers.expect !== undefined) request.refusal = unmetExpectation()
@@ -80,6 +84,11 @@ export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Ses
   return session
 }
 
+/** Whether the client has left. The end of its body may just be that: Node ends the bodies of streams that are reset. */
+function isCut(stream: ServerHttp2Stream): boolean {
+  return stream.aborted || stream.destroyed
+}
+
 /** Most bodies come with their heads: `serve` gets those whole, of others what has arrived. */
 function withBody(
   stream: ServerHttp2Stream,
@@ -88,7 +97,7 @@ function withBody(
   const begun: Buffer[] = []
   let isWhole = false
   const onData = (chunk: Buffer): void => void begun.push(chunk)
-  const onEnd = (): void => void (isWhole = true)
+  const onEnd = (): void => void (isWhole = !isCut(stream))
   stream.on('data', onData).once('end', onEnd)
   setImmediate(() => {
     stream.off('data', onData).off('end', onEnd)
@@ -123,7 +132,15 @@ export class Http2Request extends Readable implements TrafficRequest, Carrier {
     body: Buffer | null,
     begun: readonly Buffer[],
   ) {
-    super({ read: () => void stream.resume(), highWaterMark: 64 * 1024 })
+    super({
+      read: () => void stream.resume(),
+      // Whoever destroys it, as undici does, may leave nobody who listens to its errors. The rest is discarded.
+      destroy: (_error, done) => {
+        stream.resume()
+        done(null)
+      },
+      highWaterMark: 64 * 1024,
+    })
     const { pseudo, lines, framing } = headOf(raw, body !== null && body.length === 0)
     this.method = pseudo[':method'] ?? ''
     this.url = pseudo[':path'] ?? ''
@@ -136,10 +153,11 @@ export class Http2Request extends Readable implements TrafficRequest, Carrier {
     if (body !== null) return
     const receive = (chunk: Buffer): void => {
       this.bytesRead += chunk.length
-      if (!this.push(chunk)) stream.pause()
+      if (!this.destroyed && !this.push(chunk)) stream.pause()
     }
     for (const chunk of begun) receive(chunk)
     stream.on('data', receive).once('end', () => {
+      if (isCut(stream)) return
       this.complete = true
       this.push(null)
     })
@@ -206,8 +224,10 @@ function headOf(raw: readonly string[], isEmpty: boolean): Head {
 /** Lines about a connection (RFC 9113 §8.2.2). */
 const OF_CONNECTION: ReadonlySet<string> = new Set([
   'connection',
+  'http2-settings',
   'keep-alive',
   'proxy-connection',
+  'te',
   'transfer-encoding',
   'upgrade',
 ])
@@ -234,7 +254,7 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
     this.#stream = stream
     this.#session = session
     stream.on('drain', () => this.emit('drain'))
-    stream.once('finish', () => this.#left())
+    stream.once('finish', this.#left)
     stream.once('close', () => {
       this.destroyed = true
       this.closed = true
@@ -252,21 +272,24 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
   }
 
   protected begin(status: number, _reason: string, lines: readonly string[]): void {
+    // Node's sessions send no other.
+    if (status > 599) throw new Error(`HTTP/2 cannot carry the status ${status}`)
     const head = [':status', String(status)]
     for (let i = 0; i < lines.length; i += 2) {
       const name = (lines[i] as string).toLowerCase()
       const value = lines[i + 1] as string
       if (!isFieldName(name) || !isFieldValue(value)) throw new Error(`invalid ${name} header`)
-      if (!OF_CONNECTION.has(name)) head.push(name, value)
+      // Node ends the stream of a 205 with its head, as content is not allowed there (RFC 9110 §15.3.6).
+      if (!OF_CONNECTION.has(name) && (status !== 205 || name !== 'content-length')) head.push(name, value)
     }
     this.#head = head
-    this.#hasBody = this.req.method !== 'HEAD' && status !== 204 && status !== 304
+    this.#hasBody = this.req.method !== 'HEAD' && status !== 204 && status !== 205 && status !== 304
   }
 
   addTrailers(lines: readonly (readonly [string, string])[]): void {
     for (const [name, value] of lines) {
       if (!isFieldName(name) || !isFieldValue(value)) throw new Error(`invalid ${name} trailer`)
-      ;(this.#trailers[name.toLowerCase()] ??= []).push(value)
+      if (!OF_CONNECTION.has(name.toLowerCase())) (this.#trailers[name.toLowerCase()] ??= []).push(value)
     }
   }
 
@@ -284,14 +307,20 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
     const last = typeof given === 'string' ? Buffer.from(given, encoding ?? 'utf8') : given
     this.beginSet()
     this.writableEnded = true
-    if (this.destroyed || this.#stream.destroyed) return this
+    // Nobody reads the rest.
+    if (!this.req.complete) this.req.destroy()
+    const stream = this.#stream
+    if (this.destroyed || stream.closed) return this
     const body = this.#hasBody ? last : NOTHING
     const isWhole = body.length === 0 && Object.keys(this.#trailers).length === 0
     if (this.#head !== null && isWhole) this.#respond(true)
     else {
       this.#respond(false)
-      this.#stream.end(body)
+      if (body.length > 0) stream.end(body)
+      else stream.end()
     }
+    // Node ends a stream that carries no body with its head, and with that of a HEAD request.
+    if (stream.writableFinished) process.nextTick(this.#left)
     return this
   }
 
@@ -304,7 +333,7 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
 
   #respond(isLast: boolean): void {
     const head = this.#head
-    if (head === null || this.#stream.destroyed) return
+    if (head === null || this.#stream.closed) return
     this.#head = null
     // The types know mappings alone.
     const lines = head as unknown as Headers2
@@ -313,8 +342,8 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
     this.#stream.once('wantTrailers', () => this.#stream.sendTrailers(this.#trailers))
   }
 
-  #left(): void {
-    if (this.destroyed) return
+  readonly #left = (): void => {
+    if (this.destroyed || this.writableFinished || !this.writableEnded) return
     this.writableFinished = true
     this.emit('finish')
     // Nobody reads the rest (RFC 9113 §8.1).

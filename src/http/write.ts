@@ -65,7 +65,7 @@ export class ResponseWriter {
     endMessage(response, body)
     this.watch(response)
     if (!keeps) lingeringClose(response)
-    else if (!request.isHere) awaitRest(response as StreamResponse)
+    else if (!request.isHere && !isMultiplexed(request)) awaitRest(response as StreamResponse)
   }
 
   /** The complete message, for a raw connection that is then closed. */
@@ -114,7 +114,7 @@ export class ResponseWriter {
   #hurry(response: TrafficResponse, size: number, release: () => void): void {
     const drop = (): void => {
       // First, since released memory may be freed.
-      if (response.socket !== null) resetConnection(response.socket)
+      dropAnswer(response)
       release()
     }
     const timer = setTimeout(drop, this.idleTimeout * (1 + size / 1024 ** 2))
@@ -137,8 +137,7 @@ export class ResponseWriter {
   watch(response: TrafficResponse): void {
     if (hasLeft(response)) return
     const socket = response.socket as Socket
-    // To an HTTP/1.0 client anything but a reset would end the body cleanly.
-    const drop = (): void => resetConnection(socket)
+    const drop = (): void => dropAnswer(response)
     const idle = socket.timeout ?? 0
     socket.setTimeout(this.idleTimeout, drop)
     // Before Node's own listener, which sets the keep-alive timeout of the connection.
@@ -211,6 +210,12 @@ export function breakOff(response: TrafficResponse): void {
   const { req, socket } = response
   if (req.httpVersion === '1.0' && response.headersSent && socket instanceof Socket) resetConnection(socket)
   else response.destroy()
+}
+
+/** Gives up on a client that does not read. To one of HTTP/1.0 anything but a reset would end the body cleanly. */
+function dropAnswer(response: TrafficResponse): void {
+  if (isMultiplexed(response.req)) response.destroy()
+  else if (response.socket !== null) resetConnection(response.socket)
 }
 
 /** Ends a message with the last part of its body. */

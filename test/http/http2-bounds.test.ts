@@ -1,36 +1,22 @@
-import { connect, type Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import { until } from '../support/e2e.ts'
+import {
+  CONTINUATION,
+  DATA,
+  END_HEADERS,
+  END_STREAM,
+  fields,
+  frame,
+  HEADERS,
+  NO_ERROR,
+  Peer,
+  PING,
+  REFUSED_STREAM,
+  RST_STREAM,
+} from '../support/frames.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { post, rawRequest } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
-
-const PREFACE = 'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n'
-const [DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION] = [0, 1, 3, 4, 6, 7, 9]
-const [END_STREAM, END_HEADERS] = [1, 4]
-const [NO_ERROR, REFUSED_STREAM] = [0, 7]
-
-/** RFC 9113 §4.1. */
-function frame(type: number, flags: number, stream: number, payload: Buffer = Buffer.alloc(0)): Buffer {
-  const head = Buffer.alloc(9)
-  head.writeUIntBE(payload.length, 0, 3)
-  head.writeUInt8(type, 3)
-  head.writeUInt8(flags, 4)
-  head.writeUInt32BE(stream, 5)
-  return Buffer.concat([head, payload])
-}
-
-/** Literal fields without indexing or Huffman coding (RFC 7541 §6.2.2). */
-function fields(lines: readonly (readonly [string, string])[]): Buffer {
-  const text = (value: string): Buffer => {
-    if (value.length < 127) return Buffer.from([value.length, ...Buffer.from(value)])
-    const length: number[] = [127]
-    let rest = value.length - 127
-    for (; rest >= 128; rest = Math.floor(rest / 128)) length.push((rest % 128) + 128)
-    return Buffer.concat([Buffer.from([...length, rest]), Buffer.from(value)])
-  }
-  return Buffer.concat(lines.flatMap(([name, value]) => [Buffer.from([0]), text(name), text(value)]))
-}
 
 function request(port: number, path: string, more: readonly (readonly [string, string])[] = []): Buffer {
   const pseudo = [
@@ -40,53 +26,6 @@ function request(port: number, path: string, more: readonly (readonly [string, s
     [':authority', `127.0.0.1:${port}`],
   ] as const
   return fields([...pseudo, ...more])
-}
-
-interface Frame {
-  readonly type: number
-  readonly stream: number
-  readonly payload: Buffer
-}
-
-/** A client that sends what it likes. */
-class Peer {
-  readonly socket: Socket
-  readonly frames: Frame[] = []
-  readonly closed: Promise<void>
-  #bytes = Buffer.alloc(0)
-
-  constructor(t: Test, port: number, settings: Buffer = Buffer.alloc(0)) {
-    this.socket = connect(port, '127.0.0.1').on('error', () => {})
-    t.teardown(() => this.socket.destroy())
-    this.closed = new Promise((resolve) => this.socket.once('close', () => resolve()))
-    this.socket.on('data', (chunk: Buffer) => this.#read(chunk))
-    this.socket.write(Buffer.concat([Buffer.from(PREFACE), frame(SETTINGS, 0, 0, settings)]))
-  }
-
-  #read(chunk: Buffer): void {
-    this.#bytes = Buffer.concat([this.#bytes, chunk])
-    for (;;) {
-      if (this.#bytes.length < 9) return
-      const end = 9 + this.#bytes.readUIntBE(0, 3)
-      if (this.#bytes.length < end) return
-      this.frames.push({
-        type: this.#bytes.readUInt8(3),
-        stream: this.#bytes.readUInt32BE(5),
-        payload: this.#bytes.subarray(9, end),
-      })
-      this.#bytes = this.#bytes.subarray(end)
-    }
-  }
-
-  of(type: number): Frame[] {
-    return this.frames.filter((one) => one.type === type)
-  }
-
-  /** The error code with which the server ends the connection; null: it closes it without one. */
-  async ended(): Promise<number | null> {
-    await this.closed
-    return this.of(GOAWAY).at(-1)?.payload.readUInt32BE(4) ?? null
-  }
 }
 
 async function proxyOf(t: Test, more = ''): Promise<TestProxy> {

@@ -1,0 +1,216 @@
+import { once } from 'node:events'
+import { type ClientHttp2Session, connect, type IncomingHttpHeaders } from 'node:http2'
+import t, { type Test } from 'tap'
+import { newKey, until } from '../support/e2e.ts'
+import {
+  CANCEL,
+  DATA,
+  END_HEADERS,
+  END_STREAM,
+  fields,
+  frame,
+  HEADERS,
+  INTERNAL_ERROR,
+  NO_ERROR,
+  Peer,
+  RST_STREAM,
+} from '../support/frames.ts'
+import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
+import { post, rawRequest } from '../support/raw.ts'
+import { tcpStub, type UpstreamStub, upstreamStub, wholeRequest } from '../support/upstream.ts'
+
+async function proxyOf(t: Test, url: string, more = ''): Promise<TestProxy> {
+  const proxy = await proxyInProcess(
+    `listen: { address: "127.0.0.1:0", http2: true }\nupstream: { url: "${url}"${more} }\nstore: { url: "memory:" }`,
+  )
+  // It waits for every request that is open.
+  t.teardown(() => proxy.drain())
+  return proxy
+}
+
+async function answering(t: Test): Promise<UpstreamStub> {
+  const upstream = await upstreamStub((_seen, response) => void response.writeHead(200).end('ok'))
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  return upstream
+}
+
+/** An upstream that answers each connection's request with these bytes, the second part after the first has left the proxy. */
+async function saying(t: Test, bytes: string, firstLeft = Promise.resolve()): Promise<string> {
+  const end = bytes.indexOf('\r\n\r\n') + 4
+  const upstream = await tcpStub((socket) => {
+    socket.on('error', () => {})
+    void wholeRequest(socket).then(async () => {
+      socket.write(bytes.slice(0, end))
+      await firstLeft
+      socket.end(bytes.slice(end))
+    })
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  return upstream.url
+}
+
+const code = (value: number): Buffer => Buffer.from([0, 0, 0, value])
+
+function head(path: string, more: readonly (readonly [string, string])[] = []): Buffer {
+  const pseudo = [
+    [':method', 'POST'],
+    [':path', path],
+    [':scheme', 'http'],
+    [':authority', 'a'],
+  ] as const
+  return fields([...pseudo, ...more])
+}
+
+const KEY = ['idempotency-key', 'key-1'] as const
+
+void t.test('a request that is reset before its end is never executed', async (t) => {
+  const upstream = await answering(t)
+  const proxy = await proxyOf(t, upstream.url)
+  for (const reason of [NO_ERROR, CANCEL])
+    for (const lines of [[], [KEY], [KEY, ['expect', '100-continue']]] as const)
+      for (const isAtOnce of [true, false]) {
+        const peer = new Peer(t, proxy.port)
+        const begun = [
+          frame(HEADERS, END_HEADERS, 1, head('/v1/payments', lines)),
+          frame(DATA, 0, 1, Buffer.from('{"amount":1')),
+        ]
+        const reset = frame(RST_STREAM, 0, 1, code(reason))
+        if (!isAtOnce) {
+          peer.socket.write(Buffer.concat(begun))
+          await answered(peer, 3)
+        }
+        peer.socket.write(isAtOnce ? Buffer.concat([...begun, reset]) : reset)
+        await answered(peer, 5)
+        peer.socket.destroy()
+      }
+  // Whoever waits for a body that never ends would still wait.
+  await proxy.drain()
+  t.strictSame(
+    upstream.seen.filter(({ target }) => target === '/v1/payments'),
+    [],
+  )
+})
+
+void t.test('a whole request that is reset at once harms nobody', async (t) => {
+  const upstream = await answering(t)
+  const proxy = await proxyOf(t, upstream.url)
+  for (const reason of [NO_ERROR, CANCEL]) {
+    const peer = new Peer(t, proxy.port)
+    const lines = head('/v1/payments', [KEY, ['expect', '100-continue']])
+    const reset = frame(RST_STREAM, 0, 1, code(reason))
+    peer.socket.write(Buffer.concat([frame(HEADERS, END_HEADERS | END_STREAM, 1, lines), reset]))
+    await answered(peer, 3)
+  }
+  t.equal((await rawRequest(proxy.port, post('/other', null, '{}'))).status, 200)
+})
+
+/** Once this connection has had an answer on another stream, the proxy has read what came before. */
+async function answered(peer: Peer, stream: number): Promise<void> {
+  peer.socket.write(frame(HEADERS, END_HEADERS | END_STREAM, stream, head('/other')))
+  await until(() => peer.of(DATA).some((one) => one.stream === stream))
+}
+
+/** An answer; rejects if its stream is reset. */
+async function ask(
+  session: ClientHttp2Session,
+  path: string,
+  more: IncomingHttpHeaders = {},
+): Promise<{ readonly status: unknown; readonly headers: IncomingHttpHeaders; readonly body: string }> {
+  const stream = session.request({ ':method': 'POST', ':path': path, ...more })
+  if (more[':method'] !== 'HEAD') stream.end('{}')
+  let headers: IncomingHttpHeaders = {}
+  let body = ''
+  stream.on('response', (lines) => (headers = lines)).on('data', (chunk: Buffer) => (body += String(chunk)))
+  await once(stream, 'close')
+  return { status: headers[':status'], headers, body }
+}
+
+function open(t: Test, url: string): ClientHttp2Session {
+  const session = connect(url)
+  t.teardown(() => session.destroy())
+  return session
+}
+
+void t.test('what only HTTP/1.1 may carry harms nobody in an answer', async (t) => {
+  for (const [bytes, body, lines] of [
+    [
+      'X-Content-Type-Options: nosniff\r\nX-Content-Type-Options: nosniff\r\nContent-Length: 2\r\n\r\nok',
+      'ok',
+      {},
+    ],
+    ['HTTP2-Settings: a\r\nContent-Length: 2\r\n\r\nok', 'ok', { 'http2-settings': undefined }],
+    [
+      'Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nETag: 1\r\nETag: 2\r\nHTTP2-Settings: a\r\n\r\n',
+      'ok',
+      {},
+    ],
+  ] as const) {
+    const proxy = await proxyOf(t, await saying(t, `HTTP/1.1 200 OK\r\n${bytes}`))
+    const session = open(t, proxy.url)
+    const key = newKey()
+    for (const more of [{}, { ':method': 'HEAD' }, { 'idempotency-key': key }, { 'idempotency-key': key }]) {
+      const answer = await ask(session, '/v1/payments', more)
+      t.equal(answer.status, 200)
+      t.equal(answer.body, ':method' in more ? '' : body)
+      t.match(answer.headers, lines)
+    }
+  }
+})
+
+void t.test('statuses without content, and one that HTTP/2 does not have', async (t) => {
+  for (const status of [204, 205, 304])
+    for (const bytes of ['Content-Length: 2\r\n\r\nok', 'Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n']) {
+      const headLeft = Promise.withResolvers<void>()
+      const proxy = await proxyOf(t, await saying(t, `HTTP/1.1 ${status} OK\r\n${bytes}`, headLeft.promise))
+      const session = open(t, proxy.url)
+      const stream = session.request({ ':method': 'POST', ':path': '/other' })
+      stream.on('response', headLeft.resolve).resume().end('{}')
+      await once(stream, 'close')
+      t.equal(stream.rstCode, NO_ERROR, `${status}`)
+      const key = newKey()
+      for (const _ of ['first', 'replay'])
+        t.match(await ask(session, '/v1/payments', { 'idempotency-key': key }), { status, body: '' })
+    }
+  const proxy = await proxyOf(t, await saying(t, 'HTTP/1.1 700 No\r\nContent-Length: 2\r\n\r\nok'))
+  const session = open(t, proxy.url)
+  for (const more of [{}, { 'idempotency-key': newKey() }])
+    await t.rejects(ask(session, '/v1/payments', more), { message: /INTERNAL_ERROR/ })
+})
+
+void t.test('an upload that is answered early ends with its answer', async (t) => {
+  const upstream = await tcpStub((socket) => {
+    socket.on('error', () => {})
+    // The rest stays unread.
+    socket.once('readable', () => socket.write('HTTP/1.1 403 No\r\nContent-Length: 2\r\n\r\nno'))
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const proxy = await proxyOf(t, upstream.url)
+  const stream = open(t, proxy.url).request({ ':method': 'POST', ':path': '/other' })
+  const chunk = Buffer.alloc(100_000)
+  const upload = (): void => {
+    while (!stream.closed && stream.write(chunk));
+  }
+  stream.on('drain', upload)
+  upload()
+  const [lines] = await once(stream.resume(), 'response')
+  t.equal(lines[':status'], 403)
+  // Node's client never closes a stream that it has not sent to its end.
+  await once(stream, 'end')
+  t.equal(stream.rstCode, NO_ERROR)
+  await proxy.drain()
+})
+
+void t.test('an answer that is dropped before its end does not look complete', async (t) => {
+  const upstream = await upstreamStub((_seen, response) => {
+    response.writeHead(200).write('x')
+    response.end(Buffer.alloc(3_000_000))
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const proxy = await proxyOf(t, upstream.url, ', idleTimeout: 1s')
+  for (const lines of [[], [KEY]]) {
+    const peer = new Peer(t, proxy.port)
+    peer.socket.write(frame(HEADERS, END_HEADERS | END_STREAM, 1, head('/large', lines)))
+    await until(() => peer.of(RST_STREAM).length === 1)
+    t.equal(peer.of(RST_STREAM)[0]?.payload.readUInt32BE(0), INTERNAL_ERROR)
+  }
+})
