@@ -1,11 +1,14 @@
 import t from 'tap'
+import { newKey, type Reply, send, until } from '../support/e2e.ts'
 import { type Figures, failovers, sumOf } from '../support/failovers.ts'
 import type { Losing } from '../support/losses.ts'
 import { NO_POSTGRES } from '../support/postgres.ts'
 import { PostgresPair } from '../support/postgres-pair.ts'
+import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
 import { RedisPair } from '../support/redis-pair.ts'
 import { SentinelGroup } from '../support/redis-sentinel.ts'
+import { heldUpstream } from '../support/replicas.ts'
 
 interface Topology {
   readonly start: () => Promise<Losing>
@@ -71,3 +74,54 @@ for (const [name, topology] of Object.entries(TOPOLOGIES)) {
     },
   )
 }
+
+const FAST = { path: '/fast' }
+
+/** Retries until the store is back. */
+async function again(proxy: TestProxy, key: string, ask = {}): Promise<Reply> {
+  let reply = await send(proxy, key, ask)
+  await until(async () => reply.status !== 503 || ((reply = await send(proxy, key, ask)), false))
+  return reply
+}
+
+void t.test(
+  'W04 an owner cut off for longer than the grace finds another owner: a split brain',
+  async (t) => {
+    await using pair = await RedisPair.start()
+    const upstream = await heldUpstream(t)
+    const yaml = (url: string) =>
+      `upstream: { url: "${upstream.url}" }\nstore: { url: "${url}", grace: 2s }\n`
+    await using a = await proxyInProcess(yaml(pair.lateUrl))
+    await using b = await proxyInProcess(yaml(pair.url))
+    await until(async () => (await a.metric('idempotency_store_in_grace{store="redis"}')) === 0)
+    await pair.lag()
+    const [running, ended] = [newKey(), newKey()]
+    const first = send(a, running)
+    await until(() => upstream.seen.length === 1)
+    t.match(await send(a, ended, FAST), { status: 201 })
+    await pair.promote()
+    const second = again(b, running)
+    t.match(await again(b, ended, FAST), { status: 201, body: /execution [34]/ })
+    await until(() => upstream.seen.length === 4)
+    pair.tellLate()
+    await until(async () => (await a.metric('idempotency_split_total{route="default"}')) >= 2)
+    await a.logged(
+      ({ msg, fence, foundFence }) =>
+        String(msg).startsWith('split brain') && Number(fence) > 0 && Number(foundFence) > 0,
+    )
+    t.match(await send(b, running), { status: 409, code: 'idempotency_outcome_unknown' })
+    t.match(
+      await send(b, ended, FAST),
+      { status: 201, replayed: true, body: /execution [34]/ },
+      'completed stays completed',
+    )
+    for (const n of [1, 2, 3, 4]) upstream.finish(n)
+    await Promise.all([first, second])
+    for (const proxy of [a, b])
+      t.match(
+        await send(proxy, running),
+        { status: 409, code: 'idempotency_outcome_unknown' },
+        'neither outcome wins',
+      )
+  },
+)

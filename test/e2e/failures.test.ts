@@ -5,7 +5,7 @@ import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { configFile, gate, newKey, onlyRecord, STATE, send, stateOf, tempDir, until } from '../support/e2e.ts'
 import { type ChildProxy, proxyProcess, type TestProxy } from '../support/proxy.ts'
-import { emptyRedis } from '../support/redis.ts'
+import { emptyRedis, freePort } from '../support/redis.ts'
 import { replicas } from '../support/replicas.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
@@ -83,6 +83,18 @@ void t.test(
   },
 )
 
+void t.test(
+  'R01 a process with no Redis at its address exits 0 on SIGTERM, and logs no password',
+  async (t) => {
+    const { fork } = await world(t)
+    const proxy = await fork(`url: "redis://user:hush@127.0.0.1:${await freePort()}"`)
+    t.equal((await send(proxy, newKey())).status, 503)
+    proxy.kill('SIGTERM')
+    t.equal(await proxy.exited, 0)
+    t.notMatch(JSON.stringify(proxy.log), /hush/)
+  },
+)
+
 void t.test('R04 R05 Redis dies after the claim, then the proxy: its spool keeps the outcome', async (t) => {
   const { upstream, work, fork, start } = await world(t)
   const spool = join(tempDir(t), 'spool')
@@ -126,6 +138,8 @@ void t.test('W01 L11 a Redis flushed during a call loses nothing that a proxy kn
   }
   t.match(await again(running, GATED), { status: 409, code: 'idempotency_key_in_progress' })
   t.match(await again(done), { status: 201, replayed: true })
+  await a.logged(({ msg }) => String(msg).includes('recent claims may be lost'))
+  await a.logged(({ msg }) => String(msg).includes('they were written again'))
   work.open()
   t.equal((await first).status, 201)
   t.match(await again(running, GATED), { status: 201, replayed: true })
