@@ -40,7 +40,6 @@ const JOBS = availableParallelism() + 1
 const OTHER_STORES: Readonly<Record<string, readonly string[]>> = {
   admin: ['memory,redis'],
   callers: ['memory,redis'],
-  faults: ['memory,redis'],
   keys: ['memory,redis'],
   operators: ['redis,postgres'],
   reconcile: ['memory', 'redis', 'postgres'],

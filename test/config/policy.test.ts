@@ -10,9 +10,23 @@ const DAY = 86_400_000
 /** Contract §7, row by row: standard, strict, lenient, stripe. */
 const TABLE: readonly (readonly [statuses: readonly number[], retryAfter: boolean, ...actions: Action[]])[] =
   [
-    [[200, 201, 204, 299, 301, 304, 400, 402, 404, 410, 418, 422], false, 'store', 'store', 'store', 'store'],
-    [[401, 403, 407, 408, 421, 425, 429], false, 'release', 'release', 'release', 'release'],
-    [[401, 429], true, 'release', 'release', 'release', 'release'],
+    [
+      [200, 201, 204, 299, 301, 302, 303, 304, 400, 402, 404, 410, 418, 422, 423],
+      false,
+      'store',
+      'store',
+      'store',
+      'store',
+    ],
+    [
+      [307, 308, 401, 403, 407, 408, 412, 417, 421, 425, 426, 428, 429, 431],
+      false,
+      'release',
+      'release',
+      'release',
+      'release',
+    ],
+    [[401, 409, 423, 429], true, 'release', 'release', 'release', 'release'],
     [[503], true, 'release', 'unknown', 'release', 'store'],
     [[503], false, 'unknown', 'unknown', 'release', 'store'],
     [[409], false, 'store', 'store', 'store', 'release'],
@@ -197,6 +211,25 @@ void t.test('a route is unreachable only behind routes that match everything it 
   t.ok(reached('path: /hooks/*', 'path: /hooks'), 'the slash is needed')
   t.ok(reached('path: "/v1/:id"', 'path: /v1/*', 'path: /*'))
   t.ok(reached('path: /v1/a', 'path: "/v1/:id"'))
+  const answeredBy = (...routes: readonly string[]): readonly (string | undefined)[] =>
+    load(`${UPSTREAM}routes:\n  - ${routes.join('\n  - ')}\n`).warnings.flatMap(
+      (line) => /\w+ of \w+ is answered by \w+/.exec(line)?.[0] ?? [],
+    )
+  t.strictSame(
+    answeredBy(
+      '{ name: all, match: { methods: [POST], path: "/*" } }',
+      '{ name: refunds, match: { path: /refunds } }',
+    ),
+    ['POST of refunds is answered by all'],
+    'a warning where other methods reach it',
+  )
+  t.strictSame(
+    answeredBy(
+      '{ name: narrow, match: { path: /a/b }, key: required }',
+      '{ name: wide, match: { path: "/a/*" }, key: required }',
+    ),
+    [],
+  )
 })
 
 void t.test('each promise that the file gives up has a warning of one sentence with routes', async (t) => {

@@ -106,18 +106,6 @@ for (const kind of KINDS)
     }
   })
 
-void t.test('S04 header:authorization: a rotated token is another caller', async (t) => {
-  const own = await pair('ES256')
-  const upstream = await payments(t)
-  const proxy = await proxyWith(t, upstream, 'memory:', 'scope: { caller: "header:authorization" }')
-  const key = newKey()
-  const [one, other] = [await tokenOf(own, 'alice'), await tokenOf(own, 'alice')]
-  t.match(await send(proxy, key, asCaller(one)), { status: 201, replayed: false })
-  t.match(await send(proxy, key, asCaller(other)), { status: 201, replayed: false })
-  t.ok((await send(proxy, key, asCaller(one))).replayed)
-  t.equal(upstream.seen.length, 2)
-})
-
 /** An upstream that holds payments on `/pay?slow`, and says at `/may-see` who may see them. */
 async function judging(t: Test) {
   const work = gate()
@@ -201,45 +189,6 @@ for (const kind of KINDS)
     t.strictSame(refusalOf(down), [503, 'replay_unauthorized_yet'])
     tellsNothing(t, down, 'the upstream is down')
     await metricIs(proxy, 'idempotency_buffered_bytes', 0)
-  })
-
-function yamlOf(upstream: { readonly url: string }, store: string, more: string): string {
-  return `upstream: { url: "${upstream.url}" }\nstore: { url: "${store}" }\ndrain: { timeout: 3s }\n${more}`
-}
-
-const FAST = { path: '/fast' }
-
-function limited(t: Test, reply: Reply, what: string): void {
-  t.strictSame(refusalOf(reply), [429, 'rate_limited'], what)
-  t.match(reply.headers.get('retry-after'), /^[1-9]\d*$/, what)
-  t.match(JSON.parse(reply.body), { retry: 'same-key', status: 429 })
-}
-
-for (const kind of KINDS)
-  void t.test(`§10 limits.newKeys bounds a caller across replicas: ${kind}`, async (t) => {
-    const upstream = await heldUpstream(t)
-    const store = await emptyStore(t, kind)
-    const count = kind === 'memory' ? 1 : 2
-    const all = await replicas(t, count, yamlOf(upstream, store, 'limits: { newKeys: 3/h }'))
-    const on = (i: number) => all[i % count] as TestProxy
-    const keys = [newKey(), newKey(), newKey()]
-    for (const [i, key] of keys.entries()) t.equal((await send(on(i), key, FAST)).status, 201)
-    const before = await recordsIn(store)
-    const late = newKey()
-    for (const proxy of all) limited(t, await send(proxy, late, FAST), 'a fourth key')
-    t.strictSame(await recordsIn(store), before, 'nothing is claimed')
-    t.equal(upstream.seen.length, 3, 'the upstream is not asked')
-    const refused = '{route="default",outcome="rate_limited"}'
-    for (const one of all) t.equal(await one.metric(`idempotency_requests_total${refused}`), 1)
-
-    for (const [i, key] of keys.entries())
-      t.ok((await send(on(i + 1), key, FAST)).replayed, 'a replay is never limited')
-    t.equal((await send(on(0), keys[0] as string, { ...FAST, body: '{}' })).status, 422)
-    t.equal((await send(on(0), null, FAST)).status, 201, 'nor is a request without a key')
-    const other = { ...FAST, headers: { authorization: 'Bearer bob' } }
-    t.match(await send(on(1), late, other), { status: 201, replayed: false }, 'nor another caller')
-    limited(t, await send(on(0), late, FAST), 'still limited')
-    t.equal(upstream.seen.length, 5)
   })
 
 const STATUS = '/.idempotency/status'

@@ -2,7 +2,6 @@ import { once } from 'node:events'
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net'
 import t, { type Test } from 'tap'
 import { linesOf } from '../../src/core/headers.ts'
-import { type Link, proxyOn } from '../support/chain.ts'
 import { newKey, type Reply, send, until } from '../support/e2e.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { everything } from '../support/raw.ts'
@@ -18,7 +17,19 @@ t.beforeEach(async () => void (await redis.command('FLUSHALL')))
 
 const FAST = { path: '/fast' }
 
-const proxyOf = (t: Test, ...link: Link) => proxyOn(t, redis, ...link)
+/** A link of a chain of proxies. */
+async function proxyOf(t: Test, service: string, url: string, more = ''): Promise<TestProxy> {
+  const proxy = await proxyInProcess(
+    `service: ${service}
+upstream: { url: "${url}", timeout: 5s }
+store: { url: "${redis.url}" }
+drain: { timeout: 1s }
+routes:
+  - { name: pay, match: { path: "/*" }, scope: { caller: "header:authorization" }${more} }`,
+  )
+  t.teardown(() => proxy[Symbol.asyncDispose]())
+  return proxy
+}
 
 /** A gateway in front of a sidecar, on one store. */
 async function chainOf(t: Test, url: string): Promise<{ gateway: TestProxy; sidecar: TestProxy }> {
@@ -74,50 +85,6 @@ void t.test('V04 when the sidecar does not know the outcome, the gateway lets it
   t.equal(upstream.seen.length, 1)
   t.same(gateway.log.filter(({ after }) => after === 'unknown').length, 0)
   t.equal((await send(sidecar, key)).code, 'idempotency_outcome_unknown')
-})
-
-for (const accept of ['application/json', 'text/html,application/xhtml+xml,*/*;q=0.8'])
-  void t.test(
-    `V04 a gateway that identifies callers differently does not leave the retry to its sidecar: ${accept}`,
-    async (t) => {
-      let answers = false
-      await using upstream = await upstreamStub((_seen, response) => {
-        if (answers) response.writeHead(201).end('done')
-        else response.destroy()
-      })
-      const sidecar = await proxyOf(t, 'sidecar', upstream.url)
-      const gateway = await proxyOf(t, 'gateway', sidecar.url, '', 'header:x-user')
-      const key = newKey()
-      const as = (authorization: string, accept = '*/*') => ({
-        headers: { authorization, accept, 'x-user': 'alice' },
-      })
-      t.equal((await send(gateway, key, as('Bearer old', accept))).status, 502)
-      answers = true
-      // To the sidecar it would be another caller's request.
-      t.equal((await send(gateway, key, as('Bearer renewed'))).code, 'idempotency_outcome_unknown')
-      t.equal(upstream.seen.length, 1)
-    },
-  )
-
-void t.test("V04 a gateway does not keep the sidecar's HTML page about a request in progress", async (t) => {
-  const upstream = await heldUpstream(t)
-  const sidecar = await proxyOf(
-    t,
-    'sidecar',
-    upstream.url,
-    ', respondWithin: 300ms, inFlight: { mode: reject, status: 202 }',
-  )
-  const gateway = await proxyOf(t, 'gateway', sidecar.url)
-  const key = newKey()
-  const browser = { headers: { accept: 'text/html,*/*;q=0.8' } }
-  t.equal((await send(gateway, key, browser)).status, 504)
-  const page = await send(gateway, key, browser)
-  t.match(page, { status: 202, body: /<title>Your request is being carried out</ })
-  t.match(page.headers.get('idempotency-problem'), /^code=idempotency_key_in_progress, record="/)
-  upstream.finish(1)
-  await until(async () => (await send(sidecar, key, browser)).status === 201)
-  t.match(await send(gateway, key, browser), { status: 201, body: 'execution 1' })
-  t.equal(upstream.seen.length, 1)
 })
 
 void t.test('V04 V05 two proxies of one service in a row answer 508: N=0, nothing kept', async (t) => {

@@ -366,36 +366,6 @@ t.test('Y08 a wider route before a narrower one is named for each pair and metho
   t.ok(equals.ok && equals.config.warnings.every((line) => !some.test(line)), 'both are as strict')
 })
 
-t.test('Y09 Y10 statuses that say that nothing was done free the key in every profile', async (t) => {
-  const profiles = ['standard', 'strict', 'lenient', 'stripe']
-  const { proxy } = await before(
-    t,
-    `routes: [${profiles.map((name) => `{ name: ${name}, match: { path: "/${name}/*" }, profile: ${name}, scope: { caller: "header:authorization" } }`).join(', ')}]`,
-    ({ target }, n) => {
-      const [, status = '', after] = /\/(\d+)(\+)?$/.exec(target) ?? []
-      return {
-        status: Number(status),
-        headers: after === undefined ? {} : { 'Retry-After': '1' },
-        body: `${n}`,
-      }
-    },
-  )
-  const frees = [307, 308, 407, 412, 417, 421, 425, 426, 428, 431, '409+', '423+']
-  const keeps = [301, 302, 303, 404, 423]
-  for (const profile of profiles)
-    for (const [statuses, replayed] of [
-      [frees, false],
-      [keeps, true],
-    ] as const)
-      for (const status of statuses) {
-        // Not by fetch, which repeats a 421 and hides a 407.
-        const request = post(`/${profile}/${status}`, newKey(), '{}', ['Authorization: Bearer a'])
-        const answers = [await rawRequest(proxy.port, request), await rawRequest(proxy.port, request)]
-        const marks = answers.map((one) => values(one, 'idempotent-replayed').length)
-        t.strictSame(marks, [0, replayed ? 1 : 0], `${profile} ${status}`)
-      }
-})
-
 t.test('Y11 each kind of stream arrives while it is made; keep: stream replays it', async (t) => {
   const types = [
     'text/event-stream',

@@ -4,7 +4,7 @@ import { join } from 'node:path'
 import { Redis } from 'ioredis'
 import t, { type Test } from 'tap'
 import { type Bank, bank } from '../support/bank.ts'
-import { newKey, send, tempDir, until } from '../support/e2e.ts'
+import { send, tempDir, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { memoryOf } from '../support/process-memory.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
@@ -197,28 +197,5 @@ for (const [kind, make] of Object.entries(PLACES)) {
           formsOf(secret).some((form) => bytes.includes(form)),
           secret,
         )
-  })
-
-  void t.test(`W08 ${kind}: replicas a step of a rotation apart replay each other's records`, async (t) => {
-    const place = await make(t)
-    const upstream = await bank(t)
-    upstream.fault = (key, response) => void response.writeHead(201).end(key)
-    const { one, two } = keyFiles(t)
-    const steps = [[one], [one, two], [two, one], [two]]
-    for (const [n, keys] of steps.entries()) {
-      const before = await started(t, upstream, place.url, keys)
-      const after = await started(t, upstream, place.url, steps[n + 1] ?? keys)
-      for (const [first, then] of [
-        [before, after],
-        [after, before],
-      ] as const) {
-        const key = newKey()
-        const executed = upstream.executed.length
-        t.equal((await send(first, key, ASK)).status, 201)
-        t.match(await send(then, key, ASK), { status: 201, replayed: true, body: key })
-        t.equal(upstream.executed.length, executed + 1)
-      }
-      await Promise.all([before.drain(), after.drain()])
-    }
   })
 }

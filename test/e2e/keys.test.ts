@@ -1,4 +1,3 @@
-import { randomBytes } from 'node:crypto'
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
@@ -222,35 +221,6 @@ for (const kind of KINDS)
     )
   })
 
-for (const kind of KINDS)
-  void t.test(`§4 K01 a request without its optional key passes with its body intact: ${kind}`, async (t) => {
-    const upstream = await countingUpstream(t)
-    const store = await emptyStore(t, kind)
-    const route =
-      '{ name: r, match: { path: /r }, statusHeader: true, key: { from: ["header:idempotency-key", "json:/id"] } }'
-    const proxy = await proxyWith(t, upstream, store, `limits: { request: 64KiB }\nroutes: [${route}]`)
-    const before = await recordsIn(store)
-    const body = randomBytes(60_000)
-    const headers = { 'content-type': 'application/octet-stream', 'x-own': 'yes' }
-    const response = await fetch(`${proxy.url}/r?q=1`, { method: 'POST', headers, body })
-    t.equal(await response.text(), 'execution 1')
-    t.equal(response.headers.get('idempotency-status'), 'ignored')
-    const [seen = { headers: [], target: '', body: null }] = upstream.seen
-    t.ok(seen.body?.equals(body))
-    t.equal(seen.target, '/r?q=1')
-    t.strictSame(linesNamed(seen, 'x-own'), ['yes'])
-    t.strictSame(linesNamed(seen, 'idempotency-record'), [])
-
-    // F17: such a route has to read the body.
-    for (const id of ['"big"', 'null'])
-      for (const key of [null, newKey()]) {
-        const body = `{"id":${id},"x":"${'x'.repeat(64 * 1024)}"}`
-        t.strictSame(refusalOf(await send(proxy, key, { path: '/r', body })), [413, 'request_too_large'])
-      }
-    t.equal(upstream.seen.length, 1)
-    t.strictSame(await recordsIn(store), before)
-  })
-
 interface Issued {
   readonly idempotencyKey: string
   readonly expiresAt: string
@@ -378,18 +348,6 @@ void t.test('§6 a browser gets a refusal as an HTML page, other clients as prob
   t.match(passed.body, /<h1>The service cannot be reached<\/h1>/, 'pass-through too')
 })
 
-void t.test('§4 the published policy lists where keys are read from', async (t) => {
-  const { proxy } = await setUp(t)
-  const policy = (await (await fetch(`${proxy.url}/.well-known/idempotency`)).json()) as {
-    routes: { key: { from: object[] } }[]
-  }
-  t.strictSame(policy.routes[0]?.key.from, [
-    { in: 'header', name: 'Idempotency-Key' },
-    { in: 'form', name: 'idempotency_key' },
-    { in: 'query', name: 'idempotency_key' },
-  ])
-})
-
 function yamlOf(upstream: { readonly url: string }, store: string, fingerprint = '{}'): string {
   return `upstream: { url: "${upstream.url}" }
 store: { url: "${store}" }
@@ -400,58 +358,6 @@ defaults: { fingerprint: ${fingerprint} }`
 function reused(t: Test, reply: Reply, what: string): void {
   t.strictSame(refusalOf(reply), [422, 'idempotency_key_reused'], what)
 }
-
-const BODY = '{"amount":10, "sentAt":"12:00"}'
-const CHANGES: readonly (readonly [what: string, before: string, after: string])[] = [
-  ['ignore added', '{}', '{ ignore: [/sentAt] }'],
-  ['ignore to only', '{ ignore: [/sentAt] }', '{ only: [/amount] }'],
-  ['another body mode', '{ body: json }', '{ body: raw }'],
-  ['the body no longer counts', '{}', '{ body: none }'],
-  ['a header counts', '{}', '{ headers: [x-version] }'],
-  ['another header counts', '{ headers: [x-version] }', '{ headers: [x-tenant] }'],
-  ['the order of the query does not count', '{}', '{ query: sorted }'],
-  ['all at once', '{}', '{ body: json, ignore: [/sentAt], headers: [x-version], query: ignore }'],
-]
-
-for (const kind of KINDS.filter((one) => one !== 'memory'))
-  void t.test(`F20 a retry replays across recipes, in flight and afterwards: ${kind}`, async (t) => {
-    const upstream = await heldUpstream(t)
-    const store = await emptyStore(t, kind)
-    const routes = (recipes: readonly string[]) =>
-      recipes.map((recipe, n) => `  - { name: r${n}, match: { path: /slow${n} }, fingerprint: ${recipe} }`)
-    const yaml = (recipes: readonly string[]) =>
-      `${yamlOf(upstream, store)}\nroutes:\n${routes(recipes).join('\n')}`
-    const [one] = (await replicas(t, 1, yaml(CHANGES.map(([, before]) => before)))) as [TestProxy]
-    const [two] = (await replicas(t, 1, yaml(CHANGES.map(([, , after]) => after)))) as [TestProxy]
-    for (const [n, [what]] of CHANGES.entries())
-      for (const [old, fresh] of [
-        [one, two],
-        [two, one],
-      ] as const) {
-        const key = newKey()
-        const ask = (proxy: TestProxy, more: { body?: string; query?: string; headers?: object } = {}) =>
-          send(proxy, key, {
-            path: `/slow${n}?${more.query ?? 'a=1&b=2'}`,
-            body: more.body ?? BODY,
-            headers: { 'x-version': '1', 'x-tenant': 'acme', ...more.headers },
-          })
-        const executed = upstream.seen.length
-        const first = ask(old)
-        await upstream.arrived(executed + 1)
-        t.strictSame(refusalOf(await ask(fresh)), [409, 'idempotency_key_in_progress'], what)
-        upstream.finish(executed + 1)
-        const { body } = await first
-        t.match(await ask(fresh), { status: 201, body, replayed: true }, what)
-        const snapshot = await recordsIn(store)
-        // Different requests under either recipe.
-        reused(t, await ask(fresh, { body: '{"amount":11, "sentAt":"12:00"}' }), `${what}: the amount`)
-        reused(t, await ask(fresh, { query: 'a=1&b=3' }), `${what}: the query`)
-        reused(t, await ask(fresh, { headers: { 'content-type': 'text/plain' } }), `${what}: the media type`)
-        t.strictSame(await recordsIn(store), snapshot, 'refused requests change nothing')
-        for (const proxy of [old, fresh]) t.match(await ask(proxy), { body, replayed: true }, what)
-        t.equal(upstream.seen.length, executed + 1)
-      }
-  })
 
 void t.test(
   '§5 store.secretFile keys the digests in the store; an equal body replays, another amount does not',

@@ -6,7 +6,7 @@ import type { Phase } from '../../src/core/copies.ts'
 import { command } from '../support/commands.ts'
 import { newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
-import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
+import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
 import { upstreamStub, valueOf } from '../support/upstream.ts'
 
@@ -175,104 +175,6 @@ for (const [from, to] of [
       t.equal(upstream.executions.size, fleet.answered.size, 'and answered')
     },
   )
-
-void t.test(
-  'W09 without the copy, the new store alone executes a key again: the test above can fail',
-  async (t) => {
-    await redis.command('FLUSHALL')
-    const upstream = await countingUpstream(t)
-    const old = `sqlite:${tempDir(t)}/old.db`
-    const head = `service: pay\nupstream: { url: "${upstream.url}" }\n`
-    const key = newKey()
-    await using first = await proxyInProcess(`${head}store: { url: "${old}" }\n`)
-    t.equal((await send(first, key)).status, 201)
-    await using second = await proxyInProcess(`${head}store: { url: "${redis.url}" }\n`)
-    t.equal((await send(second, key)).status, 201)
-    t.equal(upstream.executions.get(key), 2)
-  },
-)
-
-void t.test('W10 a replica forgotten on the old store claims nothing once phase new serves', async (t) => {
-  await redis.command('FLUSHALL')
-  const dir = tempDir(t)
-  const upstream = await countingUpstream(t)
-  const young = `sqlite:${dir}/new.db`
-  const yaml = (store: string) =>
-    `service: pay\nupstream: { url: "${upstream.url}" }\nstore: { timeout: 5s, ${store} }\ndefaults: { lease: 8s }\n`
-  const fileOf = (name: string, store: string) => {
-    const file = join(dir, `${name}.yaml`)
-    writeFileSync(file, `listen: 127.0.0.1:0\nadmin: { listen: "127.0.0.1:0" }\n${yaml(store)}`)
-    return file
-  }
-  const plain = fileOf('plain', `grace: off, url: "${redis.url}"`)
-  const forgotten = await proxyProcess(plain)
-  t.teardown(() => forgotten[Symbol.asyncDispose]())
-  const paused = await proxyProcess(plain)
-  t.teardown(() => paused[Symbol.asyncDispose]())
-  const answered = newKey()
-  t.equal((await send(forgotten, answered)).status, 201)
-
-  // A request at a paused replica: its claim may be sent when the replica resumes.
-  paused.kill('SIGSTOP')
-  const late = newKey()
-  const waiting = send(paused, late).catch(() => null)
-  const began = performance.now()
-  const serves = new AbortController()
-  const keys: string[] = []
-  const load = (async () => {
-    // The same keys go to both as soon as the new one serves.
-    while (!serves.signal.aborted) {
-      const key = newKey()
-      await send(forgotten, key)
-      keys.push(key)
-      await wait(25)
-    }
-  })()
-  const young1 = await proxyProcess(
-    fileOf('new', `grace: off, url: "${young}", migrate: { from: "${redis.url}", phase: new }`),
-  )
-  t.teardown(() => young1[Symbol.asyncDispose]())
-  serves.abort()
-  await load
-  t.ok(performance.now() - began >= 10_000, 'its clients do not wait: it serves only once it may claim')
-  t.ok(keys.length > 50, `${keys.length} keys`)
-  t.match(await send(forgotten, newKey()), { status: 503, code: 'idempotency_store_unavailable' })
-  await forgotten.logged(({ why }) => String(why).includes('a replica without store.migrate must not run'))
-  t.match(await send(forgotten, answered), { status: 201, replayed: true }, 'completed keys are replayed')
-
-  t.equal((await send(young1, late)).status, 201)
-  paused.kill('SIGCONT')
-  await waiting
-  t.match(await send(paused, late), { status: 503 })
-  for (const key of [...keys.slice(-10), answered]) {
-    await send(young1, key)
-    await send(forgotten, key)
-  }
-  const twice = [...upstream.executions].filter(([, times]) => times !== 1)
-  t.strictSame(twice, [], 'each was executed once')
-  t.equal(upstream.executions.get(late), 1)
-
-  // A replica that starts on the old store, for instance after a crash.
-  const restarted = await proxyProcess(plain).catch((error: Error) => error)
-  t.match(restarted, { message: /a replica without store.migrate must not run beside it/ })
-  await using beside = await proxyInProcess(yaml(`url: "${young}"`))
-  t.match(await send(beside, late), { replayed: true }, 'on the new store alone a replica may run')
-})
-
-void t.test('mirror: records that the old Redis lost are written again', async (t) => {
-  await redis.command('FLUSHALL')
-  const upstream = await countingUpstream(t)
-  const proxy = await proxyInProcess(
-    `service: pay\nupstream: { url: "${upstream.url}" }\nstore: { url: "sqlite:${tempDir(t)}/new.db", grace: 2s, migrate: { from: "${redis.url}", phase: mirror } }\n`,
-  )
-  t.teardown(() => proxy.drain())
-  const key = newKey()
-  const first = await send(proxy, key)
-  await redis.command('FLUSHALL')
-  await proxy.logged(({ msg }) => String(msg).includes('they were written again'))
-  t.equal(essence(await send(proxy, key)), essence(first))
-  t.equal(upstream.executions.get(key), 1)
-})
 
 void t.test('doctor names the phases that have live replicas', async (t) => {
   await redis.command('FLUSHALL')

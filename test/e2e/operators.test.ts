@@ -13,7 +13,7 @@ import { jwksServer, pair, token } from '../credentials/support.ts'
 import { draft, HOUR, newToken, PLAIN_STORE, response } from '../store/fixtures.ts'
 import { adminYaml, ask, fullOf, linesOf, recordOf } from '../support/admin.ts'
 import { command } from '../support/commands.ts'
-import { gate, newKey, send, tempDir } from '../support/e2e.ts'
+import { type Ask, gate, newKey, send, tempDir } from '../support/e2e.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
 import { emptyStore, KINDS, type StoreKind } from '../support/replicas.ts'
@@ -317,19 +317,6 @@ void t.test('O04 a Redis list in place of a record has no version and is not del
   t.equal(await redis.command('TYPE', name), 'list')
 })
 
-/** What a client sends, and what an operator knows about it. */
-interface Case {
-  readonly route: string
-  readonly send: {
-    readonly key: string | null
-    readonly path: string
-    readonly method?: string
-    readonly body?: string
-    readonly headers?: Record<string, string>
-  }
-  readonly lookup: Record<string, unknown>
-}
-
 void t.test('a lookup finds the record of every kind of key and caller, and nobody else’s', async (t) => {
   await using upstream = await upstreamStub((_seen, response) => void response.writeHead(201).end())
   const own = await pair('ES256')
@@ -359,125 +346,47 @@ routes:
   const awkward = 'a\\"b, {c}:d/*'
   const quoted = `"${awkward.replace(/[\\"]/g, '\\$&')}"`
   const cloud = { 'content-type': 'application/cloudevents+json' }
-  const cases: Case[] = [
-    {
-      route: 'header',
-      send: { key: 'plain-key', path: '/header?x=1' },
-      lookup: {
-        key: 'plain-key',
-        method: 'POST',
-        path: '/header',
-        caller: { Authorization: 'Bearer alice' },
-      },
-    },
-    {
-      route: 'header',
-      send: { key: quoted, path: '/header' },
-      lookup: {
-        key: awkward,
-        method: 'POST',
-        path: '//header/.',
-        caller: { authorization: ['Bearer alice'] },
-      },
-    },
-    {
-      route: 'strict',
-      send: { key: '"in quotes"', path: '/strict' },
-      lookup: {
-        key: 'in quotes',
-        method: 'POST',
-        path: '/strict',
-        caller: { authorization: 'Bearer alice' },
-      },
-    },
-    {
-      route: 'tenants',
-      send: { key: 'k', path: '/tenants/7', headers: { 'x-tenant': 't1', cookie: 'a=b; sid=s1' } },
-      lookup: {
-        key: 'k',
-        method: 'POST',
-        path: '/tenants/8',
-        caller: { 'X-Tenant': 't1', Cookie: 'sid=s1' },
-      },
-    },
-    {
-      route: 'tokens',
-      send: { key: 'k', path: '/tokens', headers: { authorization: `Bearer ${bearer}` } },
-      lookup: { key: 'k', method: 'POST', path: '/tokens', caller: { sub: 'ann', level: 3 } },
-    },
-    {
-      route: 'events',
-      send: { key: null, path: '/events', headers: { 'ce-id': 'e1', 'ce-source': '/bank' } },
-      lookup: { key: 'e1', method: 'POST', path: '/events', caller: { 'ce-source': '/bank' } },
-    },
-    {
-      route: 'events',
-      send: { key: null, path: '/events', headers: { 'ce-id': 'e2' } },
-      lookup: { key: 'e2', route: 'events', method: 'POST' },
-    },
-    {
-      route: 'events',
-      send: { key: null, path: '/events', body: '{"id":"e3"}', headers: json },
-      lookup: { key: 'e3', route: 'events', method: 'POST' },
-    },
-    {
-      route: 'events',
-      send: { key: null, path: '/events', body: '{"id":"e4","source":"/bank"}', headers: cloud },
-      lookup: { key: 'e4', route: 'events', method: 'POST', caller: { 'ce-source': '/bank' } },
-    },
-    {
-      route: 'structured',
-      send: { key: null, path: '/structured', body: '{"id":"e5","source":"/bank"}', headers: cloud },
-      lookup: { key: 'e5', route: 'structured', method: 'POST', caller: { 'ce-source': '/bank' } },
-    },
-    {
-      route: 'structured',
-      send: { key: null, path: '/structured', body: '{"id":"e6"}', headers: cloud },
-      lookup: { key: 'e6', route: 'structured', method: 'POST' },
-    },
-    {
-      route: 'fields',
-      send: { key: null, path: '/fields?k=q1' },
-      lookup: { key: 'q1', route: 'fields', method: 'POST' },
-    },
-    {
-      route: 'fields',
-      send: {
-        key: null,
-        path: '/fields',
-        body: 'k=f1',
-        headers: { 'content-type': 'application/x-www-form-urlencoded' },
-      },
-      lookup: { key: 'f1', route: 'fields', method: 'POST' },
-    },
-    {
-      route: 'pointed',
-      send: { key: null, path: '/pointed', method: 'PUT', body: '{"id":42}', headers: json },
-      lookup: { key: '42', route: 'pointed' },
-    },
-    {
-      route: 'exact',
-      send: { key: 'k', path: '/exact/' },
-      lookup: { key: 'k', route: 'exact', method: 'POST' },
-    },
-    {
-      route: 'default',
-      send: { key: 'k', path: '/elsewhere', method: 'PATCH' },
-      lookup: {
-        key: 'k',
-        route: 'default',
-        method: 'PATCH',
-        path: '/elsewhere',
-        caller: { authorization: 'Bearer alice' },
-      },
-    },
+  const form = { 'content-type': 'application/x-www-form-urlencoded' }
+  const alice = { authorization: 'Bearer alice' }
+  const bank = { 'ce-source': '/bank' }
+  const POST = { method: 'POST' }
+  /** What a client sends, and what an operator knows about it. */
+  // biome-ignore format: a table
+  const cases: readonly (readonly [route: string, key: string | null, sent: Ask, lookup: Record<string, unknown>])[] = [
+    ['header', 'plain-key', { path: '/header?x=1' },
+      { key: 'plain-key', ...POST, path: '/header', caller: { Authorization: 'Bearer alice' } }],
+    ['header', quoted, { path: '/header' },
+      { key: awkward, ...POST, path: '//header/.', caller: { authorization: ['Bearer alice'] } }],
+    ['strict', '"in quotes"', { path: '/strict' }, { key: 'in quotes', ...POST, path: '/strict', caller: alice }],
+    ['tenants', 'k', { path: '/tenants/7', headers: { 'x-tenant': 't1', cookie: 'a=b; sid=s1' } },
+      { key: 'k', ...POST, path: '/tenants/8', caller: { 'X-Tenant': 't1', Cookie: 'sid=s1' } }],
+    ['tokens', 'k', { path: '/tokens', headers: { authorization: `Bearer ${bearer}` } },
+      { key: 'k', ...POST, path: '/tokens', caller: { sub: 'ann', level: 3 } }],
+    ['events', null, { path: '/events', headers: { 'ce-id': 'e1', ...bank } },
+      { key: 'e1', ...POST, path: '/events', caller: bank }],
+    ['events', null, { path: '/events', headers: { 'ce-id': 'e2' } }, { key: 'e2', route: 'events', ...POST }],
+    ['events', null, { path: '/events', body: '{"id":"e3"}', headers: json },
+      { key: 'e3', route: 'events', ...POST }],
+    ['events', null, { path: '/events', body: '{"id":"e4","source":"/bank"}', headers: cloud },
+      { key: 'e4', route: 'events', ...POST, caller: bank }],
+    ['structured', null, { path: '/structured', body: '{"id":"e5","source":"/bank"}', headers: cloud },
+      { key: 'e5', route: 'structured', ...POST, caller: bank }],
+    ['structured', null, { path: '/structured', body: '{"id":"e6"}', headers: cloud },
+      { key: 'e6', route: 'structured', ...POST }],
+    ['fields', null, { path: '/fields?k=q1' }, { key: 'q1', route: 'fields', ...POST }],
+    ['fields', null, { path: '/fields', body: 'k=f1', headers: form }, { key: 'f1', route: 'fields', ...POST }],
+    ['pointed', null, { path: '/pointed', method: 'PUT', body: '{"id":42}', headers: json },
+      { key: '42', route: 'pointed' }],
+    ['exact', 'k', { path: '/exact/' }, { key: 'k', route: 'exact', ...POST }],
+    ['default', 'k', { path: '/elsewhere', method: 'PATCH' },
+      { key: 'k', route: 'default', method: 'PATCH', path: '/elsewhere', caller: alice }],
   ]
   const look = (body: object) => ask(proxy, '/v1/records/lookup', { method: 'POST', body })
   const known = new Set<string>()
-  for (const { route, send: sent, lookup } of cases) {
+  for (const [route, key, sent, lookup] of cases) {
     const title = JSON.stringify(lookup)
     t.equal((await look(lookup)).code, 'record_not_found', `${title}: not yet`)
-    t.equal((await send(proxy, sent.key, sent)).status, 201, title)
+    t.equal((await send(proxy, key, sent)).status, 201, title)
     const { json: page } = await ask(proxy, `/v1/records?route=${route}`)
     const fresh = (page['records'] as { id: string }[]).filter(({ id }) => !known.has(id))
     t.equal(fresh.length, 1, title)

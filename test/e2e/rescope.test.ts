@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
 import { IDENTIFICATION_MARK } from '../../src/store/moving/phases.ts'
-import { configFile, newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
+import { configFile, newKey, send, tempDir, until } from '../support/e2e.ts'
 import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 import { heldUpstream } from '../support/replicas.ts'
@@ -66,26 +66,6 @@ void t.test('Y20 a replica that identifies records differently waits for the oth
   )
 })
 
-void t.test('Y20 of replicas that start at once, only those that agree claim', async (t) => {
-  const { start } = await world(t)
-  const all = await Promise.all([start(), start(SCOPE), start(), start(SCOPE)])
-  const answers = await Promise.all(all.map((proxy) => send(proxy, newKey(), FAST)))
-  const [a, b, c, d] = answers.map(({ status }) => status)
-  t.strictSame([a, b], [c, d])
-  t.strictSame(new Set([a, b]), new Set([201, 503]))
-})
-
-void t.test('Y20 a flushed store does not let one in beside those that are alive', async (t) => {
-  const { redis, start } = await world(t)
-  const old = await start()
-  t.match(await send(old, newKey(), FAST), { status: 201 })
-  const young = await start(SCOPE)
-  await redis.command('FLUSHALL')
-  const held: Reply[] = await Promise.all([old, young].map((proxy) => send(proxy, newKey(), FAST)))
-  t.match(held, [{ status: 201 }, REFUSED])
-  t.match(await send(young, newKey(), FAST), REFUSED)
-})
-
 void t.test(
   'Y20 with --accept-rescope it claims at once, and says which keys may execute twice',
   async (t) => {
@@ -109,14 +89,3 @@ void t.test(
     t.match(await send(third, newKey(), FAST), REFUSED, 'now it decides')
   },
 )
-
-void t.test('Y20 replicas that differ in what identifies nothing run side by side', async (t) => {
-  const { start } = await world(t)
-  const old = await start()
-  const young = await start(
-    '\nroutes:\n  - { name: pay, match: { path: "/pay/:id" }, key: required, ttl: 48h, fingerprint: { query: ignore } }',
-  )
-  const answers: Reply[] = []
-  for (const proxy of [old, young]) answers.push(await send(proxy, newKey(), FAST))
-  t.match(answers, [{ status: 201 }, { status: 201 }])
-})

@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs'
 import t from 'tap'
 import { adminYaml, ask } from '../support/admin.ts'
 import { command, operated } from '../support/commands.ts'
-import { newKey, send, until } from '../support/e2e.ts'
+import { newKey, send } from '../support/e2e.ts'
 import { proxyInProcess } from '../support/proxy.ts'
 import { emptyStore, KINDS } from '../support/replicas.ts'
 import { upstreamStub } from '../support/upstream.ts'
@@ -43,106 +43,6 @@ for (const kind of KINDS.filter((store) => store !== 'memory'))
     )
     t.match(await command(['inspect', mine, '--store', store, '--service', 'payments']), { code: 0 })
   })
-
-void t.test('V01 a service reconciles only its own records', async (t) => {
-  const store = await emptyStore(t, 'sqlite')
-  const yaml = (service: string, upstream: string, reconcile: string): string =>
-    `service: ${service}
-upstream: { url: "${upstream}", timeout: 1s }
-store: { url: "${store}" }
-routes:
-  - name: pay
-    match: { path: /pay }
-    key: { forwardFence: true }
-    scope: { caller: header:authorization, anonymous: reject }
-    ${reconcile}
-`
-  const theirs = await upstreamStub((_seen, response) => void response.destroy())
-  t.teardown(() => theirs[Symbol.asyncDispose]())
-  const orders = await proxyInProcess(yaml('orders', theirs.url, ''))
-  t.teardown(() => orders.drain())
-  const key = newKey()
-  t.equal((await send(orders, key)).code, 'upstream_failed')
-
-  // Finds no record and drops each POST: both records are unknown.
-  const ours = await upstreamStub((seen, response) => {
-    if (seen.method === 'POST') response.destroy()
-    else response.writeHead(404).end()
-  })
-  t.teardown(() => ours[Symbol.asyncDispose]())
-  const payments = await proxyInProcess(
-    yaml(
-      'payments',
-      ours.url,
-      'reconcile: { request: { method: GET, path: "/asked/{record}" }, identity: none, completed: { status: 200 }, notFound: { status: 404 }, after: 1s, every: 50ms }',
-    ),
-  )
-  t.teardown(() => payments.drain())
-  const own = await send(payments, newKey())
-  const { instance } = JSON.parse(own.body) as { instance: string }
-  // Without the canary of the start.
-  const asked = (): string[] =>
-    ours.seen
-      .filter(({ method, target }) => method === 'GET' && !target.startsWith('/asked/canary-'))
-      .map(({ target }) => target)
-  await until(async () => (await payments.metric(RETRYABLE)) === 1)
-  t.strictSame(new Set(asked()), new Set([`/asked/${instance}`]), 'only its own record')
-  t.equal(
-    (await send(orders, key)).code,
-    'idempotency_outcome_unknown',
-    "the other service's record is unchanged",
-  )
-  t.equal(theirs.seen.length, 1)
-})
-
-const RETRYABLE = 'idempotency_reconcile_total{route="pay",result="retryable"}'
-
-void t.test(
-  'S03 without scope.caller a cookie or API key is refused, and only the log says what to set',
-  async (t) => {
-    const upstream = await upstreamStub((_seen, response) => void response.writeHead(201).end('done'))
-    t.teardown(() => upstream[Symbol.asyncDispose]())
-    const proxy = await proxyInProcess(`upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }`)
-    t.teardown(() => proxy.drain())
-    for (const [name, source] of [
-      ['cookie', 'cookie:<name>'],
-      ['x-api-key', 'header:x-api-key'],
-    ] as const) {
-      const refused = await send(proxy, newKey(), { headers: { authorization: '', [name]: 'a=s3cret' } })
-      t.match(refused, { status: 400, code: 'idempotency_caller_missing' })
-      t.notMatch(refused.body, /scope|config|route|s3cret/)
-      const { cause } = await proxy.logged(
-        (line) => line.outcome === 'caller_missing' && String(line.cause).includes(source),
-      )
-      t.notMatch(cause, /s3cret/)
-    }
-    t.equal(upstream.seen.length, 0)
-    const warned = proxy.log.filter(({ msg }) => /share one key space/.test(String(msg)))
-    t.equal(warned.length, 1, 'one warning at start')
-
-    const shadow = await proxyInProcess(
-      `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\ndefaults: { mode: shadow }`,
-    )
-    t.teardown(() => shadow.drain())
-    const headers = { authorization: '', 'x-api-key': 's3cret' }
-    t.equal((await send(shadow, newKey(), { headers })).status, 201)
-    const { cause } = await shadow.logged(({ verdict }) => verdict === 'caller_missing')
-    t.match(cause, /header:x-api-key/, 'shadow mode logs the same')
-    t.notMatch(cause, /s3cret/)
-  },
-)
-
-void t.test('shadow mode logs why the upstream gave no complete response', async (t) => {
-  const upstream = await upstreamStub((_seen, response) => void response.destroy())
-  t.teardown(() => upstream[Symbol.asyncDispose]())
-  const proxy = await proxyInProcess(
-    `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\ndefaults: { mode: shadow }`,
-  )
-  t.teardown(() => proxy.drain())
-  await send(proxy, newKey()).catch(() => {})
-  const { cause } = await proxy.logged(({ verdict }) => verdict === 'upstream_failed')
-  t.match(cause, /closed/)
-})
 
 void t.test(
   'V03 with scope.host two hosts are two operations, without it one; lookups name the host',

@@ -295,35 +295,6 @@ for (const kind of KINDS.filter((one) => one !== 'memory'))
     t.ok(bytes.includes(ANSWER))
   })
 
-void t.test(
-  '§13 after a release the waiter that takes over counts as executed, the others as in_progress',
-  async (t) => {
-    const upstream = await heldUpstream(t, () => ({
-      status: 200,
-      headers: { 'Idempotency-Outcome': 'not-applied' },
-    }))
-    const [proxy] = (await replicas(
-      t,
-      1,
-      `upstream: { url: "${upstream.url}" }
-store: { url: "memory:" }
-defaults: { inFlight: { mode: wait, wait: 20s } }`,
-    )) as [TestProxy]
-    const key = newKey()
-    const first = send(proxy, key)
-    await upstream.arrived(1)
-    const held = Array.from({ length: 3 }, () => send(proxy, key))
-    await waitersAre([proxy], 3)
-    upstream.finish(1)
-    await upstream.arrived(2)
-    upstream.finish(2)
-    await Promise.all([first, ...held])
-    await metricIs(proxy, 'idempotency_requests_total{route="default",outcome="executed"}', 2)
-    await metricIs(proxy, 'idempotency_requests_total{route="default",outcome="in_progress"}', 2)
-    await metricIs(proxy, 'idempotency_requests_total{route="default",outcome="waited"}', 0)
-  },
-)
-
 void t.test('O07 random keys, paths, callers and methods add no series to /metrics', async (t) => {
   const upstream = await heldUpstream(t)
   const [proxy] = (await replicas(

@@ -1,15 +1,14 @@
 import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
-import { bank, bankRoute } from '../support/bank.ts'
 import { DynamoDbServer } from '../support/dynamodb.ts'
-import { newKey, type Reply, send, tempDir, until } from '../support/e2e.ts'
+import { newKey, send, tempDir, until } from '../support/e2e.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import type { TestProxy } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
 import { SentinelGroup } from '../support/redis-sentinel.ts'
-import { essenceOf, heldUpstream, processes, replicas, waitersAre } from '../support/replicas.ts'
+import { essenceOf, heldUpstream, processes, replicas } from '../support/replicas.ts'
 
 t.setTimeout(400_000)
 
@@ -87,34 +86,6 @@ routes: [{ name: pay, match: { path: "/*" }, key: required, lease: 30s${route} }
       t.equal(upstream.seen.length, 3)
     })
 
-    await t.test('I02 duplicates waiting at two replicas get the first response', async (t) => {
-      const upstream = await heldUpstream(t)
-      const proxies = await replicas(t, 2, yamlOf(upstream.url, ', inFlight: { mode: wait, wait: 30s }'))
-      const key = newKey()
-      const replies: Promise<Reply>[] = [send(proxies[0] as TestProxy, key)]
-      await upstream.arrived(1)
-      for (let n = 0; n < 20; n++) replies.push(send(proxies[n % 2] as TestProxy, key))
-      await waitersAre(proxies, 20)
-      upstream.finish(1)
-      const all = await Promise.all(replies)
-      t.equal(new Set(all.map((reply) => JSON.stringify(essenceOf(reply)))).size, 1)
-      t.equal(all.filter(({ replayed }) => !replayed).length, 1)
-      t.equal(upstream.seen.length, 1)
-    })
-
-    await t.test('R01 a request that was never sent is executed by one of 20 retries', async (t) => {
-      const [broken] = (await replicas(t, 1, yamlOf('http://127.0.0.1:1'))) as [TestProxy]
-      const upstream = await heldUpstream(t)
-      const proxies = await replicas(t, 2, yamlOf(upstream.url, ', inFlight: { mode: wait, wait: 30s }'))
-      const key = newKey()
-      t.match(await send(broken, key, { path: '/fast' }), { status: 502 })
-      const replies = await Promise.all(
-        Array.from({ length: 20 }, (_, n) => send(proxies[n % 2] as TestProxy, key, { path: '/fast' })),
-      )
-      t.ok(replies.every(({ status, body }) => status === 201 && body === 'execution 1'))
-      t.equal(upstream.seen.length, 1)
-    })
-
     await t.test('O01 a killed owner leaves unknown records, which an operator resolves', async (t) => {
       const upstream = await heldUpstream(t)
       const route = yamlOf(upstream.url)
@@ -152,21 +123,5 @@ routes: [{ name: pay, match: { path: "/*" }, key: required, lease: 30s${route} }
       const answers = await Promise.all([key, other].map((each) => send(proxy, each)))
       t.same(answers.map(({ body }) => body).toSorted(), ['by hand', 'execution 3'])
       t.equal(upstream.seen.length, 3)
-    })
-
-    await t.test('O02 the reconciler finds the request done; the next retry replays it', async (t) => {
-      const upstream = await bank(t)
-      const line = `store: { ${store}, timeout: 1s, grace: off }\nservice: pay`
-      const route = bankRoute(upstream.url, 'memory:').replace(/^store: .*$/m, line)
-      const [proxy] = (await replicas(t, 1, route)) as [TestProxy]
-      const key = newKey()
-      t.equal((await send(proxy, key)).code, 'upstream_failed')
-      await until(async () => (await send(proxy, key)).replayed)
-      t.match(await send(proxy, key), {
-        status: 201,
-        replayed: true,
-        body: `{"id":"p-${key}","state":"paid"}`,
-      })
-      t.same(upstream.executed, [key])
     })
   })

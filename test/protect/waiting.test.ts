@@ -181,6 +181,8 @@ void t.test('§6 if the first request did nothing, one waiting duplicate takes o
       second.open()
       const answers = await Promise.all(held)
       t.equal(answers.filter(({ replayed }) => replayed).length, 9)
+      const ended = (as: string) => b.traces.slice(-10).filter(({ outcome }) => outcome === as).length
+      t.same([ended('executed'), ended('waited')], [1, 9])
       t.equal(new Set(answers.map(({ bytes }) => bytes)).size, 1)
       t.equal(where === 'the same replica' ? a.n : a.n + b.n, 2)
       t.equal(a.bytes.held + b.bytes.held, 0)

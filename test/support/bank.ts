@@ -17,6 +17,8 @@ export interface Bank extends UpstreamStub {
   trouble: (key: string, response: ServerResponse) => boolean
   /** Until then the canary of the status query is not answered. */
   canaryWaits: Promise<unknown>
+  /** Then it gets this status, and what a paid key gets. */
+  canaryStatus: number
 }
 
 /** An upstream that breaks the connection on `POST /pay` and says at `GET /payments?key=…` what it did. */
@@ -24,11 +26,12 @@ export async function bank(t: Test): Promise<Bank> {
   const executed: string[] = []
   const asked: string[] = []
   const queries: Seen[] = []
-  const self: Pick<Bank, 'fate' | 'fault' | 'trouble' | 'canaryWaits'> = {
+  const self: Pick<Bank, 'fate' | 'fault' | 'trouble' | 'canaryWaits' | 'canaryStatus'> = {
     fate: () => 'paid',
     fault: (_key, response) => void response.socket?.destroy(),
     trouble: () => false,
     canaryWaits: Promise.resolve(),
+    canaryStatus: 404,
   }
   const stub = await upstreamStub(async (seen, response, request) => {
     if (seen.method === 'POST') {
@@ -41,7 +44,8 @@ export async function bank(t: Test): Promise<Bank> {
     const key = (query.get('key') ?? query.get('record')) as string
     if (key.startsWith('canary-')) {
       await self.canaryWaits
-      response.writeHead(404).end()
+      response.writeHead(self.canaryStatus, { 'Content-Type': 'application/json' })
+      response.end(JSON.stringify({ key, state: 'paid', payment: {} }))
       return
     }
     asked.push(key)
