@@ -169,7 +169,7 @@ export function decodeUtf8(bytes: Buffer): string | null {
 }
 
 /** What this reader makes of bytes or of a text, if it is one in UTF-8. */
-export function treeOf(json: Buffer | string): Node | null {
+function treeOf(json: Buffer | string): Node | null {
   const text = typeof json === 'string' ? json : decodeUtf8(json)
   return text?.isWellFormed() ? parseLossless(text) : null
 }

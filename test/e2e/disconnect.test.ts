@@ -93,31 +93,6 @@ async function state(): Promise<number> {
   return stateOf((await onlyRecord(redis)).bytes)
 }
 
-void t.test('X02 when a client leaves during its claim, nothing is executed', async (t) => {
-  const { upstream, start } = await world(t)
-  await using wire = await relay(redis.port)
-  const proxy = await start('', `redis://127.0.0.1:${wire.port}`)
-  const claimed = gate()
-  wire.onCommand = (bytes) => {
-    if (!bytes.includes('IP\x01\x01', 0, 'latin1')) return
-    wire.passCommands = false
-    claimed.open()
-  }
-  const key = newKey()
-  const socket = connect(proxy.port, '127.0.0.1').on('error', () => {})
-  socket.write(post('/pay', key, '{"amount":1}', ALICE))
-  await claimed.opened
-  wire.onCommand = () => {}
-  socket.destroy()
-  await turned(proxy)
-  wire.release()
-  await proxy.logged(({ msg }) => msg === 'request')
-  t.equal(upstream.seen.length, 0)
-  const retry = await send(proxy, key)
-  t.strictSame([retry.status, retry.replayed], [201, false], 'a later retry is fresh')
-  t.equal(upstream.seen.length, 1)
-})
-
 void t.test(
   'X01 clients that leave at any point leave nothing behind, and what was sent goes on and is stored',
   async (t) => {

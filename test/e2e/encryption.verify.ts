@@ -107,6 +107,7 @@ store: { url: "${storeUrl}"${encryption}${more} }
 routes:
   - name: pay
     match: { path: "/pay/${PATH}" }
+    record: { label: /card }
     lease: 1s
     reconcile:
       request: { path: "/payments?key={key}" }

@@ -5,15 +5,7 @@ import { type Ask, newKey, type Reply, send, tempDir } from '../support/e2e.ts'
 import { FORM_KEYS, URLENCODED } from '../support/forms.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
-import {
-  countingUpstream,
-  emptyStore,
-  heldUpstream,
-  KINDS,
-  recordsIn,
-  refusalOf,
-  replicas,
-} from '../support/replicas.ts'
+import { countingUpstream, emptyStore, KINDS, recordsIn, refusalOf, replicas } from '../support/replicas.ts'
 import type { UpstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(200_000)
@@ -88,13 +80,14 @@ async function upload(key: string | Blob, amount = '5'): Promise<Sent> {
   return { path: '/checkout', body: await request.text(), headers }
 }
 
+/** What else is a key, invalid or missing in each place: test/core/key-sources.test.ts, test/core/forms.test.ts. */
 const PLACES: Readonly<Record<string, Place>> = {
   'the id in the body of a webhook': {
     first: hook('"evt_1"'),
     reused: [hook('"evt_1"', ',"more":1')],
-    others: ['"EVT_1"', '"evt{1}:*/\\u0041"', '9007199254740992', '9007199254740993'].map((id) => hook(id)),
-    invalid: [hook('null'), hook('"a","id":"b"'), hook(`"${'x'.repeat(256)}"`)],
-    missing: ['{}', 'id=a', '', null].map((body) => ({ path: '/hooks', body })),
+    others: ['"evt{1}:*/\\u0041"', '9007199254740993'].map((id) => hook(id)),
+    invalid: [hook('null')],
+    missing: ['{}', null].map((body) => ({ path: '/hooks', body })),
   },
   'a header and the body, which agree (K12)': {
     first: both('k-1', '"k-1"'),
@@ -105,16 +98,11 @@ const PLACES: Readonly<Record<string, Place>> = {
   'the id of a CloudEvent in headers, within its source': {
     first: binary('/a', '1'),
     // The last two concatenate to the same string.
-    others: [binary('/b', '1'), binary('/a', '2'), binary('s', 'ource1'), binary('so', 'urce1')],
+    others: [binary('/b', '1'), binary('s', 'ource1'), binary('so', 'urce1')],
   },
   'the id of a structured CloudEvent, within its source': {
     first: structured('/c', '1'),
-    others: [
-      structured('/d', '1'),
-      structured('/c', '2'),
-      structured('t', 'ource1'),
-      structured('to', 'urce1'),
-    ],
+    others: [structured('/d', '1')],
     invalid: [event({ ...STRUCTURED, 'ce-id': '9', 'ce-source': '/x' }, '{"id":"9","source":"/y"}')],
   },
   'a key derived from the body and a header': {
@@ -123,13 +111,11 @@ const PLACES: Readonly<Record<string, Place>> = {
     same: [derived('{ "amount": 10, "to": "bob" }')],
     reused: [derived('{"to":"bob","amount":10,"note":"x"}')],
     others: [
-      derived('{"to":"bob","amount":11}'),
-      derived('{"to":"bo","amount":10}'),
       derived('{"to":"bob","amount":10}', { 'x-request': 'r-2' }),
       derived('{"to":"bob","amount":10}', { authorization: 'Bearer mallory' }),
       { ...derived('{"to":"bob","amount":10}'), key: 'of-the-client' },
     ],
-    passed: ['{"to":"bob"}', 'to=bob', '{"to":null,"amount":10}'].map((body) => derived(body)),
+    passed: [derived('to=bob')],
   },
   'a key derived from a field of a form': {
     isDerived: true,
@@ -140,40 +126,24 @@ const PLACES: Readonly<Record<string, Place>> = {
   },
   'a field of a form, however it is encoded (F15)': {
     first: form('/checkout', 'to=b%C3%B6b&note=x+y&idempotency_key=f-1'),
-    same: [
-      form('/checkout', '%74o=b%c3%b6b&note=x%20%79&idempotency_key=f-1'),
-      {
-        ...form('/checkout', 'to=b%C3%B6b&note=x+y&idempotency_key=f-1'),
-        headers: { 'content-type': 'Application/X-WWW-Form-Urlencoded; charset=utf-8' },
-      },
-    ],
-    reused: [
-      form('/checkout', 'note=x+y&to=b%C3%B6b&idempotency_key=f-1'),
-      form('/checkout', 'to=b%C3%B6b&note=x%2By&idempotency_key=f-1'),
-    ],
+    same: [form('/checkout', '%74o=b%c3%b6b&note=x%20%79&idempotency_key=f-1')],
+    reused: [form('/checkout', 'note=x+y&to=b%C3%B6b&idempotency_key=f-1')],
     others: [form('/checkout', 'to=b%C3%B6b&note=x+y&idempotency_key=f-2')],
-    invalid: [form('/checkout', 'idempotency_key=f-1&idempotency_key=f-1')],
     missing: [form('/checkout', 'amount=5')],
   },
   'a field of an upload, whatever its boundary (F14)': {
     first: await upload('u-1'),
     same: [await upload('u-1')],
     reused: [await upload('u-1', '6')],
-    others: [await upload('u-2')],
     invalid: [await upload(new Blob(['u-3']))],
   },
   'a parameter of the query': {
     first: { path: '/checkout?idempotency_key=q-1&x=1' },
     same: [{ path: '/checkout?idempotency_key=q-1&x=1', key: 'q-1' }],
-    invalid: [
-      { path: '/checkout?idempotency_key=q-1&x=1&idempotency_key=q-1' },
-      { path: '/checkout?idempotency_key=q-1&x=1', key: 'q-2' },
-      { path: '/checkout?idempotency_key=' },
-    ],
+    invalid: [{ path: '/checkout?idempotency_key=q-1&x=1', key: 'q-2' }],
   },
   'an optional field or parameter': {
     first: form('/optional?k=o-1', 'a=1'),
-    invalid: [form('/optional?k=o-1', 'k=o-2')],
     passed: [form('/optional?x=1', 'a=1')],
   },
 }
@@ -347,49 +317,3 @@ void t.test('§6 a browser gets a refusal as an HTML page, other clients as prob
   t.equal(passed.status, 502)
   t.match(passed.body, /<h1>The service cannot be reached<\/h1>/, 'pass-through too')
 })
-
-function yamlOf(upstream: { readonly url: string }, store: string, fingerprint = '{}'): string {
-  return `upstream: { url: "${upstream.url}" }
-store: { url: "${store}" }
-drain: { timeout: 3s }
-defaults: { fingerprint: ${fingerprint} }`
-}
-
-function reused(t: Test, reply: Reply, what: string): void {
-  t.strictSame(refusalOf(reply), [422, 'idempotency_key_reused'], what)
-}
-
-void t.test(
-  '§5 store.secretFile keys the digests in the store; an equal body replays, another amount does not',
-  async (t) => {
-    const upstream = await heldUpstream(t)
-    const file = join(tempDir(t), 'secret')
-    writeFileSync(file, 'a secret of sixteen bytes')
-    const store = await emptyStore(t, 'sqlite')
-    const yaml = yamlOf(upstream, store).replace('store: {', `store: { secretFile: "${file}",`)
-    await using proxy = await proxyInProcess(yaml)
-    await using plain = await proxyInProcess(yamlOf(upstream, store))
-    const [key, body] = [newKey(), '{"amount":1,"to":"a"}']
-    const first = await send(proxy, key, { path: '/fast', body })
-    t.match(await send(proxy, key, { path: '/fast', body: '{"to":"a","amount":1.0}' }), {
-      body: first.body,
-      replayed: true,
-    })
-    reused(t, await send(proxy, key, { path: '/fast', body: '{"amount":2,"to":"a"}' }), 'another amount')
-    const keyed = (await recordsIn(store)) as string[]
-    await send(plain, key, { path: '/fast', body })
-    const all = (await recordsIn(store)) as string[]
-    t.strictSame([keyed.length, all.length], [1, 2])
-    const digestsOf = (record = '') => [
-      record.split(' ')[1]?.slice(126, 190),
-      record.split(' ')[1]?.slice(190, 254),
-    ]
-    const [mine] = keyed.map(digestsOf)
-    const [theirs] = all.filter((record) => !keyed.includes(record)).map(digestsOf)
-    for (const [n, digest] of (mine ?? []).entries()) {
-      t.equal(digest?.length, 64)
-      t.not(digest, theirs?.[n])
-    }
-    t.equal(upstream.seen.length, 2)
-  },
-)

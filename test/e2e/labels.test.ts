@@ -1,9 +1,7 @@
-import { readdirSync, readFileSync, writeFileSync } from 'node:fs'
-import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { adminYaml, ask } from '../support/admin.ts'
 import { command } from '../support/commands.ts'
-import { newKey, send, tempDir } from '../support/e2e.ts'
+import { newKey, send } from '../support/e2e.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
 import { storeUrl } from '../support/replicas.ts'
@@ -20,7 +18,7 @@ interface Labelled {
   readonly where: readonly string[]
 }
 
-async function labelled(t: Test, store: string, more = ''): Promise<Labelled> {
+async function labelled(t: Test, store: string): Promise<Labelled> {
   const upstream = await upstreamStub(({ target }, response) => {
     if (target === '/break') return void response.destroy()
     response.writeHead(201).end('done')
@@ -29,7 +27,7 @@ async function labelled(t: Test, store: string, more = ''): Promise<Labelled> {
   const admin = adminYaml(t)
   const proxy = await proxyInProcess(`${admin}
 upstream: { url: "${upstream.url}" }
-store: { url: "${store}"${more} }
+store: { url: "${store}" }
 defaults: { record: { label: /order_id } }
 routes:
   - { name: pay, match: { path: /pay } }
@@ -79,25 +77,3 @@ for (const kind of ['memory', 'sqlite', 'redis'] as const)
       [LABEL, LABEL, 'A/1', undefined, undefined, LABEL],
     )
   })
-
-void t.test('Y18 with encryption on, the label is in no store in clear', async (t) => {
-  const dir = tempDir(t)
-  const file = join(dir, 'key')
-  writeFileSync(file, 'ab'.repeat(32))
-  const store = `sqlite:${join(dir, 'store.db')}`
-  const seal = `, encryption: { keys: [{ id: k1, file: ${file} }] }`
-  const sealed = await labelled(t, store, seal)
-  await send(sealed.proxy, newKey(), { body })
-  await send(sealed.proxy, newKey(), { path: '/break', body })
-  const { out } = await command(['list', '--label', LABEL, ...sealed.where])
-  t.equal(out.split('\n').filter((line) => line.includes(LABEL)).length, 2)
-  await sealed.proxy.drain()
-  for (const name of readdirSync(dir))
-    t.notOk(readFileSync(join(dir, name)).includes(LABEL), `${name} does not hold it`)
-  // The same without encryption shows that it would be found.
-  const open = tempDir(t)
-  const plain = await labelled(t, `sqlite:${join(open, 'store.db')}`)
-  await send(plain.proxy, newKey(), { body })
-  await plain.proxy.drain()
-  t.ok(readdirSync(open).some((name) => readFileSync(join(open, name)).includes(LABEL)))
-})

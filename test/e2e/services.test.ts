@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs'
 import t from 'tap'
-import { adminYaml, ask } from '../support/admin.ts'
+import { ask } from '../support/admin.ts'
 import { command, operated } from '../support/commands.ts'
 import { newKey, send } from '../support/e2e.ts'
 import { proxyInProcess } from '../support/proxy.ts'
@@ -45,48 +45,12 @@ for (const kind of KINDS.filter((store) => store !== 'memory'))
   })
 
 void t.test(
-  'V03 with scope.host two hosts are two operations, without it one; lookups name the host',
-  async (t) => {
-    for (const host of [true, false]) {
-      const upstream = await upstreamStub((seen, response) => void response.writeHead(201).end(seen.target))
-      t.teardown(() => upstream[Symbol.asyncDispose]())
-      const proxy = await proxyInProcess(
-        `${adminYaml(t)}
-upstream: { url: "${upstream.url}" }
-store: { url: "memory:" }
-trustProxy: [127.0.0.1]
-status: { path: /status }
-defaults: { scope: { host: ${host} } }`,
-      )
-      t.teardown(() => proxy.drain())
-      const key = newKey()
-      const to = (name: string) => send(proxy, key, { headers: { 'x-forwarded-host': name } })
-      t.notOk((await to('a.test')).replayed)
-      t.ok((await to('A.test.:443')).replayed)
-      t.equal((await to('b.test')).replayed, !host)
-      t.equal(upstream.seen.length, host ? 2 : 1)
-
-      const asked = await fetch(`${proxy.url}/status?method=POST&path=/pay`, {
-        headers: { authorization: 'Bearer alice', 'idempotency-key': key, 'x-forwarded-host': 'a.test' },
-      })
-      t.equal(asked.status, 200)
-      const lookup = { key, caller: { authorization: 'Bearer alice' }, method: 'POST', path: '/pay' }
-      const found = (more: object) =>
-        ask(proxy, '/v1/records/lookup', { method: 'POST', body: { ...lookup, ...more } })
-      t.equal((await found({ host: 'b.test' })).status, 200)
-      t.equal((await found({ host: 'c.test' })).status, host ? 404 : 200)
-      t.equal((await found({})).status, host ? 400 : 200)
-    }
-  },
-)
-
-void t.test(
   'V03 with scope.host, inspect --host and POST /v1/outcomes find the record of that host',
   async (t) => {
     const { proxy, where, audit, upstream } = await operated(
       t,
       await emptyStore(t, 'sqlite'),
-      'service: hosts\ntrustProxy: [127.0.0.1]\ndefaults: { scope: { host: true } }',
+      'service: hosts\ntrustProxy: [127.0.0.1]\nstatus: { path: /status }\ndefaults: { scope: { host: true } }',
     )
     const key = newKey()
     const to = (host: string) => send(proxy, key, { path: '/break', headers: { 'x-forwarded-host': host } })
@@ -94,6 +58,11 @@ void t.test(
       (JSON.parse((await to(host)).body) as { instance: string }).instance
     const ids = { 'a.test': await idOf('a.test'), 'b.test': await idOf('b.test') }
     t.not(ids['a.test'], ids['b.test'])
+    for (const [name, status] of Object.entries({ 'a.test': 200, 'c.test': 404 })) {
+      const headers = { authorization: 'Bearer alice', 'idempotency-key': key, 'x-forwarded-host': name }
+      const asked = await fetch(`${proxy.url}/status?method=POST&path=/break`, { headers })
+      t.equal(asked.status, status, name)
+    }
 
     const words = [
       '--method',
