@@ -38,128 +38,53 @@ const NOBODY = { scope: { ...scope, caller: [] } }
 const keyed = (over: Partial<RoutePolicy['key']>) => ({ key: { ...key, ...over } })
 const scoped = (over: Partial<RoutePolicy['scope']>) => ({ scope: { ...scope, ...over } })
 const issued = keyed({ issuedOnly: true })
+/** One route, `pay`. */
+const pay = (
+  over: Partial<RoutePolicy>,
+  more: Partial<RoutePolicy['match']> = {},
+  rest: Partial<Identifying> = {},
+) => config([at('/pay', over, more)], rest)
+const token = (over: Partial<typeof JWT>) => ({ scope: { ...CLAIM, jwt: { ...JWT, ...over } } })
+const header = (name: string) => ({ kind: 'header', name }) as const
+const query = { kind: 'query', name: 'k' } as const
+const json = (pointer: string) => ({ kind: 'json', pointer }) as const
+const HOST = scoped({ host: true })
+const BY_ROUTE = scoped({ path: 'route' })
+const FOLDED = { case: 'insensitive' } as const
+const ANY = { trustProxy: ['10.0.0.0/8'] }
+const [SEALED, RESEALED] = [SECRET, Buffer.alloc(32)].map((secret) => ({ store: { secret } }))
+const [ISSUER, REISSUER] = [SECRET, Buffer.alloc(32)].map((secret) => ({ issuer: { secret } }))
 
-/** Each finds other records than the one before the arrow, and says in what they differ. */
+/** The second finds other records than the first; in what they differ. */
+// biome-ignore format: a table
 const DIFFERENT: readonly (readonly [string, Identifying, Identifying, string])[] = [
-  [
-    'the key source',
-    config(),
-    config([at('/pay', keyed({ from: [{ kind: 'query', name: 'k' }] }))]),
-    'routes[pay].key',
-  ],
-  [
-    'a pointer',
-    config([at('/pay', keyed({ from: [{ kind: 'json', pointer: '/a' }] }))]),
-    config([at('/pay', keyed({ from: [{ kind: 'json', pointer: '/b' }] }))]),
-    'routes[pay].key',
-  ],
-  ['a derived key', config(), config([at('/pay', keyed({ derive: DERIVE }))]), 'routes[pay].key'],
-  ['the caller', config(), config([at('/pay', NOBODY)]), 'routes[pay].scope'],
-  [
-    'the order of a caller',
-    config([
-      at(
-        '/pay',
-        scoped({
-          caller: [
-            { kind: 'header', name: 'a' },
-            { kind: 'header', name: 'b' },
-          ],
-        }),
-      ),
-    ]),
-    config([
-      at(
-        '/pay',
-        scoped({
-          caller: [
-            { kind: 'header', name: 'b' },
-            { kind: 'header', name: 'a' },
-          ],
-        }),
-      ),
-    ]),
-    'routes[pay].scope',
-  ],
-  [
-    'who may have no caller',
-    config(),
-    config([at('/pay', scoped({ anonymous: 'reject' }))]),
-    'routes[pay].scope',
-  ],
-  [
-    'the issuer of a token',
-    config([at('/pay', { scope: CLAIM })]),
-    config([at('/pay', { scope: { ...CLAIM, jwt: { ...JWT, issuer: 'b' } } })]),
-    'routes[pay].scope',
-  ],
-  ['the path of the scope', config(), config([at('/pay', scoped({ path: 'none' }))]), 'routes[pay].scope'],
-  ['the host', config(), config([at('/pay', scoped({ host: true }))]), 'routes[pay].scope'],
-  [
-    'whose host counts',
-    config([at('/pay', scoped({ host: true }))]),
-    config([at('/pay', scoped({ host: true }))], { trustProxy: ['10.0.0.0/8'] }),
-    'routes[pay].scope',
-  ],
-  [
-    'the name of a route that is the scope',
-    config([at('/pay', scoped({ path: 'route' }))]),
-    config([at('/pay', { ...scoped({ path: 'route' }), name: 'bill' })]),
-    'routes[pay], routes[bill]',
-  ],
-  ['letter case', config(), config([at('/pay', {}, { case: 'insensitive' })]), 'routes[pay].match'],
-  ['parameters', config(), config([at('/pay', {}, { parameters: 'strip' })]), 'routes[pay].match'],
-  ['the normal form', config(), config([at('/pay', {}, { exact: true })]), 'routes[pay].match'],
-  [
-    'a method that nothing protected',
-    config(),
-    config([at('/pay', {}, { methods: ['POST', 'PUT'] })]),
-    'routes[pay].match',
-  ],
-  [
-    'the path of a route',
-    config([at('/pay', NOBODY)]),
-    config([at('/pay', NOBODY, { path: '/paid' })]),
-    'routes[pay].match',
-  ],
-  [
-    'whether keys are read',
-    config(),
-    config([at('/pay', keyed({ presence: 'ignored' }))]),
-    'routes[pay].match',
-  ],
-  ['a mode that protects nothing', config(), config([at('/pay', { mode: 'off' })]), 'routes[pay].match'],
-  ['what matches no route', config(), config([at('/pay')], { unmatched: 'pass' }), 'unmatched'],
-  [
-    'what is refused',
-    config([at('/pay')], { unmatched: 'reject' }),
-    config([at('/pay')], { unmatched: 'pass' }),
-    'unmatched',
-  ],
-  [
-    'the order of routes that overlap',
-    config([at('/pay/:id', NOBODY), at('/pay/*')]),
-    config([at('/pay/*'), at('/pay/:id', NOBODY)]),
-    'the order of routes',
-  ],
-  [
-    'the secret of record ids',
-    config(),
-    config([at('/pay')], { store: { secret: SECRET } }),
-    'store.secretFile',
-  ],
-  [
-    'another secret',
-    config([at('/pay')], { store: { secret: SECRET } }),
-    config([at('/pay')], { store: { secret: Buffer.alloc(32) } }),
-    'store.secretFile',
-  ],
-  [
-    'the secret of issued keys',
-    config([at('/pay', issued)], { issuer: { secret: SECRET } }),
-    config([at('/pay', issued)], { issuer: { secret: Buffer.alloc(32) } }),
-    'issuer.secretFile',
-  ],
+  ['the key source', config(), pay(keyed({ from: [query] })), 'routes[pay].key'],
+  ['a pointer', pay(keyed({ from: [json('/a')] })), pay(keyed({ from: [json('/b')] })), 'routes[pay].key'],
+  ['a derived key', config(), pay(keyed({ derive: DERIVE })), 'routes[pay].key'],
+  ['the caller', config(), pay(NOBODY), 'routes[pay].scope'],
+  ['the order of a caller', pay(scoped({ caller: [header('a'), header('b')] })),
+    pay(scoped({ caller: [header('b'), header('a')] })), 'routes[pay].scope'],
+  ['who may have no caller', config(), pay(scoped({ anonymous: 'reject' })), 'routes[pay].scope'],
+  ['the issuer of a token', pay({ scope: CLAIM }), pay(token({ issuer: 'b' })), 'routes[pay].scope'],
+  ['the path of the scope', config(), pay(scoped({ path: 'none' })), 'routes[pay].scope'],
+  ['the host', config(), pay(HOST), 'routes[pay].scope'],
+  ['whose host counts', pay(HOST), pay(HOST, {}, ANY), 'routes[pay].scope'],
+  ['the name of a route that is the scope', pay(BY_ROUTE), pay({ ...BY_ROUTE, name: 'bill' }),
+    'routes[pay], routes[bill]'],
+  ['letter case', config(), pay({}, FOLDED), 'routes[pay].match'],
+  ['parameters', config(), pay({}, { parameters: 'strip' }), 'routes[pay].match'],
+  ['the normal form', config(), pay({}, { exact: true }), 'routes[pay].match'],
+  ['a method that nothing protected', config(), pay({}, { methods: ['POST', 'PUT'] }), 'routes[pay].match'],
+  ['the path of a route', pay(NOBODY), pay(NOBODY, { path: '/paid' }), 'routes[pay].match'],
+  ['whether keys are read', config(), pay(keyed({ presence: 'ignored' })), 'routes[pay].match'],
+  ['a mode that protects nothing', config(), pay({ mode: 'off' }), 'routes[pay].match'],
+  ['what matches no route', config(), pay({}, {}, { unmatched: 'pass' }), 'unmatched'],
+  ['what is refused', pay({}, {}, { unmatched: 'reject' }), pay({}, {}, { unmatched: 'pass' }), 'unmatched'],
+  ['the order of routes that overlap', config([at('/pay/:id', NOBODY), at('/pay/*')]),
+    config([at('/pay/*'), at('/pay/:id', NOBODY)]), 'the order of routes'],
+  ['the secret of record ids', config(), pay({}, {}, SEALED), 'store.secretFile'],
+  ['another secret', pay({}, {}, SEALED), pay({}, {}, RESEALED), 'store.secretFile'],
+  ['the secret of issued keys', pay(issued, {}, ISSUER), pay(issued, {}, REISSUER), 'issuer.secretFile'],
 ]
 
 void t.test('Y20 what finds another record has another digest, and is named', async (t) => {
@@ -171,85 +96,31 @@ void t.test('Y20 what finds another record has another digest, and is named', as
   }
 })
 
-/** Each finds the same records. */
+/** Both find the same records. */
+// biome-ignore format: a table
 const ALIKE: readonly (readonly [string, Identifying, Identifying])[] = [
   ['a route like those that match nothing else', config(), config([])],
-  [
-    'one that repeats another',
-    config([at('/pay/*', NOBODY)]),
-    config([at('/pay/:id', NOBODY), at('/pay/*', NOBODY)]),
-  ],
-  [
-    'one that an earlier one answers',
-    config([at('/pay/*', NOBODY)]),
-    config([at('/pay/*', NOBODY), at('/pay/:id')]),
-  ],
-  [
-    'one in other letters that an earlier one answers',
-    config([at('/pay/*', NOBODY, { case: 'insensitive' })]),
-    config([at('/pay/*', NOBODY, { case: 'insensitive' }), at('/Pay/:id')]),
-  ],
-  [
-    'one without records where nothing has any',
-    config([], { unmatched: 'pass' }),
-    config([at('/a', { mode: 'off' })], { unmatched: 'pass' }),
-  ],
-  ['a name', config([at('/pay', NOBODY)]), config([at('/pay', { ...NOBODY, name: 'bill' })])],
+  ['one that repeats another', config([at('/pay/*', NOBODY)]),
+    config([at('/pay/:id', NOBODY), at('/pay/*', NOBODY)])],
+  ['one that an earlier one answers', config([at('/pay/*', NOBODY)]),
+    config([at('/pay/*', NOBODY), at('/pay/:id')])],
+  ['one in other letters that an earlier one answers', config([at('/pay/*', NOBODY, FOLDED)]),
+    config([at('/pay/*', NOBODY, FOLDED), at('/Pay/:id')])],
+  ['one without records where nothing has any', config([], { unmatched: 'pass' }),
+    config([at('/a', { mode: 'off' })], { unmatched: 'pass' })],
+  ['a name', pay(NOBODY), pay({ ...NOBODY, name: 'bill' })],
   ['the name of a parameter', config([at('/pay/:id', NOBODY)]), config([at('/pay/:payment', NOBODY)])],
-  [
-    'the order of routes that do not overlap',
-    config([at('/a', NOBODY), at('/b', NOBODY), at('/c/*', scoped({ host: true }))]),
-    config([at('/c/*', scoped({ host: true })), at('/b', NOBODY), at('/a', NOBODY)]),
-  ],
-  [
-    'the order of sources and audiences',
-    config([
-      at('/pay', {
-        ...keyed({
-          from: [
-            { kind: 'query', name: 'k' },
-            { kind: 'header', name: 'h' },
-          ],
-        }),
-        scope: CLAIM,
-      }),
-    ]),
-    config([
-      at('/pay', {
-        ...keyed({
-          from: [
-            { kind: 'header', name: 'h' },
-            { kind: 'query', name: 'k' },
-          ],
-        }),
-        scope: { ...CLAIM, jwt: { ...JWT, audience: ['y', 'x'] } },
-      }),
-    ]),
-  ],
-  [
-    'the keys that verify tokens',
-    config([at('/pay', { scope: CLAIM })]),
-    config([at('/pay', { scope: { ...CLAIM, jwt: { ...JWT, jwks: 'https://b' } } })]),
-  ],
-  [
-    'what is compared, and for how long',
-    config(),
-    config([
-      at('/pay', { ttl: 1, fingerprint: { ...route().fingerprint, query: 'ignore' }, mode: 'shadow' }),
-    ]),
-  ],
-  [
-    'what keys may look like',
-    config(),
-    config([at('/pay', keyed({ minLength: 20, syntax: 'strict', presence: 'optional' }))]),
-  ],
-  [
-    'callers of a route that identifies none',
-    config([at('/pay', NOBODY)]),
-    config([at('/pay', scoped({ caller: [], anonymous: 'reject' }))]),
-  ],
-  ['an issuer whose keys are not required', config([at('/pay')], { issuer: { secret: SECRET } }), config()],
-  ['proxies whose host does not count', config([at('/pay')], { trustProxy: ['10.0.0.0/8'] }), config()],
+  ['the order of routes that do not overlap', config([at('/a', NOBODY), at('/b', NOBODY), at('/c/*', HOST)]),
+    config([at('/c/*', HOST), at('/b', NOBODY), at('/a', NOBODY)])],
+  ['the order of sources and audiences', pay({ ...keyed({ from: [query, header('h')] }), scope: CLAIM }),
+    pay({ ...keyed({ from: [header('h'), query] }), ...token({ audience: ['y', 'x'] }) })],
+  ['the keys that verify tokens', pay({ scope: CLAIM }), pay(token({ jwks: 'https://b' }))],
+  ['what is compared, and for how long', config(),
+    pay({ ttl: 1, fingerprint: { ...route().fingerprint, query: 'ignore' }, mode: 'shadow' })],
+  ['what keys may look like', config(), pay(keyed({ minLength: 20, syntax: 'strict', presence: 'optional' }))],
+  ['callers of a route that identifies none', pay(NOBODY), pay(scoped({ caller: [], anonymous: 'reject' }))],
+  ['an issuer whose keys are not required', pay({}, {}, ISSUER), config()],
+  ['proxies whose host does not count', pay({}, {}, ANY), config()],
 ]
 
 void t.test('Y20 what finds the same record has the same digest, however it is written', async (t) => {

@@ -260,98 +260,35 @@ function answer(status: number, text: string, ...headers: string[]): CompletedRe
 const NOT_KEPT: CompletedResponse = { kept: false, why: 'outcome_only', status: 201, location: null }
 const completedBy = (result: CompletedResponse): AnswerMeaning => ({ kind: 'completed', result })
 
-const TABLE: readonly (readonly [string, CompletedResponse, AnswerMeaning, Verification['kind'], RegExp?])[] =
-  [
-    ['unknown to the upstream', answer(201, '1'), { kind: 'not_found' }, 'disagrees', /does not know/],
-    [
-      'another request’s',
-      answer(201, '1'),
-      { kind: 'mismatch', why: '/key is not' },
-      'disagrees',
-      /^\/key is not$/,
-    ],
-    ['still pending', answer(201, '1'), { kind: 'pending', why: 'still' }, 'undecided', /^still$/],
-    [
-      'no usable answer',
-      answer(201, '1'),
-      { kind: 'unusable', why: 'no answer' },
-      'undecided',
-      /^no answer$/,
-    ],
-    [
-      'refused where a success is stored',
-      answer(201, '1'),
-      completedBy(answer(402, '1')),
-      'disagrees',
-      /^status 402 where 201 is stored$/,
-    ],
-    [
-      'done where a refusal is stored',
-      answer(402, '1'),
-      completedBy(answer(200, '1')),
-      'disagrees',
-      /^status 200 where 402 is stored$/,
-    ],
-    ['done where a failure is stored', answer(500, '1'), completedBy(answer(200, '1')), 'disagrees'],
-    [
-      'another success with the same value',
-      answer(201, '{"a":1}'),
-      completedBy(answer(200, '{"a":1}')),
-      'agrees',
-    ],
-    [
-      'another refusal with the same value',
-      answer(402, '{"a":1}'),
-      completedBy(answer(409, '{"a":1}')),
-      'agrees',
-    ],
-    [
-      'the same value in another spelling',
-      answer(201, '{"a":1,"b":[2.0]}'),
-      completedBy(answer(200, '{ "b": [2],\n"a": 1 }')),
-      'agrees',
-    ],
-    [
-      'another value',
-      answer(201, '{"a":1}'),
-      completedBy(answer(200, '{"a":2}')),
-      'differs',
-      /a different value/,
-    ],
-    [
-      'another last digit',
-      answer(200, '9007199254740993'),
-      completedBy(answer(200, '9007199254740992')),
-      'differs',
-    ],
-    [
-      'equal bytes without a canonical form',
-      answer(200, '9007199254740993'),
-      completedBy(answer(200, '9007199254740993')),
-      'agrees',
-    ],
-    [
-      'another value without a canonical form',
-      answer(200, '9007199254740993'),
-      completedBy(answer(200, '9007199254740995')),
-      'differs',
-    ],
-    ['the stored body is not JSON', answer(201, 'paid'), completedBy(answer(200, '{"a":2}')), 'agrees'],
-    [
-      'the stored body is encoded',
-      answer(201, '{"a":1}', 'Content-Encoding', 'gzip'),
-      completedBy(answer(200, '{"a":2}')),
-      'agrees',
-    ],
-    ['stored without a body', NOT_KEPT, completedBy(answer(200, '{"a":2}')), 'agrees'],
-    ['found without a body', answer(201, '{"a":2}'), completedBy(NOT_KEPT), 'agrees'],
-    [
-      'refused where a success is stored without a body',
-      NOT_KEPT,
-      completedBy(answer(402, '{"a":2}')),
-      'disagrees',
-    ],
-  ]
+const found = (status: number, text: string) => completedBy(answer(status, text))
+const DIGITS = '9007199254740993'
+
+// biome-ignore format: a table
+const TABLE: readonly (readonly [string, CompletedResponse, AnswerMeaning, Verification['kind'], RegExp?])[] = [
+  ['unknown to the upstream', answer(201, '1'), { kind: 'not_found' }, 'disagrees', /does not know/],
+  ['another request’s', answer(201, '1'), { kind: 'mismatch', why: '/key is not' }, 'disagrees', /^\/key is not$/],
+  ['still pending', answer(201, '1'), { kind: 'pending', why: 'still' }, 'undecided', /^still$/],
+  ['no usable answer', answer(201, '1'), { kind: 'unusable', why: 'no answer' }, 'undecided', /^no answer$/],
+  ['refused where a success is stored', answer(201, '1'), found(402, '1'), 'disagrees',
+    /^status 402 where 201 is stored$/],
+  ['done where a refusal is stored', answer(402, '1'), found(200, '1'), 'disagrees',
+    /^status 200 where 402 is stored$/],
+  ['done where a failure is stored', answer(500, '1'), found(200, '1'), 'disagrees'],
+  ['another success with the same value', answer(201, '{"a":1}'), found(200, '{"a":1}'), 'agrees'],
+  ['another refusal with the same value', answer(402, '{"a":1}'), found(409, '{"a":1}'), 'agrees'],
+  ['the same value in another spelling', answer(201, '{"a":1,"b":[2.0]}'), found(200, '{ "b": [2],\n"a": 1 }'),
+    'agrees'],
+  ['another value', answer(201, '{"a":1}'), found(200, '{"a":2}'), 'differs', /a different value/],
+  ['another last digit', answer(200, DIGITS), found(200, '9007199254740992'), 'differs'],
+  ['equal bytes without a canonical form', answer(200, DIGITS), found(200, DIGITS), 'agrees'],
+  ['another value without a canonical form', answer(200, DIGITS), found(200, '9007199254740995'), 'differs'],
+  ['the stored body is not JSON', answer(201, 'paid'), found(200, '{"a":2}'), 'agrees'],
+  ['the stored body is encoded', answer(201, '{"a":1}', 'Content-Encoding', 'gzip'), found(200, '{"a":2}'),
+    'agrees'],
+  ['stored without a body', NOT_KEPT, found(200, '{"a":2}'), 'agrees'],
+  ['found without a body', answer(201, '{"a":2}'), completedBy(NOT_KEPT), 'agrees'],
+  ['refused where a success is stored without a body', NOT_KEPT, found(402, '{"a":2}'), 'disagrees'],
+]
 
 for (const [name, stored, verdict, kind, why] of TABLE)
   t.test(`O05 the verdict on a stored answer is ${kind}: ${name}`, async (t) => {

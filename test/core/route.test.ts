@@ -312,55 +312,6 @@ t.test('a target that is neither origin form nor an absolute http URI is refused
     t.equal(parseTarget(target), null, JSON.stringify(target))
 })
 
-const byte = fc.integer({ min: 0x21, max: 0xff }).map((code) => String.fromCharCode(code))
-const awkward = fc.constantFrom(
-  '/',
-  '//',
-  '/.',
-  '/..',
-  '%',
-  '%2',
-  '%2e',
-  '%2E',
-  '%2f',
-  '%25',
-  '%7E',
-  '%41',
-  '\\',
-  '.',
-  ';',
-  'a',
-)
-const path = fc
-  .array(fc.oneof(byte, awkward), { maxLength: 24, size: 'max' })
-  .map((parts) => `/${parts.join('')}`.replace(/[?#]/g, 'q'))
-
-t.test('normalising twice changes nothing', async () => {
-  fc.assert(
-    fc.property(path, (sent) => normalisePath(normalisePath(sent)) === normalisePath(sent)),
-    { numRuns: 300 },
-  )
-})
-
-t.test('a normal path has no //, no dot segment and no needless encoding', async () => {
-  fc.assert(
-    fc.property(path, (sent) => {
-      const normal = normalisePath(sent)
-      const segments = normal.slice(1).split('/')
-      const needless = (normal.match(/%../g) ?? []).some((hex) =>
-        /[A-Za-z0-9\-._~!$&'()*+,;=:@]/.test(String.fromCharCode(Number.parseInt(hex.slice(1), 16))),
-      )
-      return (
-        /^\/(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/]|%[0-9A-F]{2})*$/.test(normal) &&
-        (normal === '/' ||
-          segments.every((segment) => segment !== '' && segment !== '.' && segment !== '..')) &&
-        !needless
-      )
-    }),
-    { numRuns: 300 },
-  )
-})
-
 t.test('all spellings of a path give the same normal path', async () => {
   const unreserved = fc.constantFrom(...'abcXYZ019-_~'.split(''))
   const segment = fc.oneof(

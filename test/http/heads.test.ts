@@ -25,51 +25,16 @@ const upTo = (n: number): number => Math.floor(random() * n)
 const pick = <T>(from: readonly T[]): T => from[upTo(from.length)] as T
 const chance = (p: number): boolean => random() < p
 
+// biome-ignore format: a list
 const NAMES = [
-  'Idempotency-Key',
-  'X-Alias',
-  'X-User',
-  'X-Tenant',
-  'Content-Type',
-  'Content-Length',
-  'Transfer-Encoding',
-  'Host',
-  'Expect',
-  'Connection',
-  'Idempotency-Fence',
-  'Idempotency-Record',
-  'X-Forwarded-For',
-  'X-Forwarded-Proto',
-  'CDN-Loop',
-  'Via',
-  'TE',
-  'Trailer',
-  'Upgrade',
-  'Keep-Alive',
-  'X-Mine',
+  'Idempotency-Key', 'X-Alias', 'X-User', 'X-Tenant', 'Content-Type', 'Content-Length', 'Transfer-Encoding', 'Host',
+  'Expect', 'Connection', 'Idempotency-Fence', 'Idempotency-Record', 'X-Forwarded-For', 'X-Forwarded-Proto',
+  'CDN-Loop', 'Via', 'TE', 'Trailer', 'Upgrade', 'Keep-Alive', 'X-Mine',
 ]
+// biome-ignore format: a list
 const VALUES = [
-  'k-1',
-  '"k-1"',
-  'k-2',
-  'a, b',
-  '',
-  ' ',
-  '"k',
-  'chunked',
-  'gzip, chunked',
-  'close',
-  '2',
-  '+2',
-  '100-continue',
-  'application/json',
-  'text/plain;x=1',
-  'websocket',
-  'trailers',
-  'caf\xe9',
-  'a\tb',
-  'x\ry',
-  'z\0z',
+  'k-1', '"k-1"', 'k-2', 'a, b', '', ' ', '"k', 'chunked', 'gzip, chunked', 'close', '2', '+2', '100-continue',
+  'application/json', 'text/plain;x=1', 'websocket', 'trailers', 'caf\xe9', 'a\tb', 'x\ry', 'z\0z',
 ]
 
 function spelt(name: string): string {

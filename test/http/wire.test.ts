@@ -93,7 +93,7 @@ const WIRE: Readonly<Record<string, readonly Row[]>> = {
       { values: { 'content-length': ['99999999'], 'transfer-encoding': [] } },
     ],
   ],
-  // 307 and 308 say that nothing was done (e2e/edges.test.ts).
+  // 307 and 308 say that nothing was done (config/policy.test.ts).
   'P08 a redirect is stored and not followed': [301, 302, 303].map(
     (status): Row => [
       `HTTP/1.1 ${status} Go\r\nLocation: /elsewhere\r\n${EMPTY}`,
