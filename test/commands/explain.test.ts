@@ -44,81 +44,45 @@ function told(over: Partial<Unexplained>, route: RouteFacts | null = null): stri
 const claimed = (attempts: number, before: string): Entry => event('claimed', { attempts, before })
 
 void t.test('the verdict says whether and how often a request was executed', async (t) => {
-  const cases: [Partial<Unexplained>, RegExp][] = [
-    [
-      {},
-      /^It was executed once\.\nThe response was 201; 2 bytes are stored\.\nRetries get it until 2026-01-02/,
-    ],
+  const leased = { response: null, leaseUntil: '2026-01-01T00:00:30.000Z' }
+  const resolved = (detail: Entry['detail']) => event('resolved', { outcome: 'completed', ...detail })
+  const stale = event('settled', { result: 'stale' })
+  // biome-ignore format: a table
+  const cases: readonly (readonly [Partial<Unexplained>, RegExp])[] = [
+    [{}, /^It was executed once\.\nThe response was 201; 2 bytes are stored\.\nRetries get it until 2026-01-02/],
     [{ response: { ...UNKEPT, notKept: 'too_large' } }, /The response was 201; its body was not stored/],
-    [
-      { response: { ...UNKEPT, notKept: 'past_ttl' } },
-      /The response was 201; its body was dropped after ttl.body\.\nUntil 2026-01-02\S+, retries get 409 with the original status\./,
-    ],
-    [
-      { response: { ...UNKEPT, size: 2, notKept: null, bodyUntil: '2026-01-01T01:00:01.000Z' } },
-      /2 bytes are stored\.\nRetries get it until 2026-01-01T01:00:01.000Z, then 409 with the original status until 2026-01-02/,
-    ],
+    [{ response: { ...UNKEPT, notKept: 'past_ttl' } },
+      /The response was 201; its body was dropped after ttl.body\.\nUntil 2026-01-02\S+, retries get 409 with the original status\./],
+    [{ response: { ...UNKEPT, size: 2, notKept: null, bodyUntil: '2026-01-01T01:00:01.000Z' } },
+      /2 bytes are stored\.\nRetries get it until 2026-01-01T01:00:01.000Z, then 409 with the original status until 2026-01-02/],
     [{ state: 'expired', response: null }, /^It was executed once\.\nNext:/],
-    [
-      { attempts: 2, history: [claimed(1, 'absent'), claimed(2, 'failed_retryable')] },
-      /^It was sent upstream twice; the last attempt was executed\.\nEvery earlier attempt counted as not executed/,
-    ],
-    [
-      { attempts: 3, history: [claimed(1, 'absent'), claimed(2, 'unknown'), claimed(3, 'failed_retryable')] },
-      /sent upstream 3 times; .*\nAn attempt was made while the outcome of the previous one was unknown .*, so it may have been executed more than once/,
-    ],
-    [
-      // A request that was claimed, stored and answered between two flushes is one entry.
-      { attempts: 2, history: [event('executed', { before: 'unknown', after: 'completed', status: 201 })] },
-      /it may have been executed more than once/,
-    ],
-    [
-      { attempts: 2, history: [claimed(2, 'failed_retryable'), event('settled', { result: 'stale' })] },
-      /counted as not executed[^]*\nThe outcome of an earlier attempt arrived too late.* so it may have been executed more than once/,
-    ],
-    [
-      { history: [event('resolved', { outcome: 'completed' }), event('settled', { result: 'stale' })] },
-      /^It was done, as decided by someone;[^]*\nIts own outcome arrived after that and was refused/,
-    ],
-    [
-      { history: [event('resolved', { outcome: 'completed', what: 'resolve', by: 'ada' })] },
-      /^It was done, as decided by ada; it was sent upstream once\./,
-    ],
-    [
-      { history: [event('resolved', { outcome: 'completed', what: 'outcome' })] },
-      /^It was done, as reported by someone; /,
-    ],
-    [
-      { history: [event('reconciled', { result: 'completed' })] },
-      /^It was done, according to the upstream; it was sent upstream once/,
-    ],
-    [
-      { state: 'failed_retryable', response: null, lastError: 'the upstream answered 503' },
-      /^It counts as not executed: the upstream answered 503\.\nNext:\nNothing\. The client may retry/,
-    ],
-    [
-      { state: 'in_progress', response: null, leaseUntil: '2026-01-01T00:00:30.000Z' },
-      /^It is being executed now \(attempt 1\)\. Its owner must renew the lease by 2026-01-01T00:00:30.000Z\.\nNext:\nWait\./,
-    ],
-    [
-      { state: 'unknown', response: null, lastError: 'cut' },
-      /^Nobody knows whether it was executed: cut\.\nIt was sent upstream once, so it was done once or not at all\.\nNext:\nA person has to decide\./,
-    ],
+    [{ attempts: 2, history: [claimed(1, 'absent'), claimed(2, 'failed_retryable')] },
+      /^It was sent upstream twice; the last attempt was executed\.\nEvery earlier attempt counted as not executed/],
+    [{ attempts: 3, history: [claimed(1, 'absent'), claimed(2, 'unknown'), claimed(3, 'failed_retryable')] },
+      /sent upstream 3 times; .*\nAn attempt was made while the outcome of the previous one was unknown .*, so it may have been executed more than once/],
+    // A request that was claimed, stored and answered between two flushes is one entry.
+    [{ attempts: 2, history: [event('executed', { before: 'unknown', after: 'completed', status: 201 })] },
+      /it may have been executed more than once/],
+    [{ attempts: 2, history: [claimed(2, 'failed_retryable'), stale] },
+      /counted as not executed[^]*\nThe outcome of an earlier attempt arrived too late.* so it may have been executed more than once/],
+    [{ history: [resolved({}), stale] },
+      /^It was done, as decided by someone;[^]*\nIts own outcome arrived after that and was refused/],
+    [{ history: [resolved({ what: 'resolve', by: 'ada' })] },
+      /^It was done, as decided by ada; it was sent upstream once\./],
+    [{ history: [resolved({ what: 'outcome' })] }, /^It was done, as reported by someone; /],
+    [{ history: [event('reconciled', { result: 'completed' })] },
+      /^It was done, according to the upstream; it was sent upstream once/],
+    [{ state: 'failed_retryable', response: null, lastError: 'the upstream answered 503' },
+      /^It counts as not executed: the upstream answered 503\.\nNext:\nNothing\. The client may retry/],
+    [{ state: 'in_progress', ...leased },
+      /^It is being executed now \(attempt 1\)\. Its owner must renew the lease by 2026-01-01T00:00:30.000Z\.\nNext:\nWait\./],
+    [{ state: 'unknown', response: null, lastError: 'cut' },
+      /^Nobody knows whether it was executed: cut\.\nIt was sent upstream once, so it was done once or not at all\.\nNext:\nA person has to decide\./],
     [{ state: 'unknown', response: null, attempts: 2 }, /so it was done at most twice\./],
-    [
-      { state: 'unknown', response: null, leaseUntil: '2026-01-01T00:00:30.000Z' },
-      /Its owner fell silent; the lease expired at 2026-01-01T00:00:30.000Z\./,
-    ],
-    [
-      {
-        history: [event('replayed', {}, 3), event('in_progress'), event('waited'), event('misuse', {}, 2)],
-      },
-      /5 retries were answered without executing: 3 with the stored response, 1 with .* after waiting for it, 1 as still running\.\n2 requests with this key but different content were refused\./,
-    ],
-    [
-      { history: [event('bypassed')] },
-      /also executed while the store was down \(onStoreUnavailable: bypass\)/,
-    ],
+    [{ state: 'unknown', ...leased }, /Its owner fell silent; the lease expired at 2026-01-01T00:00:30.000Z\./],
+    [{ history: [event('replayed', {}, 3), event('in_progress'), event('waited'), event('misuse', {}, 2)] },
+      /5 retries were answered without executing: 3 with the stored response, 1 with .* after waiting for it, 1 as still running\.\n2 requests with this key but different content were refused\./],
+    [{ history: [event('bypassed')] }, /also executed while the store was down \(onStoreUnavailable: bypass\)/],
   ]
   for (const [over, says] of cases) t.match(told(over), says)
 })

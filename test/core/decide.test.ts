@@ -39,48 +39,23 @@ const same: RequestDigests = {
 const changed: RequestDigests = { ...same, rawDigest: bytes(8), rawDigestUnder: () => bytes(8) }
 
 /** Requests that share more or less with the record. `same`: whether contract §5 calls it the same operation. */
-const ASKED: readonly { readonly what: string; readonly asked: RequestDigests; readonly same: boolean }[] = [
-  { what: 'the same request', asked: same, same: true },
-  { what: 'another spelling: same fingerprint', asked: changed, same: true },
-  { what: 'another request', asked: { ...changed, fingerprint: OTHER }, same: false },
-  {
-    what: 'another recipe, unchanged request',
-    asked: { ...same, fingerprint: OTHER, recipe: 'other' },
-    same: true,
-  },
-  {
-    what: 'another recipe, another request',
-    asked: { ...changed, fingerprint: OTHER, recipe: 'other' },
-    same: false,
-  },
-  {
-    what: 'an earlier recipe of the same settings, another spelling',
-    asked: { ...changed, fingerprint: OTHER, recipe: 'other', fingerprintUnder: () => FIRST },
-    same: true,
-  },
-  {
-    what: 'an earlier recipe of the same settings, another request',
-    asked: { ...changed, recipe: 'other', fingerprintUnder: () => OTHER },
-    same: false,
-  },
-  {
-    what: 'an earlier recipe of other settings',
-    asked: { ...changed, recipe: 'other', fingerprintUnder: () => null },
-    same: false,
-  },
-  {
-    what: 'another recipe, fingerprints equal by chance',
-    asked: { ...changed, recipe: 'other' },
-    same: false,
-  },
+// biome-ignore format: a table
+const ASKED: readonly (readonly [what: string, asked: RequestDigests, same: boolean])[] = [
+  ['the same request', same, true],
+  ['another spelling: same fingerprint', changed, true],
+  ['another request', { ...changed, fingerprint: OTHER }, false],
+  ['another recipe, unchanged request', { ...same, fingerprint: OTHER, recipe: 'other' }, true],
+  ['another recipe, another request', { ...changed, fingerprint: OTHER, recipe: 'other' }, false],
+  ['an earlier recipe of the same settings, another spelling',
+    { ...changed, fingerprint: OTHER, recipe: 'other', fingerprintUnder: () => FIRST }, true],
+  ['an earlier recipe of the same settings, another request',
+    { ...changed, recipe: 'other', fingerprintUnder: () => OTHER }, false],
+  ['an earlier recipe of other settings', { ...changed, recipe: 'other', fingerprintUnder: () => null }, false],
+  ['another recipe, fingerprints equal by chance', { ...changed, recipe: 'other' }, false],
 ]
 
-interface Row {
-  readonly what: string
-  readonly record: IdempotencyRecord
-  /** Expected for the same operation, by time; `retry` where `onLeaseExpired: retry` differs. */
-  readonly cases: readonly (readonly [now: Millis, unknown: object, retry?: object])[]
-}
+/** For the same operation, by time; `retry` where `onLeaseExpired: retry` differs. */
+type Cases = readonly (readonly [now: Millis, expected: object, retry?: object])[]
 
 const gone = { kind: 'gone' }
 const lapsed = (lookIn: Millis): object => ({ kind: 'unknown', lookIn })
@@ -95,85 +70,49 @@ const running = inProgress()
 const failed = failedRetryable()
 const silent = unknown({ leaseExpired: true })
 
-const TABLE: readonly Row[] = [
-  {
-    what: 'in_progress',
-    record: running,
-    cases: [
-      [NOW, { kind: 'in_progress', fence: 7, leaseLeft: 2000, age: 1000 }],
-      [BEFORE, { kind: 'in_progress', fence: 7, leaseLeft: 1, age: 2999 }],
-      [AT, lapsed(0), { kind: 'take_over', from: running, read: 'unknown' }],
-      [LATER, lapsed(3999), { kind: 'take_over', from: running, read: 'unknown' }],
-      [DROPPED, gone],
-    ],
-  },
-  {
-    what: 'completed, with a tombstone',
-    record: completed(),
-    cases: [
-      [NOW, replay(NOW)],
-      [BEFORE, replay(BEFORE)],
-      [AT, { kind: 'expired' }],
-      [LATER, { kind: 'expired' }],
-      [DROPPED, gone],
-    ],
-  },
-  {
-    what: 'completed, without a tombstone',
-    record: completed({ dropAt: AT }),
-    cases: [
-      [BEFORE, replay(BEFORE)],
-      [AT, gone],
-    ],
-  },
-  {
-    what: 'failed_retryable',
-    record: failed,
-    cases: [
-      [NOW, { kind: 'take_over', from: failed, read: 'failed_retryable' }],
-      [LATER, { kind: 'take_over', from: failed, read: 'failed_retryable' }],
-      [DROPPED, gone],
-    ],
-  },
-  {
-    what: 'unknown by its outcome',
-    record: unknown({ status: 502 }),
-    cases: [
-      [NOW, { kind: 'unknown', lookIn: 2000 }],
-      [AT, { kind: 'unknown', lookIn: 0 }],
-      [LATER, { kind: 'unknown', lookIn: 3999 }],
-      [DROPPED, gone],
-    ],
-  },
-  {
-    what: 'unknown by a lapsed lease, as stored',
-    record: silent,
-    cases: [
-      [NOW, lapsed(2000), { kind: 'take_over', from: silent, read: 'unknown' }],
-      [LATER, lapsed(3999), { kind: 'take_over', from: silent, read: 'unknown' }],
-      [DROPPED, gone],
-    ],
-  },
-  {
-    what: 'expired',
-    record: expired(),
-    cases: [
-      [NOW, { kind: 'expired' }],
-      [LATER, { kind: 'expired' }],
-      [DROPPED, gone],
-    ],
-  },
-  {
-    what: 'in_progress, with a lease beyond its end',
-    record: inProgress({ leaseUntil: 20_000 }),
-    cases: [[DROPPED, gone]],
-  },
+const taken = (from: IdempotencyRecord, read: string) => ({ kind: 'take_over', from, read })
+
+// biome-ignore format: a table
+const TABLE: readonly (readonly [what: string, record: IdempotencyRecord, cases: Cases])[] = [
+  ['in_progress', running, [
+    [NOW, { kind: 'in_progress', fence: 7, leaseLeft: 2000, age: 1000 }],
+    [BEFORE, { kind: 'in_progress', fence: 7, leaseLeft: 1, age: 2999 }],
+    [AT, lapsed(0), taken(running, 'unknown')],
+    [LATER, lapsed(3999), taken(running, 'unknown')],
+    [DROPPED, gone],
+  ]],
+  ['completed, with a tombstone', completed(), [
+    [NOW, replay(NOW)],
+    [BEFORE, replay(BEFORE)],
+    [AT, { kind: 'expired' }],
+    [LATER, { kind: 'expired' }],
+    [DROPPED, gone],
+  ]],
+  ['completed, without a tombstone', completed({ dropAt: AT }), [[BEFORE, replay(BEFORE)], [AT, gone]]],
+  ['failed_retryable', failed, [
+    [NOW, taken(failed, 'failed_retryable')],
+    [LATER, taken(failed, 'failed_retryable')],
+    [DROPPED, gone],
+  ]],
+  ['unknown by its outcome', unknown({ status: 502 }), [
+    [NOW, lapsed(2000)],
+    [AT, lapsed(0)],
+    [LATER, lapsed(3999)],
+    [DROPPED, gone],
+  ]],
+  ['unknown by a lapsed lease, as stored', silent, [
+    [NOW, lapsed(2000), taken(silent, 'unknown')],
+    [LATER, lapsed(3999), taken(silent, 'unknown')],
+    [DROPPED, gone],
+  ]],
+  ['expired', expired(), [[NOW, { kind: 'expired' }], [LATER, { kind: 'expired' }], [DROPPED, gone]]],
+  ['in_progress, with a lease beyond its end', inProgress({ leaseUntil: 20_000 }), [[DROPPED, gone]]],
 ]
 
-for (const { what, record, cases } of TABLE) {
+for (const [what, record, cases] of TABLE) {
   t.test(`F02 F20 T01 T03 time and fingerprint decide what a record that is ${what} gives`, async (t) => {
     for (const [now, expected, retry = expected] of cases) {
-      for (const { what: who, asked, same } of ASKED) {
+      for (const [who, asked, same] of ASKED) {
         // Misuse beats in-progress, unknown and the tombstone (§6); a record that is gone is compared with nothing.
         const read = readAt(record, now)?.state
         const reused = {

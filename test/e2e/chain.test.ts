@@ -67,26 +67,6 @@ void t.test('V04 a gateway and a sidecar on one store execute once, whichever is
   t.equal(upstream.seen.length, 21, 'N=1 for each key')
 })
 
-void t.test('V04 when the sidecar does not know the outcome, the gateway lets it decide', async (t) => {
-  let answers = false
-  await using upstream = await upstreamStub((_seen, response) => {
-    if (answers) response.writeHead(201).end('done')
-    else response.destroy()
-  })
-  const { gateway, sidecar } = await chainOf(t, upstream.url)
-  const key = newKey()
-  const lost = await send(gateway, key)
-  t.same([...refusalOf(lost), told(lost)], [502, 'upstream_failed', 'same-key'])
-  answers = true
-  for (let i = 0; i < 2; i++) {
-    const retry = await send(gateway, key)
-    t.same([...refusalOf(retry), told(retry)], [409, 'idempotency_outcome_unknown', 'same-key'])
-  }
-  t.equal(upstream.seen.length, 1)
-  t.same(gateway.log.filter(({ after }) => after === 'unknown').length, 0)
-  t.equal((await send(sidecar, key)).code, 'idempotency_outcome_unknown')
-})
-
 void t.test('V04 V05 two proxies of one service in a row answer 508: N=0, nothing kept', async (t) => {
   const upstream = await heldUpstream(t)
   const sidecar = await proxyOf(t, 'pay', upstream.url)

@@ -1,38 +1,13 @@
-import { execFile } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { promisify } from 'node:util'
 import t from 'tap'
 import { linesOf } from '../../src/core/headers.ts'
-import { newKey, until } from '../support/e2e.ts'
-import { FORM_KEYS } from '../support/forms.ts'
+import { until } from '../support/e2e.ts'
 import { browser, CHROMIUM } from '../support/operators.ts'
 import { proxyInProcess } from '../support/proxy.ts'
-import { countingUpstream } from '../support/replicas.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(600_000)
-
-void t.test('§4 a form that curl sends twice is executed once and replayed', async (t) => {
-  const upstream = await countingUpstream(t)
-  const proxy = await proxyInProcess(
-    `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\nroutes:\n${FORM_KEYS}`,
-  )
-  t.teardown(() => proxy[Symbol.asyncDispose]())
-  const curl = async (path: string, ...args: string[]): Promise<string> =>
-    (
-      await promisify(execFile)('curl', ['-sS', '-i', `${proxy.url}${path}`, ...args], {
-        encoding: 'latin1',
-      })
-    ).stdout
-  for (const path of ['/checkout', '/forms'])
-    for (const flag of ['-F', '-d']) {
-      const args = [flag, 'amount=5', flag, `idempotency_key=${newKey()}`]
-      t.notMatch(await curl(path, ...args), /idempotent-replayed/i, `${path} ${flag}`)
-      t.match(await curl(path, ...args), /^HTTP\/1.1 201.*idempotent-replayed: true/is, `${path} ${flag}`)
-    }
-  t.equal(upstream.seen.length, 4)
-})
 
 /** The guide's page, whose script makes the key, as the shop would serve it. */
 const [, PAGE = ''] =
