@@ -334,6 +334,7 @@ void t.test('the URL of every kind of store is accepted', async (t) => {
 })
 
 void t.test('an invalid URL of a store gets one clear error, without its password', async (t) => {
+  // biome-ignore format: a table
   for (const [url, why] of [
     ['redis://h?cacert=/a', /without a query$/],
     ['redis://h#a', /without a fragment$/],
@@ -341,10 +342,8 @@ void t.test('an invalid URL of a store gets one clear error, without its passwor
     ['rediss://h?cacert=/a&cacert=/b', /each at most once$/],
     ['rediss://h?cacert=', /each at most once$/],
     ['rediss://h?cert=/a', /cert and key only together$/],
-    [
-      'redis+sentinel://h/m?cacert=/a',
-      /of the options sentinelUsername, sentinelPassword, each at most once$/,
-    ],
+    ['redis+sentinel://h/m?cacert=/a',
+      /of the options sentinelUsername, sentinelPassword, each at most once$/],
     ['rediss+sentinel://h/m?key=/a', /cert and key only together$/],
     ['rediss+cluster://h?sentinelPassword=x', /of the options cacert, cert, key, each at most once$/],
     ['redis+cluster://', /allowed: redis\+cluster:\/\/user:password@host:port,host:port, rediss\+cluster/],
@@ -370,10 +369,8 @@ void t.test('an invalid URL of a store gets one clear error, without its passwor
     ['redis+sentinel://:secret@u@h/m', /allowed: redis\+sentinel/],
     ['redis+sentinel://a:b:secret@h/m', /percent-encoded/],
     ['redis+sentinel://:secret%@h/m', /percent-encoded/],
-    [
-      'redis+sentinel://h/m?sentinelPassword=secret&password=secret',
-      /of the options sentinelUsername, sentinelPassword, each/,
-    ],
+    ['redis+sentinel://h/m?sentinelPassword=secret&password=secret',
+      /of the options sentinelUsername, sentinelPassword, each/],
     ['redis+sentinel://h/m?sentinelPassword=secret&sentinelPassword=secret', /each at most once/],
     ['postgres://h/d', /with a user and a database/],
     ['postgres://u:secret@h', /with a user and a database/],
@@ -392,10 +389,8 @@ void t.test('an invalid URL of a store gets one clear error, without its passwor
     ['postgres://u:secret@h/d?sslmode=require&sslmode=disable', /each at most once/],
     ['postgres://u:secret@h/d?sslmode=require&sslrootcert=', /of the options/],
     ['postgres://u:secret@h/d?sslrootcert=/ca.pem', /only with sslmode=require/],
-    [
-      'postgres://u:secret@h/d?sslmode=require&sslrootcert=/ca.pem',
-      /sslrootcert only with sslmode=verify-ca/,
-    ],
+    ['postgres://u:secret@h/d?sslmode=require&sslrootcert=/ca.pem',
+      /sslrootcert only with sslmode=verify-ca/],
     ['postgres://u:secret@h/d?sslmode=verify-ca', /sslmode=verify-ca only with sslrootcert/],
     ['postgres://u:secret@h/d?sslmode=require&sslcert=/c.pem', /sslcert and sslkey only together/],
     ['dynamodb:', /allowed: dynamodb:\/\/table\?region=name, the table a name of 3 to 255/],

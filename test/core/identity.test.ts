@@ -172,34 +172,18 @@ t.test('a cookie identifies a caller by its value alone', async (t) => {
   t.match(readCaller(['Cookie', 'sid='], { ...scope, anonymous: 'reject' }), { kind: 'missing', status: 401 })
 })
 
+// biome-ignore format: a table
+const APART: readonly (readonly [Asked, Asked])[] = [
+  [{ caller: ['a'], key: 'bc' }, { caller: ['ab'], key: 'c' }],
+  [{ caller: ['a', 'b'], key: 'c' }, { caller: ['ab'], key: 'c' }],
+  [{ caller: [], key: 'c' }, { caller: [null], key: 'c' }],
+  [{ caller: [''], key: 'c' }, { caller: [null], key: 'c' }],
+  [{ caller: ['1:a'], key: 'c' }, { caller: ['a'], key: '1:c' }],
+  [{ caller: ['a'], method: 'POST', key: 'c' }, { caller: ['a4:POST'], method: '', key: 'c' }],
+]
+
 t.test('caller a with key bc is not caller ab with key c, nor any other part another', async (t) => {
-  for (const [one, other] of [
-    [
-      { caller: ['a'], key: 'bc' },
-      { caller: ['ab'], key: 'c' },
-    ],
-    [
-      { caller: ['a', 'b'], key: 'c' },
-      { caller: ['ab'], key: 'c' },
-    ],
-    [
-      { caller: [], key: 'c' },
-      { caller: [null], key: 'c' },
-    ],
-    [
-      { caller: [''], key: 'c' },
-      { caller: [null], key: 'c' },
-    ],
-    [
-      { caller: ['1:a'], key: 'c' },
-      { caller: ['a'], key: '1:c' },
-    ],
-    [
-      { caller: ['a'], method: 'POST', key: 'c' },
-      { caller: ['a4:POST'], method: '', key: 'c' },
-    ],
-  ] as const)
-    t.not(id(one), id(other), JSON.stringify([one, other]))
+  for (const [one, other] of APART) t.not(id(one), id(other), JSON.stringify([one, other]))
   const route = scoped({ host: true })
   const hosts = [
     id({ route, host: 'a' }),

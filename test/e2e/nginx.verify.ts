@@ -280,39 +280,18 @@ void t.test('U01 nginx between proxy and API skips a server that is down: one ch
   t.equal(charges, 1)
 })
 
-const OWN: readonly {
-  readonly what: string
-  readonly location: string
-  readonly first: number
-  readonly retry: readonly [number, string | null]
-}[] = [
-  {
-    what: 'no server behind it',
-    location: 'proxy_pass http://127.0.0.1:1;',
-    first: 502,
-    retry: [409, 'idempotency_outcome_unknown'],
-  },
-  {
-    what: '`limit_req` with its default status',
-    location: 'limit_req zone=one; proxy_pass API;',
-    first: 503,
-    retry: [409, 'idempotency_outcome_unknown'],
-  },
-  {
-    what: '`limit_req` with `limit_req_status 429`',
-    location: 'limit_req zone=one; limit_req_status 429; proxy_pass API;',
-    first: 429,
-    retry: [429, null],
-  },
-  {
-    what: 'the body is over `client_max_body_size`',
-    location: 'client_max_body_size 10; proxy_pass API;',
-    first: 413,
-    retry: [413, null],
-  },
+const UNKNOWN = [409, 'idempotency_outcome_unknown'] as const
+/** nginx answers by itself. */
+// biome-ignore format: a table
+const OWN: readonly (readonly [what: string, location: string, first: number, retry: readonly [number, string | null]])[] = [
+  ['no server behind it', 'proxy_pass http://127.0.0.1:1;', 502, UNKNOWN],
+  ['`limit_req` with its default status', 'limit_req zone=one; proxy_pass API;', 503, UNKNOWN],
+  ['`limit_req` with `limit_req_status 429`', 'limit_req zone=one; limit_req_status 429; proxy_pass API;', 429,
+    [429, null]],
+  ['the body is over `client_max_body_size`', 'client_max_body_size 10; proxy_pass API;', 413, [413, null]],
 ]
 
-for (const { what, location, first, retry } of OWN)
+for (const [what, location, first, retry] of OWN)
   void t.test(`U08 nginx between proxy and API answers ${first} itself: ${what}`, options, async (t) => {
     const api = await apiOf(t)
     const between = await nginx(

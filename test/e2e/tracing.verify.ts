@@ -222,16 +222,12 @@ void t.test('spans show an upstream that drops the connection, refuses or is dow
     if (seen.target === '/break') response.destroy()
     else response.writeHead(422).end()
   })
-  const file = configFile(
-    tempDir(t),
-    `upstream: { url: "${upstream.url}" }\nstore: { url: "memory:" }\nroutes: [{ name: break, match: { path: /break } }, { name: bad, match: { path: /bad } }]\n`,
+  const { proxy } = await traced(
+    t,
+    told,
+    `upstream: { url: "${upstream.url}" }\nroutes: [{ name: break, match: { path: /break } }, { name: bad, match: { path: /bad } }]`,
+    { store: 'memory:' },
   )
-  const proxy = await proxyProcess(file, [], {
-    NODE_OPTIONS: `--import ${SDK}`,
-    OTEL_EXPORTER_OTLP_ENDPOINT: told.url,
-    OTEL_BSP_SCHEDULE_DELAY: '50',
-  })
-  t.teardown(() => proxy[Symbol.asyncDispose]())
   const spansOf = async (path: string): Promise<[server: SpanSeen, upstream: SpanSeen]> => {
     const caller = client()
     await send(proxy, newKey(), { path, headers: caller.headers })

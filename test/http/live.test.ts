@@ -1,17 +1,9 @@
 import { once } from 'node:events'
 import { connect, type Socket } from 'node:net'
 import t from 'tap'
-import {
-  answering,
-  metricIs,
-  problemOf,
-  proxyBefore,
-  scriptedPeer,
-  values,
-  without,
-} from '../support/exchange.ts'
+import { answering, metricIs, problemOf, proxyBefore, scriptedPeer, values } from '../support/exchange.ts'
 import { post, rawRequest, readAnswer } from '../support/raw.ts'
-import { OWN, twice } from '../support/twice.ts'
+import { twice } from '../support/twice.ts'
 
 t.setTimeout(300_000)
 
@@ -39,40 +31,6 @@ void t.test(
     t.ok(Date.parse(expires) >= before + 7_200_000 && Date.parse(expires) <= Date.now() + 7_200_000)
     t.same(values(replay, 'idempotency-expires'), [expires])
     t.same(values(ignored, 'idempotency-expires'), [])
-  },
-)
-
-void t.test('S07 replay.excludeHeaders removes header lines only from the replay', async (t) => {
-  await using peer = await answering(
-    'HTTP/1.1 201 Created\r\nSet-Cookie: s=1\r\nX-Kept: 1\r\nContent-Length: 0\r\n\r\n',
-  )
-  await using proxy = await proxyBefore(peer, {
-    routes: '{ name: r, match: { path: /p }, replay: { excludeHeaders: [Set-Cookie] } }',
-  })
-  t.same(values(await rawRequest(proxy.port, post('/p', 'k', '{}')), 'set-cookie'), ['s=1'])
-  const replay = await rawRequest(proxy.port, post('/p', 'k', '{}'))
-  t.same(without(replay, ...OWN), ['X-Kept', '1', 'Idempotent-Replayed', 'true'])
-})
-
-void t.test(
-  'S08 keep: outcome gives the first client the answer, and a retry its status and location',
-  async (t) => {
-    await using peer = await answering(
-      'HTTP/1.1 201 Created\r\nLocation: /p/9\r\nContent-Length: 6\r\n\r\nsecret',
-    )
-    await using proxy = await proxyBefore(peer, { routes: '{ name: r, match: { path: /p }, keep: outcome }' })
-    const live = await rawRequest(proxy.port, post('/p', 'k', '{}'))
-    t.equal(live.body.toString(), 'secret')
-    const retry = await rawRequest(proxy.port, post('/p', 'k', '{}'))
-    t.match(problemOf(retry), {
-      status: 409,
-      code: 'idempotency_response_unavailable',
-      retry: 'no',
-      originalStatus: 201,
-      location: '/p/9',
-    })
-    t.notMatch(retry.bytes.toString(), /secret/)
-    t.equal(peer.requests.length, 1)
   },
 )
 

@@ -63,31 +63,6 @@ void t.test('K02 problems.baseUrl gives the type and a Link; the instance is a r
   t.notMatch(answer.bytes.toString(), 'secret-key')
 })
 
-void t.test('K19 the letter case of the header name does not count', async (t) => {
-  await using upstream = await stub()
-  await using proxy = await proxyBefore(upstream)
-  for (const name of ['idempotency-key', 'IDEMPOTENCY-KEY', 'iDEMPOTENCY-kEY'])
-    t.equal((await rawRequest(proxy.port, post('/p', null, '{}', [`${name}: k`]))).status, 201)
-  t.equal(upstream.seen.length, 1)
-})
-
-void t.test('K11 K03 two key lines, or an empty one, are refused before any store access', async (t) => {
-  await using upstream = await stub()
-  await using proxy = await proxyBefore(upstream)
-  const before = await storeCalls(proxy)
-  for (const lines of [
-    ['Idempotency-Key: a', 'Idempotency-Key: a'],
-    ['Idempotency-Key: a', 'Idempotency-Key: b'],
-    ['Idempotency-Key:'],
-  ])
-    t.match(problemOf(await rawRequest(proxy.port, post('/p', null, '{}', lines))), {
-      code: 'idempotency_key_invalid',
-      status: 400,
-    })
-  t.equal(upstream.seen.length, 0)
-  t.equal(await storeCalls(proxy), before)
-})
-
 void t.test(
   'M01 POST and PATCH are protected; M02 GET, HEAD and OPTIONS are not; M03 nor are PUT and DELETE',
   async (t) => {

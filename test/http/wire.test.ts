@@ -34,6 +34,7 @@ interface Got {
 
 type Row = readonly [answer: string, got: Got, request?: string]
 
+// biome-ignore format: a table
 const WIRE: Readonly<Record<string, readonly Row[]>> = {
   'P01 P04 P14 a 201 keeps its status and bytes, and its lines their order, case and number': [
     [
@@ -65,22 +66,16 @@ const WIRE: Readonly<Record<string, readonly Row[]>> = {
     [`HTTP/1.1 200 OK\r\nContent-Length: 1024\r\n\r\n${ANY_BYTES}`, { body: ANY_BYTES }],
   ],
   'P03 Set-Cookie lines with commas stay separate': [
-    [
-      `HTTP/1.1 200 OK\r\nSet-Cookie: ${COOKIES[0]}\r\nX: 1\r\nSet-Cookie: ${COOKIES[1]}\r\n${EMPTY}`,
-      { values: { 'set-cookie': COOKIES } },
-    ],
+    [`HTTP/1.1 200 OK\r\nSet-Cookie: ${COOKIES[0]}\r\nX: 1\r\nSet-Cookie: ${COOKIES[1]}\r\n${EMPTY}`,
+      { values: { 'set-cookie': COOKIES } }],
   ],
   'P05 a gzip body stays gzip, with its Content-Encoding': [
-    [
-      `HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: ${GZIP.length}\r\n\r\n${GZIP}`,
-      { values: { 'content-encoding': ['gzip'] }, body: GZIP },
-    ],
+    [`HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: ${GZIP.length}\r\n\r\n${GZIP}`,
+      { values: { 'content-encoding': ['gzip'] }, body: GZIP }],
   ],
   'P06 a chunked answer gets a Content-Length': [
-    [
-      'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;ext="x"\r\nabc\r\n1\r\nd\r\n0\r\n\r\n',
-      { values: { 'transfer-encoding': [], 'content-length': ['4'] }, body: 'abcd' },
-    ],
+    ['HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;ext="x"\r\nabc\r\n1\r\nd\r\n0\r\n\r\n',
+      { values: { 'transfer-encoding': [], 'content-length': ['4'] }, body: 'abcd' }],
   ],
   'P07 204, 205 and 304 have no body, and 204 has no Content-Length': [
     ['HTTP/1.1 204 No Content\r\nX-A: 1\r\n\r\n', { lines: ['X-A', '1'], values: { 'content-length': [] } }],
@@ -88,10 +83,8 @@ const WIRE: Readonly<Record<string, readonly Row[]>> = {
     [`HTTP/1.1 205 Reset Content\r\n${EMPTY}`, { status: 205, values: { 'content-length': ['0'] } }],
     ['HTTP/1.1 304 Not Modified\r\nETag: "a"\r\n\r\n', { status: 304 }],
     // RFC 9110 §8.6: the length of what would have been sent; even a large one announces no body.
-    [
-      'HTTP/1.1 304 Not Modified\r\nContent-Length: 99999999\r\nETag: "a"\r\n\r\n',
-      { values: { 'content-length': ['99999999'], 'transfer-encoding': [] } },
-    ],
+    ['HTTP/1.1 304 Not Modified\r\nContent-Length: 99999999\r\nETag: "a"\r\n\r\n',
+      { values: { 'content-length': ['99999999'], 'transfer-encoding': [] } }],
   ],
   // 307 and 308 say that nothing was done (config/policy.test.ts).
   'P08 a redirect is stored and not followed': [301, 302, 303].map(
@@ -116,10 +109,7 @@ const WIRE: Readonly<Record<string, readonly Row[]>> = {
       { body: 'ok', values: { trailer: [] } },
       OLD,
     ],
-    [
-      'HTTP/1.1 200 OK\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n',
-      { body: 'ok' },
-    ],
+    ['HTTP/1.1 200 OK\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n', { body: 'ok' }],
     ['HTTP/1.1 204 No\r\nTrailer: X-Sum\r\n\r\n', { status: 204 }],
   ],
   'P13 hop-by-hop lines are neither forwarded nor stored': [
@@ -132,10 +122,7 @@ const WIRE: Readonly<Record<string, readonly Row[]>> = {
     ],
   ],
   'P15 the upstream’s Idempotency-Outcome is removed': [
-    [
-      `HTTP/1.1 500 No\r\nIdempotency-Outcome: applied\r\n${EMPTY}`,
-      { values: { 'idempotency-outcome': [] } },
-    ],
+    [`HTTP/1.1 500 No\r\nIdempotency-Outcome: applied\r\n${EMPTY}`, { values: { 'idempotency-outcome': [] } }],
   ],
   'P01 an HTTP/1.0 client gets the same answers': [
     [

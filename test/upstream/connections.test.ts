@@ -158,27 +158,6 @@ void t.test('U12 TLS: nothing is sent to a wrong certificate, a wrong name or wi
   t.match(problemOf(await rawRequest(proxy.port, REQUEST)), { code: 'upstream_unreachable' })
 })
 
-t.test('U13 respondWithin: a 504 upstream_slow, and the later answer is stored', async (t) => {
-  let held: Socket | undefined
-  await using peer = await scriptedPeer((socket) => {
-    held = socket
-  })
-  await using proxy = await proxyBefore(peer, {
-    routes: '{ name: r, match: { path: /p }, respondWithin: 150ms }',
-  })
-  t.match(problemOf(await rawRequest(proxy.port, REQUEST)), {
-    code: 'upstream_slow',
-    status: 504,
-    retry: 'same-key',
-  })
-  t.match(problemOf(await rawRequest(proxy.port, REQUEST)), { code: 'idempotency_key_in_progress' })
-  held?.write(OK)
-  await metricIs(proxy, 'idempotency_completions_total{route="r",result="stored"}', 1)
-  t.equal((await rawRequest(proxy.port, REQUEST)).body.toString(), 'ok')
-  t.equal(peer.requests.length, 1)
-  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
-})
-
 void t.test('U07 an answer before the request was read is replayed, or the outcome unknown', async (t) => {
   await using early = await tcpStub((socket) => {
     socket.on('data', (chunk: Buffer) => {
