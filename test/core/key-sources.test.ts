@@ -494,22 +494,7 @@ t.test('a derived key is a SHA-256 in base64url, the same for the same request',
 })
 
 t.test('different values, types and callers give different keys', async (t) => {
-  const bodies = [
-    '1',
-    '"1"',
-    '2',
-    'true',
-    '"true"',
-    'false',
-    '0',
-    '[]',
-    '{}',
-    '[1]',
-    '"[1]"',
-    '"a"',
-    '"A"',
-    '"a "',
-  ]
+  const bodies = [...words`1 "1" 2 true "true" false 0 [] {} [1] "[1]" "a" "A"`, '"a "']
   t.equal(distinct(bodies.map((value) => derive(`{"order":${value}}`))), bodies.length)
   const callers = [[], [null], [''], ['a'], ['a', null], ['a', 'b'], ['ab'], ['1:a']]
   t.equal(distinct(callers.map((caller) => derive('{"order":1}', { caller }))), callers.length)

@@ -2,7 +2,6 @@ import { writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import t, { type Test } from 'tap'
 import { type Ask, newKey, type Reply, send, tempDir } from '../support/e2e.ts'
-import { FORM_KEYS, URLENCODED } from '../support/forms.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { emptyRedis } from '../support/redis.ts'
 import { countingUpstream, emptyStore, KINDS, recordsIn, refusalOf, replicas } from '../support/replicas.ts'
@@ -18,6 +17,26 @@ async function proxyWith(t: Test, upstream: UpstreamStub, store: string, more: s
 function linesNamed({ headers }: { readonly headers: readonly string[] }, name: string): string[] {
   return headers.filter((_, i) => i % 2 === 1 && headers[i - 1]?.toLowerCase() === name)
 }
+
+/** Routes whose keys come from forms and queries. */
+const FORM_KEYS = `  - name: checkout
+    match: { path: /checkout }
+    statusHeader: true
+    key: { from: ["header:idempotency-key", "form:idempotency_key", "query:idempotency_key"], presence: required }
+  - name: optional
+    match: { path: /optional }
+    statusHeader: true
+    key: { from: ["query:k", "form:k"] }
+  - name: forms
+    match: { path: /forms }
+    key: { from: ["form:idempotency_key"], presence: required }
+    fingerprint: { body: form }
+  - name: orders
+    match: { path: /orders }
+    key: { presence: required, derive: { form: [order] } }
+`
+
+const URLENCODED = { 'content-type': 'application/x-www-form-urlencoded' }
 
 const ROUTES = `routes:
   - { name: hooks, match: { path: /hooks }, key: { from: ["json:/id"], presence: required } }
@@ -191,69 +210,41 @@ for (const kind of KINDS)
     )
   })
 
-interface Issued {
-  readonly idempotencyKey: string
-  readonly expiresAt: string
-}
-
-async function issue(proxy: TestProxy): Promise<Issued> {
-  const reply = await send(proxy, null, { path: '/idempotency-keys', body: null })
-  if (reply.status !== 201) throw new Error(`${reply.status} ${reply.body}`)
-  return JSON.parse(reply.body) as Issued
-}
-
-function issuer(
-  t: Test,
-  store: string,
-  upstream: UpstreamStub,
-  ttl: string,
-  secret = 's'.repeat(32),
-): string {
-  const file = join(tempDir(t), 'secret')
-  writeFileSync(file, secret)
-  return `upstream: { url: "${upstream.url}", timeout: 5s }
-store: { url: "${store}" }
-drain: { timeout: 3s }
-issuer: { path: /idempotency-keys, secretFile: "${file}", ttl: ${ttl} }
-routes: [{ name: pay, match: { path: /pay }, key: { issuedOnly: true, presence: required } }]`
-}
-
+/** Which keys are forged, for whom they are and until when: test/credentials/issuer.test.ts, test/protect/elsewhere.test.ts. */
 for (const kind of KINDS)
   void t.test(`§4 issuer: only keys that it issued are accepted: ${kind}`, async (t) => {
     const upstream = await countingUpstream(t)
     const store = await emptyStore(t, kind)
-    const [a] = await replicas(t, 1, issuer(t, store, upstream, '24h'))
-    const [b] = await replicas(t, 1, issuer(t, store, upstream, '24h'))
-    const [stranger] = await replicas(t, 1, issuer(t, store, upstream, '24h', 'z'.repeat(32)))
-    if (!a || !b || !stranger) throw new Error('three are started')
+    const file = join(tempDir(t), 'secret')
+    writeFileSync(file, 's'.repeat(32))
+    const proxy = await proxyWith(
+      t,
+      upstream,
+      store,
+      `issuer: { path: /idempotency-keys, secretFile: "${file}", ttl: 24h }
+routes: [{ name: pay, match: { path: /pay }, key: { issuedOnly: true, presence: required } }]`,
+    )
     const asked = Date.now()
-    const reply = await send(a, null, { path: '/idempotency-keys/', body: null })
+    const reply = await send(proxy, null, { path: '/idempotency-keys/', body: null })
     t.equal(reply.status, 201)
     t.match(reply.headers.get('content-type'), /^application\/json/)
     t.equal(reply.headers.get('cache-control'), 'no-store')
-    const { idempotencyKey: key, expiresAt } = JSON.parse(reply.body) as Issued
+    const { idempotencyKey: key, expiresAt } = JSON.parse(reply.body) as Record<string, string>
     t.match(expiresAt, /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$/, 'RFC 3339')
-    t.ok(Math.abs(Date.parse(expiresAt) - asked - 24 * 3_600_000) < 60_000)
-    t.not((await issue(a)).idempotencyKey, key)
+    t.ok(Math.abs(Date.parse(expiresAt ?? '') - asked - 24 * 3_600_000) < 60_000)
     t.equal(upstream.seen.length, 0, 'the upstream is not asked')
 
-    t.match(await send(a, key), { status: 201, body: 'execution 1', replayed: false })
-    t.match(await send(a, `"${key}"`), { body: 'execution 1', replayed: true })
-    // Replicas with the same secret accept each other's keys (memory: each has its own records).
-    t.match(await send(b, key), { status: 201, replayed: kind !== 'memory' })
-    const n = upstream.seen.length
+    t.match(await send(proxy, key ?? null), { status: 201, body: 'execution 1', replayed: false })
+    t.match(await send(proxy, `"${key}"`), { body: 'execution 1', replayed: true })
     const before = await recordsIn(store)
-    // What else is forged: test/credentials/issuer.test.ts.
-    const forged = [newKey(), key.slice(0, -1), `${key}x`, (await issue(stranger)).idempotencyKey]
-    for (const one of forged)
-      t.strictSame(refusalOf(await send(a, one)), [400, 'idempotency_key_invalid'], one.slice(-12))
-    t.strictSame(refusalOf(await send(stranger, key)), [400, 'idempotency_key_invalid'])
-    t.strictSame(refusalOf(await send(a, null)), [400, 'idempotency_key_missing'])
-    t.equal(upstream.seen.length, n)
+    for (const forged of [newKey(), `${key}x`])
+      t.strictSame(refusalOf(await send(proxy, forged)), [400, 'idempotency_key_invalid'])
+    t.strictSame(refusalOf(await send(proxy, null)), [400, 'idempotency_key_missing'])
+    t.equal(upstream.seen.length, 1)
     t.strictSame(await recordsIn(store), before)
     // Other methods on this path go to the upstream.
-    t.equal((await send(a, null, { method: 'GET', path: '/idempotency-keys', body: null })).status, 201)
-    t.strictSame([upstream.seen[n]?.method, upstream.seen[n]?.target], ['GET', '/idempotency-keys'])
+    t.equal((await send(proxy, null, { method: 'GET', path: '/idempotency-keys', body: null })).status, 201)
+    t.match(upstream.seen[1], { method: 'GET', target: '/idempotency-keys' })
   })
 
 const redis = await emptyRedis(t)

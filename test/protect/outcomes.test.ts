@@ -74,39 +74,22 @@ void t.test('a verdict of shadow mode says what would have happened', async (t) 
 })
 
 void t.test('an outcome that a route’s settings exclude is not among its possible ones', async (t) => {
-  const rows: readonly (readonly [
-    RequestOutcome,
-    without: Partial<RoutePolicy>,
-    having: Partial<RoutePolicy>,
-  ])[] = [
-    [
-      'waited',
-      { inFlight: { mode: 'reject', wait: SECOND, status: 409 } },
-      { inFlight: { mode: 'wait', wait: SECOND, status: 409 } },
-    ],
-    [
-      'key_missing',
-      { key: { ...route().key, presence: 'optional' } },
-      { key: { ...route().key, presence: 'required' } },
-    ],
-    [
-      'passed',
-      { key: { ...route().key, presence: 'required' } },
-      { key: { ...route().key, presence: 'optional' } },
-    ],
+  const { key, scope, limits } = route()
+  const keyed = (presence: 'optional' | 'required') => ({ key: { ...key, presence } })
+  const duplicates = (mode: 'reject' | 'wait') => ({ inFlight: { mode, wait: SECOND, status: 409 } as const })
+  const caller = [{ kind: 'header', name: 'x-user' }] as const
+  const newKeys = { count: 1, per: HOUR }
+  type Settings = Partial<RoutePolicy>
+  // biome-ignore format: a table
+  const rows: readonly (readonly [RequestOutcome, without: Settings, having: Settings])[] = [
+    ['waited', duplicates('reject'), duplicates('wait')],
+    ['key_missing', keyed('optional'), keyed('required')],
+    ['passed', keyed('required'), keyed('optional')],
     ['expired', { tombstone: 0 }, { tombstone: 1 }],
     ['bypassed', { onStoreUnavailable: 'reject' }, { onStoreUnavailable: 'bypass' }],
     ['upstream_slow', { respondWithin: null }, { respondWithin: SECOND }],
-    [
-      'caller_missing',
-      { scope: { ...route().scope, caller: [] } },
-      { scope: { ...route().scope, caller: [{ kind: 'header', name: 'x-user' }] } },
-    ],
-    [
-      'rate_limited',
-      { limits: { ...route().limits, newKeys: null } },
-      { limits: { ...route().limits, newKeys: { count: 1, per: HOUR } } },
-    ],
+    ['caller_missing', { scope: { ...scope, caller: [] } }, { scope: { ...scope, caller } }],
+    ['rate_limited', { limits: { ...limits, newKeys: null } }, { limits: { ...limits, newKeys } }],
     ['replay_forbidden', { authorizeReplay: null }, { authorizeReplay: { path: '/allowed', cache: 0 } }],
   ]
   for (const [outcome, without, having] of rows) {

@@ -24,20 +24,7 @@ void t.test('P01 our client and undici send a request as the same bytes', async 
   })
   t.teardown(() => peer[Symbol.asyncDispose]())
   const both = await Promise.all(DISPATCHERS.map((http) => opened(t, peer.url, {}, http)))
-  const lines = [
-    'X-A',
-    '1',
-    'x-a',
-    '2',
-    'Cookie',
-    'a=b',
-    'Host',
-    'b.test:8',
-    'X-Latin',
-    'caf\xe9\t\xff',
-    'x-empty',
-    '',
-  ]
+  const lines = [...words`X-A 1 x-a 2 Cookie a=b Host b.test:8`, 'X-Latin', 'caf\xe9\t\xff', 'x-empty', '']
   const bodies = [null, Buffer.alloc(0), Buffer.from('caf\xe9 \u20ac\0'), Buffer.alloc(40_000, 'x')]
   const targets = ['/', '/%zz?a=b#c', '/caf\xe9']
   const requests: ConstructorParameters<typeof Asked>[1][] = [
