@@ -9,7 +9,6 @@ import {
   essenceOf,
   heldUpstream,
   KINDS,
-  recordsIn,
   refusalOf,
   replicas,
   waitersAre,
@@ -132,33 +131,3 @@ for (const kind of KINDS)
     await metricIs(proxy, 'idempotency_buffered_bytes', 0)
     await metricIs(proxy, 'idempotency_in_flight', 0)
   })
-
-void t.test('I05 bodies of waiting duplicates count in limits.buffered', async (t) => {
-  const upstream = await heldUpstream(t)
-  const store = await emptyStore(t, 'sqlite')
-  await using proxy = await proxyInProcess(
-    yamlOf(upstream, store, `${WAIT}\nlimits: { buffered: 350KiB, request: 200KiB, response: 100KiB }`),
-  )
-  const body = JSON.stringify('x'.repeat(100 * 1024 - 2))
-  const key = newKey()
-  const first = send(proxy, key, { body })
-  await upstream.arrived(1)
-  const held = many(2, () => send(proxy, key, { body }))
-  await waitersAre([proxy], 2)
-  t.equal(await proxy.metric('idempotency_buffered_bytes'), 300 * 1024)
-  const before = await recordsIn(store)
-  const another = newKey()
-  for (const one of [key, another]) {
-    const refused = await send(proxy, one, { body })
-    t.strictSame(refusalOf(refused), [503, 'overloaded'])
-    t.match(refused.headers.get('retry-after'), /^[1-9]\d*$/)
-    t.match(JSON.parse(refused.body), { retry: 'same-key' })
-  }
-  t.strictSame(await recordsIn(store), before, 'nothing is claimed')
-  upstream.finish(1)
-  oneAnswer(t, [await first, ...(await Promise.all(held))])
-  await metricIs(proxy, 'idempotency_buffered_bytes', 0)
-  t.equal(upstream.seen.length, 1)
-  upstream.finish(2)
-  t.match(await send(proxy, another, { body }), { status: 201, body: 'execution 2', replayed: false })
-})
