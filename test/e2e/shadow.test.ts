@@ -1,6 +1,7 @@
 import { once } from 'node:events'
 import { request as httpRequest, type IncomingMessage } from 'node:http'
 import { join } from 'node:path'
+import { gzipSync } from 'node:zlib'
 import t, { type Test } from 'tap'
 import { gate, newKey, send, tempDir } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
@@ -93,6 +94,17 @@ void t.test('shadow mode changes neither the request nor the response', async (t
   })
   t.same(unmarked(shadow), unmarked(off))
   t.ok(shadow?.headers.includes(key), 'the key is forwarded unchanged')
+})
+
+void t.test('shadow mode compares what a compressed body says', async (t) => {
+  const upstream = await counting(t)
+  const shadow = await proxyOf(t, upstream, 'memory:', 'mode: shadow')
+  const key = newKey()
+  const headers = { 'content-encoding': 'gzip' }
+  for (const level of [1, 9]) {
+    await send(shadow, key, { body: gzipSync('{"amount":1}', { level }), headers })
+    await verdict(shadow, level === 1 ? 'first' : 'replay_differs')
+  }
 })
 
 void t.test('shadow mode passes a stream on live, and records it as done', async (t) => {
