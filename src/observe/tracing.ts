@@ -77,7 +77,7 @@ export class Tracing {
     const parent = propagation.extract(ROOT_CONTEXT, request.rawHeaders, LINES)
     const span = this.#tracer.startSpan(
       spanName(method, route),
-      { kind: SpanKind.SERVER, attributes: serverAttributes(method, route, request.httpVersion) },
+      { kind: SpanKind.SERVER, attributes: this.#serverAttributes(method, route, request.httpVersion) },
       parent,
     )
     const serving: Serving = { span, context: trace.setSpan(parent, span), route, ended: false }
@@ -87,6 +87,18 @@ export class Tracing {
       else this.#finish(span, { 'error.type': 'aborted' })
     })
     this.#serving.run(serving, () => context.with(serving.context, handle))
+  }
+
+  #serverAttributes(method: string, route: RoutePolicy, version: string): Attributes {
+    return {
+      'http.request.method': methodOf(method),
+      'url.scheme': this.#config.listen.tls === null ? 'http' : 'https',
+      'url.path': knownPath(route),
+      // The convention has no minor version of HTTP/2.
+      'network.protocol.version': version === '2.0' ? '2' : version,
+      ...(isDefault(route) ? {} : { 'http.route': route.match.path }),
+      'idempotency.route': route.name,
+    }
   }
 
   /** `traceparent` of the current request; null: there is none. */
@@ -243,17 +255,6 @@ function isDefault({ name }: RoutePolicy): boolean {
 /** The configured part of the path. */
 function knownPath({ match }: RoutePolicy): string {
   return match.path.replaceAll(/(?<=\/)(?::[^/]+|\*$)/g, 'REDACTED')
-}
-
-function serverAttributes(method: string, route: RoutePolicy, version: string): Attributes {
-  return {
-    'http.request.method': methodOf(method),
-    'url.scheme': 'http',
-    'url.path': knownPath(route),
-    'network.protocol.version': version,
-    ...(isDefault(route) ? {} : { 'http.route': route.match.path }),
-    'idempotency.route': route.name,
-  }
 }
 
 function outcomeAttributes({ id, outcome, before, after, fence }: RequestSummary): Attributes {

@@ -125,7 +125,7 @@ function finds(
   if (route === null || route.mode === 'off' || route.key.presence === 'ignored') return null
   const key = readKey({ headers, query: parsed.query }, route.key, null)
   if (key.kind === 'missing') return null
-  const caller = readCaller(headers, route.scope, null)
+  const caller = readCaller({ headers, certificate: null }, route.scope, null)
   if (key.kind === 'invalid' || caller.kind === 'missing') return 'refused'
   const path = comparedPath(route.match, parsed)
   const id = recordId(namespaceOf(config), route, caller.parts, method, path, key.key, key.qualifier, null)
