@@ -4,11 +4,12 @@ import type { Socket } from 'node:net'
 import { Readable } from 'node:stream'
 import { isFieldName, isFieldValue } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
-import { type Refusal, unmetExpectation } from '../core/refusal.ts'
+import { malformed, type Refusal, unmetExpectation } from '../core/refusal.ts'
 import { headersOf } from './plain.ts'
 import type { Arrival, Carrier, Framing, TrafficRequest, TrafficResponse } from './request.ts'
 import { HeadWriter } from './response.ts'
 
+const { METHODS } = process.getBuiltinModule('node:http')
 const { constants, performServerHandshake } = process.getBuiltinModule('node:http2')
 
 /** Serves the requests of HTTP/2 connections. */
@@ -56,6 +57,8 @@ export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Ses
   const session = performServerHandshake(connection, {
     settings: { enablePush: false, maxConcurrentStreams: MOST_STREAMS, maxHeaderListSize: MOST_HEAD },
     maxHeaderListPairs: 2000,
+    // In megabytes. Node would refuse requests behind ten of unread answers, which `limits` counts, and end the connection soon after.
+    maxSessionMemory: 10_000,
     // An upstream may send `X-Content-Type-Options` twice.
     strictSingleValueFields: false,
   })
@@ -65,6 +68,8 @@ export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Ses
   })
   // Its connection closes with it.
   session.on('error', () => {})
+  // As over HTTP/1.1, a client that ends its side gets no further answer.
+  connection.once('end', () => connection.end())
   session.on('stream', (stream, headers, flags, rawHeaders) => {
     open++
     stream.on('error', () => {})
@@ -74,8 +79,10 @@ export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Ses
     const serve = (body: Buffer | null, begun: readonly Buffer[]): void => {
       if (isCut(stream)) return void stream.destroy()
       const request = new Http2Request(stream, connection, rawHeaders, body, begun)
-      if (headers.expect?.toLowerCase() === '100-continue') stream.additionalHeaders({ ':status': 100 })
-      else if (headers.expect !== undefined) request.refusal = unmetExpectation()
+      if (headers.expect !== undefined && headers.expect.toLowerCase() !== '100-continue')
+        request.refusal ??= unmetExpectation()
+      else if (headers.expect !== undefined && body === null && request.refusal === undefined)
+        stream.additionalHeaders({ ':status': 100 })
       host.serveStream(new Http2Response(request, stream, session))
     }
     if ((flags & constants.NGHTTP2_FLAG_END_STREAM) !== 0) serve(NOTHING, [])
@@ -144,6 +151,9 @@ export class Http2Request extends Readable implements TrafficRequest, Carrier {
     const { pseudo, lines, framing } = headOf(raw, body !== null && body.length === 0)
     this.method = pseudo[':method'] ?? ''
     this.url = pseudo[':path'] ?? ''
+    // Node's parser of HTTP/1.1 knows no other.
+    if (!METHODS.includes(this.method) || this.method === 'CONNECT')
+      this.refusal = malformed(501, `the method ${this.method}`)
     this.rawHeaders = lines
     this.framing = framing
     this.socket = socket

@@ -157,10 +157,12 @@ export class Traffic {
       if (!app.supportedMethods.includes(method)) app.addHttpMethod(method, { hasBody: true })
     app.addConstraintStrategy(routing.constraint)
 
-    app.setErrorHandler((error, _request, reply) => {
+    app.setErrorHandler((error, request, reply) => {
       reply.hijack()
       const response = responseOf(reply)
-      if (error instanceof Refused) return writer.problem(response, error.refusal)
+      // No route takes a method that nobody knows.
+      const refused = error instanceof Refused ? error.refusal : requestOf(request).refusal
+      if (refused !== undefined) return writer.problem(response, refused)
       onBug(error)
       breakOff(response)
     })

@@ -214,3 +214,61 @@ void t.test('an answer that is dropped before its end does not look complete', a
     t.equal(peer.of(RST_STREAM)[0]?.payload.readUInt32BE(0), INTERNAL_ERROR)
   }
 })
+
+void t.test('methods that HTTP/1.1 does not take here are not implemented', async (t) => {
+  const upstream = await answering(t)
+  const proxy = await proxyOf(t, upstream.url)
+  const session = open(t, proxy.url)
+  for (const method of ['post', 'BREW', "G'ET"])
+    t.match(await ask(session, '/v1/payments', { ':method': method, 'idempotency-key': newKey() }), {
+      status: 501,
+      headers: { 'content-type': 'application/problem+json' },
+    })
+  const peer = new Peer(t, proxy.port)
+  const authority = [
+    [':method', 'CONNECT'],
+    [':authority', 'a:443'],
+  ] as const
+  peer.socket.write(frame(HEADERS, END_HEADERS, 1, fields(authority)))
+  await until(() => peer.of(DATA).length > 0)
+  t.match(JSON.parse(String(peer.of(DATA)[0]?.payload)), { status: 501 })
+  t.equal((await ask(session, '/v1/payments')).status, 200)
+  t.equal(upstream.seen.length, 1)
+})
+
+void t.test('a client that ends its side of the connection is done', async (t) => {
+  const upstream = await upstreamStub(() => {})
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const proxy = await proxyOf(t, upstream.url)
+  const idle = new Peer(t, proxy.port)
+  await until(() => idle.frames.length > 0)
+  const waiting = new Peer(t, proxy.port)
+  waiting.socket.write(frame(HEADERS, END_HEADERS | END_STREAM, 1, head('/other')))
+  await upstream.arrived(1)
+  for (const peer of [idle, waiting]) {
+    peer.socket.end()
+    await peer.closed
+  }
+})
+
+void t.test('answers that a client does not read keep none of its requests out', async (t) => {
+  const upstream = await upstreamStub(({ target }, response) => {
+    response.end(Buffer.alloc(target === '/other' ? 0 : 900_000))
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const proxy = await proxyOf(t, upstream.url)
+  const noWindow = Buffer.from([0, 4, 0, 0, 0, 0])
+  const peer = new Peer(t, proxy.port, noWindow)
+  for (let n = 0; n < 20; n++) {
+    const lines = head('/large', [['idempotency-key', `key-${n}`]])
+    peer.socket.write(frame(HEADERS, END_HEADERS | END_STREAM, 2 * n + 1, lines))
+  }
+  await until(() => peer.of(HEADERS).length === 20)
+  peer.socket.write(frame(HEADERS, END_HEADERS | END_STREAM, 41, head('/other')))
+  await until(() => peer.frames.some(({ stream }) => stream === 41))
+  t.match(
+    peer.frames.filter(({ stream }) => stream === 41),
+    [{ type: HEADERS }],
+  )
+  peer.socket.destroy()
+})
