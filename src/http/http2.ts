@@ -52,6 +52,9 @@ export function beginsHttp2(connection: Socket, timeout: Millis): Promise<boolea
 const MOST_STREAMS = 100
 const MOST_HEAD = 32 * 1024
 
+/** Time for an idle client to read that its connection ends. */
+const GOING: Millis = 1000
+
 /** The requests of a connection that speaks HTTP/2 (RFC 9113), whose preface it may have sent. Node bounds resets, pings and frames without end. */
 export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Session {
   const session = performServerHandshake(connection, {
@@ -64,7 +67,10 @@ export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Ses
   })
   let open = 0
   session.setTimeout(host.keepAliveTimeout, () => {
-    if (open === 0) session.close()
+    if (open > 0) return
+    session.close()
+    // Node would wait for the client to close its side too.
+    setTimeout(() => connection.destroy(), GOING).unref()
   })
   // Its connection closes with it.
   session.on('error', () => {})

@@ -106,6 +106,33 @@ void t.test('with clientCa, a client needs a certificate of these authorities', 
   t.equal(upstream.seen.length, 1)
 })
 
+void t.test('a resumed session is worth no more than its certificate', async (t) => {
+  using own = certificate('IP:127.0.0.1')
+  using client = certificate('URI:spiffe://client')
+  using other = certificate('URI:spiffe://other')
+  const clientCa = join(tempDir(t), 'ca.pem')
+  copyFileSync(client.certFile, clientCa)
+  const upstream = await upstreamOf(t)
+  await using proxy = await proxyOf(
+    upstream,
+    `{ cert: ${own.certFile}, key: ${own.keyFile}, clientCa: ${clientCa} }`,
+    'defaults: { scope: { caller: "tls:san-uri" } }',
+  )
+  const key = newKey()
+  const shows = { ca: own.cert, cert: client.cert, key: client.key, maxVersion: 'TLSv1.2' } as const
+  const first = await open(t, proxy.port, shows)
+  const session = first.getSession() as Buffer
+  t.equal((await asks(first, post('/v1/payments', key, '{}'))).status, 201)
+  const resumed = await open(t, proxy.port, { ca: own.cert, session, maxVersion: 'TLSv1.2' })
+  t.ok(resumed.isSessionReused())
+  const replay = await asks(resumed, post('/v1/payments', key, '{}'))
+  t.strictSame(linesOf(replay.headers, 'idempotent-replayed'), ['true'], 'the same caller')
+  const rotated = proxy.logged(({ msg }) => /were read again/.test(String(msg)))
+  copyFileSync(other.certFile, clientCa)
+  await rotated
+  await t.rejects(open(t, proxy.port, { ...shows, session }).then((socket) => once(socket, 'session')))
+})
+
 void t.test('certificates rotate: new connections get the new one, open ones stay', async (t) => {
   using one = certificate('IP:127.0.0.1')
   using other = certificate('IP:127.0.0.1')

@@ -1,6 +1,8 @@
 import { once } from 'node:events'
 import { type ClientHttp2Session, connect, type IncomingHttpHeaders } from 'node:http2'
+import { type AddressInfo, connect as connectTcp, createServer, type Socket } from 'node:net'
 import t, { type Test } from 'tap'
+import { serveHttp2 } from '../../src/http/http2.ts'
 import { newKey, until } from '../support/e2e.ts'
 import {
   CANCEL,
@@ -14,6 +16,7 @@ import {
   NO_ERROR,
   Peer,
   RST_STREAM,
+  SETTINGS,
 } from '../support/frames.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { post, rawRequest } from '../support/raw.ts'
@@ -271,4 +274,59 @@ void t.test('answers that a client does not read keep none of its requests out',
     [{ type: HEADERS }],
   )
   peer.socket.destroy()
+})
+
+void t.test('an idle connection ends, even if its client keeps its side', async (t) => {
+  const server = createServer({ allowHalfOpen: true }, (connection) => {
+    serveHttp2(connection, { keepAliveTimeout: 50, serveStream: () => {} })
+  })
+  t.teardown(() => server.close())
+  await once(server.listen(0, '127.0.0.1'), 'listening')
+  const { port } = server.address() as AddressInfo
+  const client = connectTcp({ port, host: '127.0.0.1', allowHalfOpen: true })
+  t.teardown(() => client.destroy())
+  const [accepted] = (await once(server, 'connection')) as [Socket]
+  client.resume().write('PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n')
+  client.write(frame(SETTINGS, 0, 0))
+  await once(accepted, 'close')
+})
+
+void t.test('a client that reads slowly gets all of a stream, one after another', async (t) => {
+  const chunk = Buffer.alloc(100_000, 'x')
+  const upstream = await upstreamStub(async (_seen, response) => {
+    response.writeHead(200, { 'content-type': 'text/event-stream' })
+    for (let n = 0; n < 30; n++) if (!response.write(chunk)) await once(response, 'drain')
+    response.end()
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const proxy = await proxyOf(t, upstream.url)
+  const session = open(t, proxy.url)
+  await Promise.all(
+    [{}, { 'idempotency-key': newKey() }].map(async (more) => {
+      const stream = session.request({ ':method': 'POST', ':path': '/events', ...more })
+      stream.end('{}')
+      let size = 0
+      for await (const part of stream) {
+        size += (part as Buffer).length
+        await new Promise(setImmediate)
+      }
+      t.equal(size, 30 * chunk.length)
+      t.equal(stream.rstCode, NO_ERROR)
+    }),
+  )
+})
+
+void t.test('an upload whose upstream breaks off harms nobody', async (t) => {
+  const upstream = await tcpStub((socket) => {
+    socket.on('error', () => {})
+    socket.once('readable', () => socket.destroy())
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const proxy = await proxyOf(t, upstream.url)
+  const stream = open(t, proxy.url).request({ ':method': 'POST', ':path': '/other' })
+  stream.write(Buffer.alloc(200_000))
+  const [lines] = await once(stream.resume(), 'response')
+  t.equal(lines[':status'], 502)
+  await once(stream, 'end')
+  await proxy.drain()
 })
