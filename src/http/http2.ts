@@ -55,7 +55,7 @@ const MOST_HEAD = 32 * 1024
 /** Time for an idle client to read that its connection ends. */
 const GOING: Millis = 1000
 
-/** The requests of a connection that speaks HTTP/2 (RFC 9113), whose preface it may have sent. Node bounds resets, pings and frames without end. */
+/** The requests of a connection that speaks HTTP/2 (RFC 9113, docs/adr/0129), whose preface it may have sent. Node bounds resets, pings and frames without end. */
 export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Session {
   const session = performServerHandshake(connection, {
     settings: { enablePush: false, maxConcurrentStreams: MOST_STREAMS, maxHeaderListSize: MOST_HEAD },
