@@ -39,6 +39,8 @@ export class Handshakes {
     })
     this.#server.on('secureConnection', (connection) => {
       this.#open--
+      // TLS listens to it, too: with a tunnel on it, Node would take the usual ten for a leak.
+      connection.setMaxListeners(20)
       secured(connection)
     })
     this.#server.on('tlsClientError', () => this.#open--)
@@ -64,6 +66,8 @@ export class Handshakes {
     this.#open++
     this.#connections.add(connection)
     connection.once('close', () => this.#connections.delete(connection))
+    // Nobody else listens to the TCP connection, and a reset is its own.
+    connection.on('error', () => connection.destroy())
     this.#server.emit('connection', connection)
   }
 

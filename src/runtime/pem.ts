@@ -55,12 +55,8 @@ export function pairProblem({ cert, key }: KeyPair): string | null {
   } catch (error) {
     return `the key cannot be read (${(error as Error).message})`
   }
-  const { validFromDate, validToDate } = certificate
-  const now = Date.now()
-  if (validToDate.getTime() < now) return `the certificate expired at ${validToDate.toISOString()}`
-  if (validFromDate.getTime() > now)
-    return `the certificate is not valid before ${validFromDate.toISOString()}`
-  return null
+  const { validToDate } = certificate
+  return validToDate.getTime() < Date.now() ? `the certificate expired at ${validToDate.toISOString()}` : null
 }
 
 /** When the first of the certificates expires, in seconds since 1970. */

@@ -230,3 +230,21 @@ void t.test('behind a trusted proxy, a caller is who that proxy says', async (t)
   t.equal((await answer('X-Forwarded-Client-Cert: Subject="CN=web"')).status, 201)
   t.equal(upstream.seen.length, 2)
 })
+
+void t.test('an answer that its client does not read is dropped', async (t) => {
+  using own = certificate('IP:127.0.0.1')
+  await using upstream = await upstreamStub((_seen, response) => {
+    response.writeHead(201).end(Buffer.alloc(4_000_000, 'x'))
+  })
+  await using proxy = await proxyInProcess(
+    `listen: { address: "127.0.0.1:0", tls: { cert: ${own.certFile}, key: ${own.keyFile} } }\nupstream: { url: "${upstream.url}", idleTimeout: 1s }\nstore: { url: "memory:" }`,
+  )
+  const client = await open(t, proxy.port, { ca: own.cert })
+  client.pause()
+  client.write(post('/v1/payments', newKey(), '{}'))
+  await upstream.arrived(1)
+  const held = (): Promise<number> => proxy.metric('idempotency_buffered_bytes')
+  while ((await held()) === 0) await new Promise(setImmediate)
+  while ((await held()) > 0) await new Promise((resolve) => setTimeout(resolve, 50))
+  t.pass('its memory is free again')
+})

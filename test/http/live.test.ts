@@ -3,6 +3,7 @@ import { connect, type Socket } from 'node:net'
 import t from 'tap'
 import { answering, metricIs, problemOf, proxyBefore, scriptedPeer, values } from '../support/exchange.ts'
 import { post, rawRequest, readAnswer } from '../support/raw.ts'
+import { BEHIND_FRONT } from '../support/tls-front.ts'
 import { twice } from '../support/twice.ts'
 
 t.setTimeout(300_000)
@@ -166,41 +167,47 @@ void t.test(
   },
 )
 
-void t.test('P19 a replay to a client that stops reading is dropped, too', async (t) => {
-  const size = 32 * 1024 * 1024
-  await using peer = await answering(`HTTP/1.1 200 OK\r\nContent-Length: ${size}\r\n\r\n${'x'.repeat(size)}`)
-  await using proxy = await proxyBefore(peer, {
-    upstream: 'idleTimeout: 300ms',
-    more: 'limits: { response: 33MiB }',
-  })
-  const first = connect(proxy.port, '127.0.0.1')
-  first.write(post('/p', 'k', '{}').replace('Host', 'Connection: close\r\nHost'))
-  first.resume()
-  await once(first, 'end')
-  t.ok(first.bytesRead > size, 'the first answer was read whole')
-  const client = connect(proxy.port, '127.0.0.1')
-  client.on('error', () => {})
-  client.write(post('/p', 'k', '{}'))
-  await once(client, 'readable')
-  const rest = new Promise((resolve) => client.once('close', resolve))
-  // The socket is gone on the proxy's side before anything more is read here.
-  while ((await connections(proxy.port)) > 1) await new Promise((resolve) => setTimeout(resolve, 20))
-  client.resume()
-  await rest
-  t.ok(client.bytesRead < size)
-
-  /** Established connections to the port, this one's question included. */
-  async function connections(port: number): Promise<number> {
-    const { readFile } = await import('node:fs/promises')
-    const hex = `:${port.toString(16).toUpperCase().padStart(4, '0')}`
-    const rows = (await readFile('/proc/net/tcp', 'utf8')).split('\n')
-    // Local address of the server's side, state 01 (established).
-    return (
-      rows.filter((row) => row.trim().split(/\s+/)[1]?.endsWith(hex) && row.trim().split(/\s+/)[3] === '01')
-        .length + 1
+void t.test(
+  'P19 a replay to a client that stops reading is dropped, too',
+  { skip: BEHIND_FRONT },
+  async (t) => {
+    const size = 32 * 1024 * 1024
+    await using peer = await answering(
+      `HTTP/1.1 200 OK\r\nContent-Length: ${size}\r\n\r\n${'x'.repeat(size)}`,
     )
-  }
-})
+    await using proxy = await proxyBefore(peer, {
+      upstream: 'idleTimeout: 300ms',
+      more: 'limits: { response: 33MiB }',
+    })
+    const first = connect(proxy.port, '127.0.0.1')
+    first.write(post('/p', 'k', '{}').replace('Host', 'Connection: close\r\nHost'))
+    first.resume()
+    await once(first, 'end')
+    t.ok(first.bytesRead > size, 'the first answer was read whole')
+    const client = connect(proxy.port, '127.0.0.1')
+    client.on('error', () => {})
+    client.write(post('/p', 'k', '{}'))
+    await once(client, 'readable')
+    const rest = new Promise((resolve) => client.once('close', resolve))
+    // The socket is gone on the proxy's side before anything more is read here.
+    while ((await connections(proxy.port)) > 1) await new Promise((resolve) => setTimeout(resolve, 20))
+    client.resume()
+    await rest
+    t.ok(client.bytesRead < size)
+
+    /** Established connections to the port, this one's question included. */
+    async function connections(port: number): Promise<number> {
+      const { readFile } = await import('node:fs/promises')
+      const hex = `:${port.toString(16).toUpperCase().padStart(4, '0')}`
+      const rows = (await readFile('/proc/net/tcp', 'utf8')).split('\n')
+      // Local address of the server's side, state 01 (established).
+      return (
+        rows.filter((row) => row.trim().split(/\s+/)[1]?.endsWith(hex) && row.trim().split(/\s+/)[3] === '01')
+          .length + 1
+      )
+    }
+  },
+)
 
 void t.test('P27 requests on one connection stay independent, whether kept alive or pipelined', async (t) => {
   await using peer = await scriptedPeer((socket, request) => {

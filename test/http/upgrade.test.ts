@@ -32,6 +32,7 @@ async function echo(server: Server = createServer()): Promise<Echo> {
     handshakes.push(request.rawHeaders)
     targets.push(request.url ?? '')
     if (request.url === '/no') {
+      socket.on('error', () => {})
       socket.end(
         'HTTP/1.1 401 Who\xe9\r\nWWW-Authenticate: Basic realm="caf\xe9"\r\nIdempotent-Replayed: true\r\nContent-Length: 6\r\n\r\nsecret',
         'latin1',
@@ -39,6 +40,7 @@ async function echo(server: Server = createServer()): Promise<Echo> {
       return
     }
     sockets.handleUpgrade(request, socket, head, (ws) => {
+      ws.on('error', () => {})
       ws.on('message', (data: Buffer, binary) => {
         if (data.toString() === 'bye') ws.close(4001, 'so long')
         else ws.send(data, { binary })

@@ -13,6 +13,10 @@ export const LISTEN =
     ? '127.0.0.1:0'
     : `{ address: "127.0.0.1:0", tls: { cert: ${OWN.certFile}, key: ${OWN.keyFile} } }`
 
+/** A front does not see a reset of what its client does not read. */
+export const BEHIND_FRONT =
+  OWN === null ? false : 'the front before TLS does not pass on what its client does not read'
+
 /** Clients of these suites speak plain text: a port where what they send is passed on over TLS, byte by byte. Itself, without TLS. */
 export async function plainPort(port: number): Promise<{ readonly port: number; close(): void }> {
   if (OWN === null) return { port, close() {} }

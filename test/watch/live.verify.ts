@@ -80,7 +80,7 @@ void t.test('dashboards and alerts work on a real Prometheus', { skip: WITHOUT }
       groups: { rules: { name: string; health: string; lastError?: string }[] }[]
     }
     const rules = groups.flatMap((group) => group.rules)
-    t.equal(rules.length, 22)
+    t.equal(rules.length, 23)
     for (const { name, health, lastError } of rules) t.equal(health, 'ok', `${name} ${lastError ?? ''}`)
     const rung = await prometheus.range('ALERTS{alertstate="firing"}', start, end)
     const names = new Set(rung.map(({ metric }) => metric['alertname']))
