@@ -5,7 +5,7 @@ import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import { newKey } from '../support/e2e.ts'
 import { values } from '../support/exchange.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
-import { post, rawRequest } from '../support/raw.ts'
+import { post, type RawAnswer, rawRequest } from '../support/raw.ts'
 import { type Seen, type UpstreamStub, upstreamStub } from '../support/upstream.ts'
 
 /** A proxy on a memory store before an upstream that answers as the test says; by default 201 with the number of the execution. */
@@ -365,6 +365,43 @@ t.test('Y08 a wider route before a narrower one is named for each pair and metho
   t.ok(loses.ok && loses.config.warnings.some((line) => some.test(line)), 'it never sees POST /cart/pay')
   t.ok(equals.ok && equals.config.warnings.every((line) => !some.test(line)), 'both are as strict')
 })
+
+t.test(
+  'U09 Y09 Y10 statuses that say that nothing was done free the key in every profile; other 4xx are kept',
+  async (t) => {
+    const profiles = ['standard', 'strict', 'lenient', 'stripe']
+    const { proxy, upstream } = await before(
+      t,
+      `routes: [${profiles.map((name) => `{ name: ${name}, match: { path: "/${name}/*" }, profile: ${name}, scope: { caller: "header:authorization" } }`).join(', ')}]`,
+      ({ target }, n) => {
+        const [, status = '', after] = /\/(\d+)(\+)?$/.exec(target) ?? []
+        return {
+          status: Number(status),
+          headers: after === undefined ? {} : { 'Retry-After': '1' },
+          body: `${n}`,
+        }
+      },
+    )
+    const frees = [307, 308, 407, 412, 417, 421, 425, 426, 428, 431, '409+', '423+']
+    const keeps = [301, 302, 303, 404, 423]
+    for (const profile of profiles)
+      for (const [statuses, replayed] of [
+        [[...frees, ...(profile === 'standard' ? [401, 403, 429] : [])], false],
+        [[...keeps, ...(profile === 'standard' ? [400, 402, 409, 410, 422, 451] : [])], true],
+      ] as const)
+        for (const status of statuses) {
+          // Not by fetch, which repeats a 421 and hides a 407.
+          const request = post(`/${profile}/${status}`, newKey(), '{}', ['Authorization: Bearer a'])
+          const executed = upstream.seen.length
+          const answers = [await rawRequest(proxy.port, request), await rawRequest(proxy.port, request)]
+          const marks = answers.map((one) => values(one, 'idempotent-replayed').length)
+          t.strictSame(marks, [0, replayed ? 1 : 0], `${profile} ${status}`)
+          const [first, retry] = answers as [RawAnswer, RawAnswer]
+          t.strictSame([first.status, retry.status], [Number.parseInt(`${status}`, 10), first.status])
+          t.equal(upstream.seen.length - executed, replayed ? 1 : 2, `${profile} ${status}: executions`)
+        }
+  },
+)
 
 t.test('Y11 each kind of stream arrives while it is made; keep: stream replays it', async (t) => {
   const types = [
