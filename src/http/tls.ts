@@ -26,7 +26,6 @@ export class Handshakes {
     this.#minVersion = minVersion
     // It never listens: it is given the connections of another server.
     this.#server = process.getBuiltinModule('node:tls').createServer({
-      ...this.#optionsOf(material.pairs[0] as KeyPair, material),
       ALPNProtocols: [...protocols],
       handshakeTimeout: HANDSHAKE,
       requestCert: material.clientCa !== null,

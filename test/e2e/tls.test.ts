@@ -6,7 +6,7 @@ import { type ConnectionOptions, connect, type TLSSocket } from 'node:tls'
 import t, { type Test } from 'tap'
 import { linesOf } from '../../src/core/headers.ts'
 import { certificate } from '../support/certificates.ts'
-import { newKey, tempDir } from '../support/e2e.ts'
+import { newKey, tempDir, until } from '../support/e2e.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
 import { post, rawRequest, readAnswer } from '../support/raw.ts'
 import { type UpstreamStub, upstreamStub, valueOf } from '../support/upstream.ts'
@@ -244,7 +244,7 @@ void t.test('an answer that its client does not read is dropped', async (t) => {
   client.write(post('/v1/payments', newKey(), '{}'))
   await upstream.arrived(1)
   const held = (): Promise<number> => proxy.metric('idempotency_buffered_bytes')
-  while ((await held()) === 0) await new Promise(setImmediate)
-  while ((await held()) > 0) await new Promise((resolve) => setTimeout(resolve, 50))
+  await until(async () => (await held()) > 0)
+  await until(async () => (await held()) === 0)
   t.pass('its memory is free again')
 })

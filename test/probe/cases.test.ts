@@ -2,17 +2,7 @@ import t from 'tap'
 import { BASELINE_REQUESTS, CASES, PROFILES, type Profile } from '../../src/probe/cases.ts'
 import type { Report } from '../../src/probe/run.ts'
 import { command } from '../support/commands.ts'
-import { type Fault, type Holding, orderApi } from '../support/probed.ts'
-
-const ALL = [
-  ['--body', '{"amount":1,"currency":"eur"}'],
-  ['--header', 'Authorization: Bearer alice'],
-  ['--other-caller', 'Authorization: Bearer bob'],
-  ['--other-path', '/refunds'],
-  ['--error-body', '{"amount":-1}'],
-  ['--failure-body', '{"amount":500}'],
-  ['--format', 'json'],
-].flat()
+import { type Fault, type Holding, orderApi, PROBE_WORDS } from '../support/probed.ts'
 
 const HOLDING: Readonly<Record<string, Holding>> = {
   'two-at-once': { until: 4 },
@@ -27,7 +17,14 @@ for (const profile of PROFILES)
       async (t) => {
         await using api = await orderApi(profile)
         const counter = counts ? ['--count-url', `${api.url}/count`] : []
-        const said = await command(['probe', `${api.url}/orders`, ...ALL, '--profile', profile, ...counter])
+        const said = await command([
+          'probe',
+          `${api.url}/orders`,
+          ...PROBE_WORDS,
+          '--profile',
+          profile,
+          ...counter,
+        ])
         t.equal(said.err, '')
         const { cases, requests } = JSON.parse(said.out) as Report
         t.strictSame(
@@ -73,7 +70,7 @@ for (const [fault, id, profiles] of FOUND)
       for (const mistake of [fault, null]) {
         await using api = await orderApi(profile as Profile, mistake, HOLDING[id])
         const counter = ['--count-url', `${api.url}/count`]
-        const words = [`${api.url}/orders`, ...ALL, '--profile', profile, '--case', id, ...counter]
+        const words = [`${api.url}/orders`, ...PROBE_WORDS, '--profile', profile, '--case', id, ...counter]
         const said = await command(['probe', ...words])
         t.equal(said.err, '')
         const [found, ...more] = (JSON.parse(said.out) as Report).cases
@@ -94,7 +91,7 @@ t.test('without a counter, responses tell that the work was done again', async (
     ['races', 'two-at-once'],
   ] as const) {
     await using api = await orderApi('ietf', fault, HOLDING[id])
-    const said = await command(['probe', `${api.url}/orders`, ...ALL, '--case', id])
+    const said = await command(['probe', `${api.url}/orders`, ...PROBE_WORDS, '--case', id])
     const [found] = (JSON.parse(said.out) as Report).cases
     t.match(found, { verdict: 'failed', outcomes: ['executed'], executions: null }, fault)
   }

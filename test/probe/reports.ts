@@ -9,23 +9,22 @@ import {
   type Target,
   unprotected,
 } from '../support/probe-targets.ts'
+import { PROBE_WORDS } from '../support/probed.ts'
 import { proxyInProcess } from '../support/proxy.ts'
 
 export const GUIDE = new URL('../../docs/guides/probe.md', import.meta.url)
 const MARKED = /(?<=<!-- reports -->\n).*(?=<!-- end -->)/s
 
-const WORDS = [
-  ['--body', '{"amount":1,"currency":"eur"}'],
-  ['--header', 'Authorization: Bearer alice'],
-  ['--other-caller', 'Authorization: Bearer bob'],
-  ['--other-path', '/refunds'],
-  ['--error-body', '{"amount":-1}'],
-  ['--failure-body', '{"amount":500}'],
-  ['--format', 'json'],
-].flat()
-
 async function reportOf(url: string, countUrl: string, profile = 'ietf'): Promise<Report> {
-  const { out, err } = await command(['probe', url, ...WORDS, '--count-url', countUrl, '--profile', profile])
+  const { out, err } = await command([
+    'probe',
+    url,
+    ...PROBE_WORDS,
+    '--count-url',
+    countUrl,
+    '--profile',
+    profile,
+  ])
   if (err !== '') throw new Error(err)
   return JSON.parse(out) as Report
 }

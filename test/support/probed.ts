@@ -144,3 +144,14 @@ function replay(
   })
   response.end(fault === 'writes-anew' ? JSON.stringify(JSON.parse(body)) : body)
 }
+
+/** Every option by which a case runs, for a small shop. */
+export const PROBE_WORDS = [
+  ['--body', '{"amount":1,"currency":"eur"}'],
+  ['--header', 'Authorization: Bearer alice'],
+  ['--other-caller', 'Authorization: Bearer bob'],
+  ['--other-path', '/refunds'],
+  ['--error-body', '{"amount":-1}'],
+  ['--failure-body', '{"amount":500}'],
+  ['--format', 'json'],
+].flat()

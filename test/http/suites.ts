@@ -1,0 +1,8 @@
+/** What a client sees on the wire, the same for every way in: the suites run as the environment says (support/service.ts, tls-front.ts). */
+await import('./wire.test.ts')
+await import('./passthrough.test.ts')
+await import('./framing.test.ts')
+await import('./heads.test.ts')
+await import('./hygiene.test.ts')
+await import('./live.test.ts')
+await import('./pipelining.test.ts')
