@@ -120,12 +120,10 @@ function tests(server: PostgresServer): void {
   void t.test('a claim waits for an uncommitted one, but no longer than the timeout', async (t) => {
     const { register } = await opened(t, server.url, { timeoutMs: 4000 })
     const { register: patient } = await opened(t, server.url)
-    const id = newId()
-    await register.put(id, claim(), SPANS)
+    const free = newId()
     const other = await server.client()
-    await other.query(`BEGIN; DELETE FROM idempotency.records; INSERT INTO idempotency.records
-      SELECT 1, 1, 1, 1, 1, 9999999999999, 1, 1, '${id.replace(/^./, '0')}', 'pay', decode('${'00'.repeat(16)}', 'hex'), '\\x00', '\\x00'`)
-    const free = id.replace(/^./, '0') as typeof id
+    await other.query(`BEGIN; INSERT INTO idempotency.records
+      SELECT 1, 1, 1, 1, 1, 9999999999999, 1, 1, '${free}', 'pay', decode('${'00'.repeat(16)}', 'hex'), '\\x00', '\\x00'`)
     await t.rejects(register.put(free, claim(), SPANS), { ...NOT_APPLIED, message: /lock timeout/ })
     const late = patient.put(free, claim(), SPANS)
     await other.query('COMMIT')

@@ -19,7 +19,7 @@ export class SentinelGroup implements Losing {
 
   /** The Sentinels replace a killed master once they are {@link impatient}. */
   readonly losses: Losses = {
-    promotion: () => this.#replace(() => this.failover()),
+    promotion: () => this.#replace(() => this.failover().catch(() => {})),
     'kill -9': () => this.#replace((master) => master.kill()),
   }
 
@@ -68,9 +68,7 @@ export class SentinelGroup implements Losing {
       const replicas = this.servers.filter((one) => one !== master)
       if (master !== undefined) {
         const following = replicas.map((one) => one.isReplicaOf(master))
-        const content = this.sentinels.map(
-          async (one) => flagsIn(await this.#ask(one, 'master')) === 'master',
-        )
+        const content = this.sentinels.map((one) => this.#isContent(one))
         if ((await Promise.all([...following, ...content])).every(Boolean)) return master
       }
       await wait(50)
@@ -88,6 +86,8 @@ export class SentinelGroup implements Losing {
     let master: RedisServer | undefined
     await until(async () => {
       master = await this.master().catch(() => undefined)
+      // A Sentinel gives up a failover, or refuses one, while its machine stalls.
+      if (master === old && (await this.#isContent(this.sentinels[0] as RedisServer))) await end(old)
       return master !== undefined && master !== old
     })
     await old.start()
@@ -107,6 +107,11 @@ export class SentinelGroup implements Losing {
 
   async #ask(sentinel: RedisServer, what: string): Promise<unknown> {
     return sentinel.command('SENTINEL', what, MASTER)
+  }
+
+  /** Whether the Sentinel sees nothing wrong with the master, and is in no failover. */
+  async #isContent(sentinel: RedisServer): Promise<boolean> {
+    return flagsIn(await this.#ask(sentinel, 'master')) === 'master'
   }
 
   async #known(): Promise<void> {
