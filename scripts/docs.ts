@@ -1,7 +1,7 @@
 import { readFileSync, writeFileSync } from 'node:fs'
 import { ruleOf } from '../src/config/diff.ts'
 import { POLICY, PROPERTIES, ROUTE } from '../src/config/properties.ts'
-import { type PropertyRow, propertyHelp, type Reload, type Rows } from '../src/config/rows.ts'
+import { type PropertyRow, propertyHelp, type Rows } from '../src/config/rows.ts'
 import { METRICS } from '../src/observe/metrics.ts'
 import {
   CLAIM_RESULTS,
@@ -46,13 +46,21 @@ function said(table: Readonly<Record<string, { readonly says: string }>>): strin
   return Object.entries(table).map(([name, { says }]) => `- \`${name}\`: ${says}`)
 }
 
-function linesOf(rows: Rows, base = ''): string[] {
+/** `listed`: groups already in the table, by their first row. One that comes again refers to the first. */
+function linesOf(rows: Rows, base = '', listed = new Map<PropertyRow, string>()): string[] {
   return Object.entries(rows).flatMap(([name, row]) => {
     const path = base + name
     if (row.group === undefined) return [line(path, row)]
+    const [first] = Object.values(row.group)
+    const same = first && listed.get(first)
+    if (same !== undefined) {
+      const names = Object.keys(row.group).map((one) => `\`${one}\``)
+      return [`${line(path, row)} ${names.join(', ')}: as in \`${same}\`.`]
+    }
+    if (first) listed.set(first, path)
     // A mapping that a keyword can turn off.
     const own = row.byDefault === undefined || typeof row.byDefault === 'symbol' ? [] : [line(path, row)]
-    return [...own, ...linesOf(row.group, `${path}.`)]
+    return [...own, ...linesOf(row.group, `${path}.`, listed)]
   })
 }
 
@@ -65,12 +73,7 @@ function line(path: string, row: PropertyRow): string {
   const help = propertyHelp(row)
   const values = typeof scalar === 'object' ? scalar.map((one) => `\`${one}\``) : []
   const isToldApart = values.every((one) => help.includes(one) || shown.includes(one))
-  return `- \`${path}\`${shown}: ${help}${isToldApart ? '' : ` One of ${values.join(', ')}.`}${effects(ruleOf(row))}`
-}
-
-function effects(rule: Reload): string {
-  if (typeof rule === 'string') return rule === 'live' ? '' : ` *(${rule})*`
-  return rule.effect === 'restart' ? ' *(restart, identifies)*' : ' *(identifies)*'
+  return `- \`${path}\`${shown}: ${help}${isToldApart ? '' : ` One of ${values.join(', ')}.`}`
 }
 
 /** Properties that a reload refuses to change, at least sometimes. A mapping stands for its properties where all have the same effect. */
