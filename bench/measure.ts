@@ -59,7 +59,7 @@ export async function measure(
 }
 
 /** By then V8 has compiled the whole path. */
-export const WARM = 40_000
+const WARM = 40_000
 
 export function warmUpOf(plan: Plan, scenario: Scenario): Plan {
   return { ...plan, milliseconds: Math.min(scenario.warmUp ?? plan.warmUp, plan.warmUp), most: WARM }

@@ -3,7 +3,7 @@ import { cpus } from 'node:os'
 import { type CandidateName, TITLES } from './candidates.ts'
 import type { Cost } from './costs.ts'
 import type { Cores } from './machine.ts'
-import { type Cell, type Plan, WARM } from './measure.ts'
+import type { Cell, Plan } from './measure.ts'
 import type { LiveRecords } from './records.ts'
 import type { StartUp } from './start.ts'
 import type { Stop } from './stops.ts'
@@ -141,8 +141,7 @@ export function report(results: Results): string {
   const { cells, tail, cost, start, records, stops, skipped, cores, plan } = results
   const parts = [
     `Node ${process.versions.node}, ${cpus()[0]?.model.trim()}; ${cores.remark}. ` +
-      `${plan.connections} keep-alive connections, medians of ${plan.rounds} rounds of ${plan.milliseconds / 1000} s ` +
-      `after a round of up to ${WARM.toLocaleString('en')} requests that does not count.`,
+      `${plan.connections} connections, medians of ${plan.rounds} rounds of ${plan.milliseconds / 1000} s.`,
     ...skipped,
   ]
   parts.push(...cellTables(cells))
@@ -184,9 +183,14 @@ function cellTables(cells: readonly Cell[]): string[] {
         return [cell.cpuPerRequest.toFixed(1), Math.round(cell.perSecond).toLocaleString('en')]
       }),
     ])
-    const head = scenarios.flatMap(({ title }) => [`${title.split(', JSON')[0]}: CPU µs`, 'requests/s'])
+    const head = scenarios.flatMap(({ title }) => [`${withoutSize(title)}: CPU µs`, 'requests/s'])
     return table([body === '' ? 'candidate' : `JSON of ${body}`, ...head], rows)
   })
+}
+
+/** A scenario's title without the size of its body, which all rows share. */
+function withoutSize(title: string): string {
+  return title.split(', JSON')[0] as string
 }
 
 function ratioOf(cells: readonly Cell[], cell: Cell, base: CandidateName): number | null {
@@ -206,7 +210,7 @@ function tailTable(tail: readonly Tail[]): string {
       'p99 ÷ nginx + Lua',
     ],
     tail.map(({ scenario, candidate, saturation, p50, p99, lateP99 }) => [
-      scenario.title,
+      withoutSize(scenario.title),
       TITLES[candidate],
       Math.round(saturation).toLocaleString('en'),
       ...[p50, p99, lateP99].map((value) => value.toFixed(2)),
@@ -226,7 +230,7 @@ function costTable(cost: readonly Cost[]): string {
   return table(
     ['scenario', 'candidate', 'bytes allocated', 'system calls', 'Redis commands'],
     cost.map(({ scenario, candidate, bytes, systemCalls, redisCommands }) => [
-      scenario.title,
+      withoutSize(scenario.title),
       TITLES[candidate],
       bytes === null ? '' : Math.round(bytes).toLocaleString('en'),
       typeof systemCalls === 'string' ? '' : callsText(systemCalls),
