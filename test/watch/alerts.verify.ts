@@ -38,8 +38,8 @@ const rules = (parse(readFileSync(RULES, 'utf8')) as { groups: { rules: Rule[] }
 )
 const names = rules.map(({ alert }) => alert)
 
-/** What somebody on call needs, in this order. */
-const SECTIONS = ['What it means', 'Look first', 'What to do', 'What not to do']
+/** What somebody on call needs, in this order, after what the alert means. */
+const SECTIONS = ['Look first', 'What to do', 'What not to do']
 
 void t.test('every alert has a summary, a description, a severity and a runbook link', async (t) => {
   t.equal(new Set(names).size, names.length)
