@@ -259,7 +259,7 @@ export const POLICY = {
   limits: group(ROUTE_LIMITS, { help: 'Default: the top-level `limits`.' }),
   record: group({
     label: row('labelSourceOrOff', 'off', live,
-      'What names a request for people, such as an order number: a JSON pointer into the body, `header:<name>`, or `path::name` for a `:name` of the path. Kept with the record (at most 200 characters), and shown in the log, by commands and on the page.'),
+      'Names a request for people, such as an order number, in the log, commands and page: a JSON pointer into the body, `header:<name>`, or `path::name` for a `:name` of the path. At most 200 characters.'),
   }),
 }
 
@@ -367,7 +367,7 @@ export const PROPERTIES = {
     }),
     timeout: row('timeout', '500ms', restart, 'Maximum time for each store command.'),
     grace: row('graceOrOff', '2s', restart,
-      'How long Redis or PostgreSQL grants no claims after a failover, a restart or a flush, while proxies rewrite theirs (docs/stores.md).'),
+      'How long Redis or PostgreSQL grants no claims after a failover, a restart or a flush (docs/stores.md).'),
     secretFile: row('filePath', unset, identifies, 'HMAC-SHA-256 key file for record ids and fingerprints, at least 16 bytes.'),
     encryption: group({
       keys: { ...listOfGroups({
@@ -398,7 +398,7 @@ export const PROPERTIES = {
     migrate: orOff('off', {
       from: row('storeUrl', required, restart, 'The store to move from; `store.url` is the one to move to.'),
       phase: row(PHASES, required, restart,
-        '`mirror`: the old store decides, the new one is written on a best-effort basis; `both`: both decide; `new`: the new one decides, and asks the old one.'),
+        '`mirror`: the old store decides; `both`: both decide; `new`: the new one decides, and asks the old one.'),
     }, 'Moves a running fleet from one store to another, phase by phase (docs/guides/moving-stores.md).'),
   }),
   limits: group({
