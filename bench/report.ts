@@ -200,21 +200,12 @@ function ratioOf(cells: readonly Cell[], cell: Cell, base: CandidateName): numbe
 
 function tailTable(tail: readonly Tail[]): string {
   return table(
-    [
-      'scenario',
-      'candidate',
-      'requests/s at most',
-      'p50 ms at 70 %',
-      'p99 ms at 70 %',
-      'sent late, p99 ms',
-      'p99 ÷ nginx + Lua',
-    ],
+    ['scenario', 'candidate', 'requests/s at most', 'p50 ms at 70 %', 'p99 ms at 70 %', 'sent late, p99 ms'],
     tail.map(({ scenario, candidate, saturation, p50, p99, lateP99 }) => [
       withoutSize(scenario.title),
       TITLES[candidate],
       Math.round(saturation).toLocaleString('en'),
       ...[p50, p99, lateP99].map((value) => value.toFixed(2)),
-      candidate === 'nginx-lua' ? '' : (tailRatio(tail, scenario.id)?.toFixed(2) ?? ''),
     ]),
   )
 }
@@ -265,18 +256,13 @@ function startTable(start: readonly StartUp[]): string {
 }
 
 function recordsTable(records: readonly LiveRecords[]): string {
-  const few = (store: string): LiveRecords | undefined => records.find((one) => one.store === store)
-  const ratio = (one: LiveRecords, what: 'first' | 'replay'): string =>
-    (one[what].cpuPerRequest / (few(one.store)?.[what].cpuPerRequest ?? Number.NaN)).toFixed(2)
   return table(
-    ['store', 'live records', 'first execution CPU µs', '÷ few', 'replay CPU µs', '÷ few'],
+    ['store', 'live records', 'first execution CPU µs', 'replay CPU µs'],
     records.map((one) => [
       one.store,
       one.records.toLocaleString('en'),
       one.first.cpuPerRequest.toFixed(1),
-      ratio(one, 'first'),
       one.replay.cpuPerRequest.toFixed(1),
-      ratio(one, 'replay'),
     ]),
   )
 }
