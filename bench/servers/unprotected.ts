@@ -42,7 +42,12 @@ const forward = forwarder(upstream.dispatcher, {
 const writer = new ResponseWriter(config.problems.baseUrl, config.upstream.idleTimeout)
 const peers = new TrustedProxies([])
 const limit = config.defaults.limits
-const forwarding = { host: upstream.host, loop: loopMarkOf(config), counted: identifyingHeaders(config) }
+const forwarding = {
+  host: upstream.host,
+  takesTrailers: false,
+  loop: loopMarkOf(config),
+  counted: identifyingHeaders(config),
+}
 
 const server = new TrafficServer(
   { holds: true, plain: true, requestTimeout: 0, keepAliveTimeout: 72_000 },

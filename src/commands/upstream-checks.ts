@@ -13,6 +13,7 @@ import { Budget } from '../runtime/limits.ts'
 import { forwarder } from '../upstream/forward.ts'
 import { Habits } from '../upstream/habits.ts'
 import { openUpstream, type Upstream } from '../upstream/pool.ts'
+import type { Forward } from '../upstream/port.ts'
 import { type CheckResult, finding, fine, note } from './check-result.ts'
 import { shownUrl } from './record-source.ts'
 
@@ -30,17 +31,46 @@ export async function upstreamChecks(config: Config): Promise<CheckResult[]> {
     mostHead: () => config.limits.responseHead,
   })
   try {
-    const { checked, isUp } = await optionsChecks(config, upstream)
+    const checks = upstream.isHttp2 ? optionsOverHttp2 : optionsChecks
+    const { checked, isUp } = await checks(config, upstream)
     return isUp ? [...checked, ...(await queryChecks(config, upstream))] : checked
   } finally {
     await upstream.close()
   }
 }
 
+interface Checked {
+  readonly checked: CheckResult[]
+  readonly isUp: boolean
+}
+
+function answered(status: number, says: string): Checked {
+  // By these a gateway says that nothing is behind it.
+  const isGateway = status === 502 || status === 503 || status === 504
+  return { checked: [(isGateway ? finding : fine)('upstream', says)], isUp: true }
+}
+
+async function optionsOverHttp2(config: Config, upstream: Upstream): Promise<Checked> {
+  const where = shownUrl(config.upstream.url)
+  const startedAt = performance.now()
+  const options = { method: 'OPTIONS', target: '*', headers: [], body: Buffer.alloc(0), responseLimit: 0 }
+  const result = await asking(config, upstream)({ ...options, stream: 'always' })
+  const took = `${(performance.now() - startedAt).toFixed(1)} ms`
+  if (result.proof === 'not_sent' && result.isRefused !== true)
+    return { checked: [finding('upstream', `${where} cannot be reached: ${result.reason}`)], isUp: false }
+  if (result.proof === 'not_sent' || result.proof === 'unknown') {
+    const detail = `${where} takes a connection, and does not answer OPTIONS *: ${result.reason}`
+    return { checked: [finding('upstream', detail)], isUp: false }
+  }
+  if (result.proof === 'live') result.live.abandon()
+  const { status } = result.proof === 'live' ? result.live : result.response
+  return answered(status, `${where} answers OPTIONS * with ${status} over HTTP/2 in ${took}`)
+}
+
 async function optionsChecks(
   { upstream: { url, connectTimeout } }: Config,
   { origin, address, tls }: Upstream,
-): Promise<{ readonly checked: CheckResult[]; readonly isUp: boolean }> {
+): Promise<Checked> {
   const where = shownUrl(url)
   const isSecure = origin.protocol === 'https:'
   const startedAt = performance.now()
@@ -71,10 +101,10 @@ async function optionsChecks(
     const [answer] = (await answering) as [IncomingMessage]
     answer.destroy()
     const { statusCode = 0 } = answer
-    const says = `${where} answers OPTIONS * with ${statusCode} in ${took()}${connection.text ?? ''}`
-    // By these a gateway says that nothing is behind it.
-    const isGateway = statusCode === 502 || statusCode === 503 || statusCode === 504
-    return { checked: [(isGateway ? finding : fine)('upstream', says)], isUp: true }
+    return answered(
+      statusCode,
+      `${where} answers OPTIONS * with ${statusCode} in ${took()}${connection.text ?? ''}`,
+    )
   } catch (error) {
     const why = whyUnanswered(error as NodeJS.ErrnoException, isSecure)
     const detail =
@@ -100,12 +130,16 @@ function tlsText(socket: TLSSocket): string {
   return ` (${socket.getProtocol()}, certificate of ${[subject.CN ?? 'no common name'].flat().join(', ')}, valid until ${until})`
 }
 
-async function queryChecks(config: Config, { dispatcher }: Upstream): Promise<CheckResult[]> {
-  const forward = forwarder(dispatcher, {
-    timeout: () => Math.min(ANSWERS_WITHIN, config.upstream.timeout),
-    idleTimeout: config.upstream.idleTimeout,
-    budget: new Budget(config.limits.buffered),
+function asking({ upstream: { timeout, idleTimeout }, limits }: Config, { dispatcher }: Upstream): Forward {
+  return forwarder(dispatcher, {
+    timeout: () => Math.min(ANSWERS_WITHIN, timeout),
+    idleTimeout,
+    budget: new Budget(limits.buffered),
   })
+}
+
+async function queryChecks(config: Config, upstream: Upstream): Promise<CheckResult[]> {
+  const forward = asking(config, upstream)
   const checked: CheckResult[] = []
   for (const route of policiesOf(config)) {
     const policy = reconcileOf(route)

@@ -343,6 +343,8 @@ export const PROPERTIES = {
   upstream: group({
     url: row('upstreamUrl', unset, restart,
       'The protected service: `http://`, `https://` or `unix:/path`. Required, here or as `--upstream`.'),
+    http2: row('flag', false, restart,
+      'Speaks HTTP/2 to the upstream: over TLS by ALPN, otherwise from the start (docs/tls.md#http2-to-the-upstream).'),
     connectTimeout: row('timeout', '2s', restart, 'Maximum time to connect, including TLS.'),
     timeout: row('timeout', '60s', live, 'Maximum time for the whole call, or until the headers of a streamed response.'),
     idleTimeout: row('timeout', '60s', restart, 'Maximum pause between two bytes of a response.'),

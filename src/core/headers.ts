@@ -125,6 +125,17 @@ export const HOP_BY_HOP: ReadonlySet<string> = new Set([
   'http2-settings',
 ])
 
+/** Lines about a connection, which HTTP/2 does not carry (RFC 9113 §8.2.2). */
+export const OF_CONNECTION: ReadonlySet<string> = new Set([
+  'connection',
+  'http2-settings',
+  'keep-alive',
+  'proxy-connection',
+  'te',
+  'transfer-encoding',
+  'upgrade',
+])
+
 /**
  * Fields about the content, which `Connection` must not name (RFC 9110 §7.6.1). Without them the upstream would get another
  * request, or the client another response, than this proxy recorded.

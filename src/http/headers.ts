@@ -150,6 +150,8 @@ export function marking(forward: Forward, { entry }: LoopMark): Forward {
 export interface Forwarding {
   /** `Host` for the upstream; null keeps the client's. */
   readonly host: string | null
+  /** `TE: trailers` concerns the upstream too: over HTTP/2 it is the one line about a connection that is allowed (RFC 9113 §8.2.2). */
+  readonly takesTrailers: boolean
   readonly loop: LoopMark
   readonly counted: IdentifyingHeaders
 }
@@ -180,6 +182,8 @@ export function identifyingHeaders({
 
 /** Pseudonym in `Via` (RFC 9110 §7.6.3). */
 const VIA = '1.1 idempotency-proxy'
+
+const TRAILERS = /(?:^|,)[\t ]*trailers[\t ]*(?:,|$)/i
 
 /** Removed: framing is rebuilt, `Expect` is answered here, and the fence is this proxy's to send (contract §3). */
 const NOT_FORWARDED: ReadonlySet<string> = new Set([
@@ -221,7 +225,7 @@ function fateOfName(name: string, counted: IdentifyingHeaders): Fate {
 export function requestLines(
   headers: RawHeaders,
   { address, isTrusted, scheme }: Peer,
-  { host, loop, counted }: Forwarding,
+  { host, takesTrailers, loop, counted }: Forwarding,
   isProtected = false,
 ): string[] {
   const hop = hopByHop(headers, counted.names)
@@ -233,6 +237,8 @@ export function requestLines(
       continue
     if (hop === HOP_BY_HOP || !hop.has(name.toLowerCase())) lines.push(name, headers[i + 1] as string)
   }
+  if (takesTrailers && linesOf(headers, 'te').some((line) => TRAILERS.test(line)))
+    lines.push('TE', 'trailers')
   const clientHost = firstOf(headers, 'host')
   const before = isTrusted ? linesOf(headers, 'x-forwarded-for').join(', ') : ''
   const forwarded = (name: string): string | null => (isTrusted ? firstOf(headers, name) : null)

@@ -2,7 +2,7 @@ import type { IncomingHttpHeaders } from 'node:http'
 import type { IncomingHttpHeaders as Headers2, ServerHttp2Session, ServerHttp2Stream } from 'node:http2'
 import type { Socket } from 'node:net'
 import { Readable } from 'node:stream'
-import { isFieldName, isFieldValue } from '../core/headers.ts'
+import { isFieldName, isFieldValue, OF_CONNECTION } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { malformed, type Refusal, unmetExpectation } from '../core/refusal.ts'
 import { headersOf } from './plain.ts'
@@ -236,17 +236,6 @@ function headOf(raw: readonly string[], isEmpty: boolean): Head {
   if (!isEmpty && framing.length === 0) framing.codings.push('chunked')
   return { pseudo, lines, framing }
 }
-
-/** Lines about a connection (RFC 9113 §8.2.2). */
-const OF_CONNECTION: ReadonlySet<string> = new Set([
-  'connection',
-  'http2-settings',
-  'keep-alive',
-  'proxy-connection',
-  'te',
-  'transfer-encoding',
-  'upgrade',
-])
 
 /** The answer on a stream of HTTP/2. */
 export class Http2Response extends HeadWriter implements TrafficResponse {

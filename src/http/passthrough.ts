@@ -3,7 +3,8 @@ import type { Dispatcher } from 'undici'
 import { filterLines, firstOf, hopByHop, isNeverUpstreams } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { type Refusal, refusal } from '../core/refusal.ts'
-import { sentUnanswered } from '../protect/answers.ts'
+import { nothingDone, sentUnanswered } from '../protect/answers.ts'
+import { NotProcessed } from '../upstream/dispatched.ts'
 import type { ExchangeTap } from '../upstream/exchange-tap.ts'
 import { errorText, isTimeout, isTrailer, rawLines, reasonPhrase } from '../upstream/forward.ts'
 import type { Upstream } from '../upstream/pool.ts'
@@ -224,9 +225,10 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     if (!response.req.isHere && !isMultiplexed(response.req)) response.shouldKeepAlive = false
     const method = response.req.method as string
     this.#options.onFailed(method, errorText(error))
+    const isRefused = error instanceof NotProcessed
     const refused =
-      this.#controller === null
-        ? refusal('upstream_unreachable', 'no byte of the request was sent')
+      this.#controller === null || isRefused
+        ? refusal('upstream_unreachable', nothingDone(isRefused))
         : refusalOf(method, error)
     this.#options.writer.problem(response, refused)
   }

@@ -49,7 +49,7 @@ export class Routing {
 
   constructor(
     config: Config,
-    upstream: Pick<Forwarding, 'host' | 'loop'>,
+    upstream: Omit<Forwarding, 'counted'>,
     onNearMiss: NearMissHandler = () => {},
     hasUploads = false,
   ) {

@@ -77,7 +77,9 @@ export function trafficServer(
     if (way.kind === 'refuse') return endRefused(socket, writer.problemMessage(noRoute(request)))
     const peer = options.peerOf(request)
     const client = proxies.clientOf(request.rawHeaders, peer)
-    const lines = requestLines(request.rawHeaders, peer, routing().forwarding)
+    // A tunnel is HTTP/1.1.
+    const forwarding = { ...routing().forwarding, takesTrailers: false }
+    const lines = requestLines(request.rawHeaders, peer, forwarding)
     tunnel(client, { request, target: target.origin, lines, socket, head })
   })
   server.on('connect', (_request: TrafficRequest, socket: Duplex) => {

@@ -140,7 +140,8 @@ export class Traffic {
     const { upstream, loop, onNearMiss, log, draining, ports, stalled, spans, issuer, onBug } = this.#options
     const writer = this.#writer
     const uploads = this.#uploads
-    const routing = new Routing(config, { host: upstream.host, loop }, onNearMiss, uploads !== null)
+    const { host, isHttp2: takesTrailers } = upstream
+    const routing = new Routing(config, { host, takesTrailers, loop }, onNearMiss, uploads !== null)
     // Each Fastify instance adds a listener to the shared server.
     this.server.removeAllListeners('clientError')
     const app = fastify({

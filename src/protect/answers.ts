@@ -138,6 +138,11 @@ function comparedBy({ fingerprint: { body, query } }: RoutePolicy): string {
   return counted.length === 0 ? 'media type' : `${counted.join(', ')} or media type`
 }
 
+/** The `detail` of a request of which nothing was done. `isRefused`: the upstream said so, after a part was sent. */
+export function nothingDone(isRefused: boolean): string {
+  return isRefused ? 'the upstream refused the request unprocessed' : 'no byte of the request was sent'
+}
+
 /** The `detail` of a request that was sent without a complete response. `refused`: why the response was not taken. */
 export function sentUnanswered(timedOut: boolean, refused: string | null): string {
   const why = timedOut

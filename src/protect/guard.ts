@@ -14,7 +14,15 @@ import { keepsBody, keptResult, replayable, unknownBecause } from '../core/settl
 import { free, shared } from '../runtime/limits.ts'
 import { after, within } from '../runtime/scheduling.ts'
 import type { Forwarded, UpstreamRequest } from '../upstream/port.ts'
-import { discard, overloaded, refuse, refuseBody, responseUnavailable, sentUnanswered } from './answers.ts'
+import {
+  discard,
+  nothingDone,
+  overloaded,
+  refuse,
+  refuseBody,
+  responseUnavailable,
+  sentUnanswered,
+} from './answers.ts'
 import { claim } from './claim.ts'
 import { duplicate } from './existing.ts'
 import { finish, NOTHING_HELD } from './finish.ts'
@@ -258,10 +266,9 @@ export async function execute(
   ports.observer.leaseUse(route.name, upstreamMs / route.lease)
   switch (result.proof) {
     case 'not_sent': {
-      const { reason } = result
-      const ended = { kind: 'not_executed', reason } as const
+      const ended = { kind: 'not_executed', reason: result.reason } as const
       const { state } = await finish(ports, progress, execution, ended, NOTHING_HELD)
-      return notSent(reason, id, { before, after: state, fence })
+      return notSent(result, id, { before, after: state, fence })
     }
     case 'unknown': {
       const ended = unknownBecause(result.reason, result.status)
@@ -419,7 +426,7 @@ export async function passOn(
   const facts: Facts = { outcome: 'passed' }
   switch (result.proof) {
     case 'not_sent':
-      return notSent(result.reason, null, {})
+      return notSent(result, null, {})
     case 'unknown':
       return brokenOff(result, null, {})
     case 'live':
@@ -442,9 +449,13 @@ function lent(progress: Progress, body: Buffer): Pick<UpstreamRequest, 'body' | 
   }
 }
 
-function notSent(cause: string, id: RecordId | null, facts: Omit<Facts, 'outcome'>): Answer {
-  const detail = 'no byte of the request was sent'
-  const all = { ...facts, cause }
+function notSent(
+  { reason, isRefused = false }: Extract<Forwarded, { proof: 'not_sent' }>,
+  id: RecordId | null,
+  facts: Omit<Facts, 'outcome'>,
+): Answer {
+  const detail = nothingDone(isRefused)
+  const all = { ...facts, cause: reason }
   return refuse('upstream_unreachable', 'upstream_unreachable', detail, { instance: id }, all)
 }
 

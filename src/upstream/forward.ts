@@ -12,7 +12,7 @@ import {
 import type { Millis, StoredResponse } from '../core/record.ts'
 import { BodyBuffer, type Budget } from '../runtime/limits.ts'
 import { Batch } from '../runtime/scheduling.ts'
-import type { Http1DispatchOptions } from './http1-request.ts'
+import { NotProcessed, type RawDispatchOptions } from './dispatched.ts'
 import type { Forward, Forwarded, LiveResponse, LiveSink, UpstreamRequest } from './port.ts'
 import { AnswerRefused } from './response-parser.ts'
 
@@ -20,7 +20,7 @@ type Controller = Dispatcher.DispatchController
 
 /** Any undici dispatcher; the optional members are implemented only by ours. */
 export interface UpstreamDispatcher extends Dispatcher {
-  dispatch(options: Http1DispatchOptions, handler: Dispatcher.DispatchHandler): boolean
+  dispatch(options: RawDispatchOptions, handler: Dispatcher.DispatchHandler): boolean
   /** Forgets a request that still waits for a connection. */
   cancel?(handler: Dispatcher.DispatchHandler): void
 }
@@ -79,8 +79,8 @@ function isStream(headers: RawHeaders): boolean {
 const LIVE_QUEUE = 64 * 1024
 
 /**
- * One exchange. {@link onRequestStart} is the witness: undici calls it right before the first byte is written. Error codes prove nothing: the same
- * ones occur before and after sending.
+ * One exchange. {@link onRequestStart} is the witness: undici calls it right before the first byte is written; after it, only {@link NotProcessed}
+ * proves that nothing was done. Error codes prove nothing: the same ones occur before and after sending.
  */
 export class Exchange implements Dispatcher.DispatchHandler {
   readonly #request: UpstreamRequest
@@ -193,7 +193,9 @@ export class Exchange implements Dispatcher.DispatchHandler {
     }
     this.#limits.budget.give(this.#size)
     this.#size = 0
-    if (this.#controller === null) this.#settle({ proof: 'not_sent', reason: errorText(error) })
+    const isRefused = error instanceof NotProcessed
+    if (this.#controller === null || isRefused)
+      this.#settle({ proof: 'not_sent', reason: errorText(error), isRefused })
     else
       this.#settle({
         proof: 'unknown',

@@ -3,25 +3,11 @@ import type { Readable } from 'node:stream'
 import type { ConnectionOptions } from 'node:tls'
 import errors from 'undici/lib/core/errors.js'
 import type { Millis } from '../core/record.ts'
-import type { Habits } from './habits.ts'
-import type { Http1Request } from './http1-request.ts'
+import type { ClientOptions } from './client-options.ts'
+import type { DispatchedRequest } from './dispatched.ts'
 import { expectsContent, messageOf } from './request-head.ts'
 import { type AnswerParts, type Following, ResponseParser } from './response-parser.ts'
-
-/** Options with undici's names mean what they do there. */
-export interface Http1Options {
-  /** Where to connect: host and port, or the path of a socket. */
-  readonly to: { readonly host: string; readonly port: number } | { readonly path: string }
-  /** Null: no TLS. With it, certificates are verified. Asked for each connection. */
-  readonly tls: () => ConnectionOptions | null
-  /** The `Host` of requests without one. */
-  readonly host: string
-  readonly connectTimeout: Millis
-  readonly connections: number
-  readonly habits: Habits
-  /** Bytes of a response's head; asked for each. */
-  readonly maxHeaderSize: () => number
-}
+import { upload } from './upload.ts'
 
 /** Whoever closes a connection this soon after a request had most likely closed it before. */
 const AT_ONCE: Millis = 1000
@@ -40,7 +26,7 @@ const READ = Buffer.allocUnsafeSlow(64 * 1024)
 
 /** What a connection needs of its client. */
 interface Owner {
-  readonly options: Http1Options
+  readonly options: ClientOptions
   /** Resumed by the next TLS connection. */
   session: Buffer | undefined
   readonly generation: number
@@ -59,7 +45,7 @@ export class UpstreamConnection implements AnswerParts {
   readonly #socket: Socket
   readonly #parser: ResponseParser
   readonly #generation: number
-  #request: Http1Request | null
+  #request: DispatchedRequest | null
   #phase: ConnectionPhase = 'connecting'
   /** Whether it may carry another request after this one. */
   #reusable = true
@@ -73,7 +59,7 @@ export class UpstreamConnection implements AnswerParts {
   #since: Millis
   #patience: Millis
 
-  constructor(client: Owner, request: Http1Request) {
+  constructor(client: Owner, request: DispatchedRequest) {
     this.#client = client
     this.#generation = client.generation
     this.#request = request
@@ -98,7 +84,7 @@ export class UpstreamConnection implements AnswerParts {
     this.#wake()
   }
 
-  begin(request: Http1Request): void {
+  begin(request: DispatchedRequest): void {
     const { options } = request
     const { method } = options
     let message: { readonly head: string; readonly body: Uint8Array | Readable; readonly length: number }
@@ -136,43 +122,35 @@ export class UpstreamConnection implements AnswerParts {
     }
   }
 
-  /** Writes the body as fast as the upstream takes it. `length`: as announced; infinite: in chunks. */
+  /** `length`: as announced; infinite: in chunks. */
   #stream(body: Readable, length: number): void {
     const socket = this.#socket
     const isChunked = length === Number.POSITIVE_INFINITY
-    let left = length
-    const onData = (chunk: Buffer): void => {
-      left -= chunk.length
-      if (left < 0) return onBroken(new errors.RequestContentLengthMismatchError())
-      // An empty chunk would be the last.
-      if (chunk.length === 0) return
-      this.#heard()
-      if (isChunked) {
+    let isOver = false
+    const stop = upload(body, length, {
+      writable: socket,
+      write: (chunk) => {
+        this.#heard()
+        if (!isChunked) return void socket.write(chunk)
         socket.cork()
         socket.write(`${chunk.length.toString(16)}\r\n`, 'latin1')
         socket.write(chunk)
         socket.write('\r\n', 'latin1')
         socket.uncork()
-      } else socket.write(chunk)
-      if (socket.writableNeedDrain) body.pause()
-    }
-    const onEnd = (): void => {
-      if (!isChunked && left > 0) return onBroken(new errors.RequestContentLengthMismatchError())
-      this.#stopUpload()
-      this.#heard()
-      if (isChunked) socket.write('0\r\n\r\n', 'latin1')
-    }
-    const onBroken = (error?: Error | null): void =>
-      this.destroy(error ?? new errors.RequestAbortedError('the body of the request broke off'))
-    const onDrain = (): void => void body.resume()
-    this.#upload = () => {
-      body.off('data', onData).off('end', onEnd).off('error', onBroken).off('close', onBroken)
-      socket.off('drain', onDrain)
-    }
-    socket.on('drain', onDrain)
-    if (body.readableEnded) onEnd()
-    else if (body.destroyed) onBroken(body.errored)
-    else body.on('end', onEnd).on('error', onBroken).on('close', onBroken).on('data', onData)
+      },
+      end: () => {
+        isOver = true
+        this.#upload = null
+        this.#heard()
+        if (isChunked) socket.write('0\r\n\r\n', 'latin1')
+      },
+      broken: (error) => {
+        isOver = true
+        this.destroy(error)
+      },
+    })
+    // The body may have ended before.
+    if (!isOver) this.#upload = stop
   }
 
   #stopUpload(): void {
@@ -221,7 +199,7 @@ export class UpstreamConnection implements AnswerParts {
   }
 
   onHead(status: number, reason: string, lines: string[]): void {
-    const request = this.#request as Http1Request
+    const request = this.#request as DispatchedRequest
     this.#phase = 'body'
     this.#since = performance.now()
     this.#patience = request.options.bodyTimeout ?? USUAL_TIMEOUT
@@ -239,7 +217,7 @@ export class UpstreamConnection implements AnswerParts {
   }
 
   onComplete(trailers: string[], following: Following): void {
-    const request = this.#request as Http1Request
+    const request = this.#request as DispatchedRequest
     this.#request = null
     request.connection = null
     const isSent = this.#upload === null
@@ -291,7 +269,7 @@ export class UpstreamConnection implements AnswerParts {
   }
 
   #connected(): void {
-    if (this.#phase === 'connecting') this.begin(this.#request as Http1Request)
+    if (this.#phase === 'connecting') this.begin(this.#request as DispatchedRequest)
   }
 
   /** True: read on. */

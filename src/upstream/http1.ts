@@ -2,8 +2,9 @@ import type { Dispatcher as UndiciDispatcher } from 'undici'
 import errors from 'undici/lib/core/errors.js'
 import Dispatcher from 'undici/lib/dispatcher/dispatcher.js'
 import type { Millis } from '../core/record.ts'
-import { type Http1Options, UpstreamConnection } from './http1-connection.ts'
-import { type Http1DispatchOptions, Http1Request } from './http1-request.ts'
+import type { ClientOptions } from './client-options.ts'
+import { DispatchedRequest, type RawDispatchOptions } from './dispatched.ts'
+import { UpstreamConnection } from './http1-connection.ts'
 
 type Handler = UndiciDispatcher.DispatchHandler
 
@@ -17,12 +18,12 @@ type Handler = UndiciDispatcher.DispatchHandler
  * are not reported, upgrades are refused, and a stream that is not read to its end is left to its owner.
  */
 export class Http1Client extends Dispatcher {
-  readonly options: Http1Options
+  readonly options: ClientOptions
   /** Resumed by the next TLS connection. */
   session: Buffer | undefined
   /** Grows with each {@link renew}. */
   generation = 0
-  readonly #queue: Http1Request[] = []
+  readonly #queue: DispatchedRequest[] = []
   /** The connection used last comes first, so that unneeded ones expire. */
   readonly #idle: UpstreamConnection[] = []
   /** Connections whose answers have ended in this turn of the event loop. */
@@ -36,15 +37,15 @@ export class Http1Client extends Dispatcher {
   #closedBy: Error | null = null
   readonly #over = Promise.withResolvers<void>()
 
-  constructor(options: Http1Options) {
+  constructor(options: ClientOptions) {
     super()
     this.options = options
     this.#connections = options.connections
   }
 
   /** Always true: there is no limit to what waits for a connection. */
-  override dispatch(options: Http1DispatchOptions, handler: Handler): boolean {
-    const request = new Http1Request(options, handler)
+  override dispatch(options: RawDispatchOptions, handler: Handler): boolean {
+    const request = new DispatchedRequest(options, handler)
     if (this.#closedBy !== null) request.fail(this.#closedBy)
     else {
       this.#queue.push(request)
@@ -158,7 +159,7 @@ export class Http1Client extends Dispatcher {
       const connection = this.#idle.pop()
       // Its timer may be late.
       if (connection?.isOverdue(now)) connection.destroy(null)
-      else if (connection !== undefined) connection.begin(this.#queue.shift() as Http1Request)
+      else if (connection !== undefined) connection.begin(this.#queue.shift() as DispatchedRequest)
       else if (!this.#connects()) break
     }
     for (let rested = this.#resting.pop(); rested !== undefined; rested = this.#resting.pop())
@@ -169,7 +170,7 @@ export class Http1Client extends Dispatcher {
   /** Opens a connection for the next request if one is needed and allowed. */
   #connects(): boolean {
     if (this.#queue.length <= this.#resting.length || this.#open.length >= this.#connections) return false
-    this.#open.push(new UpstreamConnection(this, this.#queue.shift() as Http1Request))
+    this.#open.push(new UpstreamConnection(this, this.#queue.shift() as DispatchedRequest))
     return true
   }
 }

@@ -1,10 +1,10 @@
 import { isIP } from 'node:net'
 import type { UpstreamConfig } from '../config/config.ts'
 import type { TlsMaterial } from '../runtime/pem.ts'
+import type { ClientOptions } from './client-options.ts'
 import type { UpstreamDispatcher } from './forward.ts'
 import type { Habits } from './habits.ts'
 import { Http1Client } from './http1.ts'
-import type { Http1Options } from './http1-connection.ts'
 
 export interface Upstream {
   readonly dispatcher: UpstreamDispatcher
@@ -13,6 +13,7 @@ export interface Upstream {
   /** For the `Host` line: null keeps the client's. */
   readonly host: string | null
   readonly origin: URL
+  readonly isHttp2: boolean
   /** For connections of `node:http`. */
   readonly address: { readonly host: string; readonly port: number } | { readonly socketPath: string }
   /** For new connections. */
@@ -31,12 +32,12 @@ export interface UpstreamShared {
   readonly habits: Habits
   /** `limits.responseHead` in force. */
   readonly mostHead: () => number
-  /** `node`: undici's own pool, slower and with fewer promises (docs/adr/0128). */
+  /** `node`: undici's own pool, slower and with fewer promises (docs/adr/0128). No difference over HTTP/2. */
   readonly http?: 'plain' | 'node'
 }
 
 /**
- * Connections to the upstream. One request at a time on each (no pipelining), HTTP/1.1, certificates verified. A plain
+ * Connections to the upstream, certificates verified: over HTTP/1.1 with one request at a time on each (no pipelining), over HTTP/2 with many. A plain
  * upstream beside the proxy sees the client's `Host`; a TLS one gets the name that its certificate is for.
  */
 export async function openUpstream(
@@ -54,7 +55,7 @@ export async function openUpstream(
   let tls = named(material)
   const isTls = origin.protocol === 'https:'
   const port = Number(origin.port || (isTls ? 443 : 80))
-  const options: Http1Options = {
+  const options: ClientOptions = {
     to: socketPath === null ? { host, port } : { path: socketPath },
     // RFC 6066 §3: no addresses.
     tls: () => (isTls ? { ...(isIP(host) === 0 ? { servername: host } : {}), ...tls } : null),
@@ -64,12 +65,16 @@ export async function openUpstream(
     habits,
     maxHeaderSize: mostHead,
   }
-  const dispatcher =
-    http === 'plain' ? new Http1Client(options) : new (await import('./undici.ts')).UndiciClient(options)
+  const dispatcher = config.http2
+    ? new (await import('./http2.ts')).Http2Client(options)
+    : http === 'plain'
+      ? new Http1Client(options)
+      : new (await import('./undici.ts')).UndiciClient(options)
   return {
     dispatcher,
     mostHead,
     origin,
+    isHttp2: config.http2,
     address: socketPath === null ? { host, port } : { socketPath },
     get tls() {
       return tls

@@ -36,7 +36,12 @@ export type Forwarded =
       readonly live: LiveResponse
       readonly declaredOutcome: string | null
     }
-  | { readonly proof: 'not_sent'; readonly reason: string }
+  | {
+      readonly proof: 'not_sent'
+      readonly reason: string
+      /** It was sent, and the upstream has proved that it did not process it. */
+      readonly isRefused?: boolean
+    }
   | {
       readonly proof: 'unknown'
       readonly reason: string

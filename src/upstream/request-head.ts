@@ -30,28 +30,35 @@ function flatOf(headers: Dispatcher.DispatchOptions['headers']): readonly string
   return flat
 }
 
+interface RequestParts {
+  /** Null: the request names none. */
+  readonly host: string | null
+  readonly body: Uint8Array | Readable
+  /** Of the body; infinite: known at its end. */
+  readonly length: number
+}
+
 /**
- * The request's head (RFC 9112 §3 and §5), and its body with the length. Infinite: in chunks.
+ * Checks a request, and reads the lines that are not about its framing to `line`.
  *
  * @throws if a part could be read as something else: nothing is sent then.
  */
-export function messageOf(
+export function partsOf(
   options: Dispatcher.DispatchOptions,
-  defaultHost: string,
-): { readonly head: string; readonly body: Uint8Array | Readable; readonly length: number } {
+  line: (name: string, value: string) => void,
+): RequestParts {
   const { method, path, headers, upgrade } = options
   const body = bodyOf(options)
   if (!isFieldName(method) || method === 'CONNECT' || upgrade) throw invalid('request method')
-  if (!/^\/[\x21-\xff]*$/.test(path)) throw invalid('request path')
+  if (!/^\/[\x21-\xff]*$/.test(path) && !(path === '*' && method === 'OPTIONS')) throw invalid('request path')
   let host: string | null = null
   let announced: number | null = null
-  let lines = ''
   const flat = flatOf(headers)
   for (let i = 0; i < flat.length; i += 2) {
     const name = flat[i] as string
     const value = flat[i + 1] as string
     if (!isFieldName(name) || !isFieldValue(value)) throw invalid(`${name} header`)
-    if (!FRAMING.test(name)) lines += `${name}: ${value}\r\n`
+    if (!FRAMING.test(name)) line(name, value)
     else if (host === null && name.toLowerCase() === 'host') host = value
     else if (announced === null && /^\d{1,15}$/.test(value) && name.toLowerCase() === 'content-length')
       announced = Number(value)
@@ -59,6 +66,23 @@ export function messageOf(
   }
   const length = body instanceof Uint8Array ? body.length : (announced ?? Number.POSITIVE_INFINITY)
   if (announced !== null && announced !== length) throw invalid('content-length header')
+  return { host, body, length }
+}
+
+/**
+ * The request's head in HTTP/1.1 (RFC 9112 §3 and §5), and its body with the length. Infinite: in chunks.
+ *
+ * @throws as {@link partsOf}.
+ */
+export function messageOf(
+  options: Dispatcher.DispatchOptions,
+  defaultHost: string,
+): { readonly head: string; readonly body: Uint8Array | Readable; readonly length: number } {
+  const { method, path } = options
+  let lines = ''
+  const { host, body, length } = partsOf(options, (name, value) => {
+    lines += `${name}: ${value}\r\n`
+  })
   if (length === Number.POSITIVE_INFINITY) lines += 'transfer-encoding: chunked\r\n'
   // RFC 9110 §8.6: a length of 0 where the method leads one to expect content.
   else if (length > 0 || expectsContent(method)) lines += `content-length: ${length}\r\n`
@@ -68,7 +92,7 @@ export function messageOf(
   return { head, body, length }
 }
 
-function invalid(what: string): Error {
+export function invalid(what: string): Error {
   return new errors.InvalidArgumentError(`invalid ${what}`)
 }
 

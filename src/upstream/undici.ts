@@ -1,18 +1,18 @@
 import { buildConnector, Client, Dispatcher, Pool } from 'undici'
 import WrapHandler from 'undici/lib/handler/wrap-handler.js'
 import type { Millis } from '../core/record.ts'
-import type { Http1Options } from './http1-connection.ts'
+import type { ClientOptions } from './client-options.ts'
 import { AnswerRefused, headTooLarge } from './response-parser.ts'
 import { withFixes } from './undici-fixes.ts'
 
 /** undici's own pool (`http: node`). docs/adr/0128 lists what it promises less than `http1.ts`, and the tests that show it. */
 export class UndiciClient extends Dispatcher {
-  readonly #options: Http1Options
+  readonly #options: ClientOptions
   #connections: number
   #pool: Pool
   readonly #former = new Set<Pool>()
 
-  constructor(options: Http1Options) {
+  constructor(options: ClientOptions) {
     super()
     this.#options = options
     this.#connections = options.connections

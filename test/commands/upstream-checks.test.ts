@@ -1,5 +1,6 @@
 import { once } from 'node:events'
 import { writeFileSync } from 'node:fs'
+import { createServer as createHttp2 } from 'node:http2'
 import { createServer } from 'node:https'
 import type { AddressInfo } from 'node:net'
 import { join } from 'node:path'
@@ -9,6 +10,7 @@ import { certificate } from '../support/certificates.ts'
 import { command } from '../support/commands.ts'
 import { newKey, send, tempDir } from '../support/e2e.ts'
 import { proxyBefore } from '../support/exchange.ts'
+import { frameUpstream } from '../support/frames.ts'
 import { freePort } from '../support/redis.ts'
 import { tcpStub, upstreamStub } from '../support/upstream.ts'
 
@@ -48,6 +50,29 @@ void t.test('§15.22 doctor asks the upstream, and says what it found', async (t
   ])
   await using strange = await tcpStub((socket) => void socket.on('data', () => socket.end('\x15\x03\x01')))
   t.match(await asked(t, `url: "${strange.url}"`), [/its answer is not HTTP\/1\.1; it may want https:/])
+})
+
+void t.test('§15.22 doctor asks over HTTP/2 if the proxy does', async (t) => {
+  const upstream = createHttp2()
+  upstream.on('stream', (stream, headers) => {
+    const isAsked = headers[':path'] === '*' && headers[':method'] === 'OPTIONS'
+    stream.respond({ ':status': isAsked ? 204 : 400 }, { endStream: true })
+  })
+  upstream.listen(0, '127.0.0.1')
+  await once(upstream, 'listening')
+  t.teardown(() => upstream.close())
+  const url = `http://127.0.0.1:${(upstream.address() as AddressInfo).port}`
+  t.match(await asked(t, `url: "${url}", http2: true`), [
+    /^fine upstream: .* answers OPTIONS \* with 204 over HTTP\/2 in [\d.]+ ms$/,
+  ])
+  await using older = await upstreamStub((_seen, response) => void response.end())
+  t.match(await asked(t, `url: "${older.url}", http2: true`), [
+    /^finding upstream: .* cannot be reached: the upstream does not speak HTTP\/2/,
+  ])
+  await using ending = await frameUpstream(t, { request: (socket) => void socket.end() })
+  t.match(await asked(t, `url: "${ending.url}", http2: true`), [
+    /^finding upstream: .* takes a connection, and does not answer OPTIONS \*/,
+  ])
 })
 
 void t.test('§15.22 doctor sees TLS as the proxy does', async (t) => {

@@ -70,6 +70,7 @@ void t.test('a minimal file has every default of the property table (contract §
     readiness: { store: false },
     upstream: {
       url: 'http://127.0.0.1:3000',
+      http2: false,
       connectTimeout: 2 * SECOND,
       timeout: 60 * SECOND,
       idleTimeout: 60 * SECOND,

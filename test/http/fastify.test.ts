@@ -96,7 +96,7 @@ async function routed(matches: readonly RouteMatch[]): Promise<{
   const { defaults } = base
   const key = { ...defaults.key, presence: 'ignored' } as const
   const config = { ...base, routes: matches.map((match, n) => ({ ...defaults, key, match, name: `r${n}` })) }
-  const routing = new Routing(config, { host: null, loop: { id: '', entry: '' } })
+  const routing = new Routing(config, { host: null, takesTrailers: false, loop: { id: '', entry: '' } })
   const app = fastify({
     rewriteUrl: routing.rewriteUrl as never,
     routerOptions: { maxParamLength: Number.MAX_SAFE_INTEGER },

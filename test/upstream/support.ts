@@ -31,6 +31,7 @@ export function onBoth(name: string, body: (t: Test) => Promise<void>): void {
 export function upstreamConfig(url: string, more: Partial<UpstreamConfig> = {}): UpstreamConfig {
   return {
     url,
+    http2: false,
     connectTimeout: 10_000,
     timeout: 10_000,
     idleTimeout: 10_000,

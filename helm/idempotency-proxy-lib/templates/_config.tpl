@@ -30,12 +30,16 @@
 {{- else if $proxy.http2 -}}
 {{- $_ := set $listen "http2" true -}}
 {{- end -}}
+{{- $to := dict "url" $upstream "timeout" (printf "%ds" (int $proxy.upstream.timeoutSeconds)) -}}
+{{- if $proxy.upstream.http2 -}}
+{{- $_ := set $to "http2" true -}}
+{{- end -}}
 {{- $own := dict
       "service" (include "idempotency-proxy.service" .)
       "listen" $listen
       "ops" (dict "listen" (printf "0.0.0.0:%d" (int $proxy.opsPort)))
       "admin" $admin
-      "upstream" (dict "url" $upstream "timeout" (printf "%ds" (int $proxy.upstream.timeoutSeconds)))
+      "upstream" $to
       "store" $store
       "drain" (dict
         "delay" (printf "%ds" (include "idempotency-proxy.drainDelay" . | int))

@@ -3,8 +3,11 @@ import type { Dispatcher } from 'undici'
 import WrapHandler from 'undici/lib/handler/wrap-handler.js'
 import { headersOf } from './request-head.ts'
 
+/** The upstream has proved that it processed nothing of the request, though a part of it was sent (RFC 9113 §8.7). */
+export class NotProcessed extends Error {}
+
 /** Members that undici's own dispatchers ignore are options of this client. */
-export interface Http1DispatchOptions extends Dispatcher.DispatchOptions {
+export interface RawDispatchOptions extends Dispatcher.DispatchOptions {
   /** `raw`: the handler is given `controller.rawHeaders` and `rawTrailers` only, in place of objects made from them. */
   readonly responseHeaders?: 'raw' | null
 }
@@ -17,8 +20,8 @@ interface Carrier {
 }
 
 /** A request, and undici's controller of it. Calls for one that is over do nothing. */
-export class Http1Request implements Dispatcher.DispatchController {
-  readonly options: Http1DispatchOptions
+export class DispatchedRequest implements Dispatcher.DispatchController {
+  readonly options: RawDispatchOptions
   readonly handler: Dispatcher.DispatchHandler
   /** The connection that carries it, once it has begun. */
   connection: Carrier | null = null
@@ -32,7 +35,7 @@ export class Http1Request implements Dispatcher.DispatchController {
 
   readonly #isRaw: boolean
 
-  constructor(options: Http1DispatchOptions, handler: Dispatcher.DispatchHandler) {
+  constructor(options: RawDispatchOptions, handler: Dispatcher.DispatchHandler) {
     this.options = options
     this.handler = WrapHandler.wrap(handler)
     // undici's wrapper of an old handler needs the object of headers.
