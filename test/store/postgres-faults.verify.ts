@@ -36,27 +36,6 @@ const untilBlocked = (database: Database) =>
 function tests(server: PostgresServer): void {
   t.teardown(() => server[Symbol.asyncDispose]())
 
-  void t.test('it opens without PostgreSQL, refuses at once, and connects when it is up', async (t) => {
-    await server.stop()
-    const { register, events } = await opened(t, server.url)
-    const id = newId()
-    await t.rejects(register.put(id, claim(), SPANS), {
-      ...NOT_APPLIED,
-      message: /not connected: .*ECONNREFUSED/,
-    })
-    await t.rejects(register.traits(), NOT_APPLIED)
-    await server.start()
-    await until(answers(register))
-    t.equal((await register.get(id)).bytes, null, 'nothing was queued while it was down')
-    const told = events.filter((event) => event.startsWith('error'))
-    t.equal(new Set(told).size, told.length, 'the same error is reported once')
-    t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
-    await server.stop()
-    await until(() => events.at(-1)?.includes('ECONNREFUSED') ?? false)
-    t.ok(events.some((event) => event.startsWith('disconnected')))
-    await server.start()
-  })
-
   void t.test('operations on a hanging PostgreSQL time out, and it is used when it answers', async (t) => {
     const { register, events } = await opened(t, server.url, { timeoutMs: FAST })
     await until(works(register))
@@ -77,44 +56,6 @@ function tests(server: PostgresServer): void {
       else t.notOk(await isThere())
     }
     t.equal(events.at(-1), `connected: 127.0.0.1:${server.port}`)
-  })
-
-  void t.test('kill -9 under load loses no acknowledged claim and grants no key twice', async (t) => {
-    const { register } = await opened(t, server.url)
-    const { register: peer } = await opened(t, server.url)
-    for (let round = 0; round < 3; round++) {
-      const claims: { id: RecordId; done: number; unknown: number }[] = []
-      const load = { isOn: true }
-      const worker = async (): Promise<void> => {
-        while (load.isOn) {
-          const one = { id: newId(), done: 0, unknown: 0 }
-          claims.push(one)
-          const replies = await Promise.allSettled(
-            [register, peer, register, peer].map((store) => store.put(one.id, claim(), SPANS)),
-          )
-          for (const reply of replies)
-            if (reply.status === 'fulfilled') one.done += reply.value.done ? 1 : 0
-            else if (reply.reason.maybeApplied) one.unknown++
-          if (replies.every(({ status }) => status === 'rejected')) return
-        }
-      }
-      const workers = Array.from({ length: 4 }, worker)
-      await until(() => claims.length > 40)
-      await server.kill()
-      load.isOn = false
-      await Promise.all(workers)
-      await server.start()
-      await until(answers(register))
-      await until(answers(peer))
-      for (const { id, done, unknown } of claims) {
-        if (done > 1) t.fail(`${id} was granted ${done} times`)
-        const again = await register.put(id, claim(), SPANS)
-        if (done === 1 && again.done) t.fail(`${id} was acknowledged, and lost`)
-        if (done + unknown === 0 && !again.done)
-          t.fail(`${id} is there, though no claim may have been applied`)
-      }
-      t.ok(claims.some(({ done }) => done === 1))
-    }
   })
 
   void t.test('a claim waits for an uncommitted one, but no longer than the timeout', async (t) => {

@@ -1,9 +1,7 @@
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
-import type { Store } from '../../src/store/register.ts'
-import { RedisServer } from '../support/redis.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
-import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
+import { bytesOf, HOUR, newToken, SPANS, until } from './fixtures.ts'
 import { claiming as claim, idIn, KEYS, NOT_APPLIED, NOTE, open, redisContract } from './redis-fixtures.ts'
 
 /* Real clusters. What their nodes may answer: redis-cluster.test.ts. */
@@ -81,64 +79,3 @@ void t.test('list reads an index whose slot is moving; due reads it or fails wit
   }
   t.same(await store.due(10), [id])
 })
-
-/** Claims as a proxy does: retries until there is an answer, and recognises its own claim by the token. */
-async function claimOnce(store: Store, id: RecordId): Promise<boolean> {
-  const token = newToken()
-  for (;;)
-    try {
-      const put = await store.put(id, bytesOf('in_progress', token), SPANS)
-      return put.done || put.bytes.includes(token)
-    } catch {
-      await new Promise((later) => setTimeout(later, 20))
-    }
-}
-
-for (const [how, fail] of [
-  ['killed', (master: RedisServer) => master.kill()],
-  [
-    'replaced by an operator',
-    async (_: RedisServer, replica: RedisServer) => void (await replica.command('CLUSTER', 'FAILOVER')),
-  ],
-] as const)
-  void t.test(`when a master is ${how} under load, two proxies execute no key twice`, async (t) => {
-    await using cluster = await RedisCluster.start({ replicas: 1, nodeTimeout: 2000 })
-    const stores = [(await open(t, cluster.url)).store, (await open(t, cluster.url)).store]
-    const executed = new Map<RecordId, number>()
-    const over = new AbortController()
-    const load = async (): Promise<void> => {
-      while (!over.signal.aborted) {
-        const id = newId()
-        const mine = await Promise.all(stores.map((store) => claimOnce(store, id)))
-        executed.set(id, mine.filter((one) => one).length)
-      }
-    }
-    const loads = Array.from({ length: 8 }, load)
-    await until(() => executed.size > 500)
-    const [master, replica] = [cluster.members[0], cluster.members[3]] as {
-      server: RedisServer
-      id: string
-    }[]
-    await fail(master?.server as RedisServer, replica?.server as RedisServer)
-    await until(async () => String(await replica?.server.command('ROLE')).startsWith('master'))
-    const then = executed.size
-    await until(() => executed.size > then + 500)
-    over.abort()
-    await Promise.all(loads)
-    t.same(
-      [...executed.values()].filter((times) => times > 1),
-      [],
-      `of ${executed.size} keys`,
-    )
-    // Asynchronous replication may lose a claim. Whatever was not lost is not given out again.
-    const [store] = stores as [Store]
-    const claimed = [...executed].filter(([, times]) => times === 1).map(([id]) => id)
-    const lost: RecordId[] = []
-    const again: RecordId[] = []
-    for (const id of claimed) {
-      if ((await store.get(id)).bytes === null) lost.push(id)
-      if (await claimOnce(store, id)) again.push(id)
-    }
-    t.same(again, lost, `${lost.length} of ${claimed.length} claims were lost`)
-    if (how !== 'killed') t.same(lost, [])
-  })

@@ -95,27 +95,6 @@ void t.test('W01 a server that is back with an older snapshot begins a grace', a
   t.match(await claim(store), { done: true })
 })
 
-void t.test('W01 a failover that nobody may write down is not noticed before somebody may', async (t) => {
-  await using own = await RedisServer.start()
-  await using name = await relay(own.port)
-  const { store, epochs, held: seen } = await open(t, `redis://127.0.0.1:${name.port}`, { grace: 400 })
-  await until(() => epochs.length === 1)
-  name.accept = false
-  name.cut()
-  await promoted(own)
-  await own.command('CONFIG', 'SET', 'min-replicas-to-write', '1')
-  name.accept = true
-  await until(answers(store))
-  await t.rejects(claim(store), { name: 'StoreUnavailable' })
-  // Several checks later.
-  const { length } = seen
-  await until(() => seen.length >= length + 3)
-  t.equal(epochs.length, 1)
-  await own.command('CONFIG', 'SET', 'min-replicas-to-write', '0')
-  await until(() => epochs.length === 2)
-  t.ok((epochs[1]?.left ?? 0) > 0)
-})
-
 void t.test('a master that has become a replica is left even if nothing is written', async (t) => {
   await using own = await RedisServer.start()
   await using between = await relay(own.port)
@@ -135,36 +114,4 @@ void t.test('a replica refuses a claim instead of holding it', async (t) => {
   await own.command('FLUSHALL')
   await own.command('REPLICAOF', '127.0.0.1', '1')
   await t.rejects(claim(store), /READONLY|not connected/)
-})
-
-void t.test('a grace begins on the only node of a cluster, too', async (t) => {
-  await using own = await RedisServer.start({ args: ['--cluster-enabled', 'yes'] })
-  await own.command('CLUSTER', 'ADDSLOTSRANGE', 0, 16383)
-  await until(async () => String(await own.command('CLUSTER', 'INFO')).includes('cluster_state:ok'))
-  for (const key of KEYS.epochs) await own.command('SET', key, `${'0'.repeat(40)} 1 2`)
-  const { store, epochs } = await open(t, own.url)
-  await until(() => epochs.length === 1)
-  t.ok(epochs[0]?.concerns(newId()))
-  await held(store)
-})
-
-void t.test('every proxy notices a new epoch, even if its server falls silent', async (t) => {
-  await using own = await RedisServer.start()
-  await promoted(own)
-  await using between = await relay(own.port)
-  const a = await open(t, own.url, { grace: 200 })
-  const b = await open(t, `redis://127.0.0.1:${between.port}`, { grace: 200 })
-  await until(() => a.epochs.length === 1 && b.epochs.length === 1)
-  t.ok(a.held.some((left) => left > 0))
-  await until(() => a.held.at(-1) === 0 && b.held.at(-1) === 0)
-  await own.command('FLUSHALL')
-  await until(() => a.epochs.length >= 2 && b.epochs.length >= 2)
-  // No reply, and no end of the connection: only a look notices.
-  let connections = 0
-  between.onCommand = (bytes) => void (connections += bytes.includes('setname') ? 1 : 0)
-  between.passReplies = false
-  await until(() => connections > 0)
-  between.passReplies = true
-  await own.restart()
-  await until(() => a.epochs.length >= 3 && b.epochs.length >= 3)
 })

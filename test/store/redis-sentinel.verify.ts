@@ -1,5 +1,4 @@
 import t from 'tap'
-import type { Millis } from '../../src/core/record.ts'
 import { RedisServer } from '../support/redis.ts'
 import { MASTER, SentinelGroup } from '../support/redis-sentinel.ts'
 import { bytesOf, claim, newId, newToken, SPANS, until } from './fixtures.ts'
@@ -8,9 +7,6 @@ import { NOT_APPLIED, open, redisContract, takesClaims as writes } from './redis
 /* Real Sentinels. What they may answer: redis-sentinel.test.ts. */
 
 t.setTimeout(300_000)
-
-/** Until a command to a paused master is given up. */
-const FAST: Millis = 300
 
 const group = await SentinelGroup.start()
 t.teardown(() => group[Symbol.asyncDispose]())
@@ -45,30 +41,6 @@ void t.test('operations and watchers follow an operator’s failover', async (t)
   t.ok((await peer.swap(id, { version }, bytesOf('unknown', newToken()), SPANS, false)).done)
   await until(() => told > seen)
 })
-
-for (const [what, end] of [
-  ['killed', (server: RedisServer) => server.kill()],
-  ['paused', async (server: RedisServer) => server.pause()],
-] as const)
-  void t.test(`a ${what} master is replaced by the one that the Sentinels promote`, async (t) => {
-    await using group = await SentinelGroup.start()
-    const { store, events } = await open(t, group.url, { timeoutMs: FAST })
-    const id = newId()
-    t.ok((await claim(store, id)).done)
-    const before = (await group.master()) as RedisServer
-    await before.command('WAIT', 2, 0)
-    await group.impatient()
-    await end(before)
-    await until(writes(store))
-    // The other Sentinels hear of it a little later.
-    await until(async () => ![undefined, before].includes(await group.master()))
-    const after = await group.master()
-    t.equal(events.at(-1), `connected: 127.0.0.1:${after?.port}`)
-    t.ok((await store.get(id)).bytes)
-    if (what === 'paused') before.resume()
-    else await before.start()
-    t.ok((await store.get(id)).bytes, 'the old master is not asked')
-  })
 
 void t.test('servers and Sentinels can have different passwords, which no event shows', async (t) => {
   await using server = await RedisServer.start({ args: ['--requirepass', 'p@ss'] })

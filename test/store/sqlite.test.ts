@@ -1,5 +1,4 @@
 import assert from 'node:assert/strict'
-import { once } from 'node:events'
 import { statSync } from 'node:fs'
 import { join } from 'node:path'
 import { DatabaseSync } from 'node:sqlite'
@@ -148,24 +147,4 @@ void t.test('when its thread dies, pending operations fail and it is started aga
 
   workers.at(-1)?.emit('error', new Error('a bug'))
   t.ok((await register.get(id)).bytes, 'an error alone does not end the thread')
-})
-
-void t.test('close waits for what was asked before it, and the next process finds all of it', async (t) => {
-  using dir = tempDir()
-  const file = join(dir.path, 'records.db')
-  const register = await open(file)
-  const id = newId()
-  const rate = { count: 1, per: HOUR }
-  const taken = register.limits.take(id, rate, 1)
-  const put = register.put(id, bytesOf('completed', newToken()), SPANS)
-  const exited = once(workers.at(-1) as Worker, 'exit')
-  await register.close()
-  await exited
-  t.equal(await taken, 0)
-  t.match(await put, { done: true })
-  await t.rejects(register.get(id), { name: 'StoreUnavailable', maybeApplied: false })
-  const again = await open(file)
-  t.ok((await again.get(id)).bytes)
-  t.not(await again.limits.take(id, rate, 1), 0)
-  await again.close()
 })

@@ -70,24 +70,6 @@ void t.test('acknowledged records survive kill -9 while records move to the tabl
   await register.close()
 })
 
-void t.test('of two processes on one file, exactly one gets each claim', async (t) => {
-  using dir = tempDir()
-  const file = join(dir.path, 'records.db')
-  const ids = Array.from({ length: 20 }, newId)
-  const claims = (token: Buffer) => `
-    const bytes = Buffer.from('${bytesOf('in_progress', token).toString('base64')}', 'base64')
-    const ids = ${JSON.stringify(ids)}
-    const replies = await Promise.all(ids.map((id) => register.put(id, bytes, { dueIn: 1000, dropIn: 1e9 })))
-    process.stdout.write(JSON.stringify(replies.map((reply) => reply.done)))
-    await register.close()`
-  const children = [program(claims(newToken()), file), program(claims(newToken()), file)]
-  const [one, two] = (await Promise.all(children.map((child) => child.said))).map((said) =>
-    JSON.parse(String(said)),
-  )
-  for (const n of ids.keys()) t.not(one[n], two[n])
-  for (const child of children) t.equal(await child.exited, 0, 'close() lets the process end')
-})
-
 void t.test(
   'a read-only file or folder is refused at open',
   { skip: process.getuid?.() !== 0 },
