@@ -1,34 +1,8 @@
 /** At length and with hostile bodies: the product's reader against the tree reader; bodies of all kinds: the fuzz target `json`. */
-import fc from 'fast-check'
 import t from 'tap'
 import { LARGE } from '../../bench/bodies.ts'
 import { words } from './fixtures.ts'
 import { form } from './json-tree.ts'
-
-void t.test('both readers find the same in a usual body with some bytes changed', async () => {
-  const bytes = Buffer.from(
-    JSON.stringify(JSON.parse(LARGE.slice(0, 4096).replace(/,\{[^}]*$/, '],"note":""}'))),
-  )
-  const change = fc.tuple(
-    fc.nat(bytes.length - 1),
-    fc.constantFrom(...words`" \ { } [ ] , : 0 . 5 e E - t a`, ' ', '\n', '\0', '\x1f'),
-    fc.boolean(),
-  )
-  fc.assert(
-    fc.property(fc.array(change, { minLength: 1, maxLength: 4 }), (changes) => {
-      let body = bytes
-      for (const [at, character, isMore] of changes)
-        body = Buffer.concat([
-          body.subarray(0, at),
-          Buffer.from(character),
-          body.subarray(at + (isMore ? 0 : 1)),
-        ])
-      form(body)
-    }),
-    { numRuns: 1000, seed: 98 },
-  )
-  form(LARGE)
-})
 
 void t.test('any character at any place is read as the tree reader does', async () => {
   const beginnings = words`| 0 1 -1 1. 1.5 0.5 0.05 1e 1e+ 1e5 1.5e-5 - [ [1 [1, ["a" { {"a" {"a": {"a":1 {"a":1, t tr tru true n nul fal fals
@@ -73,6 +47,7 @@ void t.test('hostile texts of 1 MiB are read correctly', async (t) => {
   const numbered = (by: number, modulus: number) =>
     `{${Array.from({ length: 60_000 }, (_, i) => `"${(i * by) % modulus}":${i}`).join(',')}}`
   const rows: readonly (readonly [string, boolean])[] = [
+    [LARGE, true],
     [`1${'0'.repeat(size)}`, false],
     ['1'.repeat(size), false],
     [`0.${'0'.repeat(size)}1`, false],

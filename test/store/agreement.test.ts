@@ -5,15 +5,8 @@ import { Agreement } from '../../src/store/agreement.ts'
 import { all, inPhase } from '../../src/store/around.ts'
 import { IDENTIFICATION_MARK, MARKED_FOR, SURE_FOR } from '../../src/store/moving/phases.ts'
 import { decodeRecord } from '../../src/store/record/codec.ts'
-import {
-  CorruptRecord,
-  InGrace,
-  OutOfPhase,
-  type PutKind,
-  type Store,
-  StoreUnavailable,
-} from '../../src/store/register.ts'
-import { answeringLater, bytesOf, hurried, newId, newToken, SPANS, until } from './fixtures.ts'
+import { CorruptRecord, InGrace, OutOfPhase, type PutKind, type Store } from '../../src/store/register.ts'
+import { answeringLater, bytesOf, down, failing, hurried, newId, newToken, SPANS, until } from './fixtures.ts'
 
 /** The first agree with each other, not with the second. */
 const [ONE, OTHER] = [{ scope: 'a' }, { scope: 'b' }].map(
@@ -40,20 +33,6 @@ function world() {
   return { clock, store, said, agreement, isSure }
 }
 
-/** The store with another answer to writes of the mark. */
-function answering(store: Store, answer: (entry?: PutKind) => Error | null): Store {
-  const or = <T>(reply: () => T | Promise<T>, entry?: PutKind): T | Promise<T> => {
-    const error = answer(entry)
-    return error === null ? reply() : Promise.reject(error)
-  }
-  return {
-    ...store,
-    put: (...args) => or(() => store.put(...args), args[3]),
-    swap: (...args) => or(() => store.swap(...args)),
-  }
-}
-
-const down = () => new StoreUnavailable('down', false)
 const claim = async (store: Store) => store.put(newId(), bytesOf('in_progress', newToken()), SPANS)
 
 void t.test('Y20 who identifies records differently claims only once nobody holds the mark', async (t) => {
@@ -118,7 +97,7 @@ void t.test('Y20 a replica that was paused looks before it claims', async (t) =>
 void t.test('Y20 in a grace, only who was sure of the mark writes it again', async (t) => {
   const { clock, store, agreement, isSure } = world()
   const entries: (PutKind | undefined)[] = []
-  const graceful = answering(store, (entry) => {
+  const graceful = failing(store, (entry) => {
     if (entry === undefined) return null
     entries.push(entry)
     return entry === 'claim' && entries.length > 1 ? new InGrace(clock.now, clock.now, 1000) : null
@@ -232,7 +211,7 @@ void t.test('Y20 the last of those that agree takes the mark away as it ends', a
   t.ok(isSure(next), 'at once')
   await same.stop()
   t.not((await store.get(IDENTIFICATION_MARK)).bytes, null)
-  await agreement(OTHER, { stores: [answering(store, down)] }).stop()
+  await agreement(OTHER, { stores: [failing(store, down)] }).stop()
 })
 
 void t.test('Y20 a mark that others change meanwhile is tried again, but not for ever', async (t) => {
@@ -285,7 +264,7 @@ void t.test('Y20 while the store is down it claims nothing, and tries often', as
   const hasPaused = (time: number) => pauses.some(({ delay }) => delay === time)
   const { store, said, agreement, isSure } = world()
   let isDown = true
-  const one = agreement(ONE, { stores: [answering(store, () => (isDown ? down() : null))] })
+  const one = agreement(ONE, { stores: [failing(store, () => (isDown ? down() : null))] })
   await one.enter()
   t.notOk(isSure(one))
   t.equal(one.conflict, null, 'the store may take no fleet out of service')
@@ -309,7 +288,7 @@ void t.test('Y20 a bug of the store is not taken for an outage', async (t) => {
   const { store, agreement } = world()
   const bug = () => new TypeError('a bug')
   for (const act of ['enter', 'renew', 'ensure', 'rewrite'] as const)
-    await t.rejects(agreement(ONE, { stores: [answering(store, bug)] })[act](), { name: 'TypeError' })
+    await t.rejects(agreement(ONE, { stores: [failing(store, bug)] })[act](), { name: 'TypeError' })
 })
 
 void t.test('an agreement works with its default clock', async (t) => {

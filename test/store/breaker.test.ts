@@ -7,7 +7,7 @@ import {
   StoreFull,
   StoreUnavailable,
 } from '../../src/store/register.ts'
-import { newId, newToken, SPANS, until } from './fixtures.ts'
+import { newId, newToken, SPANS, settling, until } from './fixtures.ts'
 
 /** Timers of the breaker wait until the test lets them go. Returns how long each is to wait, in order. */
 function byHand(t: Test) {
@@ -239,10 +239,10 @@ void t.test('close waits for the store to close', async (t) => {
   const { store } = scripted()
   const { promise: closed, resolve } = Promise.withResolvers<void>()
   const breaker = withBreaker({ ...store, close: () => closed }, { ...BREAKER_DEFAULTS, onState: () => {} })
-  let isClosed = false
-  const closing = breaker.close().then(() => (isClosed = true))
+  const closing = breaker.close()
+  const isClosed = settling(closing)
   await new Promise((next) => setImmediate(next))
-  t.equal(isClosed, false)
+  t.equal(isClosed(), false)
   resolve()
   await closing
 })

@@ -10,7 +10,7 @@ import type { CompletedResponse, Fingerprint, RecordDraft, RecordId, Spans } fro
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { migrating } from '../../src/store/moving/migrating.ts'
 import { encodeDraft } from '../../src/store/record/codec.ts'
-import type { PutKind, Store } from '../../src/store/register.ts'
+import { type PutKind, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import type { Harness } from './contract.ts'
 
 export const MINUTE = 60_000
@@ -104,6 +104,30 @@ export function tempDir(): { path: string } & Disposable {
 /** Resolves when `check` holds; polls on a short timer, for states that no event announces. */
 export async function until(check: () => boolean | Promise<boolean>): Promise<void> {
   while (!(await check())) await new Promise((next) => setTimeout(next, 10))
+}
+
+/** The store, whose records can be neither read nor written while `why` gives an error for it. */
+export function failing(store: Store, why: (entry?: PutKind) => unknown): Store {
+  const or = <T>(reply: () => T | Promise<T>, entry?: PutKind): T | Promise<T> => {
+    const error = why(entry)
+    return error instanceof Error ? Promise.reject(error) : reply()
+  }
+  return {
+    ...store,
+    put: (...args) => or(() => store.put(...args), args[3]),
+    swap: (...args) => or(() => store.swap(...args)),
+    get: async (id) => or(() => store.get(id)),
+  }
+}
+
+export const down = () => new StoreUnavailable('down', false)
+
+/** Whether it has settled meanwhile. */
+export function settling(promise: Promise<unknown>): () => boolean {
+  let isSettled = false
+  const settled = () => void (isSettled = true)
+  promise.then(settled, settled)
+  return () => isSettled
 }
 
 /** Pauses last a turn of the event loop. Returns how long they were to last, and whether they keep the process alive. */

@@ -1,4 +1,4 @@
-import t from 'tap'
+import t, { type Test } from 'tap'
 import type { Phase } from '../../src/core/copies.ts'
 import type { RecordId, State } from '../../src/core/record.ts'
 import { inPhase } from '../../src/store/around.ts'
@@ -13,7 +13,18 @@ import {
 } from '../../src/store/moving/phases.ts'
 import { decodeRecord, readStamps } from '../../src/store/record/codec.ts'
 import { InGrace, OutOfPhase, type Store, StoreUnavailable } from '../../src/store/register.ts'
-import { answeringLater, bytesOf, hurried, newId, newToken, SPANS, until } from './fixtures.ts'
+import {
+  answeringLater,
+  bytesOf,
+  down,
+  failing,
+  hurried,
+  newId,
+  newToken,
+  SPANS,
+  settling,
+  until,
+} from './fixtures.ts'
 
 const MARKED_FOR = 15_000
 const SURE_FOR = 10_000
@@ -49,16 +60,9 @@ async function recordIn(store: Store, phase: Phase) {
   return decodeRecord((await store.get(markOf(phase))).bytes as Buffer)
 }
 
-function failing(store: Store, fails: () => boolean): Store {
-  const down = async (): Promise<never> => {
-    throw new StoreUnavailable('down', false)
-  }
-  return {
-    ...store,
-    put: (...args) => (fails() ? down() : store.put(...args)),
-    swap: (...args) => (fails() ? down() : store.swap(...args)),
-    get: (id) => (fails() ? down() : store.get(id)),
-  }
+async function entered(t: Test, replica: Pick<Presence, 'enter' | 'stop'>): Promise<void> {
+  await replica.enter()
+  t.teardown(() => replica.stop())
 }
 
 for (const [one, other] of [
@@ -70,8 +74,7 @@ for (const [one, other] of [
     async (t) => {
       const { clock, sides, said, presence } = world()
       const first = presence(one)
-      await first.enter()
-      t.teardown(() => first.stop())
+      await entered(t, first)
       t.equal(first.refusal, null)
       const second = presence(other)
       await t.rejects(second.enter(), { name: 'PhaseConflict', message: new RegExp(`phase ${one} is alive`) })
@@ -79,8 +82,7 @@ for (const [one, other] of [
       t.match(second.refusal, /move all replicas through phase both/)
       t.equal(await isMarked(sides.from, other), false, 'the refused replica leaves no mark')
       const between = presence('both')
-      await between.enter()
-      t.teardown(() => between.stop())
+      await entered(t, between)
       t.equal(between.refusal, null, 'replicas in adjacent phases run side by side')
       await between.ensure()
       await t.rejects(second.ensure(), { name: 'OutOfPhase', maybeApplied: false })
@@ -122,8 +124,8 @@ void t.test('a store cannot be moved to itself under another name', async (t) =>
 void t.test('a replica waits while a store is down; a mirror does not need the new one', async (t) => {
   const pauses = hurried(t)
   const { sides, said, presence } = world()
-  let down = true
-  const to = failing(sides.to, () => down)
+  let isDown = true
+  const to = failing(sides.to, () => isDown && down())
   const mirror = presence('mirror', { to })
   await mirror.renew()
   t.equal(mirror.refusal, null)
@@ -132,7 +134,7 @@ void t.test('a replica waits while a store is down; a mirror does not need the n
   t.match(both.refusal, /^cannot tell/)
   t.match(said.at(-1), /down/)
   await until(() => said.some((why) => why?.includes('cannot be announced') === true))
-  down = false
+  isDown = false
   await until(() => both.refusal === null)
   t.same(pauses[0], { delay: 500, ref: false }, 'it tries often')
   await both.stop()
@@ -266,8 +268,7 @@ void t.test('a replica in phase new goes on even if its mark does not say that i
     throw new StoreUnavailable('full', false)
   }
   const first = presence('new', { from: { ...sides.from, history: { ...sides.from.history, append } } })
-  await first.enter()
-  t.teardown(() => first.stop())
+  await entered(t, first)
   for (let n = 0; n < 5; n++) {
     t.equal(first.refusal, null)
     clock.now += SURE_FOR - 1
@@ -280,17 +281,17 @@ void t.test('a replica that stops waits for the renewal that it has begun', asyn
   const { promise: answered, resolve: answer } = Promise.withResolvers<void>()
   let asked = 0
   const put: Store['put'] = async (...args) => {
-    if (asked++ === 0) throw new StoreUnavailable('down', false)
+    if (asked++ === 0) throw down()
     await answered
     return sides.to.put(...args)
   }
   const both = presence('both', { to: { ...sides.to, put } })
   await both.enter()
   await until(() => asked > 1)
-  let isStopped = false
-  const stopped = both.stop().then(() => (isStopped = true))
+  const stopped = both.stop()
+  const isStopped = settling(stopped)
   await new Promise((next) => setImmediate(next))
-  t.equal(isStopped, false)
+  t.equal(isStopped(), false)
   answer()
   await stopped
   t.equal(both.refusal, null)
@@ -328,14 +329,13 @@ void t.test('a replica that waits for phase new to begin', async (t) => {
   })
   await t.test('goes on waiting while a store is down', async (t) => {
     const { clock, sides, said, presence } = world()
-    let down = false
-    const from = failing(sides.from, () => down)
+    let isDown = false
+    const from = failing(sides.from, () => isDown && down())
     const waiting = presence('new', { from }, async (time) => {
       clock.now += time
-      down = true
+      isDown = true
     })
-    await waiting.enter()
-    t.teardown(() => waiting.stop())
+    await entered(t, waiting)
     t.match(waiting.refusal, /cannot tell/)
     t.equal(said.at(-1), 'down')
   })
@@ -448,8 +448,7 @@ void t.test('W10 replicas on the old store alone stop before one in phase new cl
   const { clock, sides, said, presence, lookout } = world()
   const plain = lookout(sides.from)
   t.match(plain.refusal, /cannot tell/, 'it has not looked yet')
-  await plain.enter()
-  t.teardown(() => plain.stop())
+  await entered(t, plain)
   t.equal(plain.refusal, null)
   const looked = clock.now
   const first = presence('new')
@@ -475,8 +474,7 @@ void t.test('W10 replicas on the old store alone stop before one in phase new cl
 
   const second = presence('new')
   const before = clock.now
-  await second.enter()
-  t.teardown(() => second.stop())
+  await entered(t, second)
   t.equal(clock.now, before, 'the first has waited for all of them')
   t.equal(second.refusal, null)
   await lookout(sides.to).enter()
@@ -487,8 +485,7 @@ void t.test('W10 replicas on the old store alone stop before one in phase new cl
   t.equal(plain.refusal, null, 'no replica is in phase new any more')
   t.same(said.slice(earlier), [null], 'which it says once')
   const entering = presence('new')
-  await entering.enter()
-  t.teardown(() => entering.stop())
+  await entered(t, entering)
   t.ok(clock.now >= before + MARKED_FOR + SURE_FOR, 'so the next one waits again')
   t.equal(entering.refusal, null)
 })
@@ -496,8 +493,7 @@ void t.test('W10 replicas on the old store alone stop before one in phase new cl
 void t.test('W09 W10 a mark that a failover loses counts until its replicas have renewed it', async (t) => {
   const { clock, sides, presence, lookout } = world()
   const renewing = presence('new')
-  await renewing.enter()
-  t.teardown(() => renewing.stop())
+  await entered(t, renewing)
   for (const held of [presence('mirror'), lookout(sides.from)]) {
     const look = () => (held instanceof Presence ? held.renew() : held.ensure().catch(() => {}))
     await look()
@@ -519,8 +515,7 @@ void t.test('W10 a replica without store.migrate does not use a new store that l
   for (const phase of ['mirror', 'both'] as const) {
     const { sides, presence, lookout } = world()
     const replica = presence(phase)
-    await replica.enter()
-    t.teardown(() => replica.stop())
+    await entered(t, replica)
     await t.rejects(lookout(sides.to).enter(), { message: /this store does not have all records yet/ })
     const old = lookout(sides.from)
     await old.enter()
@@ -531,16 +526,15 @@ void t.test('W10 a replica without store.migrate does not use a new store that l
 
 void t.test('W10 a replica whose store was down cannot tell, and asks once for all its claims', async (t) => {
   const { clock, sides, lookout } = world()
-  let down = true
+  let isDown = true
   let asked = 0
-  const store = failing(sides.from, () => down)
+  const store = failing(sides.from, () => isDown && down())
   const plain = lookout({ get: (id) => (asked++, store.get(id)) })
-  await plain.enter()
-  t.teardown(() => plain.stop())
+  await entered(t, plain)
   const guarded = inPhase(store, plain)
   const claim = async () => guarded.put(newId(), bytesOf('in_progress', newToken()), SPANS)
   await t.rejects(claim(), { name: 'StoreUnavailable' }, 'a route that bypasses may go on')
-  down = false
+  isDown = false
   asked = 0
   await Promise.all([plain.ensure(), plain.ensure()])
   t.equal(asked, 3)
@@ -552,8 +546,7 @@ void t.test('W10 a replica whose store was down cannot tell, and asks once for a
   const broken = lookout({ get: async () => Promise.reject(new TypeError('a bug')) })
   await t.rejects(broken.enter(), { name: 'TypeError' })
   const damaged = lookout({ get: async () => ({ now: 0, bytes: Buffer.from('no record') }) })
-  await damaged.enter()
-  t.teardown(() => damaged.stop())
+  await entered(t, damaged)
   t.match(damaged.refusal, /cannot tell/)
   await t.rejects(damaged.ensure(), { name: 'CorruptRecord' })
 })
@@ -561,8 +554,7 @@ void t.test('W10 a replica whose store was down cannot tell, and asks once for a
 void t.test('W10 a late reply counts only if phase new has not begun meanwhile', async (t) => {
   const { clock, sides, presence, lookout } = world()
   const plain = lookout(sides.from)
-  await plain.enter()
-  t.teardown(() => plain.stop())
+  await entered(t, plain)
   let meanwhile = async (): Promise<void> => {}
   const slow: Store = {
     ...sides.from,
@@ -593,10 +585,10 @@ void t.test('W10 a lookout keeps looking, with its default clock', async (t) => 
   t.equal(looking.refusal, null)
   await until(() => asked > 3)
   t.same(pauses, [{ delay: 3000, ref: false }], 'which keeps no process alive')
-  let isStopped = false
-  const stopped = looking.stop().then(() => (isStopped = true))
+  const stopped = looking.stop()
+  const isStopped = settling(stopped)
   await new Promise((next) => setImmediate(next))
-  t.equal(isStopped, false, 'it waits for the look that it has begun')
+  t.equal(isStopped(), false, 'it waits for the look that it has begun')
   answer()
   await stopped
   t.equal(asked, 6, 'and begins no other')

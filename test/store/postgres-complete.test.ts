@@ -10,7 +10,7 @@ import { packed } from '../../src/store/record/packed.ts'
 import { Sealer } from '../../src/store/record/sealing.ts'
 import { Records } from '../../src/store/records.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
-import { ALL_BYTES, draft, HOUR, MINUTE, newId, newToken, SPANS, until } from './fixtures.ts'
+import { ALL_BYTES, draft, HOUR, MINUTE, newId, newToken, SPANS, settling, until } from './fixtures.ts'
 import { opened } from './postgres-fixtures.ts'
 
 t.setTimeout(300_000)
@@ -424,14 +424,12 @@ async function tests(): Promise<void> {
     await app.query('BEGIN')
     await complete(app, locked)
     const others = await Promise.all(Array.from({ length: 20 }, () => claim()))
-    let isOver = false
     const settle = async ({ id, token }: Claimed) =>
       await records.settle(id, draft('completed', token), SPANS)
-    const last = settle(locked).finally(() => {
-      isOver = true
-    })
+    const last = settle(locked)
+    const isOver = settling(last)
     for (const reply of await Promise.all(others.map(settle))) t.match(reply, { kind: 'written' })
-    t.notOk(isOver)
+    t.notOk(isOver())
     await app.query('COMMIT')
     t.match(await last, { kind: 'refused', record: { state: 'completed' } })
   })

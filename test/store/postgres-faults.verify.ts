@@ -4,7 +4,7 @@ import { decodeRecord } from '../../src/store/record/codec.ts'
 import { type Certificate, certificate } from '../support/certificates.ts'
 import { type Database, NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { relay } from '../support/relay.ts'
-import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
+import { bytesOf, HOUR, newId, newToken, SPANS, settling, until } from './fixtures.ts'
 import {
   APPLIED,
   answers,
@@ -295,13 +295,10 @@ function tests(server: PostgresServer): void {
       message: /canceling wait for synchronous replication/,
     })
     const waiting = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-    let isOver = false
-    void cancelled.then(() => {
-      isOver = true
-    })
+    const isOver = settling(cancelled)
     await until(async () => {
       await server.sql(waiting)
-      return isOver
+      return isOver()
     })
     await server.requireNoStandby()
     await until(async () => (await server.sql('SHOW synchronous_standby_names'))[0]?.[0] === '')

@@ -13,6 +13,7 @@ import {
   textsOf,
 } from '../support/fake-lanes.ts'
 import type { FakeLink } from '../support/fake-links.ts'
+import { settling } from './fixtures.ts'
 
 // When connections are made, dropped and used, and what replies, failures and other servers mean for them, at a time that the test passes.
 
@@ -466,13 +467,11 @@ void t.test('closing refuses what waits, and leaves neither connections nor time
   await fake.settled()
   await refused(attempts.at(-1), 'no room')
   const { length } = events
-  let isEnded = false
-  const ending = lanes.close().then(() => {
-    isEnded = true
-  })
+  const ending = lanes.close()
+  const isEnded = settling(ending)
   for (const error of await Promise.all(waiting.slice(0, 3)))
     t.match(error, { ...NOT_APPLIED, message: 'PostgreSQL is not connected: closed' })
-  t.notOk(isEnded, 'not before its connections')
+  t.notOk(isEnded(), 'not before its connections')
   await ending
   t.same(openOf(links), [])
   t.equal(fake.timers(), 0)

@@ -1,10 +1,9 @@
 import t from 'tap'
-import { openStore, storeName } from '../../src/store/open.ts'
 import { openPostgresStore } from '../../src/store/postgres/store.ts'
 import { NO_POSTGRES, PostgresServer } from '../support/postgres.ts'
 import { registerContract } from './contract.ts'
 import { exactContract } from './exact.ts'
-import { bytesOf, HOUR, newId, newToken, PLAIN_STORE, SPANS, until } from './fixtures.ts'
+import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
 import { claim, opened, works } from './postgres-fixtures.ts'
 
 t.setTimeout(300_000)
@@ -121,27 +120,5 @@ async function tests(): Promise<void> {
       replication: 'commits wait for no standby; connected: 0',
       room: /^\d+ MiB at the last VACUUM; \d+ rows, and \d+ dead ones$/,
     })
-  })
-
-  void t.test('store.url opens a PostgreSQL store', async (t) => {
-    const url = server.url.replace('postgres:', 'postgresql:')
-    const config = { service: 'pay', store: { ...PLAIN_STORE, url } }
-    const pruned: number[] = []
-    const onPruned = (records: number) => void pruned.push(records)
-    const store = await openStore(config, { onEvent: () => {}, onBreaker: () => {}, onPruned })
-    t.teardown(() => store.close())
-    t.equal(store.name, storeName(url))
-    t.ok((await store.put(newId(), claim(), SPANS)).done)
-    t.same(pruned, [0])
-  })
-
-  void t.test('a row that no release wrote is a corrupt record, and stays', async (t) => {
-    const { register } = await opened(t, server.url)
-    const id = newId()
-    await server.sql(`INSERT INTO idempotency.records
-      SELECT 1, 1, 1, 1, 1, 9000000000000000, 1, 1, '${id}', 'pay', '\\x00', '\\x', '\\x'`)
-    await t.rejects(register.get(id), { name: 'CorruptRecord' })
-    await t.rejects(register.put(id, claim(), SPANS), { name: 'CorruptRecord' })
-    t.equal((await server.sql(`SELECT id FROM idempotency.records WHERE id = '${id}'`)).length, 1)
   })
 }

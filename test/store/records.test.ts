@@ -18,7 +18,7 @@ import {
   StoreFull,
   StoreUnavailable,
 } from '../../src/store/register.ts'
-import { bytesOf, draft, newId, newToken, response, SPANS } from './fixtures.ts'
+import { bytesOf, draft, failing, newId, newToken, response, SPANS } from './fixtures.ts'
 
 function setup() {
   const clock = { now: 1_795_000_000_000 }
@@ -228,12 +228,6 @@ void t.test('tokens are 16 random bytes, different with every call, and never ch
     hex,
   )
 })
-
-/** A store that fails as it is told, or answers for the real one. */
-function failing(register: Store, error: () => unknown): Store {
-  const fail = <Reply>(): Promise<Reply> => Promise.reject(error())
-  return { ...register, put: fail, swap: fail, get: fail }
-}
 
 void t.test('what a store cannot do is a value, and what it should never do is thrown', async (t) => {
   const { register } = setup()

@@ -20,7 +20,7 @@ import {
 } from '../support/fake-redis.ts'
 import { frozenClock } from '../support/frozen-clock.ts'
 import { relay } from '../support/relay.ts'
-import { bytesOf, claim, newId, newToken, SPANS, until } from './fixtures.ts'
+import { bytesOf, claim, newId, newToken, SPANS, settling, until } from './fixtures.ts'
 import { claiming, idIn, KEYS, NOT_APPLIED, open } from './redis-fixtures.ts'
 
 /* `store.wait`: what a master may answer, from one that says what the test wants. Real replicas: redis-barrier.verify.ts. */
@@ -165,14 +165,11 @@ void t.test('a reply of another form is no acknowledgement', async (t) => {
 void t.test('a round takes as long as its waits, and no longer', async (t) => {
   const clock = frozenClock(t)
   const { server, store, asked } = await waiting(t, { timeout: 200 }, { wait: null }, 60)
-  let isOver = false
   const claiming = claim(store)
-  void claiming.then(() => {
-    isOver = true
-  })
+  const isOver = settling(claiming)
   await clock.until(() => asked().length === 2)
   await clock.pass(400)
-  t.notOk(isOver)
+  t.notOk(isOver())
   server.write(int(1))
   await claiming
   const late = t.rejects(claim(store), { ...UNREPLICATED, message: /timed out/ })
@@ -340,11 +337,8 @@ void t.test('all replicas are those that are connected or may be promoted, one a
   await clock.pass(1001)
   const late = claim(store)
   await clock.until(() => asks > 4)
-  let isOver = false
-  void late.then(() => {
-    isOver = true
-  })
-  await clock.passUntil(() => isOver)
+  const isOver = settling(late)
+  await clock.passUntil(isOver)
   t.match(await late, { done: true })
 })
 

@@ -17,7 +17,7 @@ import {
   words,
 } from '../support/fake-redis.ts'
 import { frozenClock } from '../support/frozen-clock.ts'
-import { claim, newId, until } from './fixtures.ts'
+import { claim, newId, settling, until } from './fixtures.ts'
 import { answers, idIn, KEYS, NOT_APPLIED, NOTE, open } from './redis-fixtures.ts'
 
 /* What the nodes of a cluster may answer, from some that say what the test wants. Real ones: redis-cluster.verify.ts. */
@@ -150,12 +150,10 @@ void t.test('a command takes no longer than its time, however late it is redirec
     time: number,
     error: typeof NOT_APPLIED & { message: RegExp },
   ) => {
-    let isOver = false
-    const failing = t.rejects(asked, error).then(() => {
-      isOver = true
-    })
+    const failing = t.rejects(asked, error)
+    const isOver = settling(failing)
     await clock.pass(time - 1)
-    t.notOk(isOver)
+    t.notOk(isOver())
     await clock.pass(1)
     await failing
   }

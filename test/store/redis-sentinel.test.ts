@@ -10,7 +10,7 @@ import {
   words,
 } from '../support/fake-redis.ts'
 import { frozenClock } from '../support/frozen-clock.ts'
-import { claim, until } from './fixtures.ts'
+import { claim, settling, until } from './fixtures.ts'
 import { NOT_APPLIED, open } from './redis-fixtures.ts'
 
 /* What Sentinels may answer, from servers that say what the test wants. Real ones: redis-sentinel.verify.ts. */
@@ -63,17 +63,14 @@ void t.test('once one has answered, the others are waited for a quarter of a sec
   const late = await sentinelOf(t, servers[1], 2, { 'sentinel get-master-addr-by-name': null })
   const silent = await sentinelOf(t, servers[0], 3, { 'sentinel get-master-addr-by-name': null })
   const opening = open(t, urlOf(first, late, silent, { port: 1 }))
-  let isOpen = false
-  void opening.then(() => {
-    isOpen = true
-  })
+  const isOpen = settling(opening)
   await clock.until(() => [first, late, silent].every(({ queries }) => queries() === 2))
   late.write(place(servers[1].port))
   await clock.until(() => clock.timers() > 0)
   // Until the answers have been read.
   for (let n = 0; n < 20; n++) await clock.pass(12)
-  t.notOk(isOpen)
-  await clock.passUntil(() => isOpen)
+  t.notOk(isOpen())
+  await clock.passUntil(isOpen)
   const { store, events } = await opening
   t.equal(events.at(-1), `connected: ${servers[1].name}`)
   t.match((await store.traits()).topology, /^of 4 Sentinels 2 answered; the latest configuration \(epoch 2\)/)

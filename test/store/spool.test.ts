@@ -13,6 +13,7 @@ import { join } from 'node:path'
 import t from 'tap'
 import type { KeepResult, SpoolEntry } from '../../src/store/spool/log.ts'
 import { entryFrame, frameBytes, parseSegmentName, readSegment, Spool } from '../../src/store/spool/log.ts'
+import { settling } from './fixtures.ts'
 import {
   around,
   aside,
@@ -122,14 +123,11 @@ void t.test('an entry counts as kept once it is synced, not when it is written',
     await synced.promise
     await call()
   })
-  let ended = false
   const entry = append('x')
-  void entry.done.then(() => {
-    ended = true
-  })
+  const ended = settling(entry.done)
   await syncing.promise
   t.ok(statSync(join(directory, segments(directory)[0] as string)).size > 0, 'it is written')
-  t.notOk(ended)
+  t.notOk(ended())
   synced.resolve()
   t.equal(await entry.done, 'kept')
   await spool.close()
@@ -461,10 +459,10 @@ void t.test('a spool has closed, and lets go of its directory, once its segment 
     await close()
   })
   t.equal(await append('y').done, 'kept')
-  let isOver = false
-  const ending = spool.close().then(() => void (isOver = true))
+  const ending = spool.close()
+  const isOver = settling(ending)
   for (let n = 0; n < 20; n++) await new Promise((next) => setImmediate(next))
-  t.notOk(isOver)
+  t.notOk(isOver())
   await t.rejects(opened(directory), { message: /another process is using it/ })
   resolve()
   await ending

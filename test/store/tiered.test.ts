@@ -5,7 +5,7 @@ import { encodeDraft, PREFIX, readStamps } from '../../src/store/record/codec.ts
 import { type Store, StoreUnavailable } from '../../src/store/register.ts'
 import { tiered } from '../../src/store/tiered.ts'
 import { registerContract } from './contract.ts'
-import { bytesOf, draft, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
+import { bytesOf, draft, HOUR, MINUTE, newId, newToken, response, SPANS, settling } from './fixtures.ts'
 
 const LIFE = 10 * MINUTE
 const secret = Buffer.alloc(0)
@@ -41,25 +41,17 @@ interface Tiers {
 /** Two replicas; `ask` may replace the cache's answers. */
 function tiersOf(ask: (operation: string, run: () => unknown) => unknown = (_, run) => run()): Tiers {
   const asked: string[] = []
-  const counted = (name: string, store: Store, through: typeof ask): Store => ({
-    ...store,
-    put: (...args) => {
-      asked.push(`${name} put`)
-      return through('put', () => store.put(...args)) as ReturnType<Store['put']>
-    },
-    swap: (...args) => {
-      asked.push(`${name} swap`)
-      return through('swap', () => store.swap(...args)) as ReturnType<Store['swap']>
-    },
-    get: async (id) => {
-      asked.push(`${name} get`)
-      return through('get', () => store.get(id)) as ReturnType<Store['get']>
-    },
-    remove: async (...args) => {
-      asked.push(`${name} remove`)
-      return through('remove', () => store.remove(...args)) as ReturnType<Store['remove']>
-    },
-  })
+  const counted = (name: string, store: Store, through: typeof ask): Store => {
+    const calls = ['put', 'swap', 'get', 'remove'] as const
+    const one = (call: (typeof calls)[number]) => {
+      const run = store[call] as (...args: unknown[]) => unknown
+      return (...args: unknown[]) => {
+        asked.push(`${name} ${call}`)
+        return through(call, () => run(...args))
+      }
+    }
+    return { ...store, ...Object.fromEntries(calls.map((call) => [call, one(call)])) }
+  }
   const [primary, cache] = [memory(), memory()]
   const make = () =>
     tiered(
@@ -332,10 +324,10 @@ void t.test('a write of the cache that fails is nobody’s trouble, and close wa
   t.ok((await tiers.register.swap(id, { version }, bytesOf('completed', newToken()), SPANS, false)).done)
   await tiers.later()
   t.equal(tiers.asked.at(-1), 'cache swap')
-  let isClosed = false
-  const closing = tiers.register.close().then(() => void (isClosed = true))
+  const closing = tiers.register.close()
+  const isClosed = settling(closing)
   await tiers.later()
-  t.notOk(isClosed)
+  t.notOk(isClosed())
   fail()
   await closing
 })
