@@ -6,7 +6,6 @@ import {
   changesCaller,
   frame,
   Hmac,
-  hmacOf,
   newKeysBucket,
   normaliseHost,
   readCaller as readCallerOf,
@@ -353,12 +352,6 @@ t.test('Hmac computes HMAC-SHA-256 for keys and messages of any length', async (
         t.same(hmac.of(one), createHmac('sha256', key).update(one).digest())
     }),
   )
-})
-
-t.test('hmacOf keeps one instance for each secret', async (t) => {
-  const secret = Buffer.from('a secret of sixteen')
-  t.equal(hmacOf(secret), hmacOf(secret))
-  t.not(hmacOf(secret), hmacOf(Buffer.from(secret)))
 })
 
 void t.test(

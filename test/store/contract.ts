@@ -364,20 +364,6 @@ function registerEach(
     t.equal((await register.get(mine)).bytes, null, 'renewing does not extend the retention')
   })
 
-  test('renew keeps a record alive as long as its owner keeps renewing', async (t, { register, advance }) => {
-    const { id, token } = await made(register, 'in_progress', { dueIn: MINUTE, dropIn: 2 * MINUTE })
-    for (let minutes = 0; minutes < 5; minutes++) {
-      advance(MINUTE)
-      t.ok(await renewed(register, id, token, MINUTE, 2 * MINUTE))
-    }
-    const { now, bytes } = await register.get(id)
-    const { due, dropAt } = readStamps(bytes as Buffer)
-    t.equal(dropAt - due, MINUTE)
-    t.ok(due > now && due <= now + MINUTE)
-    advance(2 * MINUTE)
-    t.equal((await register.get(id)).bytes, null)
-  })
-
   testBytes('V08 a renewal revives a record whose owner only fell silent', async (t, h) => {
     const { register, advance } = h
     const asked = { ...newReconciliation(1), asked: 20, notFound: 1, answer: 'not found' }

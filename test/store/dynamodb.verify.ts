@@ -1,10 +1,12 @@
 import t from 'tap'
 import type { Clock } from '../../src/store/dynamodb/client.ts'
 import { openDynamoDbStore } from '../../src/store/dynamodb/store.ts'
+import { openStore } from '../../src/store/open.ts'
 import type { Store } from '../../src/store/register.ts'
 import { DynamoDbServer } from '../support/dynamodb.ts'
 import { registerContract } from './contract.ts'
 import { exactContract } from './exact.ts'
+import { claim, PLAIN_STORE } from './fixtures.ts'
 
 t.setTimeout(600_000)
 
@@ -35,4 +37,17 @@ exactContract(t, 'dynamodb', async () => {
   const options = { url: server.url, service: 'pay', timeoutMs: 60_000, onEvent: () => {}, clock: frozen }
   const register = await openDynamoDbStore(options)
   return { register, advance: (ms) => void (skew += ms), [Symbol.asyncDispose]: () => register.close() }
+})
+
+void t.test('store.url opens it, and it prunes by itself', async (t) => {
+  const pruned: number[] = []
+  const hooks = {
+    onEvent: () => {},
+    onBreaker: () => {},
+    onPruned: (records: number) => pruned.push(records),
+  }
+  const store = await openStore({ service: 'pay', store: { ...PLAIN_STORE, url: server.url } }, hooks)
+  t.match([store.name, pruned], ['dynamodb', []])
+  t.ok((await claim(store)).done)
+  await store.close()
 })

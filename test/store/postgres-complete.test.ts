@@ -434,22 +434,6 @@ async function tests(): Promise<void> {
     t.match(await last, { kind: 'refused', record: { state: 'completed' } })
   })
 
-  void t.test('if its backend dies inside the transaction, nothing is applied', async (t) => {
-    const app = await upstream(t)
-    const one = await claim()
-    await app.query('BEGIN')
-    await charge(app, one.id)
-    await complete(app, one)
-    const { rows } = await app.query('SELECT pg_backend_pid() AS pid')
-    await server.sql(`SELECT pg_terminate_backend(${rows[0].pid})`)
-    await until(
-      async () => (await server.sql(`SELECT FROM pg_stat_activity WHERE pid = ${rows[0].pid}`)).length === 0,
-    )
-    t.same([await charges(one.id), (await stored(one.id))?.state], [0, 'in_progress'])
-    const again = await upstream(t)
-    t.equal(await complete(again, one), true, 'the attempt can still complete')
-  })
-
   void t.test('of two concurrent transactions of one attempt, one commits', async (t) => {
     const [first, second] = [await upstream(t), await upstream(t)]
     const one = await claim()

@@ -81,15 +81,6 @@ void t.test('whoever waits for one of the attempts that end in a turn is told, a
   }
 })
 
-void t.test('when its reply is lost, each operation of a batch may have been applied', async (t) => {
-  const silent = await scripted(t, { put: null })
-  const { store } = await open(t, silent.url)
-  const lost = Promise.allSettled([claim(store), store.get(newId()), claim(store)])
-  await until(() => silent.asked.length === 3)
-  silent.hangUp()
-  for (const one of await lost) t.match(one, { reason: APPLIED })
-})
-
 void t.test('a reply that is not as long as its results proves nothing of any operation', async (t) => {
   for (const put of [[...DONE, ':9\r\n'], [':8\r\n', ':1\r\n'], DONE.slice(0, -1)]) {
     const odd = await scripted(t, { put, get: [':1\r\n', '$-1\r\n'] })

@@ -117,19 +117,6 @@ void t.test('due removes members whose record is gone', async (t) => {
   t.equal(await server.command('ZSCORE', KEYS.index(gone), gone), null)
 })
 
-void t.test('a value of another type is a corrupt record', async (t) => {
-  const { store } = await open(t)
-  const id = newId()
-  await server.command('RPUSH', KEYS.record(id), 'x')
-  for (const ask of [
-    (): unknown => claim(store, id),
-    () => store.swap(id, { version: 1 }, claiming(), SPANS, false),
-    () => store.get(id),
-  ])
-    await t.rejects(async () => ask(), { name: 'CorruptRecord' })
-  t.equal(await server.command('TYPE', KEYS.record(id)), 'list')
-})
-
 void t.test('list skips foreign keys, and pages through many records of one instant', async (t) => {
   const { store } = await open(t)
   await server.command('FLUSHALL')
@@ -183,19 +170,6 @@ void t.test('R08 out of memory, Redis refuses new claims and still takes small o
   t.ok((await store.swap(id, own, bytesOf('completed', token), SPANS, false)).done)
   await server.command('CONFIG', 'SET', 'maxmemory', '0')
   t.ok((await claim(store, other)).done)
-})
-
-void t.test('R09 scripts that Redis has forgotten are sent again, unnoticed by the caller', async (t) => {
-  const { store } = await open(t)
-  const id = newId()
-  t.ok((await claim(store, id)).done)
-  await server.command('SCRIPT', 'FLUSH')
-  t.ok((await claim(store)).done)
-  t.ok((await store.get(id)).bytes)
-  await server.command('SCRIPT', 'FLUSH')
-  await server.command('DEL', KEYS.record(id))
-  await server.command('RPUSH', KEYS.record(id), 'x')
-  await t.rejects(store.get(id), { name: 'CorruptRecord' }, 'errors of the second try are reported alike')
 })
 
 void t.test('R07 traits report eviction and persistence', async (t) => {
