@@ -1,6 +1,5 @@
-/** How {@link JsonReading} reads: in steps, in shared memory, and with the names of the object before in mind. None of it may show. */
+/** The reader works in shared memory, with the names of the object before in mind: none of it may show. In steps: json.test.ts. */
 import t from 'tap'
-import { JsonReading } from '../../src/core/body/json.ts'
 import { lines } from './fixtures.ts'
 import { form } from './json-tree.ts'
 
@@ -11,38 +10,6 @@ void t.test('the first bodies of a process are read like all later ones', async 
   for (let body = 2; body < 40; body += 2)
     for (const name of ['bb', 'b']) t.not(form(alike(body - 2, name)), null)
   for (let body = 40; body < 80; body++) t.not(form(`[{"${'x'.repeat(body - 2)}":1},{"y":1}]`), null)
-})
-
-void t.test('bodies read in turns do not mix', async (t) => {
-  const many = (n: number): string =>
-    Array.from({ length: 9000 }, (_, m) => `"${(m * 7919 + n) % 9001}":${m}`).join()
-  const deep = (n: number): string =>
-    `${'{"b":[1,'.repeat(n)}${'"x",'.repeat(30_000)}1${`],"a":${n}}`.repeat(n)}`
-  const alike = (names: string): string =>
-    `{"l":[${`{${names
-      .split('')
-      .map((name) => `"${name}":1`)
-      .join()}},`.repeat(6000)}1],"a":"${names}"}`
-  const texts = [many(1), many(5)].map((members) => `{"b":{${members}},"a":1}`)
-  for (let fill = 0; fill < 21; fill += 3)
-    texts.push(`["${'x'.repeat(fill)}",${'{"b":1,"a":1,"c":1},'.repeat(4000)}1]`)
-  texts.push(`[${'{"bb":1},'.repeat(9000)}1]`, `[${'{"b":1},'.repeat(9000)}1]`)
-  texts.push(
-    `{"b":1,"a":2,"c":[${'"x",'.repeat(30_000)}1]}`,
-    deep(20),
-    deep(30),
-    alike('cba'),
-    alike('abcd'),
-    alike('bca'),
-  )
-  const small = '{"b":[{"d":1,"c":2},{"d":1,"c":2}],"a":{}}'
-  const all = texts.map((text) => ({ text, reading: new JsonReading(Buffer.from(text), null, false) }))
-  let left = all
-  while (left.length > 0) {
-    left = left.filter(({ reading }) => !reading.step())
-    t.equal(form(small), '{"a":{},"b":[{"c":2,"d":1},{"c":2,"d":1}]}')
-  }
-  for (const { text, reading } of all) t.equal(reading.text?.toString(), form(text))
 })
 
 void t.test('an object that begins like the one before it may end earlier, or hold others', async (t) => {

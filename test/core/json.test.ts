@@ -321,15 +321,28 @@ t.test('a body over 64 KiB is read in steps, and those of several bodies do not 
     return `${items}${'7'.repeat(length - items.length - 1)}]`
   }
   const sorted = `${'{"b":'.repeat(16)}"${'x'.repeat(128 * KiB)}"${',"a":1}'.repeat(16)}`
+  const many = (n: number): string =>
+    Array.from({ length: 9000 }, (_, m) => `"${(m * 7919 + n) % 9001}":${m}`).join()
+  const deep = (n: number): string =>
+    `${'{"b":[1,'.repeat(n)}${'"x",'.repeat(30_000)}1${`],"a":${n}}`.repeat(n)}`
+  const alike = (...names: string[]): string =>
+    `{"l":[${`{${names.map((name) => `"${name}":1`).join()}},`.repeat(9000)}1],"a":1}`
+  const others = [
+    [1, 5].map((n) => `{"b":{${many(n)}},"a":1}`),
+    [0, 3, 6, 9, 12, 15, 18].map((fill) => `["${'x'.repeat(fill)}",${'{"b":1,"a":1,"c":1},'.repeat(4000)}1]`),
+    [deep(20), deep(30), alike('bb'), alike('b'), alike('c', 'b', 'a'), alike('a', 'b', 'c', 'd')],
+    [alike('b', 'c', 'a'), `{"b":1,"a":2,"c":[${'"x",'.repeat(30_000)}1]}`],
+  ].flat()
   // Sorting moves the bytes of an object once for each object around it.
-  const rows = [
+  const rows: readonly (readonly [text: string, least: number, most: number])[] = [
     [list(64 * KiB, '1e20'), 1, 1],
     [list(64 * KiB + 1, '1e20'), 4, 5],
     [list(128 * KiB, '"a"'), 2, 3],
     [list(128 * KiB, '1e20'), 8, 10],
     [list(128 * KiB, '{"b":1,"a":2}'), 2, 4],
     [sorted, 2, 10],
-  ] as const
+    ...others.map((text) => [text, 2, 99] as const),
+  ]
   const readings = rows.map(([text]) => ({
     reading: new JsonReading(Buffer.from(text), null, false),
     steps: 1,

@@ -55,18 +55,10 @@ async function counting(t: Test, server: PostgresServer) {
   return counts
 }
 
-interface Load {
-  isOn: boolean
-  /** Claims by their end: ids of those that were granted and those in doubt. */
-  readonly granted: RecordId[]
-  readonly doubtful: RecordId[]
-  refused: number
-  stop(): Promise<void>
-}
-
 /** Claims, renews and settles new keys all the time, more at once than there are connections. */
-function load(register: PostgresStore): Load {
-  const self: Load = { isOn: true, granted: [], doubtful: [], refused: 0, stop: async () => {} }
+function load(register: PostgresStore) {
+  const [granted, doubtful]: [RecordId[], RecordId[]] = [[], []]
+  const self = { isOn: true, granted, doubtful, refused: 0 }
   const worker = async (): Promise<void> => {
     while (self.isOn) {
       const id = newId()
@@ -74,13 +66,13 @@ function load(register: PostgresStore): Load {
       try {
         const reply = await register.put(id, claim(token), SPANS)
         if (!reply.done) continue
-        self.granted.push(id)
+        granted.push(id)
         await register.renew([{ id, token, dueIn: HOUR, dropIn: HOUR }])
         const own = { token, states: ['in_progress'] } as const
         await register.swap(id, own, bytesOf('completed', token), SPANS, false)
       } catch (error) {
         if (!(error instanceof StoreUnavailable)) throw error
-        if (error.maybeApplied && !self.granted.includes(id)) self.doubtful.push(id)
+        if (error.maybeApplied && !granted.includes(id)) doubtful.push(id)
         if (!error.maybeApplied) self.refused++
         // Claims that are refused at once must not take up the processor.
         await new Promise((next) => setTimeout(next, 5))
@@ -88,11 +80,11 @@ function load(register: PostgresStore): Load {
     }
   }
   const workers = Array.from({ length: 24 }, worker)
-  self.stop = async () => {
+  const stop = async (): Promise<void> => {
     self.isOn = false
     await Promise.all(workers)
   }
-  return self
+  return Object.assign(self, { stop })
 }
 
 /** A record with its outcome, as soon as there is a connection in time. */
