@@ -4,7 +4,7 @@ import { type ConfigChange, changeLine, changesBetween, orphanedBy } from './con
 import { formatConfigError, type Loaded } from './config/load.ts'
 
 /** Number of changes logged per reload: a new file may differ in every line. */
-const MOST_LOGGED = 100
+const MAX_LOGGED = 100
 
 /**
  * Applies a configuration that was read while the proxy runs, if it is valid and all its changes can be made without a restart; otherwise
@@ -72,6 +72,6 @@ function apply(
 function linesOf(changes: readonly ConfigChange[], which: ConfigChange['effect']): string[] {
   return changes
     .filter(({ effect }) => effect === which)
-    .slice(0, MOST_LOGGED)
+    .slice(0, MAX_LOGGED)
     .map(changeLine)
 }

@@ -9,7 +9,7 @@ import type { Reclaimer } from '../protect/reclaimer.ts'
 import { type Settler, spoolRoom } from '../protect/settler.ts'
 import { Agreement } from '../store/agreement.ts'
 import { all, type BreakerState, inPhase } from '../store/around.ts'
-import { DECIDING, Lookout, Presence } from '../store/moving/phases.ts'
+import { DECIDING, PhaseWatch, Presence } from '../store/moving/phases.ts'
 import { asOne, hasGrace, openStores, storeName } from '../store/open.ts'
 import { RecentWrites } from '../store/recent.ts'
 import { sealerOf } from '../store/record/sealing.ts'
@@ -83,7 +83,7 @@ async function openInPhase(
   { storeHealth: health, onNewEpoch, onBack, recent, acceptsRescope }: StoreHooks,
 ): Promise<{
   readonly store: Store
-  readonly presence: Presence | Lookout | null
+  readonly presence: Presence | PhaseWatch | null
   readonly agreement: Agreement | null
 }> {
   const { migrate, url } = config.store
@@ -130,9 +130,9 @@ function phaseOf(
   store: Store,
   sides: { readonly from: Store; readonly to: Store } | null,
   log: Logger,
-): Presence | Lookout {
+): Presence | PhaseWatch {
   if (migrate === null || sides === null)
-    return new Lookout(store, {
+    return new PhaseWatch(store, {
       say: (why) =>
         why === null
           ? log.info('migration: this replica may claim again')

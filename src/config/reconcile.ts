@@ -93,7 +93,7 @@ export function checkReconcile(
     ? ''
     : `, ${unnamed.map((part) => `{${part}}`).join(' and ')} in \`request.path\` or \`identity\``
   const noProof = notFound === null || written.notFound?.status === undefined ? null : whyNoProof(notFound)
-  const untold = notFound === null ? null : whyUntold(policy, key)
+  const untold = notFound === null ? null : whyUnproven(policy, key)
   // biome-ignore format: a table
   const rules: readonly ReconcileRule[] = [
     ['request', written.request?.path === undefined,
@@ -171,7 +171,7 @@ function whyNoProof({ status, when }: AnswerPattern): string | null {
  * Why the upstream cannot know the identifiers of the status query, so that its "not found" proves nothing; null: it can. Whether it
  * received them is checked for each record (core/reconcile/identifiers.ts).
  */
-function whyUntold(
+function whyUnproven(
   policy: ReconcilePolicy,
   { from, forward, forwardFence, derive }: KeyPolicy,
 ): string | null {

@@ -1,4 +1,4 @@
-import { isMet } from './body/conditions.ts'
+import { isShared } from './body/conditions.ts'
 import type { LookedUp } from './body/json-lookup.ts'
 import type { Action, OutcomeRule, Profile, RoutePolicy } from './policy.ts'
 
@@ -77,7 +77,7 @@ export function classify(
 
 /** The route's own entry that applies. */
 export function ownRule({ outcomes }: Pick<RoutePolicy, 'outcomes'>, status: number, json: LookedUp | null) {
-  return outcomes.find((rule) => concerns(rule, status) && isMet(rule.when, json))
+  return outcomes.find((rule) => concerns(rule, status) && isShared(rule.when, json))
 }
 
 /** What it found in the body, as configured. */

@@ -53,7 +53,7 @@ export type Decision =
       readonly leaseLeft: Millis
       readonly age: Millis
     }
-  | { readonly kind: 'unknown'; readonly lookIn: Millis }
+  | { readonly kind: 'unknown'; readonly checkIn: Millis }
   | { readonly kind: 'expired' }
   /** Past its retention, without a tombstone: treated as absent. */
   | { readonly kind: 'gone' }
@@ -93,7 +93,7 @@ export function decide(
     case 'unknown':
       return read.leaseExpired && policy.onLeaseExpired === 'retry'
         ? { kind: 'take_over', from: record, read: read.state }
-        : { kind: 'unknown', lookIn: nextLook(read, now) }
+        : { kind: 'unknown', checkIn: untilNextCheck(read, now) }
     case 'expired':
       return { kind: 'expired' }
   }
@@ -108,11 +108,11 @@ export function ageOf({ updatedAt }: IdempotencyRecord, now: Millis): Millis {
  * Time until the next scheduled check, never more than was scheduled, even if the clock changed. Once it has passed, clients ask at growing
  * intervals.
  */
-export function nextLook({ nextLookAt: at, updatedAt }: Unknown, now: Millis): Millis {
-  return at > now ? Math.min(at - now, at - updatedAt) : Math.min(now - at, MOST_BETWEEN_LOOKS)
+export function untilNextCheck({ nextLookAt: at, updatedAt }: Unknown, now: Millis): Millis {
+  return at > now ? Math.min(at - now, at - updatedAt) : Math.min(now - at, MAX_CHECK_INTERVAL)
 }
 
-const MOST_BETWEEN_LOOKS: Millis = 300_000
+const MAX_CHECK_INTERVAL: Millis = 300_000
 
 /**
  * Under the same recipe the fingerprint decides (equal bytes imply it). After a change of recipe, an unchanged request matches by its raw

@@ -257,13 +257,13 @@ export interface ContentType {
 
 /** A cache of the latest values: most requests use one of a few. */
 const PARSED = new Map<string, ContentType>()
-const MOST_PARSED = 64
+const MAX_PARSED = 64
 
 export function contentType(headers: RawHeaders): ContentType {
   const value = linesOf(headers, 'content-type').join(', ')
   let parsed = PARSED.get(value)
   if (parsed === undefined) {
-    if (PARSED.size === MOST_PARSED) PARSED.clear()
+    if (PARSED.size === MAX_PARSED) PARSED.clear()
     parsed = parse(value)
     PARSED.set(value, parsed)
   }

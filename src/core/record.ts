@@ -73,9 +73,9 @@ export interface Operation {
    * Identifiers that the upstream received with every attempt that may have executed; absent: none, or unknown. A query by any other
    * identifier that is answered "not found" proves nothing (docs/adr/0042).
    */
-  readonly told?: readonly Identifier[]
-  /** Which upstream that was (`upstreamTag`); absent without `told`, or unknown. */
-  readonly toldTo?: string
+  readonly received?: readonly Identifier[]
+  /** Which upstream that was (`upstreamTag`); absent without `received`, or unknown. */
+  readonly receivedBy?: string
   /** The route's lease at the claim, if a status query may free the record: how long its owner may be silent, even after a reload. */
   readonly lease?: Millis
   /** `traceparent` of the span that executes it, if sampled (docs/tracing.md). */

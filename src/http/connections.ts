@@ -19,7 +19,7 @@ const READ_AHEAD = 16
 const HOLD: Millis = 1000
 const FAR_AHEAD = 2_500
 /** The same across all connections, since one read may hold 2,400 requests. Beyond it, the connection furthest ahead is cut. */
-const MOST_READ_AHEAD = 10_000
+const MAX_READ_AHEAD = 10_000
 
 /** Turns of the event loop after which a busy listener closes anyway. */
 const BUSY_TURNS = 1000
@@ -167,7 +167,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     }
     state.waiting.push({ event, request, response })
     this.#waiting++
-    if (this.#waiting > MOST_READ_AHEAD) this.#cutFurthest()
+    if (this.#waiting > MAX_READ_AHEAD) this.#cutFurthest()
     if (state.waiting.length >= READ_AHEAD) hold(connection, state)
     return true
   }

@@ -198,7 +198,7 @@ const EXTENDED: ReadonlySet<string> = new Set(['x-forwarded-for', 'x-forwarded-p
 type Fate = 'kept' | 'dropped' | 'trusted' | 'orders'
 
 /** Number of names cached, none of them long: more names cost only time. */
-const MOST_FATES = 500
+const MAX_FATES = 500
 const LONGEST_NAME = 64
 
 function fateOf(name: string, counted: IdentifyingHeaders): Fate {
@@ -206,7 +206,7 @@ function fateOf(name: string, counted: IdentifyingHeaders): Fate {
   const known = fates.get(name)
   if (known !== undefined) return known
   const fate = fateOfName(name.toLowerCase(), counted)
-  if (fates.size >= MOST_FATES) fates.clear()
+  if (fates.size >= MAX_FATES) fates.clear()
   if (name.length <= LONGEST_NAME) fates.set(name, fate)
   return fate
 }

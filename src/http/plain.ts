@@ -97,7 +97,7 @@ function ignore(): void {}
 const { maxHeaderSize } = process.getBuiltinModule('node:http')
 
 /** Longer heads are left to Node, to read or refuse. */
-const MOST_HEAD = Math.min(4096, maxHeaderSize >> 1)
+const MAX_HEAD = Math.min(4096, maxHeaderSize >> 1)
 const LONGEST_LENGTH = 5
 
 /** The part of RFC 9112's grammar that every reader understands alike. */
@@ -202,7 +202,7 @@ export function headersOf(lines: readonly string[]): IncomingHttpHeaders {
 
 /** The one request that `bytes` contain. Null: none, part of one, more than one, or one that only Node's parser should read. */
 export function plainRequest(bytes: Buffer, socket: Socket): PlainRequest | null {
-  const text = bytes.toString('latin1', 0, Math.min(bytes.length, MOST_HEAD))
+  const text = bytes.toString('latin1', 0, Math.min(bytes.length, MAX_HEAD))
   const headEnd = text.indexOf('\r\n\r\n')
   if (headEnd < 0) return null
   const head = text.slice(0, headEnd)

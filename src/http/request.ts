@@ -101,7 +101,7 @@ export interface Framing {
 }
 
 /** Node's stream stops reading at this much unread data. */
-const MOST_HELD = 64 * 1024
+const MAX_HELD = 64 * 1024
 
 const NOTHING = Buffer.alloc(0)
 
@@ -132,7 +132,7 @@ export class StreamRequest extends IncomingMessage implements TrafficRequest {
   /** Keeps a small body out of the stream. Called with the head, before any of the body. */
   hold(): void {
     const { length, codings } = this.framing
-    if (codings.length === 0 && length < MOST_HELD) this.#way = length === 0 ? 'whole' : 'held'
+    if (codings.length === 0 && length < MAX_HELD) this.#way = length === 0 ? 'whole' : 'held'
   }
 
   /** Calls `then` once the body that came with the head is complete, or if none did. */

@@ -283,9 +283,9 @@ function restIsSmall({ req, shouldKeepAlive }: TrafficResponse): boolean {
 /** Time for the client to read the answer, or to send the rest of a small body. */
 const LINGER: Millis = 1000
 /** At most this many times longer, while the client still sends. */
-const MOST_LINGERS = 30
+const MAX_LINGERS = 30
 /** How many connections at a time may take longer than one interval. */
-const MOST_LINGERING = 100
+const MAX_LINGERING = 100
 
 let lingering = 0
 
@@ -295,7 +295,7 @@ let lingering = 0
  */
 export function linger(connection: Duplex): void {
   connection.end()
-  if (lingering >= MOST_LINGERING || !(connection instanceof Socket)) {
+  if (lingering >= MAX_LINGERING || !(connection instanceof Socket)) {
     setTimeout(() => connection.destroy(), LINGER).unref()
     return
   }
@@ -303,7 +303,7 @@ export function linger(connection: Duplex): void {
   let heard = connection.bytesRead
   let times = 0
   const timer = setInterval(() => {
-    if (connection.bytesRead === heard || ++times >= MOST_LINGERS) connection.destroy()
+    if (connection.bytesRead === heard || ++times >= MAX_LINGERS) connection.destroy()
     heard = connection.bytesRead
   }, LINGER).unref()
   connection.once('close', () => {

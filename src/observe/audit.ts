@@ -11,7 +11,7 @@ const OWNER_ONLY = 0o600
 const TAIL = 64 * 1024
 const LOCK_POLL: Millis = 2
 /** Longer than any queue of writers; a hung process may hold the lock indefinitely. */
-const LOCK_AT_MOST: Millis = 10_000
+const LOCK_TIMEOUT: Millis = 10_000
 
 /** A decision about a record or the process. Nothing in it is secret. */
 export interface AuditEvent {
@@ -157,12 +157,12 @@ async function store(file: AuditFile, text: string): Promise<void> {
 
 /** Runs `work` while no other process reads or writes the end of the file. A process that is killed leaves no lock behind. */
 async function alone<T>(lock: string, work: () => Promise<T>, isGivenUp = (): boolean => false): Promise<T> {
-  const until = performance.now() + LOCK_AT_MOST
+  const until = performance.now() + LOCK_TIMEOUT
   let release = lockFile(lock)
   for (; release === null; release = lockFile(lock)) {
     if (isGivenUp()) throw new Error('the process is ending, and another holds the lock of the audit file')
     if (performance.now() > until)
-      throw new Error(`another process has held the lock of the audit file for ${LOCK_AT_MOST} ms`)
+      throw new Error(`another process has held the lock of the audit file for ${LOCK_TIMEOUT} ms`)
     await wait(LOCK_POLL * (0.5 + Math.random()))
   }
   try {

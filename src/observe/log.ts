@@ -70,7 +70,7 @@ function pretty(output: LogOutput): { write(line: string): void; flushSync(): bo
 const { O_WRONLY, O_NONBLOCK, O_APPEND, O_NOCTTY } = constants
 
 /** Bytes kept while nobody reads: enough for a minute of a busy log, or a collector's restart. */
-const MOST_KEPT = 1024 * 1024
+const MAX_KEPT = 1024 * 1024
 /** PIPE_BUF of Linux: a write of up to this size is atomic, even beside other writers. */
 const ONE_WRITE = 4096
 /** Pause before a full or broken output is retried without a further line. */
@@ -113,7 +113,7 @@ export class LogOutput {
   }
 
   write(line: string): void {
-    if (this.#kept + this.#turn.length + line.length > MOST_KEPT) {
+    if (this.#kept + this.#turn.length + line.length > MAX_KEPT) {
       this.#dropped++
       this.#unreported++
       return

@@ -24,7 +24,7 @@ const REGISTERED = Symbol.for('opentelemetry.js.api.1')
 /** Store operations of a request. Renewals and sweeps belong to none. */
 const TRACED: readonly StoreOperation[] = ['put', 'swap', 'get', 'throttle']
 /** How long the last spans may delay the shutdown. */
-const FLUSH_MOST: Millis = 2_000
+const MAX_FLUSH: Millis = 2_000
 /** Others are `_OTHER`, so that a client cannot invent names. */
 const METHODS = new Set('CONNECT DELETE GET HEAD OPTIONS PATCH POST PUT QUERY TRACE'.split(' '))
 
@@ -200,7 +200,7 @@ export class Tracing {
     const flushed = Promise.resolve((provider.getDelegate?.() ?? provider).forceFlush?.())
     // The exporter reports its own failures.
     await within(
-      FLUSH_MOST,
+      MAX_FLUSH,
       flushed.catch(() => {}),
     )
   }

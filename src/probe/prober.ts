@@ -43,14 +43,14 @@ export interface Answer {
   /** 0: none came. */
   readonly status: number
   readonly headers: RawHeaders
-  /** Its first {@link BODY_MOST} bytes; without an answer, the reason. */
+  /** Its first {@link MAX_BODY} bytes; without an answer, the reason. */
   readonly body: Buffer
 }
 
 /** Nothing can be said about the API; the message says why. */
 export class Stopped extends Error {}
 
-const BODY_MOST = 1024 * 1024
+const MAX_BODY = 1024 * 1024
 /** How often a retry asks about an operation in progress. */
 export const PATIENCE = 8
 
@@ -174,9 +174,9 @@ export class Prober implements AsyncDisposable {
       for await (const part of body as AsyncIterable<Buffer>) {
         parts.push(part)
         size += part.length
-        if (size >= BODY_MOST) break
+        if (size >= MAX_BODY) break
       }
-      const read = Buffer.concat(parts).subarray(0, BODY_MOST)
+      const read = Buffer.concat(parts).subarray(0, MAX_BODY)
       return { status: statusCode, headers: headers as unknown as string[], body: read }
     } catch (error) {
       const why = signal.aborted ? `no whole response within ${this.#timeout / 1000} s` : reasonOf(error)

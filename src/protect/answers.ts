@@ -97,7 +97,7 @@ export function answerFromRecord(
       const detail = checking
         ? 'it is not known yet whether the first request was executed; retry with the same key: a new key is not safe'
         : 'it is not known whether the first request was executed, and an operator must find out. Keep retrying with the same key: a new key is not safe, and may execute the request twice'
-      const more = { retryAfter: retryAfterSeconds(existing.lookIn), instance: id, checking }
+      const more = { retryAfter: retryAfterSeconds(existing.checkIn), instance: id, checking }
       return refuse('unknown', 'idempotency_outcome_unknown', detail, more, found)
     }
     case 'expired': {

@@ -3,7 +3,7 @@ import { newKeysBucket, shortId } from '../core/identity.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Attempt, IdempotencyRecord, Millis, RecordDraft, RecordId, Spans } from '../core/record.ts'
 import { claimDraft, claimSpans, outcomeDraft, outcomeSpans, runningRecord } from '../core/settle.ts'
-import { after, inSteps, type Soon } from '../runtime/scheduling.ts'
+import { after, inSteps, type MaybePromise } from '../runtime/scheduling.ts'
 import { type ClaimReply, nullIfUnavailable, type ReadReply, type Records } from '../store/records.ts'
 import { InGrace, OutOfPhase, Unreplicated } from '../store/register.ts'
 import { nobody, refuse, storeUnavailable } from './answers.ts'
@@ -30,10 +30,10 @@ export type Claim = { readonly kind: 'existing'; readonly existing: Existing } |
 /** Claims the record, unless an existing one answers the request. */
 export function claim(ports: WalkPorts, request: Claiming, identified: Identified): Claim | Promise<Claim> {
   const { id } = identified
-  const askedAt = performance.now()
-  const known = knownHere(ports, request.route, identified, askedAt, false)
+  const requestedAt = performance.now()
+  const known = knownHere(ports, request.route, identified, requestedAt, false)
   if (known !== null) return answeredHere(ports, id, known)
-  const began: Began = { askedAt, earlier: meet(ports, id) }
+  const began: Began = { requestedAt, earlier: findRunning(ports, id) }
   if (!ports.settler.holds(id)) return ask(ports, request, identified, began, true)
   // The store must learn of outcomes held here before anybody claims.
   return ports.settler.flush(id).then((settled) => ask(ports, request, identified, began, settled))
@@ -81,7 +81,7 @@ function answered(
 ): Claim | Promise<Claim> {
   const { route, progress } = request
   const { id } = identified
-  progress.storeMs += performance.now() - began.askedAt
+  progress.storeMs += performance.now() - began.requestedAt
   switch (result.kind) {
     case 'existing':
       return result
@@ -114,7 +114,7 @@ function notClaimed(
   ports: WalkPorts,
   request: Claiming,
   identified: Identified,
-  { askedAt }: Began,
+  { requestedAt }: Began,
   result: Unclaimed,
 ): Claim | Promise<Claim> {
   const { route, progress } = request
@@ -122,7 +122,7 @@ function notClaimed(
   // Only if needed: computing the fingerprint of a long body takes time.
   const unclaimed = (): Execution => {
     const claimed = { attempt: result.attempt, operation: identified.operation(), before: null }
-    return newExecution(id, route, claimed, 0, askedAt, result)
+    return newExecution(id, route, claimed, 0, requestedAt, result)
   }
   // Shadow mode has sent it in any case.
   const error = request.onGone === null ? null : result.error
@@ -137,7 +137,7 @@ function notClaimed(
     !ports.settler.full &&
     !request.clientGone()
   // Other requests may have made progress while the store was asked.
-  const own = knownHere(ports, route, identified, askedAt, bypass)
+  const own = knownHere(ports, route, identified, requestedAt, bypass)
   if (bypass && own === null) {
     ports.observer.claimed(route.name, 'error')
     return begin(ports, progress, unclaimed())
@@ -162,22 +162,22 @@ function claimed(
   ports: WalkPorts,
   request: Claiming,
   { id, asked }: Identified,
-  { askedAt, earlier }: Began,
+  { requestedAt, earlier }: Began,
   result: Granted,
 ): Claim | Promise<Claim> {
   const { route, progress } = request
   const { execution, lapsed } = result
   const { before } = execution
   // Regardless of the store: a request that this replica knows to be running, or to have ended meanwhile, is not executed twice.
-  const other = meet(ports, id) ?? earlier
+  const other = findRunning(ports, id) ?? earlier
   if (other !== undefined) {
     const own = existing(runningRecord(other), asked, route)
     if (own !== null) return yieldTo(ports, other, result).then(() => answeredHere(ports, id, own))
   }
   // An attempt without a claim may have begun and ended here while the store was asked.
-  const held = existing(ports.settler.held(id, askedAt), asked, route)
+  const held = existing(ports.settler.held(id, requestedAt), asked, route)
   if (held !== null)
-    return after(ports.settler.settleAsHeld(execution, askedAt), () => answeredHere(ports, id, held))
+    return after(ports.settler.settleAsHeld(execution, requestedAt), () => answeredHere(ports, id, held))
   if (lapsed) ports.observer.leaseExpired(route.name)
   ports.observer.claimed(route.name, before === 'absent' ? 'created' : 'failed_retry')
   if (!request.clientGone()) return begin(ports, progress, execution)
@@ -188,7 +188,7 @@ function claimed(
 }
 
 /** Facts that only this replica knows are disclosed once they are on disk, just as for its own client. */
-function answeredHere({ settler }: WalkPorts, id: RecordId, existing: Existing): Soon<Claim> {
+function answeredHere({ settler }: WalkPorts, id: RecordId, existing: Existing): MaybePromise<Claim> {
   return after(settler.onDisk(id), () => ({ kind: 'existing', existing }))
 }
 
@@ -275,20 +275,20 @@ function claimRecord(
   identified: Identified,
   token: Buffer,
   began: Began,
-): Soon<ClaimDecision> {
+): MaybePromise<ClaimDecision> {
   const { id, asked } = identified
   const { route } = request
-  const askedAt = performance.now()
+  const requestedAt = performance.now()
   const attempt: Attempt = { fence: 0, token, attempts: 1 }
   const fresh: ClaimContents = { attempt, operation: identified.operation(), before: 'absent' }
   const claiming = ports.records.claim(id, claimDraft(fresh.operation, attempt), claimSpans(route))
   return after<ClaimReply, ClaimDecision>(claiming, (reply) => {
     if (reply.kind === 'claimed' && !reply.recognised)
-      return granted(id, route, fresh, reply.stamp, askedAt, null)
+      return granted(id, route, fresh, reply.stamp, requestedAt, null)
     const decision = reply.kind === 'exists' ? decide(reply.record, asked, route, reply.now) : null
     return decision !== null && isExisting(decision)
       ? { kind: 'existing', existing: decision }
-      : contest(ports, request, identified, fresh, began, askedAt, reply)
+      : contest(ports, request, identified, fresh, began, requestedAt, reply)
   })
 }
 
@@ -337,15 +337,15 @@ function knownHere(
   alone: boolean,
 ): Existing | null {
   const held = existing(ports.settler.held(id, since), asked, route)
-  const execution = meet(ports, id)
+  const execution = findRunning(ports, id)
   if (held !== null || execution === undefined) return held
   return alone || execution.attempt.fence === 0 ? existing(runningRecord(execution), asked, route) : null
 }
 
 /** The execution of this record on this replica. From now on its outcome may be needed here. */
-function meet({ running }: WalkPorts, id: RecordId): Execution | undefined {
+function findRunning({ running }: WalkPorts, id: RecordId): Execution | undefined {
   const execution = running.get(id)
-  if (execution !== undefined) execution.isMet = true
+  if (execution !== undefined) execution.isShared = true
   return execution
 }
 

@@ -53,7 +53,7 @@ export type Claiming = Pick<ProtectedRequest, 'route' | 'progress' | 'clientGone
 
 /** The situation when a claim began. `earlier`: this replica's execution at that time. */
 export interface Began {
-  readonly askedAt: Millis
+  readonly requestedAt: Millis
   readonly earlier: Execution | undefined
 }
 
@@ -62,7 +62,7 @@ export function newExecution(
   route: RoutePolicy,
   { operation, attempt, before }: ClaimContents,
   createdAt: Millis,
-  askedAt: Millis,
+  requestedAt: Millis,
   unclaimed: Unclaimed | null,
 ): Execution {
   return {
@@ -73,10 +73,10 @@ export function newExecution(
     attempt,
     before,
     createdAt,
-    askedAt,
+    requestedAt,
     unclaimed,
     ended: null,
-    isMet: false,
+    isShared: false,
   }
 }
 
@@ -107,7 +107,7 @@ export function granted(
   route: RoutePolicy,
   { attempt: { token, attempts }, operation, before }: ClaimContents,
   { version, fence, createdAt }: Stamp,
-  askedAt: Millis,
+  requestedAt: Millis,
   over: IdempotencyRecord | null,
 ): Granted {
   const claimed = { attempt: { fence, token, attempts }, operation, before }
@@ -115,7 +115,7 @@ export function granted(
     kind: 'granted',
     version,
     lapsed: before === 'unknown' && over?.state === 'in_progress',
-    execution: newExecution(id, route, claimed, createdAt, askedAt, null),
+    execution: newExecution(id, route, claimed, createdAt, requestedAt, null),
   }
 }
 
@@ -130,14 +130,14 @@ export async function contest(
   { id, asked, key, bornAt }: Identified,
   fresh: ClaimContents,
   began: Began,
-  firstAskedAt: Millis,
+  firstRequestedAt: Millis,
   first: ClaimReply,
 ): Promise<ClaimDecision> {
   const { route, progress } = request
   const spans = claimSpans(route)
   // Counted from when the request first asked, not from this try: it may already have waited behind others with its key.
-  const heldUntil = began.askedAt + holdAtMost - progress.heldMs
-  let askedAt = firstAskedAt
+  const heldUntil = began.requestedAt + holdAtMost - progress.heldMs
+  let requestedAt = firstRequestedAt
   let entry: 'claim' | 'fresh' = 'claim'
   let latest = fresh
   let over: IdempotencyRecord | null = null
@@ -148,7 +148,7 @@ export async function contest(
       round === 0 ? first : await records.claim(id, claimDraft(fresh.operation, fresh.attempt), spans, entry)
     if (reply.kind === 'claimed')
       // Recognised: the previous round succeeded after all. Otherwise the record has gone meanwhile.
-      return granted(id, route, reply.recognised ? latest : fresh, reply.stamp, askedAt, over)
+      return granted(id, route, reply.recognised ? latest : fresh, reply.stamp, requestedAt, over)
     if (reply.kind === 'exists') {
       const decision = decide(reply.record, asked, route, reply.now)
       if (isExisting(decision)) return { kind: 'existing', existing: decision }
@@ -162,7 +162,7 @@ export async function contest(
         before: decision.read,
       }
       reply = await records.takeOver(id, over, claimDraft(latest.operation, latest.attempt), spans)
-      if (reply.kind === 'claimed') return granted(id, route, latest, reply.stamp, askedAt, over)
+      if (reply.kind === 'claimed') return granted(id, route, latest, reply.stamp, requestedAt, over)
       if (reply.kind === 'lost') continue
     }
     if (reply.kind === 'corrupt') return reply
@@ -171,7 +171,7 @@ export async function contest(
       if (entry === 'claim' && isBornSince(error, key, bornAt)) entry = 'fresh'
       else if (!(await outlast(waiters, request, Math.min(error.left, heldUntil - performance.now())))) break
       // The lease starts with this request to the store, unless it repeats an earlier one.
-      if (!losses.any) askedAt = performance.now()
+      if (!losses.any) requestedAt = performance.now()
       continue
     }
     const wait = losses.pauseAfter(reply.error)

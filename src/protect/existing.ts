@@ -1,4 +1,4 @@
-import { ageOf, decide, nextLook, retryAfterSeconds } from '../core/decide.ts'
+import { ageOf, decide, retryAfterSeconds, untilNextCheck } from '../core/decide.ts'
 import { filterLines } from '../core/headers.ts'
 import { digest, frame, recordId } from '../core/identity.ts'
 import type { RoutePolicy } from '../core/policy.ts'
@@ -258,7 +258,7 @@ function retryAfterOf(
     case 'in_progress':
       return retryAfterSeconds(latency.retryIn(route, read.leaseUntil - now, ageOf(read, now)))
     case 'unknown':
-      return retryAfterSeconds(nextLook(read, now))
+      return retryAfterSeconds(untilNextCheck(read, now))
     case 'failed_retryable':
       return 1
     case 'completed':

@@ -1,7 +1,7 @@
 import type { Millis, Outcome } from '../core/record.ts'
 import { heldRecord, type OutcomeDraft } from '../core/settle.ts'
 import type { RecordMap } from '../runtime/record-map.ts'
-import type { Soon } from '../runtime/scheduling.ts'
+import type { MaybePromise } from '../runtime/scheduling.ts'
 import type { Leases } from './leases.ts'
 import type { Execution, Progress } from './request.ts'
 import type { Settled, Settler } from './settler.ts'
@@ -22,7 +22,7 @@ export function finish(
   execution: Execution,
   outcome: Outcome,
   release: () => void,
-): Soon<Settled> {
+): MaybePromise<Settled> {
   const { id, attempt } = execution
   execution.ended = outcome
   leases.release(id, attempt.token)
@@ -31,7 +31,7 @@ export function finish(
     progress.storeMs += performance.now() - startedAt
     if (running.get(id) === execution) running.delete(id)
     if (!waiters.awaited.has(id)) return
-    execution.isMet = true
+    execution.isShared = true
     waiters.tell(id, left && heldRecord(left, expiresAt))
   }
   const done = (settled: Settled): Settled => {

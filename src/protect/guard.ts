@@ -239,7 +239,7 @@ export async function execute(
   const { route, id, attempt, before, unclaimed } = execution
   const { progress } = request
   const fence = attempt.fence || null
-  const isSure = ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl, execution.askedAt)
+  const isSure = ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl, execution.requestedAt)
   const sentAt = performance.now()
   let result: Forwarded
   try {
@@ -339,7 +339,7 @@ async function answerWhole(
   const share = shared(() => {
     result.release()
     // A held outcome may have answered retries.
-    if (isStored && !execution.isMet) free(response.body)
+    if (isStored && !execution.isShared) free(response.body)
   })
   const release = share()
   const held = keepsBody(ended) ? share() : NOTHING_HELD

@@ -315,7 +315,7 @@ function identifiersOf(
   key: string,
   [qualifiedBy]: KeyQualifier,
   read: KeyBody,
-): Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo'> | null {
+): Pick<Operation, 'key' | 'keySent' | 'received' | 'receivedBy'> | null {
   const { route } = request
   // The status query does not name the host, and another host's "not found" proves nothing.
   if (route.scope.host) return null

@@ -5,7 +5,7 @@ import type { RoutePolicy } from '../core/policy.ts'
 import type { CompletedResponse, Outcome } from '../core/record.ts'
 import { type AnsweredHead, outcomeOf } from '../core/settle.ts'
 import { readableBody } from '../runtime/coding.ts'
-import { inSteps, type Soon } from '../runtime/scheduling.ts'
+import { inSteps, type MaybePromise } from '../runtime/scheduling.ts'
 
 /**
  * {@link outcomeOf} for a complete answer. If the route's `outcomes` look into the body, it is decoded and read first. A body that was
@@ -17,7 +17,7 @@ export function meaningOf(
   answer: AnsweredHead,
   declaredOutcome: string | null,
   result: CompletedResponse,
-): Soon<Outcome> {
+): MaybePromise<Outcome> {
   const { status, headers, body } = answer
   const pointers = body === undefined ? [] : pointersInto(route, status)
   if (body === undefined || pointers.length === 0)

@@ -49,7 +49,7 @@ export class Latency {
 /** A client that creates a new key per attempt sends the next one within seconds. */
 const WINDOW: Millis = 60_000
 /** Entries per generation, about 250 bytes each. */
-const MOST_OPERATIONS = 5_000
+const MAX_OPERATIONS = 5_000
 
 interface SeenOperation {
   readonly id: RecordId
@@ -80,7 +80,7 @@ export class KeyChurn {
     const operation = high * 2 ** 32 + low
     const now = this.#clock()
     const before = this.#seen.get(operation) ?? this.#before.get(operation)
-    if (this.#seen.size >= MOST_OPERATIONS) {
+    if (this.#seen.size >= MAX_OPERATIONS) {
       this.#before = this.#seen
       this.#seen = new Map()
     }
@@ -133,7 +133,7 @@ export class CallerChanges {
 }
 
 /** About 100 bytes each. */
-const MOST_GRANTS = 10_000
+const MAX_GRANTS = 10_000
 
 /** Callers whom the upstream has lately allowed to see a replay (`authorizeReplay.cache`). */
 export class RecentGrants {
@@ -153,7 +153,7 @@ export class RecentGrants {
     if (time === 0) return
     this.#until.delete(caller)
     this.#until.set(caller, this.#clock() + time)
-    if (this.#until.size <= MOST_GRANTS) return
+    if (this.#until.size <= MAX_GRANTS) return
     const [oldest] = this.#until.keys()
     this.#until.delete(oldest as string)
   }

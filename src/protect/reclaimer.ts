@@ -14,8 +14,8 @@ const TOGETHER = 256
  * full.
  */
 const RETRY: Millis = 100
-const RETRY_MOST: Millis = 2000
-const MOST_DECISIONS = 1000
+const MAX_RETRY: Millis = 2000
+const MAX_DECISIONS = 1000
 
 export interface ReclaimerPorts {
   readonly records: Records
@@ -59,7 +59,7 @@ export class Reclaimer {
     const at = performance.now()
     // The last decision on a record stands.
     const others = this.#decisions.filter((one) => one.id !== decision.id)
-    this.#decisions = [...others.slice(1 - MOST_DECISIONS), { ...decision, at }]
+    this.#decisions = [...others.slice(1 - MAX_DECISIONS), { ...decision, at }]
     if (decision.written === null) this.#ports.records.forget(decision.id)
   }
 
@@ -165,7 +165,7 @@ export class Reclaimer {
     const begun = performance.now()
     let reply = await this.#try(job)
     while (reply.kind === 'unavailable' && !this.#isClosed) {
-      await pause(Math.max(RETRY, Math.min((performance.now() - begun) / 10, RETRY_MOST)))
+      await pause(Math.max(RETRY, Math.min((performance.now() - begun) / 10, MAX_RETRY)))
       reply = await this.#try(job)
     }
     return reply

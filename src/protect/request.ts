@@ -173,13 +173,13 @@ export interface Execution {
   /** The store's time of the record's creation; 0 without a claim. */
   readonly createdAt: Millis
   /** When the claim was requested, by `performance.now()`: the first of several tries. */
-  readonly askedAt: Millis
+  readonly requestedAt: Millis
   /** Why there is no claim, if the route executes without one. */
   readonly unclaimed: Unclaimed | null
   /** How the attempt ended, once its outcome is known; null: it is still running. */
   ended: Outcome | null
   /** Another request has found it and may be answered by it later. */
-  isMet: boolean
+  isShared: boolean
 }
 
 /** A claim that is not known to have succeeded. */

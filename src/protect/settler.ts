@@ -18,7 +18,7 @@ import {
   pendingOutcome,
   remainingSpans,
 } from '../core/settle.ts'
-import { after, type Soon, within } from '../runtime/scheduling.ts'
+import { after, type MaybePromise, within } from '../runtime/scheduling.ts'
 import type { Records, SettleReply, StoreTrouble, Unavailable } from '../store/records.ts'
 import { Declined, Unreplicated } from '../store/register.ts'
 import type { KeptOutcome, LeftOutcome, Outbox } from '../store/spool/outbox.ts'
@@ -40,7 +40,7 @@ const MAX_LATELY = 1000
  * How long an answer waits for its outcome to reach the disk: much longer than a healthy disk needs, but no longer than a hanging store
  * would take.
  */
-const KEEP_AT_MOST: Millis = 500
+const SPOOL_TIMEOUT: Millis = 500
 
 /**
  * Size of a spool that can hold everything: as much as memory may hold, and as much again for entries already written but not yet
@@ -135,7 +135,7 @@ export class Settler {
   }
 
   /** Resolves once the record's held outcomes are on disk, or given up: no answer may depend on this process alone. */
-  onDisk(id: RecordId): Soon<unknown> {
+  onDisk(id: RecordId): MaybePromise<unknown> {
     const keeping = (this.#held.get(id) ?? []).flatMap((held) => held.keeping ?? [])
     return keeping.length === 0 ? null : Promise.all(keeping)
   }
@@ -149,7 +149,7 @@ export class Settler {
    * Writes the outcome now, or holds it; without a claim, until the store is back. `release` returns the body's bytes once they are no
    * longer needed here. Never fails: the client's answer does not depend on it.
    */
-  settle(execution: Execution, outcome: Outcome, release: () => void): Soon<Settled> {
+  settle(execution: Execution, outcome: Outcome, release: () => void): MaybePromise<Settled> {
     const { unclaimed } = execution
     if (unclaimed !== null) {
       const pending = pendingOutcome(execution, outcome, { over: unclaimed.over?.version ?? null })
@@ -159,7 +159,7 @@ export class Settler {
   }
 
   /** Ends a claim with the outcome that {@link held} has just found: another request was executed here without a claim. */
-  settleAsHeld({ id, attempt, createdAt }: Execution, since: Millis): Soon<unknown> {
+  settleAsHeld({ id, attempt, createdAt }: Execution, since: Millis): MaybePromise<unknown> {
     const most = this.#most(id, since) as PendingOutcome
     return this.#writeOrHold({ ...most, draft: { ...most.draft, ...attempt, createdAt } }, () => {})
   }
@@ -168,7 +168,7 @@ export class Settler {
    * Withdraws a claim whose reply was lost, or that has not reached its replicas: writes `failed_retryable` under its token as soon as
    * possible. Resolves once that is written or held.
    */
-  withdraw(execution: Execution, { over, error }: Unclaimed): Soon<unknown> {
+  withdraw(execution: Execution, { over, error }: Unclaimed): MaybePromise<unknown> {
     const isThere = error instanceof Unreplicated
     const why = isThere ? 'its replicas did not have it' : 'its reply was lost'
     const outcome: Outcome = { kind: 'not_executed', reason: `the claim was withdrawn: ${why}` }
@@ -202,7 +202,7 @@ export class Settler {
     const checked = left.map(async (held) => {
       if ((await held.kept?.done) === 'kept') onDisk.add(held)
     })
-    await within(KEEP_AT_MOST, Promise.all(checked))
+    await within(SPOOL_TIMEOUT, Promise.all(checked))
     for (const held of left)
       this.#observer.trouble(
         onDisk.has(held)
@@ -212,14 +212,14 @@ export class Settler {
       )
   }
 
-  #writeOrHold(pending: PendingOutcome, release: () => void): Soon<Settled> {
-    const written = (result: Settled | Unavailable): Soon<Settled> => {
+  #writeOrHold(pending: PendingOutcome, release: () => void): MaybePromise<Settled> {
+    const written = (result: Settled | Unavailable): MaybePromise<Settled> => {
       if (result.kind !== 'settled') return this.#hold(pending, result.error, release)
       release()
       return result
     }
     const failed = (bug: unknown): Promise<Settled> => this.#hold(pending, bug, release)
-    let writing: Soon<Settled | Unavailable>
+    let writing: MaybePromise<Settled | Unavailable>
     try {
       writing = this.#write(pending)
     } catch (bug) {
@@ -228,12 +228,12 @@ export class Settler {
     return writing instanceof Promise ? writing.then(written, failed) : written(writing)
   }
 
-  #write(pending: PendingOutcome): Soon<Settled | Unavailable> {
+  #write(pending: PendingOutcome): MaybePromise<Settled | Unavailable> {
     const { id, draft, spans } = pending
     return after(this.#records.settle(id, draft, spans), (reply) => this.#afterWrite(pending, reply))
   }
 
-  #afterWrite(pending: PendingOutcome, reply: SettleReply): Soon<Settled | Unavailable> {
+  #afterWrite(pending: PendingOutcome, reply: SettleReply): MaybePromise<Settled | Unavailable> {
     const { draft, spans, claimed } = pending
     switch (reply.kind) {
       case 'written':
@@ -279,7 +279,7 @@ export class Settler {
     return this.#written(pending, resultOf(draft), taken.now + spans.dueIn)
   }
 
-  #notWritten(pending: PendingOutcome, trouble: StoreTrouble): Soon<Settled | Unavailable> {
+  #notWritten(pending: PendingOutcome, trouble: StoreTrouble): MaybePromise<Settled | Unavailable> {
     const { draft } = pending
     if (trouble.kind === 'unavailable') {
       if (!trouble.full || draft.state !== 'completed' || !draft.result.kept) return trouble
@@ -337,7 +337,7 @@ export class Settler {
   async #hold(pending: PendingOutcome, cause: unknown, release: () => void): Promise<Settled> {
     const { id, draft } = pending
     const kept = this.#outbox?.keep(pending) ?? null
-    const keeping = kept === null ? null : within(KEEP_AT_MOST, kept.done)
+    const keeping = kept === null ? null : within(SPOOL_TIMEOUT, kept.done)
     const held = this.#add(pending, kept, keeping, release)
     this.#observer.completed(draft.route, 'deferred', id)
     this.#observer.trouble('the store did not take an outcome; it is held and retried', {
@@ -349,7 +349,7 @@ export class Settler {
     if (end !== 'kept')
       this.#observer.trouble('an outcome could not be spooled; it is held in memory only', {
         ...described(pending),
-        error: end === null ? `the disk did not take it within ${KEEP_AT_MOST} ms` : String(end),
+        error: end === null ? `the disk did not take it within ${SPOOL_TIMEOUT} ms` : String(end),
       })
     return { kind: 'settled', state: draft.state, expiresAt: null, left: draft, recorded: null }
   }

@@ -4,7 +4,7 @@ import type { Watching } from '../store/register.ts'
 
 /** Pauses between reads of the store, each twice as long as the last: for lost messages, and stores that send none. */
 const POLL_FIRST: Millis = 100
-const POLL_MOST: Millis = 1000
+const MAX_POLL: Millis = 1000
 
 export type RecordNews =
   /** The current record. `now` is the store's time; 0 if this replica itself has just written the record. */
@@ -176,7 +176,7 @@ class Room {
 
   #later(): NodeJS.Timeout {
     return setTimeout(() => {
-      this.#pause = Math.min(this.#pause * 2, POLL_MOST)
+      this.#pause = Math.min(this.#pause * 2, MAX_POLL)
       this.#timer = this.#later()
       this.look()
     }, this.#pause).unref()

@@ -5,7 +5,7 @@ import {
   buildStatusQuery,
   readAnswer,
   type StatusQuery,
-  whyUntold,
+  whyUnproven,
 } from '../core/reconcile/answer.ts'
 import {
   deadLettered,
@@ -172,7 +172,7 @@ export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
 
   const { result, release } = await askUpstream(ports, about, query)
   try {
-    const why = result.kind === 'not_found' ? whyUntold(policy, record, ports.upstream) : null
+    const why = result.kind === 'not_found' ? whyUnproven(policy, record, ports.upstream) : null
     const believed: StatusQueryResult = why === null ? result : { kind: 'pending', why }
     const known = { ...before, reported: taken.reconciliation.reported }
     const stepBy = (one: StatusQueryResult): Step => nextStep(policy, known, waits, one, spellings)

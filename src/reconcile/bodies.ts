@@ -13,7 +13,7 @@ const BATCH = 256
 /** Each is read with a body of perhaps several MiB. */
 const AT_ONCE = 8
 /** Skips up to this many records that cannot be changed, such as those sealed with a removed key. */
-const MOST_LEFT = 10_000
+const MAX_LEFT = 10_000
 
 type BodyRemoverPorts = Pick<ReconcilePorts, 'records' | 'store' | 'observer' | 'random'>
 
@@ -65,7 +65,7 @@ export class BodyRemover {
         if (await this.#takeOut(id)) taken++
       },
     )
-    this.#left = Math.min(ids.length - taken, MOST_LEFT)
+    this.#left = Math.min(ids.length - taken, MAX_LEFT)
     return taken > 0
   }
 

@@ -30,7 +30,7 @@ const SEARCH_AGAIN: Millis = 10_000
 const PROOF_HOLDS: Millis = 60_000
 /** Pause before the canary is sent again if it did not reach the upstream; doubled up to the second value. */
 const FIRST_PAUSE: Millis = 1_000
-const MOST_BETWEEN: Millis = 60_000
+const MAX_PAUSE: Millis = 60_000
 
 export interface ControlPorts extends Pick<ReconcilePorts, 'forward' | 'policyOf' | 'upstream'> {
   readonly records: Pick<Records, 'get'>
@@ -167,7 +167,7 @@ export class Control {
     query.canarySent = true
     // Until a later configuration has another status query.
     const isCurrent = (): boolean => !this.#stopped && this.#queries.get(nameOf(route, policy)) === query
-    for (let wait = FIRST_PAUSE; isCurrent(); wait = Math.min(wait * 2, MOST_BETWEEN)) {
+    for (let wait = FIRST_PAUSE; isCurrent(); wait = Math.min(wait * 2, MAX_PAUSE)) {
       const result = await this.#askCanary(query)
       if (result.kind === 'not_sent') {
         await this.#ports.pause(wait)

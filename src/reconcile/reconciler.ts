@@ -69,7 +69,7 @@ const PAGE = 256
 /** Records read concurrently. */
 const AT_ONCE = 16
 /** Beyond this, the count means "at least". */
-const MOST_COUNTED = 5_000
+const MAX_COUNTED = 5_000
 
 export interface UnresolvedCounts {
   readonly unknown: number
@@ -129,7 +129,7 @@ export class UnresolvedCount {
         },
       )
       cursor = page.next
-    } while (cursor !== null && seen.size < MOST_COUNTED && !this.#stopped)
+    } while (cursor !== null && seen.size < MAX_COUNTED && !this.#stopped)
     return counted
   }
 

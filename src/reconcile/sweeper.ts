@@ -11,17 +11,17 @@ const SWEEP_EVERY: Millis = 1_000
 /** The pause while there is more work than one sweep takes. */
 const SWEEP_SOON: Millis = 50
 /** The longest pause while the store does not answer. */
-const SWEEP_MOST: Millis = 5_000
+const MAX_SWEEP: Millis = 5_000
 /** Ids read from the index at once. */
 const BATCH = 256
 /** Records read, and status queries asked, concurrently. */
 const AT_ONCE = 16
 /** Queued status queries: the rest stay due for later sweeps. */
-const MOST_WAITING = 1_024
+const MAX_WAITING = 1_024
 /** How many unreadable records are reported, once each. */
-const MOST_REPORTED = 1_000
+const MAX_REPORTED = 1_000
 /** How many unreadable records a sweep skips: all those sealed with a removed key may be due before the others. */
-const MOST_UNREADABLE = 10_000
+const MAX_UNREADABLE = 10_000
 
 /**
  * Works through the store's index of unresolved records: records lapsed leases, asks about unknown records if their route has `reconcile`,
@@ -45,7 +45,7 @@ export class Sweeper {
       round: () => this.sweep(),
       every: SWEEP_EVERY,
       soon: SWEEP_SOON,
-      most: SWEEP_MOST,
+      most: MAX_SWEEP,
       trouble: 'internal error of the sweeper',
       ports,
     })
@@ -105,7 +105,7 @@ export class Sweeper {
       },
     )
     const left = ids.length - moved - unreadable
-    this.#left = Math.min(left, MOST_WAITING) + Math.min(unreadable, MOST_UNREADABLE)
+    this.#left = Math.min(left, MAX_WAITING) + Math.min(unreadable, MAX_UNREADABLE)
     return ids.length === limit && moved > 0
   }
 
@@ -121,7 +121,7 @@ export class Sweeper {
     }
     if (due === undefined) return undefined
     if (due === null) return !this.#ports.isOwn(id)
-    if (this.#rounds.stopped || this.#queried.size >= MOST_WAITING) return false
+    if (this.#rounds.stopped || this.#queried.size >= MAX_WAITING) return false
     this.#queried.add(id)
     this.#queue.push(id)
     if (this.#queries < AT_ONCE) void this.#askOn()
@@ -155,16 +155,16 @@ export class Sweeper {
       return await work()
     } catch (error) {
       if (error instanceof StoreUnavailable) throw error
-      if (this.#reported.has(id) || this.#reported.size === MOST_REPORTED) return undefined
+      if (this.#reported.has(id) || this.#reported.size === MAX_REPORTED) return undefined
       this.#reported.add(id)
       const message =
         error instanceof CorruptRecord
           ? 'an unresolved record cannot be read; it is left as it is'
           : 'internal error over an unresolved record'
       this.#ports.observer.trouble(message, { record: shortId(id), error: String(error) })
-      if (this.#reported.size === MOST_REPORTED)
+      if (this.#reported.size === MAX_REPORTED)
         this.#ports.observer.trouble('further unresolved records that cannot be read are not reported', {
-          reported: MOST_REPORTED,
+          reported: MAX_REPORTED,
         })
       return undefined
     }

@@ -18,7 +18,7 @@ const DECODERS: ReadonlyMap<string, Decode> = new Map<string, Decode>([
 ])
 
 /** More than any client applies; a decoder may be made to run for each. */
-const MOST_CODINGS = 3
+const MAX_CODINGS = 3
 
 /** The body to read and compare: decoded, or as sent where that is not possible. `limit`: bytes of the decoded body. */
 export async function readableBody(headers: RawHeaders, body: Buffer, limit: number): Promise<ReadableBody> {
@@ -36,7 +36,7 @@ async function decodedBody(headers: RawHeaders, body: Buffer, limit: number): Pr
     .flatMap((line) => line.split(','))
     .map((coding) => coding.trim().toLowerCase())
     .filter((coding) => coding !== '' && coding !== 'identity')
-  if (codings.length > MOST_CODINGS) return null
+  if (codings.length > MAX_CODINGS) return null
   let decoded = body
   for (const coding of codings.toReversed()) {
     const decode = DECODERS.get(coding)

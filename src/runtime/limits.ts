@@ -62,11 +62,11 @@ export function shared(release: () => void): () => () => void {
 const SLOTS = 4096
 
 /** Smaller bounds are not divided: `limits.inFlight: 10` must allow ten. */
-const LEAST_DIVIDED = 64
+const MIN_DIVIDED = 64
 
 /** How much of a bound one holder may have; a sixteenth is left to others. */
 export function shareOf(most: number): number {
-  return most < LEAST_DIVIDED ? most : most - Math.ceil(most / 16)
+  return most < MIN_DIVIDED ? most : most - Math.ceil(most / 16)
 }
 
 /** Each holder's part of a bounded resource, in fixed slots, so that nothing is allocated per request (docs/adr/0017). */
@@ -159,7 +159,7 @@ export class InFlight {
 /* The memory of bodies. */
 
 /** Smaller buffers are not worth freeing, or are slices of a pool. */
-const LEAST = 4096
+const MIN_FREED = 4096
 
 /**
  * Frees an unused buffer that owns its memory, apart from at most `spare` unused bytes at the end. Left to V8, memory outside its heap
@@ -168,7 +168,7 @@ const LEAST = 4096
  * Never free bytes that were given to a socket until the other end has answered: the kernel may not have taken them yet.
  */
 export function free({ buffer, byteOffset, length }: Buffer, spare = 0): void {
-  if (length >= LEAST && byteOffset === 0 && length + spare >= buffer.byteLength)
+  if (length >= MIN_FREED && byteOffset === 0 && length + spare >= buffer.byteLength)
     (buffer as ArrayBuffer).transfer(0)
 }
 

@@ -5,10 +5,10 @@ import type { Steps } from '../core/steps.ts'
 /* When work runs: now or later, once, in time, in steps, in batches, one after another. */
 
 /** A value, or a promise of one: a store in this process answers without a turn of the microtask queue. */
-export type Soon<T> = T | Promise<T>
+export type MaybePromise<T> = T | Promise<T>
 
 /** Applies `next` as soon as the value is there. */
-export function after<T, U>(value: Soon<T>, next: (value: T) => Soon<U>): Soon<U> {
+export function after<T, U>(value: MaybePromise<T>, next: (value: T) => MaybePromise<U>): MaybePromise<U> {
   return value instanceof Promise ? value.then(next) : next(value)
 }
 

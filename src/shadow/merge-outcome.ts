@@ -9,10 +9,10 @@ import type { StoreTrouble } from '../store/records.ts'
 
 /** Pauses between reads of a record that another replica is about to finish: the first, and the longest. */
 const LOOK_FIRST: Millis = 100
-const LOOK_MOST: Millis = 1000
+const MAX_LOOK: Millis = 1000
 /** Retries with growing pauses while the store does not answer: half a minute in all. */
 const TRIES = 12
-const RETRY_MOST: Millis = 5000
+const MAX_RETRY: Millis = 5000
 
 type MergePorts = Pick<WalkPorts, 'records' | 'settler' | 'waiters' | 'pause'>
 /** An outcome that prevents a later execution. */
@@ -49,7 +49,7 @@ export async function mergeOutcome(
     // Completed stays completed: without room for the body it is recorded without one.
     if (result.full && outcome.kind === 'completed' && outcome.result.kept)
       outcome = { kind: 'completed', result: withoutBody(outcome.result.response, 'no_room') }
-    await ports.pause(Math.min(LOOK_FIRST * 2 ** failures, RETRY_MOST))
+    await ports.pause(Math.min(LOOK_FIRST * 2 ** failures, MAX_RETRY))
   }
   return false
 }
@@ -68,7 +68,7 @@ async function write(
   const { record, now } = reply
   const decision = decide(record, digestsAfter(operation, record), route, now)
   if (decision.kind === 'in_progress')
-    return { kind: 'later', wait: Math.min(LOOK_MOST, Math.max(LOOK_FIRST, decision.leaseLeft)) }
+    return { kind: 'later', wait: Math.min(MAX_LOOK, Math.max(LOOK_FIRST, decision.leaseLeft)) }
   if (isExisting(decision) && decision.kind !== 'unknown') return null
   // A second uncertain execution adds nothing to an uncertain record.
   if (outcome.kind === 'unknown' && record.state !== 'failed_retryable') return null

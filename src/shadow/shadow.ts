@@ -26,7 +26,7 @@ import { type Beside, mergeOutcome, type ObservedOutcome } from './merge-outcome
 import { ignoreExchange, type Observed, observeExchange } from './observe.ts'
 
 /** Shadow mode adds outcomes only below this many unsettled ones: the settler's room is for protected routes. */
-const HELD_MOST = 1000
+const MAX_HELD = 1000
 
 /** Fields of a log line besides the verdict. */
 type ShadowFacts = Omit<Facts, 'outcome'> & Partial<Pick<ShadowSummary, 'retryAge' | 'regenerated'>>
@@ -210,7 +210,7 @@ export class Shadow {
 
   async #decide(request: ProtectedRequest, identified: Identified): Promise<Next> {
     const { settler, observer } = this.#ports
-    if (settler.size >= HELD_MOST) return { kind: 'decided', verdict: 'store_unavailable', facts: {} }
+    if (settler.size >= MAX_HELD) return { kind: 'decided', verdict: 'store_unavailable', facts: {} }
     // It is executed in any case: without a claim, its outcome is merged once the store answers.
     const route: RoutePolicy = { ...request.route, onStoreUnavailable: 'bypass' }
     const { progress } = request
@@ -235,10 +235,10 @@ export class Shadow {
     { request: { progress, headers }, hear, tell }: WatchedRequest,
     { execution, facts, settled }: Owned,
   ): Promise<void> {
-    const { id, route, attempt, askedAt, before, unclaimed } = execution
+    const { id, route, attempt, requestedAt, before, unclaimed } = execution
     let outcome: Outcome = unknownBecause('internal error in shadow mode', null)
     let release = (): void => {}
-    this.#ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl, askedAt)
+    this.#ports.leases.hold(id, attempt.token, route.lease, route.unresolvedTtl, requestedAt)
     if (unclaimed !== null) tell('store_unavailable', facts)
     let observed: Observed
     let after: ShadowFacts['after']

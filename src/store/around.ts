@@ -1,5 +1,5 @@
 import type { Millis } from '../core/record.ts'
-import { after, type Soon } from '../runtime/scheduling.ts'
+import { after, type MaybePromise } from '../runtime/scheduling.ts'
 import { isClaim, PREFIX, stateCode } from './record/codec.ts'
 import {
   Declined,
@@ -30,7 +30,7 @@ export type StoreOperation =
  * Runs an operation, or refuses to. A hook that only observes attaches to the promise of `run` and returns that same promise: wrapping it
  * would cost the request a turn of the microtask queue.
  */
-export type Hook = <Reply extends Soon<unknown>>(operation: StoreOperation, run: () => Reply) => Reply
+export type Hook = <Reply extends MaybePromise<unknown>>(operation: StoreOperation, run: () => Reply) => Reply
 
 /** Wraps `store` so that `hook` runs every operation. The caller handles closing. */
 export function around(store: Store, hook: Hook): Omit<Store, 'close'> {
@@ -112,7 +112,7 @@ class Breaker {
     this.#options = options
   }
 
-  run<Reply extends Soon<unknown>>(operation: StoreOperation, run: () => Reply): Reply {
+  run<Reply extends MaybePromise<unknown>>(operation: StoreOperation, run: () => Reply): Reply {
     if (this.#state !== 'closed') {
       const error = new StoreUnavailable(`the store ${this.#store.name} is down (breaker open)`, false)
       this.#options.onOperation?.(operation, 0, error)
@@ -210,8 +210,11 @@ export function all(guards: readonly [PhaseGuard, ...PhaseGuard[]]): PhaseGuard 
 /** Wraps `store`: nothing is claimed and no lease renewed unless `guard` is sure that it may. */
 export function inPhase(store: Store, guard: PhaseGuard): Store {
   const isSure = (): boolean => guard.clock() < guard.sureUntil
-  const guarded = <Reply>(write: () => Soon<Reply>, isMade: (reply: Reply) => boolean): Soon<Reply> => {
-    const written = (): Soon<Reply> =>
+  const guarded = <Reply>(
+    write: () => MaybePromise<Reply>,
+    isMade: (reply: Reply) => boolean,
+  ): MaybePromise<Reply> => {
+    const written = (): MaybePromise<Reply> =>
       after(write(), (reply) => {
         if (isSure() || !isMade(reply)) return reply
         // It may have come late, after this process was paused.

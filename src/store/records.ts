@@ -19,7 +19,7 @@ import {
   stillUnknown,
 } from '../core/settle.ts'
 import { free } from '../runtime/limits.ts'
-import { after, type Soon } from '../runtime/scheduling.ts'
+import { after, type MaybePromise } from '../runtime/scheduling.ts'
 import { LARGEST_RECENT, type RecentWrites } from './recent.ts'
 import { decodeRecord, encodeDraft, HEAD_ROOM, storedSpans } from './record/codec.ts'
 import { prefixOf } from './record/prefix.ts'
@@ -135,7 +135,7 @@ export class Records {
     draft: RecordDraft,
     spans: Spans,
     entry: 'claim' | 'fresh' = 'claim',
-  ): Soon<ClaimReply> {
+  ): MaybePromise<ClaimReply> {
     return this.#answered(this.#register.put(id, encodeDraft(draft), spans, entry), (reply) => {
       const { now } = reply
       if (reply.done) return { kind: 'claimed', now, stamp: reply.stamp, recognised: false }
@@ -150,7 +150,7 @@ export class Records {
     { version }: IdempotencyRecord,
     draft: RecordDraft,
     spans: Spans,
-  ): Soon<TakeOverReply> {
+  ): MaybePromise<TakeOverReply> {
     const stored = storedSpans(draft, spans)
     return this.#answered(this.#register.swap(id, { version }, encodeDraft(draft), stored, true), (reply) => {
       const { now } = reply
@@ -165,7 +165,7 @@ export class Records {
    * Writes the outcome of `draft`'s attempt where §2 accepts it; `recovered` if the record was gone, or belonged to an earlier attempt that
    * the outcome may replace ({@link isFromBefore}). An uncertain outcome keeps what reconciliation has found out so far.
    */
-  settle(id: RecordId, draft: RecordDraft, spans: Spans): Soon<SettleReply> {
+  settle(id: RecordId, draft: RecordDraft, spans: Spans): MaybePromise<SettleReply> {
     const recent = this.#recent
     const bytes = encodeDraft(draft)
     const states = draft.state === 'unknown' ? ACCEPTING_UNKNOWN : ACCEPTING
@@ -301,7 +301,7 @@ export class Records {
   }
 
   /** Replaces the record at exactly this version: the decision of somebody other than its owner. Null: there is none. */
-  replace(id: RecordId, version: number, draft: RecordDraft, spans: Spans): Soon<SettleReply | null> {
+  replace(id: RecordId, version: number, draft: RecordDraft, spans: Spans): MaybePromise<SettleReply | null> {
     return this.#swap(id, { version }, encodeDraft(draft), storedSpans(draft, spans))
   }
 
@@ -323,14 +323,17 @@ export class Records {
     }))
   }
 
-  #swap(id: RecordId, condition: Condition, bytes: Buffer, spans: Spans): Soon<SettleReply | null> {
+  #swap(id: RecordId, condition: Condition, bytes: Buffer, spans: Spans): MaybePromise<SettleReply | null> {
     return this.#answered(this.#register.swap(id, condition, bytes, spans, false), (reply) =>
       written('written', reply),
     )
   }
 
   /** Applies `read` to the store's reply; errors that are not the store's are bugs and propagate. */
-  #answered<Reply, Value>(reply: Soon<Reply>, read: (reply: Reply) => Value): Soon<Value | StoreTrouble> {
+  #answered<Reply, Value>(
+    reply: MaybePromise<Reply>,
+    read: (reply: Reply) => Value,
+  ): MaybePromise<Value | StoreTrouble> {
     const readable = (replied: Reply): Value | StoreTrouble => {
       try {
         return read(replied)

@@ -1,6 +1,6 @@
 import type { Rate } from '../core/policy.ts'
 import type { Millis, RecordId, Spans, State } from '../core/record.ts'
-import type { Soon } from '../runtime/scheduling.ts'
+import type { MaybePromise } from '../runtime/scheduling.ts'
 
 /**
  * A compare-and-set register with expiry. It holds the bytes of {@link file://./codec.ts}, of which it reads and stamps only
@@ -23,13 +23,19 @@ export interface Register {
    * and createdAt = now if they are 0, due = now + dueIn, dropAt = now + dropIn. In a grace `entry` decides;
    * left out, it is a `claim`.
    */
-  put(id: RecordId, bytes: Buffer, spans: Spans, entry?: PutKind): Soon<PutReply>
+  put(id: RecordId, bytes: Buffer, spans: Spans, entry?: PutKind): MaybePromise<PutReply>
   /**
    * Replaces the record if `condition` holds. Stamps: version + 1, updatedAt = now, createdAt kept, fence kept or + 1
    * (`nextFence`) and never below that of `bytes`, due and dropAt as in {@link put}. `nextFence` hands the record out for
    * execution, which a grace refuses.
    */
-  swap(id: RecordId, condition: Condition, bytes: Buffer, spans: Spans, nextFence: boolean): Soon<SwapReply>
+  swap(
+    id: RecordId,
+    condition: Condition,
+    bytes: Buffer,
+    spans: Spans,
+    nextFence: boolean,
+  ): MaybePromise<SwapReply>
   get(id: RecordId): Promise<GetReply>
   /** Like {@link get}, but sealed records are not opened, and the end may be missing. Absent: {@link get} does as well. */
   stored?(id: RecordId): Promise<GetReply>

@@ -1,6 +1,6 @@
 import { createHmac, timingSafeEqual } from 'node:crypto'
 import type { Millis, RecordId, Spans } from '../core/record.ts'
-import { after, type Soon } from '../runtime/scheduling.ts'
+import { after, type MaybePromise } from '../runtime/scheduling.ts'
 import { readU48, U48, writeU48 } from './record/binary.ts'
 import { endsAttempt, PREFIX, readStamps, SCHEMA, stamp, stateCode } from './record/codec.ts'
 import type { PutReply, Store, SwapReply } from './register.ts'
@@ -31,7 +31,7 @@ export function tiered(primary: Store, cache: Store, options: TieredOptions): St
     ...primary,
 
     put(id, bytes, spans, entry) {
-      const write = (): Soon<PutReply> =>
+      const write = (): MaybePromise<PutReply> =>
         replays.wrote(id, bytes, spans, () => primary.put(id, bytes, spans, entry))
       // Outcomes and rewritten claims always go to the primary.
       if (!replays.has(id) || endsAttempt(bytes) || entry === 'again') return write()
@@ -133,8 +133,8 @@ class Replays {
     id: RecordId,
     bytes: Buffer,
     spans: Spans,
-    write: () => Soon<Reply>,
-  ): Soon<Reply> {
+    write: () => MaybePromise<Reply>,
+  ): MaybePromise<Reply> {
     // The store takes ownership of what it is given.
     const copy = isCompleted(bytes) ? Buffer.from(bytes) : null
     return after(write(), (reply) => {

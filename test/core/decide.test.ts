@@ -58,7 +58,7 @@ const ASKED: readonly (readonly [what: string, asked: RequestDigests, same: bool
 type Cases = readonly (readonly [now: Millis, expected: object, retry?: object])[]
 
 const gone = { kind: 'gone' }
-const lapsed = (lookIn: Millis): object => ({ kind: 'unknown', lookIn })
+const lapsed = (checkIn: Millis): object => ({ kind: 'unknown', checkIn })
 const replay = (now: Millis): object => ({
   kind: 'replay',
   result: RESULT,
@@ -185,14 +185,14 @@ void t.test('V08 a clock that jumps back makes no wait longer', (t) => {
   })
   t.match(decide(waiting, same, { onLeaseExpired: 'unknown' }, waiting.updatedAt - day), {
     kind: 'unknown',
-    lookIn: waiting.nextLookAt - waiting.updatedAt,
+    checkIn: waiting.nextLookAt - waiting.updatedAt,
   })
   t.end()
 })
 
 t.test('once the next look is overdue, a client waits as long again, up to 5 min', async (t) => {
   const waiting = unknown({ nextLookAt: 10_000, dropAt: 86_400_000 })
-  for (const [late, lookIn] of [
+  for (const [late, checkIn] of [
     [0, 0],
     [1, 1],
     [299_999, 299_999],
@@ -202,7 +202,7 @@ t.test('once the next look is overdue, a client waits as long again, up to 5 min
   ] as const)
     t.match(decide(waiting, same, { onLeaseExpired: 'unknown' }, 10_000 + late), {
       kind: 'unknown',
-      lookIn,
+      checkIn,
     })
 })
 

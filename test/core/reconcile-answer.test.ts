@@ -8,7 +8,7 @@ import {
   buildStatusQuery,
   readAnswer,
   type StatusQuery,
-  whyUntold,
+  whyUnproven,
 } from '../../src/core/reconcile/answer.ts'
 import { identifiersSent, identifiersSentByBoth, upstreamTag } from '../../src/core/reconcile/identifiers.ts'
 import type { Fingerprint, Operation, RecordId, StoredResponse } from '../../src/core/record.ts'
@@ -379,8 +379,8 @@ const TO = upstreamTag('http://127.0.0.1:3000')
 const told = (lines: readonly string[], more: Partial<typeof KEYS> = {}, inBody = false, keepsKey = true) =>
   identifiersSent(lines, { ...KEYS, ...more }, ID, 'k1', inBody, keepsKey, TO)
 
-const BY_KEY = { key: 'k1', told: ['key'], toldTo: TO }
-const BY_RECORD = { key: 'k1', told: ['record'], toldTo: TO }
+const BY_KEY = { key: 'k1', received: ['key'], receivedBy: TO }
+const BY_RECORD = { key: 'k1', received: ['record'], receivedBy: TO }
 const NOTHING = { key: 'k1' }
 const RENAMED = { forward: { header: 'X-Request-Id' } }
 const TWO_NAMES = {
@@ -396,7 +396,7 @@ const TOLD: Readonly<Record<string, readonly (readonly [expected: object, ...Par
     [{ ...BY_KEY, keySent: '"k1";a=1' }, ['Idempotency-Key', '"k1";a=1']],
     [BY_RECORD, ['Idempotency-Record', ID]],
     [{ ...BY_RECORD, key: null }, ['Idempotency-Record', ID], {}, false, false],
-    [{ ...BY_KEY, told: ['key', 'record'] }, ['Idempotency-Key', 'k1', 'Idempotency-Record', ID]],
+    [{ ...BY_KEY, received: ['key', 'record'] }, ['Idempotency-Key', 'k1', 'Idempotency-Record', ID]],
     // A key that no status query asks by is not kept.
     [{ key: null }, ['Idempotency-Key', '"k1"'], {}, false, false],
   ],
@@ -430,26 +430,32 @@ for (const [title, rows] of Object.entries(TOLD))
 
 t.test('V07 of two attempts that may have executed, what both told counts', async (t) => {
   const both = (earlier: Partial<Operation>, later: Partial<Operation>) => {
-    const { key, keySent, told } = identifiersSentByBoth(
+    const { key, keySent, received } = identifiersSentByBoth(
       { ...OPERATION, ...earlier },
       { ...OPERATION, ...later },
     )
-    return { key, keySent, told }
+    return { key, keySent, received }
   }
-  const all = { told: ['key', 'record'] } as const
+  const all = { received: ['key', 'record'] } as const
   t.same(both(all, all), { key: 'k1', keySent: undefined, ...all })
-  t.same(both({ told: ['record'] }, all).told, ['record'])
-  t.same(both(all, { told: ['key'] }).told, ['key'])
-  t.same(both({}, all).told, undefined, 'the earlier attempt told nothing')
-  t.same(both(all, {}).told, undefined, 'the later attempt told nothing')
+  t.same(both({ received: ['record'] }, all).received, ['record'])
+  t.same(both(all, { received: ['key'] }).received, ['key'])
+  t.same(both({}, all).received, undefined, 'the earlier attempt told nothing')
+  t.same(both(all, {}).received, undefined, 'the later attempt told nothing')
   t.same(both({ ...all, keySent: '"k1"' }, all), { key: 'k1', keySent: '"k1"', ...all }, 'either spelling')
   t.same(both(all, { ...all, keySent: '"k1"' }), { key: 'k1', keySent: '"k1"', ...all }, 'either spelling')
-  t.same(both({ ...all, keySent: '"k1"' }, { ...all, keySent: '"k1"' }).told, all.told)
-  t.same(both({ ...all, keySent: '"k1"' }, { ...all, keySent: '"k1";a=1' }).told, ['record'])
-  t.same(both({ ...all, toldTo: 'a' }, { ...all, toldTo: 'b' }).told, undefined, 'sent to two upstreams')
+  t.same(both({ ...all, keySent: '"k1"' }, { ...all, keySent: '"k1"' }).received, all.received)
+  t.same(both({ ...all, keySent: '"k1"' }, { ...all, keySent: '"k1";a=1' }).received, ['record'])
+  t.same(
+    both({ ...all, receivedBy: 'a' }, { ...all, receivedBy: 'b' }).received,
+    undefined,
+    'sent to two upstreams',
+  )
   t.equal(
-    identifiersSentByBoth({ ...OPERATION, ...all, toldTo: 'a' }, { ...OPERATION, ...all, toldTo: 'a' })
-      .toldTo,
+    identifiersSentByBoth(
+      { ...OPERATION, ...all, receivedBy: 'a' },
+      { ...OPERATION, ...all, receivedBy: 'a' },
+    ).receivedBy,
     'a',
   )
   t.match(identifiersSentByBoth(OPERATION, OPERATION), { route: 'pay', recipe: 'v1' })
@@ -471,17 +477,17 @@ t.test('V07 "not found" is believed only about identifiers the upstream was told
   t.same(asksBy(asking('/a?k={key}', ['X-Record', '{record}'])), ['key', 'record'])
   t.same(asksBy(asking('/a')), [])
   const why = (path: string, headers: readonly string[], ...names: readonly ('key' | 'record')[]) =>
-    whyUntold(asking(path, headers), { told: names, toldTo: TO }, TO)
+    whyUnproven(asking(path, headers), { received: names, receivedBy: TO }, TO)
   t.equal(why('/a?k={key}', [], 'key'), null)
   t.equal(why('/a/{record}', [], 'key', 'record'), null)
   t.match(why('/a/{record}', [], 'key'), /was not told \{record\} by/)
   t.match(why('/a?k={key}', ['X-Record', '{record}'], 'key'), /was not told \{record\} by/)
   t.match(why('/a?k={key}', ['X-Record', '{record}']), /was not told \{key\} and \{record\} by/)
   t.match(why('/a', [], 'key', 'record'), /names no record/)
-  t.match(whyUntold(asking('/a?k={key}'), {}, TO), /was not told \{key\}/, 'an older record')
-  for (const toldTo of [{}, { toldTo: upstreamTag('http://127.0.0.1:3001') }])
+  t.match(whyUnproven(asking('/a?k={key}'), {}, TO), /was not told \{key\}/, 'an older record')
+  for (const receivedBy of [{}, { receivedBy: upstreamTag('http://127.0.0.1:3001') }])
     t.match(
-      whyUntold(asking('/a?k={key}'), { told: ['key'], ...toldTo }, TO),
+      whyUnproven(asking('/a?k={key}'), { received: ['key'], ...receivedBy }, TO),
       /sent to another `upstream.url`/,
     )
   t.match(TO, /^[A-Za-z0-9_-]{8}$/)

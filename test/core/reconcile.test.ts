@@ -44,10 +44,10 @@ const known = (more: Partial<Reconciliation> = {}): Reconciliation => ({
 const step = (
   heard: StatusQueryResult,
   before = known(),
-  askedAt = SINCE,
+  queriedAt = SINCE,
   policy = POLICY,
   spellings: 1 | 2 = 1,
-) => nextStep(policy, before, { first: CLAIMED + policy.after - askedAt, next: 0 }, heard, spellings)
+) => nextStep(policy, before, { first: CLAIMED + policy.after - queriedAt, next: 0 }, heard, spellings)
 
 const NOT_FOUND: StatusQueryResult = { kind: 'not_found' }
 const PENDING: StatusQueryResult = { kind: 'pending', why: 'status 202' }
@@ -187,7 +187,7 @@ t.test('V08 "not found" waits for the store’s clock and for time that has pass
   const record = unknown({ fence: CLAIMED, createdAt: CLAIMED, updatedAt: SINCE })
   /** `passed`: milliseconds that have certainly passed since an instant. */
   const waits = (
-    askedAt: number,
+    queriedAt: number,
     passed: Readonly<Record<number, number>>,
     leaseExpired = false,
     after = 60_000,
@@ -198,7 +198,7 @@ t.test('V08 "not found" waits for the store’s clock and for time that has pass
       lease,
       { ...record, ...own, leaseExpired },
       known(),
-      askedAt,
+      queriedAt,
       (at) => passed[at] ?? 0,
     )
   t.equal(waits(CLAIMED + 10_000, { [CLAIMED]: 60_000 }).first, 50_000, 'by the store’s clock')
@@ -326,7 +326,7 @@ t.test('a request found completed proves a status query; one not found refutes i
 
 t.test('the upstream must know a request that it completed under told identifiers', async (t) => {
   const record = (over: Partial<Completed> = {}): IdempotencyRecord => ({
-    ...(draft('completed', newToken(), { key: 'k1', told: ['key'], toldTo: 'here' }) as Omit<
+    ...(draft('completed', newToken(), { key: 'k1', received: ['key'], receivedBy: 'here' }) as Omit<
       Completed,
       'version'
     >),
@@ -345,8 +345,8 @@ t.test('the upstream must know a request that it completed under told identifier
   t.notOk(known(record(), 10), 'its retention is over')
   t.notOk(known(record({ route: 'other' })))
   t.notOk(known(record({ key: null })))
-  t.notOk(known(record({ told: ['record'] })))
-  t.notOk(known(record({ toldTo: 'elsewhere' })), 'another upstream answered it')
+  t.notOk(known(record({ received: ['record'] })))
+  t.notOk(known(record({ receivedBy: 'elsewhere' })), 'another upstream answered it')
   for (const status of [199, 302, 402])
     t.notOk(known(record({ result: { ...DONE, status } })), String(status))
   const { expiresAt: _e, result: _r, ...unknown } = record() as Completed
@@ -362,5 +362,5 @@ t.test('the upstream must know a request that it completed under told identifier
   const resolved = resolvedDraft(open, { kind: 'completed', result: DONE })
   t.notOk(known({ ...record(), token: resolved.token }), 'an operator may have resolved it')
   const byRecord = { ...ASKED, request: { ...ASKED.request, path: '/p/{record}' } }
-  t.ok(isKnownUpstream(record({ key: null, told: ['record'] }), 'create-payment', byRecord, 5, 'here'))
+  t.ok(isKnownUpstream(record({ key: null, received: ['record'] }), 'create-payment', byRecord, 5, 'here'))
 })

@@ -240,7 +240,13 @@ t.test('an uncertain outcome of an unknown record keeps its queries and due time
 
 t.test('a resolution keeps request and age; completed clears the token, not executed keeps it', async (t) => {
   const named = { parts: '{}', label: 'ord_1' }
-  const told = { ...named, keySent: '"k"', told: ['key'], toldTo: 'upstream', completion: '1 2 3 4' } as const
+  const told = {
+    ...named,
+    keySent: '"k"',
+    received: ['key'],
+    receivedBy: 'upstream',
+    completion: '1 2 3 4',
+  } as const
   const found = unknown({ ...told, createdAt: 77, attempts: 3, span: 'a trace', lastError: 'reset' })
   const { version: _v, updatedAt: _u, dropAt: _d, nextLookAt: _n, leaseExpired: _l, ...rest } = found
   const { status: _s, reconciliation: _r, span: _span, token, ...kept } = rest

@@ -8,7 +8,7 @@ import { Coverage, fuzz } from './engine.ts'
 import { corpusFile, corpusOf, TARGETS } from './targets.ts'
 
 /** Of a target: the shortest, since each is tried in every `npm test`. */
-const MOST_KEPT = 150
+const MAX_KEPT = 150
 
 const { values } = parseArgs({
   options: {
@@ -44,7 +44,7 @@ for (const target of chosen) {
     )
   }
   if (!values.keep) continue
-  const shortest = kept.toSorted((a, b) => a.length - b.length).slice(0, MOST_KEPT)
+  const shortest = kept.toSorted((a, b) => a.length - b.length).slice(0, MAX_KEPT)
   const lines = shortest.map((input) => input.toString('base64')).sort()
   writeFileSync(corpusFile(target.name), lines.map((line) => `${line}\n`).join(''))
 }

@@ -4,7 +4,7 @@ import { guard } from '../../src/protect/guard.ts'
 import type { WalkPorts } from '../../src/protect/ports.ts'
 import { Reclaimer } from '../../src/protect/reclaimer.ts'
 import { Settler } from '../../src/protect/settler.ts'
-import type { Soon } from '../../src/runtime/scheduling.ts'
+import type { MaybePromise } from '../../src/runtime/scheduling.ts'
 import { RecentWrites } from '../../src/store/recent.ts'
 import { Records } from '../../src/store/records.ts'
 import { InGrace, type Store as StorePort, StoreUnavailable } from '../../src/store/register.ts'
@@ -261,7 +261,7 @@ export class Process implements Owner {
   #wire(): StorePort {
     const { store, isInGrace } = this.#shared
     const { inner } = store
-    const send = <T>(isDone: (reply: T) => boolean, apply: () => Soon<T>): Promise<T> =>
+    const send = <T>(isDone: (reply: T) => boolean, apply: () => MaybePromise<T>): Promise<T> =>
       new Promise((resolve, reject) => {
         const lose = (): void => reject(new StoreUnavailable('no reply', true))
         const carryOut = async (): Promise<Reply> => {

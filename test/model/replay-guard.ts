@@ -20,7 +20,7 @@ import {
   type World,
 } from './protocol.ts'
 
-/** Longer than the pause of a settler before any retry (RETRY_MOST). */
+/** Longer than the pause of a settler before any retry (MAX_RETRY). */
 const RETRIED = 5_000
 /** Of a lease: when its owner renews it, and how long it is good for a first byte (src/protect/settler.ts). */
 const RENEWED = LEASE / 3

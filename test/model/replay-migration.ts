@@ -45,7 +45,7 @@ const TTL = 24 * HOUR
 const CLAIMED = { dueIn: LEASE, dropIn: 365 * TTL }
 const OUTCOME = { dueIn: TTL, dropIn: TTL }
 /** More commands than any step takes. */
-const MOST = 60
+const MAX_STEPS = 60
 
 /** Goes a path through the model with the code of the stores and the guard. Throws where the two differ. */
 export async function replayMigration(path: readonly Step[], pair: StorePair): Promise<void> {
@@ -138,7 +138,7 @@ class Owner {
 
   /** Carries its commands out until `isThere`, which is asked about the next one; null: it sends no more. */
   async until(isThere: (next: Command | null) => boolean): Promise<void> {
-    for (let n = 0; n < MOST; n++) {
+    for (let n = 0; n < MAX_STEPS; n++) {
       do {
         await Promise.allSettled(this.#calls)
         await new Promise((done) => setImmediate(done))

@@ -21,7 +21,7 @@ import { Settler } from '../../src/protect/settler.ts'
 import { WaitingRoom } from '../../src/protect/waiting-room.ts'
 import { Budget, InFlight } from '../../src/runtime/limits.ts'
 import { RecordMap } from '../../src/runtime/record-map.ts'
-import { KeyedMutex, type Soon } from '../../src/runtime/scheduling.ts'
+import { KeyedMutex, type MaybePromise } from '../../src/runtime/scheduling.ts'
 import type { StoreOperation } from '../../src/store/around.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { decodeRecord, isClaim, readStamps } from '../../src/store/record/codec.ts'
@@ -124,7 +124,7 @@ export class Store {
   wire(by: unknown = null): StorePort {
     const call = <T>(op: StoreOperation, id: RecordId | null, apply: () => Promise<T>, claims = false) =>
       this.#call(by, op, id, apply, claims)
-    const noted = async <T extends { done: boolean }>(bytes: Buffer, reply: Soon<T>): Promise<T> => {
+    const noted = async <T extends { done: boolean }>(bytes: Buffer, reply: MaybePromise<T>): Promise<T> => {
       const settled = await reply
       if (settled.done) this.wrote.push(bytes.subarray(16, 32).toString('hex'))
       return settled

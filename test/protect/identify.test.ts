@@ -160,8 +160,8 @@ void t.test('§9 a key is as old as the proxy or its client says, and a derived 
 
 void t.test('V07 a record keeps what the upstream will know the request by', async (t) => {
   const key = { ...KEY, forwardFence: false }
-  const ids = { told: ['key', 'record'], toldTo: UPSTREAM }
-  const record = { told: ['record'], toldTo: UPSTREAM }
+  const ids = { received: ['key', 'record'], receivedBy: UPSTREAM }
+  const record = { received: ['record'], receivedBy: UPSTREAM }
   const byRecord = {
     request: { ...RECONCILE.request, path: '/payments/{record}' },
     identity: [{ pointer: '/record', value: '{record}' }],
@@ -180,7 +180,7 @@ void t.test('V07 a record keeps what the upstream will know the request by', asy
     ['never asked', route(), {}, { key: null, ...record }],
     ['never asked, without a fence', route({ key }), {}, { key: null }],
     ['an event', asking({}, { key: { ...KEY, from: events } }), ofEvent, { key: null, ...record }],
-    ['shadow', asking({}, { mode: 'shadow' }), {}, { key: SENT, told: ['key'], toldTo: UPSTREAM }],
+    ['shadow', asking({}, { mode: 'shadow' }), {}, { key: SENT, received: ['key'], receivedBy: UPSTREAM }],
     [
       'a key in the body',
       asking({}, { key: { ...KEY, from: IN_BODY } }),
@@ -189,9 +189,13 @@ void t.test('V07 a record keeps what the upstream will know the request by', asy
     ],
   ] as const) {
     const { operation } = await identified(replica(t), { ...over, route: policy })
-    const { key, told, toldTo, lease } = operation()
-    const isKept = 'told' in expected
-    t.strictSame({ key, ...(isKept || told !== undefined ? { told, toldTo } : {}) }, expected, name)
+    const { key, received, receivedBy, lease } = operation()
+    const isKept = 'received' in expected
+    t.strictSame(
+      { key, ...(isKept || received !== undefined ? { received, receivedBy } : {}) },
+      expected,
+      name,
+    )
     t.equal(lease, isKept ? LEASE : undefined, name)
   }
   // On the way, such as by `Connection`.
@@ -203,7 +207,7 @@ void t.test('V07 a record keeps what the upstream will know the request by', asy
     [{ route: both, body: `{"id":"${SENT}"}` }, ['key']],
   ] as const) {
     const { operation } = await identified(replica(t), over, removed)
-    t.strictSame(operation().told, told, 'a key whose line is removed is told in the body, or not at all')
+    t.strictSame(operation().received, told, 'a key whose line is removed is told in the body, or not at all')
   }
 })
 
@@ -231,12 +235,12 @@ void t.test('V07 after a silent attempt a record notes only what both attempts t
     if (!silent) a.script.push(NOT_SENT)
     const first = silent ? await a.working() : null
     if (!silent) await a.get()
-    t.match(await store.read(a.id), { told: ['record'] }, 'its route does not ask by the key')
+    t.match(await store.read(a.id), { received: ['record'] }, 'its route does not ask by the key')
     store.now += LEASE
     await b.get({ route: asking({}, { onLeaseExpired: 'retry' }) })
     t.equal(b.n, 1)
     const told = silent ? ['record'] : ['key', 'record']
-    t.same((await store.read(a.id))?.told, told)
+    t.same((await store.read(a.id))?.received, told)
     await first?.end()
   }
 })

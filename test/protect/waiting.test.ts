@@ -587,7 +587,7 @@ void t.test('W01 a claim that the failover dropped is tried again under its toke
   store.isHeld = false
   await gate.reached
   t.ok(
-    (a.ports.running.get(a.id)?.askedAt ?? waitsAt) < waitsAt,
+    (a.ports.running.get(a.id)?.requestedAt ?? waitsAt) < waitsAt,
     'its lease may have begun with the first try',
   )
   gate.open()
@@ -607,7 +607,7 @@ void t.test('W01 the lease begins with the claim that succeeds, not before the g
   await until(() => tries >= 3)
   store.isHeld = false
   const { end } = await run
-  t.equal(a.ports.running.get(a.id)?.askedAt, 1000 * tries)
+  t.equal(a.ports.running.get(a.id)?.requestedAt, 1000 * tries)
   await end()
 })
 

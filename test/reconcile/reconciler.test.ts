@@ -43,7 +43,7 @@ function begun() {
     async completes(key: string, over: object = {}): Promise<RecordId> {
       const id = newId()
       const token = newToken()
-      const told = { key, told: ['key'] as const, toldTo: UPSTREAM, route: ROUTE.name, ...over }
+      const told = { key, received: ['key'] as const, receivedBy: UPSTREAM, route: ROUTE.name, ...over }
       await records.claim(id, draft('in_progress', token, told), SPANS)
       const result = { ...response(), kept: false, why: 'outcome_only', status: 201, location: null } as const
       await records.settle(id, draft('completed', token, { ...told, result }), SPANS)
@@ -91,9 +91,9 @@ void t.test('a process that has completed nothing asks about a completed record 
 
 void t.test('a record that another upstream, route or person completed proves nothing', async (t) => {
   const one = begun()
-  await one.completes('k1', { toldTo: 'another' })
+  await one.completes('k1', { receivedBy: 'another' })
   await one.completes('k2', { route: 'another' })
-  await one.completes('k3', { told: undefined })
+  await one.completes('k3', { received: undefined })
   t.same(await one.control.prove(ROUTE, RECONCILE), { kind: 'untested' })
   t.same(one.asked, [])
   await one.completes('k4')

@@ -329,7 +329,7 @@ void t.test('V07 a record made in shadow mode says that the upstream was told no
   t.equal(await a.pass(BROKEN), 'upstream_failed')
   const record = await a.replica.store.read(a.replica.id)
   t.equal(record?.state, 'unknown')
-  t.equal(record?.told, undefined, 'otherwise its "not found" would free what may have been executed')
+  t.equal(record?.received, undefined, 'otherwise its "not found" would free what may have been executed')
 })
 
 void t.test('what enforce would refuse before its claim gets that verdict, and no record', async (t) => {

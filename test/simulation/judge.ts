@@ -374,8 +374,11 @@ export class Judge {
   }
 
   /** Whether the upstream can be asked about it: by the route of its name, about what it was told. Shadow mode tells it nothing. */
-  canBeAsked({ route, told }: Pick<IdempotencyRecord, 'route' | 'told'>, inForce: RoutePolicy): boolean {
-    const isTold = told?.includes('record') === true || !this.#some(({ mode }) => mode === 'shadow')
+  canBeAsked(
+    { route, received }: Pick<IdempotencyRecord, 'route' | 'received'>,
+    inForce: RoutePolicy,
+  ): boolean {
+    const isTold = received?.includes('record') === true || !this.#some(({ mode }) => mode === 'shadow')
     return inForce.reconcile !== null && route === inForce.name && isTold
   }
 

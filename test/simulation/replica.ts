@@ -22,7 +22,7 @@ import { KeyedMutex } from '../../src/runtime/scheduling.ts'
 import { Shadow } from '../../src/shadow/shadow.ts'
 import { inPhase } from '../../src/store/around.ts'
 import { migrating } from '../../src/store/moving/migrating.ts'
-import { Lookout, PhaseConflict, Presence } from '../../src/store/moving/phases.ts'
+import { PhaseConflict, PhaseWatch, Presence } from '../../src/store/moving/phases.ts'
 import { RecentWrites } from '../../src/store/recent.ts'
 import { Records } from '../../src/store/records.ts'
 import type { Store } from '../../src/store/register.ts'
@@ -271,7 +271,7 @@ export class Replica implements Owner {
   /** As compose.ts does it, by the stage of the file. */
   #openStore(): {
     readonly store: Store
-    readonly presence: Presence | Lookout | null
+    readonly presence: Presence | PhaseWatch | null
     readonly parts: readonly SimulatedStore[]
   } {
     const { store: old, young, scheduler } = this.#world
@@ -280,7 +280,7 @@ export class Replica implements Owner {
     const say = (why: string | null): void => scheduler.tell(this.name, why ?? 'may claim')
     const { stage } = this
     if (stage === 'before') {
-      const lookout = new Lookout(from, { say })
+      const lookout = new PhaseWatch(from, { say })
       return { store: inPhase(from, lookout), presence: lookout, parts: [old] }
     }
     const to = young.wire(this)

@@ -13,7 +13,7 @@ import {
   healedAt,
   type Incident,
   LEASE,
-  MOST_TTL_BODY,
+  MAX_TTL_BODY,
   PATIENCE,
   policiesOf,
   type Reload,
@@ -472,7 +472,7 @@ class Simulation {
       this.#whenQuiet(() =>
         this.#audit(() => {
           if (!policiesOf(this.#scenario).some(({ ttlBody }) => ttlBody !== null)) return this.#end(20)
-          this.#scheduler.after(MOST_TTL_BODY + SWEPT, WORLD, 'responses are over', () =>
+          this.#scheduler.after(MAX_TTL_BODY + SWEPT, WORLD, 'responses are over', () =>
             this.#audit(() => this.#end(20)),
           )
         }),

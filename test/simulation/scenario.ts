@@ -22,7 +22,7 @@ export const HEALED: Millis = 9_000
 /** `store.grace`. */
 export const GRACE: Millis = 1_000
 /** The longest `ttl.body`. */
-export const MOST_TTL_BODY: Millis = 8_000
+export const MAX_TTL_BODY: Millis = 8_000
 /** `drain.delay` and `drain.timeout`: longer than any exchange. */
 export const DRAIN = { delay: 300, timeout: 20_000 }
 /** By then everything is settled, or it never will be. */
@@ -216,7 +216,7 @@ function usualScenario(
 /** `ttl.body` in most of the files. */
 function withTtlBody(settings: Pick<Scenario, 'first' | 'reloads'>, random: Random): typeof settings {
   if (!random.chance(0.2)) return settings
-  const ttlBody = random.pick([300, 1_000, 3_000, MOST_TTL_BODY])
+  const ttlBody = random.pick([300, 1_000, 3_000, MAX_TTL_BODY])
   const has = (one: Settings): Settings =>
     random.chance(0.8) ? { ...one, policy: { ...one.policy, ttlBody } } : one
   const reloads = settings.reloads.map((reload) => ({ ...reload, to: has(reload.to) }))

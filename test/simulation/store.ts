@@ -6,7 +6,7 @@ import {
   readAt,
   type Spans,
 } from '../../src/core/record.ts'
-import type { Soon } from '../../src/runtime/scheduling.ts'
+import type { MaybePromise } from '../../src/runtime/scheduling.ts'
 import type { StoreOperation } from '../../src/store/around.ts'
 import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { decodeRecord, isClaim, readStamps } from '../../src/store/record/codec.ts'
@@ -117,7 +117,7 @@ export class SimulatedStore {
     return this.restore(before)
   }
 
-  /** As `held_for` in store/redis/lua/epoch.lua. */
+  /** As `grace_left` in store/redis/lua/epoch.lua. */
   #held(isReclaim: boolean): { readonly left: Millis; readonly since: Millis } {
     const { now } = this
     this.#epoch ??= { since: now, till: now + GRACE }
@@ -160,14 +160,17 @@ export class SimulatedStore {
 
   /** The same store as one process sees it. */
   wire(by: Owner): Store {
-    const call = <T>(op: StoreOperation, id: RecordId | null, apply: () => Soon<T>): Promise<T> =>
+    const call = <T>(op: StoreOperation, id: RecordId | null, apply: () => MaybePromise<T>): Promise<T> =>
       this.#call(by, op, id, apply)
-    const change = <T>(op: StoreOperation, id: RecordId | null, apply: () => Soon<T>): Promise<T> =>
+    const change = <T>(op: StoreOperation, id: RecordId | null, apply: () => MaybePromise<T>): Promise<T> =>
       call(op, id, () => {
         this.#refuseIfReadOnly()
         return apply()
       })
-    const writing = <T extends { readonly done: boolean }>(id: RecordId, write: () => Soon<T>): Soon<T> => {
+    const writing = <T extends { readonly done: boolean }>(
+      id: RecordId,
+      write: () => MaybePromise<T>,
+    ): MaybePromise<T> => {
       this.#ids.add(id)
       const before = this.peek(id)
       const reply = write()
@@ -233,7 +236,7 @@ export class SimulatedStore {
     throw new Unreplicated('no replica has it')
   }
 
-  #call<T>(by: Owner, op: StoreOperation, id: RecordId | null, apply: () => Soon<T>): Promise<T> {
+  #call<T>(by: Owner, op: StoreOperation, id: RecordId | null, apply: () => MaybePromise<T>): Promise<T> {
     const { random } = this.#scheduler
     const { lost, refused, full } = this.weather
     const about = this.#judge.nameOf(id)
@@ -275,7 +278,7 @@ export class SimulatedStore {
       if (isWrite) this.writesUnderWay++
       later(this.latency(), WORLD, 'store applies', () => {
         if (isWrite) this.writesUnderWay--
-        let reply: Soon<T>
+        let reply: MaybePromise<T>
         try {
           reply = apply()
         } catch (error) {

@@ -88,10 +88,10 @@ const common = record({
 })
 const told = fc.constantFrom(
   {},
-  { told: ['key'] as const },
-  { told: ['record'] as const },
-  { told: ['key', 'record'] as const },
-  { told: ['key'] as const, toldTo: 'abcdefgh' },
+  { received: ['key'] as const },
+  { received: ['record'] as const },
+  { received: ['key', 'record'] as const },
+  { received: ['key'] as const, receivedBy: 'abcdefgh' },
 )
 const sent = fc
   .tuple(fc.oneof(fc.constant({}), record({ keySent: text }), record({ label: text, parts: text })), told)
@@ -177,8 +177,8 @@ void t.test('heads and payloads have the layout of docs/record-format.md', async
     label: 'o',
     key: 'k',
     keySent: '"k"',
-    told: ['key', 'record'],
-    toldTo: 'abcdefgh',
+    received: ['key', 'record'],
+    receivedBy: 'abcdefgh',
     lease: 30_000,
     span: '00-1',
     completion: '1 2',

@@ -6,9 +6,9 @@ import { memoryStore } from '../../src/store/memory.ts'
 import {
   enteredBy,
   isMarked,
-  Lookout,
   markOf,
   PhaseConflict,
+  PhaseWatch,
   Presence,
 } from '../../src/store/moving/phases.ts'
 import { decodeRecord, readStamps } from '../../src/store/record/codec.ts'
@@ -45,7 +45,7 @@ function world() {
       { phase, replica: `a:${phase}`, say: (why) => void said.push(why), clock: () => clock.now, pause },
     )
   const lookout = (on: Pick<Store, 'get'>) =>
-    new Lookout(on, { say: (why) => void said.push(why), clock: () => clock.now })
+    new PhaseWatch(on, { say: (why) => void said.push(why), clock: () => clock.now })
   return { clock, sides, said, presence, lookout }
 }
 
@@ -580,7 +580,7 @@ void t.test('W10 a lookout keeps looking, with its default clock', async (t) => 
     if (asked++ >= 3) await answered
     return sides.from.get(id)
   }
-  const looking = new Lookout({ get }, { say: () => {} })
+  const looking = new PhaseWatch({ get }, { say: () => {} })
   await looking.enter()
   t.equal(looking.refusal, null)
   await until(() => asked > 3)

@@ -96,7 +96,7 @@ async function tests(): Promise<void> {
 
   void t.test('complete() writes, byte for byte, what the proxy itself would have written', async (t) => {
     const app = await upstream(t)
-    const told = { told: ['record'], toldTo: 'abcdefgh', key: 'käy', span: 'x'.repeat(55) } as const
+    const told = { received: ['record'], receivedBy: 'abcdefgh', key: 'käy', span: 'x'.repeat(55) } as const
     for (const more of [{}, told]) {
       const claimed = await claim({ ...TERMS, ...more })
       await register.renew([{ ...claimed, dueIn: HOUR, dropIn: HOUR }])
@@ -130,7 +130,7 @@ async function tests(): Promise<void> {
   void t.test('with ttl.body, the response expires before its record, and is indexed', async (t) => {
     const app = await upstream(t)
     const ends = { completion: `${TERMS.completion} ${5 * MINUTE}` }
-    const told = { told: ['record'], toldTo: 'abcdefgh', key: 'käy', span: 'x'.repeat(55) } as const
+    const told = { received: ['record'], receivedBy: 'abcdefgh', key: 'käy', span: 'x'.repeat(55) } as const
     for (const more of [{}, told]) {
       const claimed = await claim({ ...ends, ...more })
       t.equal(await complete(app, claimed), true)

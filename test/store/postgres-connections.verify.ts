@@ -8,7 +8,7 @@ import { bytesOf, HOUR, newId, newToken, SPANS, until } from './fixtures.ts'
 import { claim, FAST, opened, works } from './postgres-fixtures.ts'
 
 /** docs/postgres.md: 8, 8 more while answers are late, one for a moment, and one for LISTEN. */
-const MOST = 17
+const MAX_CONNECTIONS = 17
 t.setTimeout(300_000)
 
 const HANGS = { name: 'StoreUnavailable', maybeApplied: false, message: /does not finish the statements/ }
@@ -127,7 +127,7 @@ function tests(): void {
     const before = traffic.granted.length
     await until(() => traffic.granted.length > before + 100)
     await traffic.stop()
-    t.ok(counts.most <= MOST, `${counts.most} connections`)
+    t.ok(counts.most <= MAX_CONNECTIONS, `${counts.most} connections`)
     await until(() => counts.now <= 8)
     t.equal(events.filter((event) => /read but not written/.test(event)).length, 1, 'reported once')
     for (const id of traffic.granted) {

@@ -30,10 +30,10 @@ export async function opened(t: Test, url: string, more: Partial<PostgresOptions
   return { register, events }
 }
 
-const isMet = (asked: Promise<boolean>): Promise<boolean> => asked.catch(() => false)
-export const answers = (register: PostgresStore) => () => isMet(register.ping().then(() => true))
+const isShared = (asked: Promise<boolean>): Promise<boolean> => asked.catch(() => false)
+export const answers = (register: PostgresStore) => () => isShared(register.ping().then(() => true))
 export const works = (register: PostgresStore) => () =>
-  isMet(register.put(newId(), claim(), SPANS).then(({ done }) => done))
+  isShared(register.put(newId(), claim(), SPANS).then(({ done }) => done))
 
 /** How many connections of ours the server has, by its own count. */
 export async function connections(database: Database, which = ''): Promise<number> {

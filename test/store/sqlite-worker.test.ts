@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap'
 import type { RecordId, Spans, State } from '../../src/core/record.ts'
-import type { Soon } from '../../src/runtime/scheduling.ts'
+import type { MaybePromise } from '../../src/runtime/scheduling.ts'
 import { decodeRecord } from '../../src/store/record/codec.ts'
 import type { Store } from '../../src/store/register.ts'
 import type { SqliteStore } from '../../src/store/sqlite/store.ts'
@@ -14,7 +14,7 @@ import { fileInProcess, inProcess, NOW } from './sqlite-in-process.ts'
 /** After each write the store moves it to the table, so that all is read and written there. */
 function inTable({ register, move }: Awaited<ReturnType<typeof inProcess>>): Store {
   let moving: Promise<unknown> = Promise.resolve()
-  const moved = async <Reply>(write: Soon<Reply>): Promise<Reply> => {
+  const moved = async <Reply>(write: MaybePromise<Reply>): Promise<Reply> => {
     const reply = await write
     await (moving = moving.then(move))
     return reply

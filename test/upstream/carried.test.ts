@@ -12,7 +12,7 @@ import { answering, metricIs, problemOf, proxyBefore, scriptedPeer, values } fro
 import { post, rawRequest } from '../support/raw.ts'
 import { CARRIED, CHUNKED, LENGTH, OK } from './answers.ts'
 
-const MOST = 1024
+const LIMIT = 1024
 interface Read {
   head: string
   body: string
@@ -41,7 +41,7 @@ function read(pieces: readonly string[], method = 'POST'): Read {
       all.following = following
     },
   }
-  const parser = new ResponseParser(parts, () => MOST)
+  const parser = new ResponseParser(parts, () => LIMIT)
   parser.expect(method)
   try {
     for (const piece of pieces)
@@ -134,8 +134,8 @@ void t.test('§15.14 a head, a chunk’s line and trailers are read up to limits
     [`${CHUNKED}2\r\nok\r\n0\r\nX: `, 'x', '\r\n\r\n', 'trailers'],
   ] as const)
     for (const [size, fits] of [
-      [MOST - 100, true],
-      [MOST + 100, false],
+      [LIMIT - 100, true],
+      [LIMIT + 100, false],
     ] as const) {
       const bytes = before + unit.repeat(size / unit.length) + after
       for (const pieces of [
@@ -144,15 +144,15 @@ void t.test('§15.14 a head, a chunk’s line and trailers are read up to limits
         [bytes.slice(0, -5), bytes.slice(-5)],
       ]) {
         const { refused, body } = read(pieces)
-        const why = `the ${what} of the response is over limits.responseHead (${MOST} bytes)`
+        const why = `the ${what} of the response is over limits.responseHead (${LIMIT} bytes)`
         t.equal(refused, fits ? null : why, `${what}, ${size}`)
         if (fits) t.equal(body, 'ok')
       }
     }
   // To the byte.
   for (const [size, fits] of [
-    [MOST, true],
-    [MOST + 1, false],
+    [LIMIT, true],
+    [LIMIT + 1, false],
   ] as const)
     for (const lineEnd of ['\r\n', '\n']) {
       const frame = `HTTP/1.1 200 OK${lineEnd}X: ${lineEnd}${lineEnd}`

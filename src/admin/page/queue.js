@@ -8,7 +8,7 @@ import { ago, asksUpstream, moment, setClock, times, until } from './words.js'
 
 const STEP = 50
 /** The API's page limit. */
-const MOST = 1000
+const PAGE_LIMIT = 1000
 
 /** @type {Readonly<Record<Tab, { query: string, about: string, empty: string, next: string }>>} */
 const TABS = {
@@ -54,7 +54,7 @@ export function prepareQueue(again) {
   })
   byId('queue-route').addEventListener('change', startOver)
   byId('more').addEventListener('click', () => {
-    limit = Math.min(MOST, limit + STEP)
+    limit = Math.min(PAGE_LIMIT, limit + STEP)
     refresh()
   })
 }
@@ -116,7 +116,7 @@ export async function refreshQueue() {
     if (route === '' && name !== 'running') tally(name, records.length, next !== null)
   }
   if (of !== 'running') write(byId('tab-running').querySelector('.count'), '')
-  show(byId('more'), page.next !== null && limit < MOST)
+  show(byId('more'), page.next !== null && limit < PAGE_LIMIT)
   const unreadable = page.unreadable.join(', ')
   write(byId('unreadable'), unreadable && `This version cannot read these records: ${unreadable}`)
   draw(true)

@@ -2,7 +2,7 @@ import type { Expected } from '../policy.ts'
 import type { LookedUp } from './json-lookup.ts'
 
 /** Whether the body has all these values; `json`: null where it is no JSON, or was not kept. Nothing is expected of any body. */
-export function isMet(when: readonly Expected[], json: LookedUp | null): boolean {
+export function isShared(when: readonly Expected[], json: LookedUp | null): boolean {
   return when.every(({ pointer, value }) => {
     const literal = json && literalAt(json, pointer)
     return literal !== null && textOf(literal) === value

@@ -232,7 +232,7 @@ export function* formContent(headers: RawHeaders, body: Buffer): Steps<Buffer | 
 const AT_ONCE = 64 * 1024
 
 /** More than any honest form has; each part costs a call of the hash. */
-const MOST_PARTS = 1000
+const MAX_PARTS = 1000
 
 /**
  * A `multipart/form-data` body without its boundary: each part byte for byte, framed, and what ends it. Bodies with equal
@@ -271,7 +271,7 @@ export function* multipartParts(headers: RawHeaders, body: Buffer): Steps<Multip
     }
     const start = at + CRLF.length
     const end = yield* find(body, delimiter, start)
-    if (end < 0 || delimiters++ > MOST_PARTS) return null
+    if (end < 0 || delimiters++ > MAX_PARTS) return null
     parts.push(body.subarray(start, end))
     at = end + delimiter.length
   }

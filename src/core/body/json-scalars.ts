@@ -139,7 +139,7 @@ function putUtf8(text: Text, code: number): void {
 }
 
 /** Most digits of a printed double. */
-const MOST_DIGITS = 17
+const MAX_DIGITS = 17
 /** A decimal of up to this many digits survives as a double, except near the limits of doubles. */
 export const SURE_DIGITS = 15
 
@@ -147,7 +147,7 @@ export const SURE_DIGITS = 15
 const LARGEST = 309
 const SMALLEST = -323
 
-const DIGITS = new Uint8Array(MOST_DIGITS)
+const DIGITS = new Uint8Array(MAX_DIGITS)
 
 /** The output of {@link printNumber}. */
 const PRINTED = Buffer.alloc(32)
@@ -225,17 +225,17 @@ function printNumber(
   last: number,
   scale: number,
 ): number {
-  if (last - first > MOST_DIGITS || scale > LARGEST || scale < SMALLEST) throw new Lossy()
+  if (last - first > MAX_DIGITS || scale > LARGEST || scale < SMALLEST) throw new Lossy()
   let count = 0
   for (let at = first; at <= last; at++) {
     const byte = memory[at] as number
     if (byte === DOT) continue
-    if (count === MOST_DIGITS) throw new Lossy()
+    if (count === MAX_DIGITS) throw new Lossy()
     DIGITS[count++] = byte
   }
   if (isNegative) PRINTED[0] = MINUS
   const length = print(isNegative ? 1 : 0, count, scale)
-  if (count <= SURE_DIGITS && scale > SMALLEST + MOST_DIGITS && scale < LARGEST) return length
+  if (count <= SURE_DIGITS && scale > SMALLEST + MAX_DIGITS && scale < LARGEST) return length
   const text = PRINTED.toString('latin1', 0, length)
   if (String(Number(text)) !== text) throw new Lossy()
   return length

@@ -5,10 +5,10 @@ import { COLON, MAX_DEPTH, QUOTE } from './json-scalars.ts'
 export const NO_SHAPE = -0x40000000
 
 /** Objects with more members are always read as if they were the first of their kind. */
-const MOST = 32
+const MAX_MEMBERS = 32
 /** Number of filled member fields; whether the members are in order; number of the body. */
 const HEAD = 3
-const SHAPE = HEAD + MEMBER * MOST
+const SHAPE = HEAD + MEMBER * MAX_MEMBERS
 /** Shapes per depth, for lists in neighbouring members. */
 const BESIDE = 4
 
@@ -80,7 +80,7 @@ export class Shapes {
     const fields = this.#fields
     fields[shape + 2] = this.#body
     fields[shape] = 0
-    if (top - first > MEMBER * MOST) return
+    if (top - first > MEMBER * MAX_MEMBERS) return
     for (let at = first, n = 0; at < top; at += MEMBER, n++) {
       const name = members[at] as number
       let end = name

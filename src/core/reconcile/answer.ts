@@ -1,4 +1,4 @@
-import { isMet, literalAt, textOf } from '../body/conditions.ts'
+import { isShared, literalAt, textOf } from '../body/conditions.ts'
 import { lookUp } from '../body/json-lookup.ts'
 import { linesOf } from '../headers.ts'
 import type { AnswerPattern, CompletedPattern, ReconcilePolicy, RoutePolicy } from '../policy.ts'
@@ -42,20 +42,20 @@ export function asksBy({ request }: Pick<ReconcilePolicy, 'request'>): Identifie
  * Why "not found" proves nothing about this record; null: it does. An upstream that never received an identifier of the status query
  * finds nothing, even if it executed the request. `upstream`: tag of the queried one.
  */
-export function whyUntold(
+export function whyUnproven(
   policy: Pick<ReconcilePolicy, 'request'>,
-  { told = [], toldTo }: Pick<Operation, 'told' | 'toldTo'>,
+  { received = [], receivedBy }: Pick<Operation, 'received' | 'receivedBy'>,
   upstream: string,
 ): string | null {
   const by = asksBy(policy)
-  const untold = by.filter((name) => !told.includes(name))
-  if (by.length > 0 && untold.length === 0)
-    return toldTo === upstream
+  const missing = by.filter((name) => !received.includes(name))
+  if (by.length > 0 && missing.length === 0)
+    return receivedBy === upstream
       ? null
       : 'not found, which proves nothing: the request was sent to another `upstream.url`'
   return by.length === 0
     ? 'not found, which proves nothing: the status query names no record'
-    : `not found, which proves nothing: the upstream was not told ${untold.map((name) => `{${name}}`).join(' and ')} by this record's request`
+    : `not found, which proves nothing: the upstream was not told ${missing.map((name) => `{${name}}`).join(' and ')} by this record's request`
 }
 
 /** Names of the `{:name}` in the path of the status query and in `identity`. */
@@ -139,7 +139,7 @@ export function readAnswer(
       why: `status ${status} with Idempotency-Retry, which comes from a proxy and not from the upstream`,
     }
   const json = atOnce(lookUp(answer.headers, answer.body, pointersIn(policy)))
-  const fits = (pattern: AnswerPattern): boolean => pattern.status === status && isMet(pattern.when, json)
+  const fits = (pattern: AnswerPattern): boolean => pattern.status === status && isShared(pattern.when, json)
   const { pending, notFound } = policy
   if (pending !== null && fits(pending)) return { kind: 'pending', why: `status ${status}, still pending` }
   const completed = policy.completed.find(fits)

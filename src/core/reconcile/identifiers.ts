@@ -4,7 +4,7 @@ import { spells } from '../key.ts'
 import type { KeyPolicy } from '../policy.ts'
 import { IDENTIFIERS, type Identifier, type Operation, type RecordId } from '../record.ts'
 
-type KeptIdentifiers = Pick<Operation, 'key' | 'keySent' | 'told' | 'toldTo'>
+type KeptIdentifiers = Pick<Operation, 'key' | 'keySent' | 'received' | 'receivedBy'>
 
 /** Names an upstream inside records: another one must not be asked about a request it never received. */
 export function upstreamTag(url: string): string {
@@ -30,11 +30,11 @@ export function identifiersSent(
   const hasKey = others.length < 2 && (inBody || spelt.length > 0)
   const hasRecord = linesOf(lines, 'idempotency-record').includes(id)
   const keySent = keepsKey && others.length === 1 ? others[0] : undefined
-  const told = [
+  const received = [
     ...(keepsKey && hasKey ? (['key'] as const) : []),
     ...(hasRecord ? (['record'] as const) : []),
   ]
-  return kept(keepsKey ? key : null, keySent, told, upstream)
+  return identifiersOf(keepsKey ? key : null, keySent, received, upstream)
 }
 
 /**
@@ -45,31 +45,31 @@ export function identifiersSentByBoth(
   earlier: KeptIdentifiers & Pick<Operation, 'lease'>,
   later: Operation,
 ): Operation {
-  const { key, keySent, told: _, toldTo, ...operation } = later
+  const { key, keySent, received: _, receivedBy, ...operation } = later
   const others = new Set([earlier.keySent, keySent].filter((value) => value !== undefined))
-  const told = IDENTIFIERS.filter(
+  const received = IDENTIFIERS.filter(
     (name) =>
-      earlier.toldTo === toldTo &&
-      earlier.told?.includes(name) &&
-      later.told?.includes(name) &&
+      earlier.receivedBy === receivedBy &&
+      earlier.received?.includes(name) &&
+      later.received?.includes(name) &&
       (name !== 'key' || others.size < 2),
   )
   const leases = [earlier.lease, later.lease].filter((lease) => lease !== undefined)
   const lease = leases.length === 0 ? {} : { lease: Math.max(...leases) }
-  return { ...operation, ...kept(key, keySent ?? earlier.keySent, told, toldTo), ...lease }
+  return { ...operation, ...identifiersOf(key, keySent ?? earlier.keySent, received, receivedBy), ...lease }
 }
 
-function kept(
+function identifiersOf(
   key: string | null,
   keySent: string | undefined,
-  told: readonly Identifier[],
-  toldTo: string | undefined,
+  received: readonly Identifier[],
+  receivedBy: string | undefined,
 ): KeptIdentifiers {
   return {
     key,
     ...(keySent === undefined ? {} : { keySent }),
-    ...(told.length === 0 ? {} : { told }),
-    ...(told.length === 0 || toldTo === undefined ? {} : { toldTo }),
+    ...(received.length === 0 ? {} : { received }),
+    ...(received.length === 0 || receivedBy === undefined ? {} : { receivedBy }),
   }
 }
 

@@ -5,9 +5,9 @@ import { EVEN } from '../store-clock.ts'
 import type { AnswerMeaning } from './answer.ts'
 
 /** Longest pause between two checks of a record, unless the route sets a longer one. */
-const MOST_BETWEEN_LOOKS: Millis = 3_600_000
+const MAX_CHECK_INTERVAL: Millis = 3_600_000
 /** Shortest pause if there is no upstream to ask. */
-const LEAST_BETWEEN_LOOKS: Millis = 5_000
+const MIN_CHECK_INTERVAL: Millis = 5_000
 const DAY: Millis = 86_400_000
 /** A request arrives within this part of a lease, or of `after`, after its first byte, or never (docs/proof.md). */
 const ON_ITS_WAY = 4
@@ -21,12 +21,12 @@ export function neededInARow(spellings: 1 | 2): number {
 
 /** Pause after `asked` status queries. */
 export function pauseAfter(asked: number, { every }: Pick<ReconcilePolicy, 'every'>): Millis {
-  return Math.min(every * 2 ** asked, Math.max(every, MOST_BETWEEN_LOOKS))
+  return Math.min(every * 2 ** asked, Math.max(every, MAX_CHECK_INTERVAL))
 }
 
 /** Pause before the next check of a record that only a person can resolve, unknown for `age`. */
 export function pauseWithoutQuery(age: Millis): Millis {
-  return Math.min(Math.max(age, LEAST_BETWEEN_LOOKS), MOST_BETWEEN_LOOKS)
+  return Math.min(Math.max(age, MIN_CHECK_INTERVAL), MAX_CHECK_INTERVAL)
 }
 
 /** When to report that the record will be dropped unresolved: early enough for a person to decide. */
@@ -48,7 +48,7 @@ export interface Waits {
 }
 
 /**
- * `askedAt` is one reading of the store's clock, which may have stepped; `passed` tells how much time has certainly passed since an
+ * `queriedAt` is one reading of the store's clock, which may have stepped; `passed` tells how much time has certainly passed since an
  * instant of it. Silence counts once it has certainly lasted a lease: a living owner ends it before. The longer one of the record's own
  * lease and `leaseInForce` counts: records of earlier releases lack their own. An owner that ended the attempt itself may have sent the first
  * byte just before, after waiting long for a connection: the request may still be on its way.
@@ -60,7 +60,7 @@ export function waitsOf(
   leaseInForce: Millis,
   record: Unknown,
   before: Reconciliation,
-  askedAt: Millis,
+  queriedAt: Millis,
   passed: (since: Millis) => Millis,
   passedByAny = passed,
 ): Waits {
@@ -69,7 +69,11 @@ export function waitsOf(
   const silent = record.leaseExpired
     ? lease - passedByAny(before.since - lease)
     : Math.min(lease, policy.after) / ON_ITS_WAY - passedByAny(before.since)
-  const first = Math.max(claimed + policy.after - askedAt, policy.after - EVEN - passedByAny(claimed), silent)
+  const first = Math.max(
+    claimed + policy.after - queriedAt,
+    policy.after - EVEN - passedByAny(claimed),
+    silent,
+  )
   return { first, next: policy.every / 2 - passed(record.updatedAt) }
 }
 
@@ -153,7 +157,7 @@ export function deadLettered(reconciliation: Reconciliation): Extract<Step, { ki
     kind: 'unknown',
     result: 'dead_lettered',
     reconciliation: { ...reconciliation, deadLettered: true },
-    pause: MOST_BETWEEN_LOOKS,
+    pause: MAX_CHECK_INTERVAL,
   }
 }
 

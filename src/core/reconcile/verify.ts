@@ -4,7 +4,7 @@ import type { ReconcilePolicy } from '../policy.ts'
 import type { Completed, CompletedResponse, IdempotencyRecord, Millis } from '../record.ts'
 import { isSuccess, NOBODY, statusOf } from '../settle.ts'
 import { atOnce } from '../steps.ts'
-import { type AnswerMeaning, asksByKey, whyUntold } from './answer.ts'
+import { type AnswerMeaning, asksByKey, whyUnproven } from './answer.ts'
 import type { StatusQueryResult } from './schedule.ts'
 
 /** The result of asking again about a completed record. `why`, for people, quotes no body. */
@@ -87,5 +87,5 @@ export function isKnownUpstream(
 ): record is Completed {
   if (record?.state !== 'completed' || record.route !== route || now >= record.expiresAt) return false
   if (!isSuccess(statusOf(record.result)) || record.token.equals(NOBODY)) return false
-  return whyUntold(policy, record, upstream) === null && (record.key !== null || !asksByKey(policy))
+  return whyUnproven(policy, record, upstream) === null && (record.key !== null || !asksByKey(policy))
 }

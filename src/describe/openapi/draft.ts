@@ -30,8 +30,8 @@ interface DraftRoute extends Properties {
 }
 
 /** Longest `key.maxLength`, and longest name of a route (docs/configuration.md). */
-const KEY_MOST = 8192
-const NAME_MOST = 64
+const MAX_KEY = 8192
+const MAX_NAME = 64
 
 /** Drafts routes from the description, and leaves the rest to a person (DECIDE). */
 export function draftOf(description: Description, { found }: DescribedOperations): Draft {
@@ -74,8 +74,8 @@ function nameOf({ id, method, path }: DescribedOperation, taken: ReadonlySet<str
   const text = id ?? `${method.toLowerCase()}${path.path}`
   const clean = text.replace(/[^A-Za-z0-9_.-]+/g, '-').replace(/^[^A-Za-z0-9]+|-+$/g, '')
   const base = clean === '' || clean === 'default' ? `${method.toLowerCase()}-${clean || 'root'}` : clean
-  let name = base.slice(0, NAME_MOST)
-  for (let n = 2; taken.has(name); n++) name = `${base.slice(0, NAME_MOST - String(n).length - 1)}-${n}`
+  let name = base.slice(0, MAX_NAME)
+  for (let n = 2; taken.has(name); n++) name = `${base.slice(0, MAX_NAME - String(n).length - 1)}-${n}`
   return name
 }
 
@@ -142,7 +142,7 @@ function listOf(items: readonly string[]): string {
 function lengthsOf(keys: readonly KeyHeader[]): string[] {
   const least = Math.min(...keys.map(({ minLength }) => minLength ?? 1))
   const most = Math.max(...keys.map(({ maxLength }) => maxLength ?? 255))
-  if (least > most || most > KEY_MOST) return []
+  if (least > most || most > MAX_KEY) return []
   return [...(least > 1 ? [`minLength: ${least}`] : []), ...(most === 255 ? [] : [`maxLength: ${most}`])]
 }
 

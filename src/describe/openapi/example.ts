@@ -18,7 +18,7 @@ export interface ExampleRequest {
 }
 
 /** Levels of a schema that are filled; it may contain itself. */
-const DEPTH_MOST = 12
+const MAX_DEPTH = 12
 const JSON_TYPE = /^application\/(?:.*\+)?json\b/i
 const FORMATS: Readonly<Record<string, string>> = {
   'date-time': '2026-01-01T00:00:00Z',
@@ -89,7 +89,7 @@ function stated(description: Description, holder: unknown): unknown {
 /** Undefined: the schema says too little. `isTop`: optional members are filled, too, where none is required. */
 function valueOf(description: Description, written: unknown, depth = 0, isTop = true): unknown {
   const schema = follow(description, written)
-  if (!isObject(schema) || depth > DEPTH_MOST) return undefined
+  if (!isObject(schema) || depth > MAX_DEPTH) return undefined
   const whole = stated(description, schema)
   if (whole !== undefined) return whole
   const part = (one: unknown): unknown => valueOf(description, one, depth + 1, isTop)

@@ -58,8 +58,8 @@ export interface DescribedOperations {
 }
 
 /** No API has more, and each route is compared with every other. */
-const OPERATIONS_MOST = 3000
-const PARAMETERS_MOST = 200
+const MAX_OPERATIONS = 3000
+const MAX_PARAMETERS = 200
 const METHODS = ['get', 'put', 'post', 'delete', 'options', 'head', 'patch', 'trace', 'query']
 /** Not idempotent by definition (RFC 9110 §9.2.2). */
 const NEEDS_KEY = new Set(['post', 'patch'])
@@ -93,8 +93,8 @@ export function operationsOf(description: Description): DescribedOperations {
       }
       const { keys, queries } = parametersOf(description, operation, pointer, item, remark)
       if (!NEEDS_KEY.has(name) && !(MAY_TAKE_KEY.has(name) && keys.length > 0)) continue
-      if (found.length === OPERATIONS_MOST) {
-        remark(pointer, `more than ${OPERATIONS_MOST} operations that change something; the rest is left out`)
+      if (found.length === MAX_OPERATIONS) {
+        remark(pointer, `more than ${MAX_OPERATIONS} operations that change something; the rest is left out`)
         return { found, all, remarks }
       }
       const server = serverOf([operation, item.value, description.root])
@@ -154,7 +154,7 @@ function parametersOf(
   const queries = new Set<string>()
   for (const holder of [{ value: operation, pointer }, item]) {
     for (const [n, written] of arrayOrEmpty(member(holder.value, 'parameters'))
-      .slice(0, PARAMETERS_MOST)
+      .slice(0, MAX_PARAMETERS)
       .entries()) {
       const place = [...holder.pointer, 'parameters', String(n)]
       const parameter = followed(description, written, place, remark)?.value

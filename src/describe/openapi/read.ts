@@ -6,13 +6,13 @@ import { formatSize, quote } from '../../config/units.ts'
 import { pointerTokens } from '../../core/body/json-pointer.ts'
 
 /** Largest file read. JSON needs no tree of nodes. */
-const JSON_MOST = 32 * 1024 ** 2
+const MAX_JSON = 32 * 1024 ** 2
 /** Largest YAML: each byte costs some 150 of memory while it is parsed, and a third of a microsecond. */
-const YAML_MOST = 8 * 1024 ** 2
+const MAX_YAML = 8 * 1024 ** 2
 /** `? ? ?` on one line nests as deep as it is long; parsing it is quadratic. */
 const TOO_NESTED = /(?:[?-][ \t]+){100}/
 /** Resolved aliases; more is an alias bomb. */
-const ALIASES_MOST = 1000
+const MAX_ALIASES = 1000
 
 export type Json = Readonly<Record<string, unknown>>
 export type Pointer = readonly string[]
@@ -46,7 +46,7 @@ export type Referred =
   | { readonly kind: 'external' | 'missing' | 'ring'; readonly ref: string }
 
 /** Longest chain of references. */
-const HOPS_MOST = 20
+const MAX_HOPS = 20
 
 /** An OpenAPI description: its values and their lines. */
 export class Description {
@@ -62,7 +62,7 @@ export class Description {
   /** The value at a place; if it is a reference, the value that it points to. */
   follow(value: unknown, pointer: Pointer): Referred {
     let found: { value: unknown; pointer: Pointer } = { value, pointer }
-    for (let hop = 0; hop < HOPS_MOST; hop++) {
+    for (let hop = 0; hop < MAX_HOPS; hop++) {
       const ref = stringOrNull(member(found.value, '$ref'))
       if (ref === null) return { kind: 'found', ...found }
       if (!ref.startsWith('#')) return { kind: 'external', ref }
@@ -94,12 +94,12 @@ export function readDescription(file: string): ReadDescription {
   })
   let bytes: Buffer
   try {
-    bytes = readUpTo(file, JSON_MOST + 1)
+    bytes = readUpTo(file, MAX_JSON + 1)
   } catch (error) {
     return failed(`found ${whyUnreadable(error)}; allowed: a readable file of YAML or JSON in UTF-8`)
   }
-  if (bytes.length > JSON_MOST)
-    return failed(`found more than ${formatSize(JSON_MOST)}; allowed: at most that much`)
+  if (bytes.length > MAX_JSON)
+    return failed(`found more than ${formatSize(MAX_JSON)}; allowed: at most that much`)
   let text: string
   try {
     text = new TextDecoder('utf-8', { fatal: true }).decode(bytes)
@@ -163,10 +163,10 @@ function parse(text: string): ParsedDocument {
   } catch {
     // YAML, or an error whose line the YAML parser knows.
   }
-  if (text.length > YAML_MOST)
+  if (text.length > MAX_YAML)
     return {
       ok: false,
-      message: `found more than ${formatSize(YAML_MOST)} of YAML; allowed: at most that much, or JSON`,
+      message: `found more than ${formatSize(MAX_YAML)} of YAML; allowed: at most that much, or JSON`,
     }
   if (TOO_NESTED.test(text)) return { ok: false, message: NESTED }
   const lines = new LineCounter()
@@ -174,7 +174,7 @@ function parse(text: string): ParsedDocument {
     const document = parseDocument(text, { ...OPTIONS, lineCounter: lines })
     const [broken] = [...document.errors, ...document.warnings]
     if (broken === undefined) {
-      const value: unknown = document.toJS({ maxAliasCount: ALIASES_MOST })
+      const value: unknown = document.toJS({ maxAliasCount: MAX_ALIASES })
       return { ok: true, value, lineOf: linesOf(document, lines) }
     }
     const { line, col } = lines.linePos(broken.pos[0])
@@ -199,7 +199,7 @@ const NESTED = 'found YAML that is nested too deeply; allowed: fewer levels'
 
 /** Only errors and remarks need lines, so the node tree is built on demand. */
 function linesOfJson(text: string): (pointer: Pointer) => number {
-  let lineOf: ((pointer: Pointer) => number) | null = text.length > YAML_MOST ? () => 0 : null
+  let lineOf: ((pointer: Pointer) => number) | null = text.length > MAX_YAML ? () => 0 : null
   return (pointer) => {
     if (lineOf === null) {
       const lines = new LineCounter()

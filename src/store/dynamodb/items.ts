@@ -34,7 +34,7 @@ const INLINE = 700
 /** An item holds at most 400 KB. */
 const CHUNK = 390 * 1024
 /** Whatever an item says: no record has more. */
-const MOST_CHUNKS = 10_000
+const MAX_CHUNKS = 10_000
 /** Attempts at a write while other writers of the item win. */
 const TRIES = 100
 
@@ -186,7 +186,7 @@ export class Items {
 
   #chunkKeys(id: RecordId, item: Item): Item[] {
     if (item['q'] === undefined) return []
-    const length = numberAttribute(item, 'k', MOST_CHUNKS)
+    const length = numberAttribute(item, 'k', MAX_CHUNKS)
     return Array.from({ length }, (_, n) => this.#chunkKey(id, textIn(item, 'q'), n))
   }
 

@@ -269,7 +269,7 @@ const NOT_ALONE: Readonly<Record<Side, readonly Phase[]>> = { from: ['new'], to:
  * For a replica without `store.migrate`: checks that its store decides alone. It announces nothing; a replica that enters phase `new` waits
  * until all replicas that have not checked since have stopped claiming.
  */
-export class Lookout implements PhaseGuard {
+export class PhaseWatch implements PhaseGuard {
   readonly clock: () => Millis
   sureUntil = Number.NEGATIVE_INFINITY
   readonly #store: Pick<Store, 'get'>

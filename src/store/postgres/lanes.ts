@@ -24,7 +24,7 @@ const LANES = 8
 /** How many of them are reserved for outcomes and leases: claims waiting for each other must not occupy all. */
 const RESERVED = 2
 /** Maximum connections; more than {@link LANES} only while answers are late, since other clients need the server's connections, too. */
-const MOST = 16
+const MAX_LANES = 16
 /** How many of them are reserved for statements that wait for no standby: hanging commits must not occupy all. */
 const LOCAL = 2
 /** How often to ask the server which statements it is executing, while answers are late. */
@@ -33,7 +33,7 @@ const LOOK_EVERY: Millis = 1000
  * Upper bound of the timeout for connecting, which doubles with each attempt: a server that hangs works through all attempts once it is
  * back.
  */
-const CONNECT_TIMEOUT_MOST: Millis = 16_000
+const MAX_CONNECT_TIMEOUT: Millis = 16_000
 /** How often a connection is reopened: the name may lead to another server. */
 const RECHECK: Millis = 10_000
 /** A different server is accepted once the one in use has been silent for this many timeouts. */
@@ -114,7 +114,7 @@ export class Lanes {
     onUp: () => void,
   ) {
     this.#options = options
-    this.#connectTimeoutMost = options.grace ? options.grace / 2 : CONNECT_TIMEOUT_MOST
+    this.#connectTimeoutMost = options.grace ? options.grace / 2 : MAX_CONNECT_TIMEOUT
     this.#connectTimeout = Math.min(CONNECT_TIMEOUT, this.#connectTimeoutMost)
     this.#prepare = prepare
     this.#onUp = onUp
@@ -230,7 +230,7 @@ export class Lanes {
         if (statement.kind !== 'local') mayHang++
         if (statement.kind !== 'urgent') ordinary++
       }
-    const isRoom = mayHang < MOST - LOCAL
+    const isRoom = mayHang < MAX_LANES - LOCAL
     const outcome = isRoom ? queue.first('urgent', batches) : undefined
     if (outcome !== undefined) return outcome
     if (ordinary >= LANES - RESERVED) return
@@ -317,7 +317,7 @@ export class Lanes {
   }
 
   #judge(): void {
-    const isHanging = this.#late() >= MOST - LOCAL
+    const isHanging = this.#late() >= MAX_LANES - LOCAL
     if (isHanging && !this.#isHanging)
       this.#options.onEvent('error', `${HANGING}: until it does, records are read but not written`)
     this.#isHanging = isHanging
@@ -357,7 +357,7 @@ export class Lanes {
     if (this.#isConnecting || this.#retry !== undefined || this.#isClosed) return
     const inService = this.#inService()
     // One more if none answers: it may find out that the others never will.
-    if (inService === 0 || (inService < LANES && this.#lanes.size + this.#abandoned.size < MOST))
+    if (inService === 0 || (inService < LANES && this.#lanes.size + this.#abandoned.size < MAX_LANES))
       void this.#connect().catch(ignore)
   }
 
@@ -374,7 +374,7 @@ export class Lanes {
       })
       await this.#examine(link, number)
       if (this.#isClosed || link.isOver) throw new Error('the connection ended')
-      if (this.#lanes.size + this.#abandoned.size >= MOST) throw new Error(HANGING)
+      if (this.#lanes.size + this.#abandoned.size >= MAX_LANES) throw new Error(HANGING)
       lane = { link, number, statement: null, lateAt: null }
       this.#lanes.add(lane)
       this.#attempts = 0

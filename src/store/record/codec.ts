@@ -143,8 +143,8 @@ const EXTENSIONS = [
   ['label', 'label'],
   ['key', 'key'],
   ['key-sent', 'keySent'],
-  ['told', 'told'],
-  ['told-to', 'toldTo'],
+  ['told', 'received'],
+  ['told-to', 'receivedBy'],
   ['lease', 'lease'],
   ['span', 'span'],
   ['completion', 'completion'],
@@ -197,10 +197,10 @@ function operationOf(named: ReadonlyMap<string, string>): Partial<Operation> {
   for (const [name, member] of EXTENSIONS) {
     const text = named.get(name)
     if (text === undefined) continue
-    const told = IDENTIFIERS.filter((identifier) => text.split(' ').includes(identifier))
+    const received = IDENTIFIERS.filter((identifier) => text.split(' ').includes(identifier))
     if (member === 'lease') operation.lease = numberIn(named, name)
-    else if (member !== 'told') operation[member] = text
-    else if (told.length > 0) operation.told = told
+    else if (member !== 'received') operation[member] = text
+    else if (received.length > 0) operation.received = received
   }
   return operation as Partial<Operation>
 }

@@ -10,7 +10,7 @@ import {
   zstdDecompress,
   zstdDecompressSync,
 } from 'node:zlib'
-import type { Soon } from '../../runtime/scheduling.ts'
+import type { MaybePromise } from '../../runtime/scheduling.ts'
 import { CorruptRecord } from '../register.ts'
 
 /** The codings of a payload; the index is its number in the record. */
@@ -18,9 +18,9 @@ const CODINGS = ['off', 'gzip', 'zstd'] as const
 export type Compression = (typeof CODINGS)[number]
 
 /** Bytes; smaller bodies are not worth the time. */
-const LEAST_BODY = 512
+const MIN_BODY = 512
 /** Bytes; larger payloads are not compressed, so nothing larger is ever decoded, even under a later configuration. */
-const MOST = 16 * 1024 ** 2
+const MAX_PAYLOAD = 16 * 1024 ** 2
 /** Bytes; up to this size it takes less time than the thread pool would. */
 const AT_ONCE = 16 * 1024
 /** Share that it must shrink to. */
@@ -39,7 +39,7 @@ export function codingOf(compression: Compression): number {
 
 /** Whether compressing a response may gain anything. `headers`: name–value list. */
 export function mayShrink(headers: readonly string[], bodyLength: number): boolean {
-  if (bodyLength < LEAST_BODY) return false
+  if (bodyLength < MIN_BODY) return false
   for (let i = 0; i < headers.length; i += 2) {
     const name = (headers[i] as string).toLowerCase()
     if (name === 'content-encoding') return false
@@ -49,8 +49,8 @@ export function mayShrink(headers: readonly string[], bodyLength: number): boole
 }
 
 /** The encoded payload, preceded by its length; null: not worth it. */
-export function coded(payload: Buffer, coding: number): Soon<Buffer | null> {
-  if (payload.length > MOST) return null
+export function coded(payload: Buffer, coding: number): MaybePromise<Buffer | null> {
+  if (payload.length > MAX_PAYLOAD) return null
   const isGzip = coding === codingOf('gzip')
   const framed = (code: Buffer): Buffer | null => {
     if (code.length + LENGTH_BYTES > WORTHWHILE * payload.length) return null
@@ -89,7 +89,7 @@ export function decoded(bytes: Buffer, coding: number): Buffer {
 }
 
 /** The same, on the thread pool if it is long. */
-export function decodedSoon(bytes: Buffer, coding: number): Soon<Buffer> {
+export function decodedSoon(bytes: Buffer, coding: number): MaybePromise<Buffer> {
   const maxOutputLength = lengthOf(bytes, coding)
   if (maxOutputLength <= AT_ONCE) return decoded(bytes, coding)
   const code = bytes.subarray(LENGTH_BYTES)
@@ -111,8 +111,10 @@ function lengthOf(bytes: Buffer, coding: number): number {
   if (CODINGS[coding] === undefined)
     throw new CorruptRecord(`the stored response has coding ${coding}; this version reads 0 to 2`)
   const length = bytes.length < LENGTH_BYTES ? 0 : bytes.readUInt32BE()
-  if (length === 0 || length > MOST)
-    throw new CorruptRecord(`the stored response is compressed from ${length} bytes; allowed: 1 to ${MOST}`)
+  if (length === 0 || length > MAX_PAYLOAD)
+    throw new CorruptRecord(
+      `the stored response is compressed from ${length} bytes; allowed: 1 to ${MAX_PAYLOAD}`,
+    )
   return length
 }
 

@@ -1,6 +1,6 @@
 import type { StoreConfig } from '../../config/config.ts'
 import type { RecordId } from '../../core/record.ts'
-import { after, type Soon } from '../../runtime/scheduling.ts'
+import { after, type MaybePromise } from '../../runtime/scheduling.ts'
 import type { GetReply, Note, Store, WriteReply } from '../register.ts'
 import { BinaryReader } from './binary.ts'
 import { keptIn } from './codec.ts'
@@ -14,14 +14,14 @@ export function packed(
   compression: StoreConfig['compression'] = 'off',
 ): Store {
   const { history } = store
-  const pack = (id: RecordId, bytes: Buffer): Soon<Buffer> => {
+  const pack = (id: RecordId, bytes: Buffer): MaybePromise<Buffer> => {
     const smaller = compression === 'off' ? bytes : compressed(bytes, codingOf(compression))
     return sealer === null ? smaller : after(smaller, (plain) => sealer.seal(id, plain))
   }
   const unpacked = <Reply extends WriteReply<Buffer | null> | GetReply>(
     id: RecordId,
     reply: Reply,
-  ): Soon<Reply> => {
+  ): MaybePromise<Reply> => {
     if (!('bytes' in reply) || reply.bytes === null) return reply
     const plain = sealer === null ? reply.bytes : sealer.open(id, reply.bytes)
     return after(decompressed(plain), (bytes) => ({ ...reply, bytes }))
@@ -65,7 +65,7 @@ function sealedHistory(history: Store['history'], sealer: Sealer): Store['histor
 }
 
 /** Turns synchronous errors into rejections. */
-function rejecting<Reply>(ask: () => Soon<Reply>): Soon<Reply> {
+function rejecting<Reply>(ask: () => MaybePromise<Reply>): MaybePromise<Reply> {
   try {
     return ask()
   } catch (error) {
@@ -74,7 +74,7 @@ function rejecting<Reply>(ask: () => Soon<Reply>): Soon<Reply> {
 }
 
 /** Compresses the record's response, if there is one and it pays off. */
-function compressed(bytes: Buffer, coding: number): Soon<Buffer> {
+function compressed(bytes: Buffer, coding: number): MaybePromise<Buffer> {
   const kept = keptIn(bytes)
   if (kept === null) return bytes
   const { codingAt, payloadAt } = kept
@@ -88,7 +88,7 @@ function compressed(bytes: Buffer, coding: number): Soon<Buffer> {
 }
 
 /** Restores the record's response. */
-function decompressed(bytes: Buffer): Soon<Buffer> {
+function decompressed(bytes: Buffer): MaybePromise<Buffer> {
   const kept = keptIn(bytes)
   if (kept === null) return bytes
   const { codingAt, payloadAt } = kept

@@ -20,14 +20,14 @@ export const BATCH = script(SOURCE)
 export const BATCH_THOUGH_FULL = script(`#!lua flags=allow-oom\n${SOURCE}`)
 
 /** Operations per batch: the server does nothing else meanwhile. */
-const MOST = 64
+const MAX_ITEMS = 64
 /** Bytes after which a batch is full. */
 const LARGE = 1024 * 1024
 const NOTHING = Buffer.of()
 /** Refusals that apply nothing, and may concern one operation: its slot is being moved, or it writes and others only read. */
 const OF_ONE = /^Redis refuses: (TRYAGAIN|NOREPLICAS|MISCONF)/
 /** How often a batch that came too late is sent once more. */
-const MOST_LATE = 2
+const MAX_LATE = 2
 
 /** How many elements a result has, by the first one. */
 const LENGTHS = [2, 4, 3, 2, 1, 1, 2, 2]
@@ -105,7 +105,7 @@ export class Batches {
     if (items === undefined) this.#open.set(group, [pending])
     else items.push(pending)
     this.#size += (pending.body ?? NOTHING).length
-    if (items?.length === MOST || this.#size > LARGE) this.flush()
+    if (items?.length === MAX_ITEMS || this.#size > LARGE) this.flush()
   }
 
   /** `until`: when the callers give up. `late`: how often it has come too late. */
@@ -138,7 +138,7 @@ export class Batches {
     this.#servers.run(what, args, read, until).then(
       (isLate) => {
         if (!isLate) return
-        if (late < MOST_LATE && performance.now() < until) this.#send(group, items, what, until, late + 1)
+        if (late < MAX_LATE && performance.now() < until) this.#send(group, items, what, until, late + 1)
         else
           for (const { reject } of items) reject(unanswered('it came too late for the server’s clock', false))
       },

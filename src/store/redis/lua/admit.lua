@@ -17,7 +17,7 @@ local reply = {}
 local identity, grace = ARGV[#ARGV - 1], tonumber(ARGV[1])
 for n, key in ipairs(KEYS) do
   local seen = tonumber(ARGV[2 + n])
-  local left, since = held_for(key, redis.call('GET', key), identity, seen, grace, now, false, true)
+  local left, since = grace_left(key, redis.call('GET', key), identity, seen, grace, now, false, true)
   if type(left) == 'table' then return left end
   reply[#reply + 1] = math.max(0, left)
   reply[#reply + 1] = since

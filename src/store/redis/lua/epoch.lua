@@ -4,7 +4,7 @@
 -- Returns how long claims are held yet, since when the server is who it is, and what the key holds now; or the error that keeps it from
 -- being written.
 local read, known, since_read, till_read
-local function held_for(key, stored, identity, seen, grace, now, is_reclaim, is_check)
+local function grace_left(key, stored, identity, seen, grace, now, is_reclaim, is_check)
   if identity == '' then return 0, 0, stored end
   -- The shards of a server mostly hold the same.
   if stored ~= read then

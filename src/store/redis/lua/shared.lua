@@ -37,7 +37,7 @@ local function held(shard, seen, is_reclaim)
     end
     for n, value in ipairs(redis.call('MGET', unpack(names))) do stored[names[n]] = value end
   end
-  local left, since, value = held_for(key, epochs[key], identity, seen, grace, now, is_reclaim)
+  local left, since, value = grace_left(key, epochs[key], identity, seen, grace, now, is_reclaim)
   if type(left) == 'table' then error(left) end
   epochs[key] = value
   return left, since
