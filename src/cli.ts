@@ -1,7 +1,7 @@
 #!/usr/bin/env node
 import type { Io } from './commands/command.ts'
 
-// Before anything else is loaded: an older Node may not be able to.
+// Checked before anything else is loaded: an older Node may fail to load it.
 const [major = 0, minor = 0] = process.versions.node.split('.').map(Number)
 if (major < 24 || (major === 24 && minor < 13)) {
   process.stderr.write(`idempotency-proxy needs Node 24.13 or later; this is ${process.version}.\n`)

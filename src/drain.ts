@@ -38,14 +38,14 @@ export async function drain(parts: ProxyParts): Promise<void> {
     await wait(Math.min(CHECK_EVERY, left()))
   }
 
-  // Nobody will see how these end: record that now, so that retries need not wait for the lease.
+  // Nobody will see how these end: record them as unknown now, so that retries need not wait for the lease.
   const unseen = unknownBecause('the proxy was stopped before the upstream answered', null)
   await Promise.allSettled(
     [...running].map(async ([, execution]) => settler.settle(execution, unseen, () => {})),
   )
   // An execution without a claim is held first: the store may be back.
   if (settler.size > 0) await settler.flush()
-  // Requests that wait for other replicas are told that the first one is still running, before connections close.
+  // Answers duplicates of requests on other replicas as still running, before connections close.
   if (waiters.size > 0) {
     waiters.close()
     await wait(CHECK_EVERY)

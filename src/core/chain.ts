@@ -10,7 +10,7 @@ export type Deferral = 'free' | 'uncertain'
 
 /** Statuses of the proxy's own responses with `retry: same-key` (contract §6). */
 const OWN_STATUSES: ReadonlySet<number> = new Set([202, 408, 409, 423, 425, 429, 502, 503, 504])
-/** Those of them that may follow an execution. */
+/** Those statuses that may follow an execution. */
 const MAY_FOLLOW_EXECUTION: ReadonlySet<number> = new Set([502, 504])
 const LOOP_DETECTED = 508
 
@@ -104,7 +104,7 @@ export function problemFacts(headers: RawHeaders, body: Buffer | null): ProblemF
 /** One member of a Dictionary (RFC 9651): a key with a String or a Token. */
 const MEMBER = /[ \t]*([a-z*][a-z0-9_.*-]*)=(?:"([^"\\]*)"|([A-Za-z*][\w*.:/-]*))[ \t]*(?:,|$)/y
 
-/** Null if it is not such a dictionary, or a member is named twice, as when two lines were joined. */
+/** Null if it is not such a dictionary, or a member is named twice, as after two lines were joined. */
 function factsOfLine(line: string): ProblemFacts | null {
   const members = new Map<string, string>()
   for (MEMBER.lastIndex = 0; MEMBER.lastIndex < line.length; ) {

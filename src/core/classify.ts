@@ -5,7 +5,7 @@ import type { Action, OutcomeRule, Profile, RoutePolicy } from './policy.ts'
 /** A profile's outcome of each status: exact ones before classes. */
 interface OutcomeTable {
   readonly exact: ReadonlyMap<number, Action>
-  /** By first digit. */
+  /** Classes by first digit. */
   readonly class: ReadonlyMap<number, Action>
 }
 
@@ -17,11 +17,11 @@ interface ProfileTable {
 }
 
 /**
- * Statuses that by their definitions say that nothing was done (contract §7, §15): the request is wanted elsewhere, by somebody else, at
- * another time, under another condition or in another form. A 303 is an answer: what it points to came of the request.
+ * Statuses whose definitions say that nothing was done (contract §7, §15): the request is wanted elsewhere, from another sender, at another
+ * time, under another condition or in another form. A 303 is an answer: it points to a result of the request.
  */
 const NOTHING_DONE = [307, 308, 401, 403, 407, 408, 412, 417, 421, 425, 426, 428, 429, 431]
-/** Statuses that say so where they come with `Retry-After`: what the request would change is busy. */
+/** Statuses that say so if they come with `Retry-After`: the resource is busy. */
 const BUSY: ReadonlySet<number> = new Set([409, 423])
 
 function outcomes(serverError: Action, exact: Readonly<Record<number, Action>>): OutcomeTable {
@@ -59,7 +59,9 @@ const TABLES: Readonly<Record<Profile, ProfileTable>> = {
   },
 }
 
-/** The action for a complete response: the route's own entries decide, then the profile's. `json`: what they look for in the body. */
+/**
+ * The action for a complete response: the route's own entries decide, then the profile's. `json`: the body, for entries with conditions.
+ */
 export function classify(
   policy: Pick<RoutePolicy, 'outcomes' | 'profile'>,
   status: number,
@@ -80,7 +82,7 @@ export function ownRule({ outcomes }: Pick<RoutePolicy, 'outcomes'>, status: num
   return outcomes.find((rule) => concerns(rule, status) && isShared(rule.when, json))
 }
 
-/** What it found in the body, as configured. */
+/** The conditions that matched the body, as configured. */
 export function conditionsOf(rule: OutcomeRule | undefined): string {
   const when = rule?.when.map(({ pointer, value }) => `${pointer} is ${value}`) ?? []
   return when.length === 0 ? '' : ` with a body in which ${when.join(' and ')}`
@@ -100,7 +102,7 @@ export function concerns(rule: Pick<OutcomeRule, 'status'>, status: number): boo
   return rule.status === status || rule.status === classOf(status)
 }
 
-/** Where the route's `outcomes` look into the body of an answer of that status: JSON pointers. */
+/** The JSON pointers at which the route's `outcomes` read the body of an answer of that status. */
 export function pointersInto({ outcomes }: Pick<RoutePolicy, 'outcomes'>, status: number): string[] {
   const pointers: string[] = []
   for (const rule of outcomes)

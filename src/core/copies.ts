@@ -13,7 +13,7 @@ export interface ComparedRecord {
   readonly createdAt: Millis
 }
 
-/** `open`: a retry executes. `held`: nobody may. `done`: it is answered. */
+/** `open`: a retry executes. `held`: nobody may execute. `done`: a retry is answered. */
 const STANDING = {
   failed_retryable: 'open',
   in_progress: 'held',
@@ -25,7 +25,7 @@ const STANDING = {
 /**
  * What to do with `there`, a different record with the same id in the store that `ours` is copied to. `replace`: it is an earlier state of
  * the same record, or says that nothing was executed where `ours` knows better. `newer`: it has moved on. `different`: neither follows from
- * the other, so both stores were in use; a person decides.
+ * the other, so both stores were in use; an operator decides.
  *
  * If `there` does not let a retry execute, a copy never changes that: a completed record is final, and a held one is replaced only by an
  * answer to the same attempt, or to a later one of the same life.
@@ -38,7 +38,7 @@ export function judgeCopy(ours: ComparedRecord, there: ComparedRecord): 'replace
     case 'open':
       if (standing === 'done') return 'replace'
       if (standing === 'open') return there.fence < ours.fence ? 'replace' : 'newer'
-      // Either may be later: somebody decided there, or the owner wrote once more here.
+      // Either may be later: an operator decided there, or the owner wrote again here.
       if (sameAttempt) return 'different'
       return sameLife && there.fence > ours.fence ? 'newer' : 'replace'
     case 'held':
@@ -56,7 +56,7 @@ export function judgeCopy(ours: ComparedRecord, there: ComparedRecord): 'replace
 export const PHASES = ['mirror', 'both', 'new'] as const
 export type Phase = (typeof PHASES)[number]
 
-/** The order of states within one attempt. Only its own process can lead back from silence. */
+/** The order of states within one attempt. Only its own process can end the silence. */
 const ORDER: Readonly<Partial<Record<State, number>>> = { in_progress: 0, failed_retryable: 1, unknown: 2 }
 
 /**
@@ -93,9 +93,9 @@ export function reclaimed(found: IdempotencyRecord, own: RecordDraft): 'keep' | 
     // A decision about this record: by a person, or by an owner who claimed it after it became unknown.
     if (found.token.equals(NOBODY) || (own.state === 'unknown' && found.fence > own.fence)) return 'keep'
   }
-  // A split that was found before: by the other owner, or by this one a moment ago.
+  // A split found earlier by the other owner, or just now by this one.
   if (found.state === 'unknown' && found.token.equals(NOBODY)) return 'keep'
-  // Another owner's claim, which came to nothing.
+  // Another owner's claim, whose attempt did nothing.
   return found.state === 'failed_retryable' ? 'replace' : 'split'
 }
 

@@ -16,9 +16,9 @@ export interface RequestDigests {
   readonly rawDigest: Buffer
   /** Read only if the bytes differ: computing it may be deferred until then. */
   readonly fingerprint: Fingerprint
-  /** What the request was besides its body (`partsOf`). */
+  /** Digests of the request's other parts (`partsOf`). */
   readonly parts?: string | undefined
-  /** Absent or false: bodies were compared by what they mean. */
+  /** Absent or false: bodies were compared by meaning. */
   readonly comparesBytes?: boolean
   /** Digest of the request as sent, under the record's recipe. */
   readonly rawDigestUnder: (recipe: string) => Buffer
@@ -55,7 +55,7 @@ export type Decision =
     }
   | { readonly kind: 'unknown'; readonly checkIn: Millis }
   | { readonly kind: 'expired' }
-  /** Past its retention, without a tombstone: treated as absent. */
+  /** Past its retention, without a tombstone; treated as absent. */
   | { readonly kind: 'gone' }
 
 /**

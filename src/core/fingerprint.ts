@@ -33,7 +33,7 @@ export interface RequestContent {
   readonly body: Buffer
 }
 
-/** Names the algorithm, settings and counted headers. Records of another recipe are compared by raw digest (contract §5). */
+/** Names the algorithm, settings and counted headers. Records with another recipe are compared by raw digest (contract §5). */
 export function recipeOf(policy: FingerprintPolicy): string {
   let recipe = recipes.get(policy)
   if (recipe === undefined) {
@@ -80,8 +80,8 @@ export function hashesAlike(recipe: string, other: string): boolean {
 }
 
 /**
- * The digests of a request that was executed, of which only its record is left, to be compared with `found`. Where they are not comparable
- * any more, it is taken for the same request: what was executed must not be executed again.
+ * The digests of an executed request of which only the record is left, for comparison with `found`. If they are no longer comparable, it
+ * counts as the same request: nothing may be executed twice.
  */
 export function digestsAfter(executed: Operation, found: IdempotencyRecord): RequestDigests {
   const { recipe, fingerprint } = executed
@@ -120,7 +120,7 @@ function* fingerprintSteps(request: RequestContent, policy: FingerprintPolicy): 
   return digest as Fingerprint
 }
 
-/** Everything that counts besides the body. */
+/** Everything that counts except the body. */
 function headOf(
   { method, path, query, headers }: RequestContent,
   policy: FingerprintPolicy,
@@ -130,7 +130,7 @@ function headOf(
   const operation = part(method) + part(path) + part(QUERY[policy.query](query)) + part(type)
   if (policy.headers === null) return part(ALGORITHM) + operation + part(mode)
   const selecting = selectingLines(headers)
-  // No mode begins like this.
+  // No mode begins with this text.
   const selected = selecting === '' ? '' : part(SELECTING_LINES + selecting)
   return part(ALGORITHM) + operation + linesFramed(headers, policy.headers) + selected + part(mode)
 }
@@ -158,9 +158,9 @@ function linesFramed(headers: RawHeaders, names: readonly string[]): string {
 /** The digests of a request. Those not computed in steps are computed when first read. */
 export class Digests implements RequestDigests {
   readonly recipe: string
-  /** As sent. */
+  /** The request as sent. */
   readonly #content: RequestContent
-  /** The same without content codings, where they could be undone. */
+  /** The same, decoded if possible. */
   readonly #readable: RequestContent
   readonly #policy: FingerprintPolicy
   /** Null: digests are plain. */
@@ -170,7 +170,7 @@ export class Digests implements RequestDigests {
   #rawDigest: Buffer | null = null
   #fingerprint: Fingerprint | null = null
 
-  /** `secret`: of the namespace. */
+  /** `secret`: the namespace's. */
   constructor(
     request: Omit<RequestContent, 'body'>,
     body: Buffer,
@@ -202,7 +202,7 @@ export class Digests implements RequestDigests {
     return this.#content.body.length > HASHED_AT_ONCE
   }
 
-  /** What the request was besides its body ({@link partsOf}). */
+  /** Digests of its other parts ({@link partsOf}). */
   get parts(): string | undefined {
     const { query, headers } = this.#content
     const { essence, media } = contentType(headers)
@@ -256,7 +256,7 @@ export class Digests implements RequestDigests {
     return recipe.startsWith(KEYED) ? this.#keyed(plain) : plain
   }
 
-  /** For a record written before digests were keyed, or before selecting headers counted and of a request without one. */
+  /** For a record from before digests were keyed, or from before selecting headers counted if the request had none. */
   fingerprintUnder(recipe: string): Fingerprint | null {
     if (KEYED + recipe === this.recipe) return this.#plain
     const former = this.recipe.replace(`${RECIPE_SEPARATOR}${SELECTING_LINES}`, '')
@@ -272,10 +272,10 @@ export class Digests implements RequestDigests {
 /** Up to this length parts are joined before hashing: hashing in pieces costs more. */
 const JOINED = Buffer.alloc(16 * 1024)
 
-/** Bytes. Reading JSON of this length costs several times what asking a store does. */
+/** Bytes. Reading JSON of this length costs several times as much as a store operation. */
 const CLAIMED_AT_ONCE = 32 * 1024
 
-/** Takes a millisecond where the processor has no instructions for it. Bytes. */
+/** Bytes that take a millisecond to hash if the processor has no instructions for it. */
 const HASHED_AT_ONCE = 256 * 1024
 /** A call to the hash costs as much as hashing this many bytes. */
 const CALL = 256
@@ -334,13 +334,13 @@ interface BodyContent {
   /** The part of the media type that counts. */
   readonly type: string
   readonly content: Content
-  /** Call it once the content has been used. */
+  /** To be called once the content has been used. */
   readonly free?: () => void
 }
 
 /**
- * The modes to try before `raw`. A body of another kind than its mode expects is compared as under `auto`: as bytes, no retry of a multipart
- * form would equal the first attempt.
+ * The modes to try before `raw`. A body that its mode does not expect is compared as under `auto`: as bytes, no retry of a multipart form
+ * would equal the first attempt.
  */
 function modesOf(
   { headers }: RequestContent,
@@ -360,7 +360,7 @@ const AUTO_MODES: Readonly<Record<BodyMode | 'raw', readonly BodyMode[]>> = {
   raw: NO_MODES,
 }
 
-/** A body that cannot be parsed without losing information counts as sent. */
+/** A body that cannot be parsed without losing information is compared as sent. */
 function* bodyContent(request: RequestContent, policy: FingerprintPolicy): Steps<BodyContent> {
   const { headers, body } = request
   const type = contentType(headers)
@@ -388,7 +388,7 @@ function autoMode(type: string): BodyMode | 'raw' {
   return type === 'application/json' || type.endsWith('+json') ? 'json' : 'raw'
 }
 
-/** Of a short body. */
+/** The canonical content of a short body. */
 function shortContent(body: Buffer, policy: FingerprintPolicy): Content | null {
   const reading = readingOf(body, policy)
   reading.step()
@@ -399,7 +399,7 @@ function readingOf(body: Buffer, policy: FingerprintPolicy): JsonReading {
   return new JsonReading(body, placesIn(policy), policy.only.length > 0)
 }
 
-/** Once all is read. */
+/** To be called when all has been read. */
 function jsonContent(reading: JsonReading, policy: FingerprintPolicy): Content | null {
   if (policy.only.length === 0) return reading.text
   const { values } = reading
@@ -442,7 +442,7 @@ export const ALWAYS_DIFFERENT: ReadonlySet<string> = new Set([
   'x-trace-id',
 ])
 
-/** The digests by which two responses are compared, so that no body is kept for it. */
+/** The digests by which two responses are compared, so that no body need be kept. */
 export interface ResponseDigest {
   readonly status: number
   /** Name–value lines by lower-case name; lines of one name in their order (RFC 9110 §5.3). */

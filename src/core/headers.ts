@@ -54,7 +54,7 @@ export const RESPONSE_HEADER = {
   outcome: 'Idempotency-Outcome',
 } as const
 
-/** `Idempotency-Status`, and until when the record answers; empty where the route sends neither. */
+/** `Idempotency-Status`, and until when the record answers; empty if the route sends neither. */
 export function statusHeaders(
   status: string,
   route: { readonly statusHeader: boolean },
@@ -137,8 +137,8 @@ export const OF_CONNECTION: ReadonlySet<string> = new Set([
 ])
 
 /**
- * Fields about the content, which `Connection` must not name (RFC 9110 §7.6.1). Without them the upstream would get another
- * request, or the client another response, than this proxy recorded.
+ * Fields about the content, which `Connection` must not name (RFC 9110 §7.6.1). Without them the upstream would receive a different request
+ * from the one recorded, or the client a different response.
  */
 const END_TO_END =
   /^(?:(?:accept|access-control|ce|content|idempotency|idempotent|if|repeatability|sec|x-forwarded)-.*|accept|age|allow|api-key|authorization|baggage|cache-control|cdn-loop|cookie|date|etag|expires|forwarded|host|last-modified|link|location|origin|prefer|range|referer|retry-after|server|set-cookie|traceparent|tracestate|user-agent|vary|via|www-authenticate|x-api-key|x-http-method-override|x-real-ip|x-request-id)$/
@@ -159,7 +159,7 @@ export function hopByHop(headers: RawHeaders, counted: ReadonlySet<string> = NON
 
 const NONE: ReadonlySet<string> = new Set()
 
-/** The name as CGI, WSGI and PHP pass it to applications, where everything but letters and digits is the same character. */
+/** The name as CGI, WSGI and PHP pass it to applications: they do not distinguish characters other than letters and digits. */
 export function foldedName(name: string): string {
   return /[^a-z0-9-]/.test(name) ? name.replaceAll(/[^a-z0-9]/g, '-') : name
 }
@@ -236,7 +236,7 @@ export function formDataBoundary(headers: RawHeaders): string | null {
 /** RFC 2046's characters without the space; those outside a token (RFC 9110 §5.6.2) in quotes only. */
 const BOUNDARY = /^boundary=(?:([\w'+.-]{1,70})|"([\w'()+,./:=?-]{1,70})")$/i
 
-/** Whether the body has a content coding: it counts as sent. */
+/** Whether the body has a content coding, so that it is compared as sent. */
 export function isEncoded(headers: RawHeaders): boolean {
   return linesOf(headers, 'content-encoding').some((line) => line.trim().toLowerCase() !== 'identity')
 }

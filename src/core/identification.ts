@@ -16,7 +16,7 @@ import {
 
 /** The part of a configuration that identifies records. */
 export interface Identifying extends Routes {
-  /** Whose `X-Forwarded-Host` counts, where the host is part of a scope. */
+  /** Whose `X-Forwarded-Host` counts, if the host is part of a scope. */
   readonly trustProxy: readonly string[]
   readonly store: { readonly secret: Buffer | null }
   readonly issuer: { readonly secret: Buffer } | null
@@ -25,7 +25,7 @@ export interface Identifying extends Routes {
 export interface Identification {
   /** 32 bytes. Equal for configurations under which every request finds the same record. */
   readonly digest: Buffer
-  /** Short digests by what was configured, to tell what differs. */
+  /** Short digests by property, to show what differs. */
   readonly parts: IdentificationParts
 }
 
@@ -35,8 +35,8 @@ export type IdentificationParts = Readonly<Record<string, readonly string[]>>
 const FORMAT = 'identification/1'
 
 /**
- * Secrets are stretched (scrypt, Node's default cost), so that nobody who reads the store can guess them faster here than by the record ids.
- * Keys that verify tokens are not part of it: their rotation makes nobody another caller.
+ * Secrets are stretched (scrypt, Node's default cost), so that a reader of the store cannot guess them faster here than from record ids.
+ * Keys that verify tokens are not part of it: rotating them changes no caller.
  */
 export function identificationOf(config: Identifying): Identification {
   const { routes, defaults, unmatched, trustProxy, store, issuer } = config
@@ -67,10 +67,10 @@ export function identificationOf(config: Identifying): Identification {
   }
 }
 
-/** By place in {@link IdentificationParts}. */
+/** By position in {@link IdentificationParts}. */
 const PARTS = ['.match', '.key', '.scope']
 
-/** What differs, as a file names it, such as `routes[pay].scope`. */
+/** What differs, by its path in the file, such as `routes[pay].scope`. */
 export function differencesBetween(own: IdentificationParts, other: IdentificationParts): string[] {
   const names = new Set([...Object.keys(own), ...Object.keys(other)])
   const found = [...names].flatMap((name) => {
@@ -125,18 +125,18 @@ function scopeOf({ name, scope }: RoutePolicy, trustProxy: readonly string[]): u
 interface Rule {
   readonly match: RouteMatch
   readonly pattern: PathPattern
-  /** With every spelling that some route takes for equal. */
+  /** With every spelling that some route treats as equal. */
   readonly loose: PathPattern
   /** How they are identified. */
   readonly as: string
-  /** All of it, to compare. */
+  /** The whole rule as text, for comparison. */
   readonly text: string
 }
 
 /** Requests that get no record. */
 const UNPROTECTED = ''
 
-/** By method, in an order that does not depend on how the file writes them. Methods for which there is none are left out. */
+/** By method, in an order that does not depend on how the file writes them. Methods without rules are left out. */
 function rulesOf(config: Identifying): readonly unknown[] {
   const policies = policiesOf(config)
   const methods = new Set(policies.flatMap(({ match }) => match.methods))
@@ -184,7 +184,9 @@ function withoutUnreachable(rules: readonly Rule[]): Rule[] {
   return rules.filter((rule, n) => !rules.slice(0, n).some((earlier) => takesAll(earlier, rule)))
 }
 
-/** Without those whose requests would be identified alike without them, as of a route that only has other limits. */
+/**
+ * The rules without redundant ones: those whose requests would be identified alike without them, as for a route that only changes limits.
+ */
 function withoutNeedless(rules: readonly Rule[], other: string): Rule[] {
   const needed: Rule[] = []
   for (const rule of rules.toReversed()) if (!isNeedless(rule, needed, other)) needed.unshift(rule)
@@ -199,7 +201,7 @@ function isNeedless(rule: Rule, later: readonly Rule[], other: string): boolean 
   return rule.as === other
 }
 
-/** Rules change places if no request can tell: the first is the least by its text of those that may be first, and so on. */
+/** Puts rules whose order makes no difference in a fixed order: of the rules that may be next, the one with the least text comes next. */
 function inNormalOrder(rules: readonly Rule[]): Rule[] {
   const left = new Set(rules.toSorted((a, b) => (a.text < b.text ? -1 : 1)))
   const before = new Map(
@@ -207,7 +209,7 @@ function inNormalOrder(rules: readonly Rule[]): Rule[] {
   )
   const ordered: Rule[] = []
   while (left.size > 0) {
-    // The first of those that are left in the file has none before it.
+    // At least the first remaining rule of the file has none before it.
     const next = [...left].find((rule) => !before.get(rule)?.some((earlier) => left.has(earlier))) as Rule
     left.delete(next)
     ordered.push(next)

@@ -25,8 +25,8 @@ const OTHER_CREDENTIALS = [
 const SCHEME = /^\s*([!-+.-~-]{1,64})(?:\s|$)/
 
 /**
- * Schemes of `Authorization` whose value is made anew for each request, so that a retry would be another caller (contract §15): a hash in
- * the name says so, as in SigV4 and those after its model. The identity in such a line is not used: the proxy cannot verify it.
+ * Schemes of `Authorization` whose value differs in each request, so that a retry would be another caller (contract §15): those with a hash
+ * in their name, such as SigV4 and its imitations. The identity in such a line is not used: the proxy cannot verify it.
  */
 const SIGNED_ANEW =
   /^(?:aws\d?(?:-.*)?|digest|goog1|hawk|hoba|mac|negotiate|ntlm|privatetoken|sharedkey(?:lite)?|signature)$|hmac|-sha-?\d/i
@@ -34,7 +34,7 @@ const SIGNED_ANEW =
 /** OAuth 1.0 has parameters; `OAuth` before a bare token is a bearer token by an older name. */
 const OAUTH_1 = /^\s*oauth\s+[\w.~-]+\s*=\s*[^=\s]/i
 
-/** The scheme that makes the caller's `Authorization` anew for each request; null: none does. */
+/** The scheme that signs the caller's `Authorization` anew for each request; null: none does. */
 function schemeSignedAnew(headers: RawHeaders, { caller }: ScopePolicy): string | null {
   if (!caller.some(({ kind, name }) => kind === 'header' && name === 'authorization')) return null
   for (const line of linesOf(headers, 'authorization')) {
@@ -47,7 +47,7 @@ function schemeSignedAnew(headers: RawHeaders, { caller }: ScopePolicy): string 
 /** Claims of a verified token; null: the request carries no token. */
 export type Claims = Readonly<Record<string, unknown>>
 
-/** What a client's verified certificate says; null: nothing of that kind. Several names are joined by commas. */
+/** Attributes of a client's verified certificate; null: it has none of that kind. Several names are joined by commas. */
 export type ClientCertificate = Readonly<Record<CertificateAttribute, string | null>>
 
 /** `certificate`: null if the client has none. */
@@ -59,7 +59,7 @@ export interface FromCaller {
 /** The caller, as the scope defines it. `null` parts are absent attributes. */
 export function readCaller(from: FromCaller, scope: ScopePolicy, claims: Claims | null): CallerReading {
   const { headers } = from
-  // A token that lacks the claim is not anonymous: its caller shares keys with nobody.
+  // A token that lacks the claim is not anonymous: its caller must not share keys with others.
   const unusable =
     claims && scope.caller.find(({ kind, name }) => kind === 'jwt' && claim(claims, name) === null)
   if (unusable) {
@@ -68,8 +68,8 @@ export function readCaller(from: FromCaller, scope: ScopePolicy, claims: Claims 
   }
   const scheme = schemeSignedAnew(headers, scope)
   if (scheme !== null) {
-    const detail = `Authorization of the scheme ${scheme} is made anew for each request, so a retry would be another caller; nothing was executed. The operator has to set scope.caller to what stays the same in a retry`
-    const cause = `Authorization of the scheme ${scheme} is made anew for each request: set scope.caller to a header, cookie or claim that stays the same in a retry, or to none if all callers are one`
+    const detail = `Authorization of the scheme ${scheme} differs in each request, so a retry would be another caller; nothing was executed. The operator has to set scope.caller to what stays the same in a retry`
+    const cause = `Authorization of the scheme ${scheme} differs in each request: set scope.caller to a header, cookie or claim that stays the same in a retry, or to none if all callers are one`
     return { kind: 'missing', status: 400, detail, cause }
   }
   const parts = scope.caller.map((source) => attribute(from, claims, source))
@@ -87,7 +87,7 @@ export function readCaller(from: FromCaller, scope: ScopePolicy, claims: Claims 
     .filter((_, i) => parts[i] === null)
     .map((source) => `${source.kind} ${source.name}`)
   const detail = `the request does not identify its caller: ${absent.join(', ')} is missing`
-  // An operator should see it once for each route: all its clients may be meant.
+  // Logged once per route: it may affect all its clients.
   return { kind: 'missing', status: 401, detail, cause: detail }
 }
 
@@ -127,7 +127,7 @@ function cookies(headers: RawHeaders, name: string): string[] {
     .map(([, ...value]) => value.join('=').trim())
 }
 
-/** Whether an answer sets a cookie that identifies its caller to another value, so that a retry would be another caller (contract §15). */
+/** Whether an answer changes a cookie that identifies its caller, so that a retry would be another caller (contract §15). */
 export function changesCaller({ caller }: ScopePolicy, sent: RawHeaders, answer: RawHeaders): boolean {
   return caller.some(
     ({ kind, name }) =>
@@ -147,7 +147,7 @@ export function frame(parts: readonly (string | null)[]): string {
   return framed
 }
 
-/** A frame of one. Frames in a row are the frame of all their parts. */
+/** The frame of one part. Consecutive frames are the frame of all their parts. */
 export function part(value: string | null): string {
   return value === null ? '-' : `${value.length}:${value}`
 }
@@ -158,7 +158,7 @@ export type KeyQualifier = readonly (string | null)[]
 /** Separates the records of one service from all others. */
 export interface Namespace {
   readonly service: string
-  /** Keys every id, fingerprint and digest, where `store.secretFile` is set. */
+  /** Keys every id, fingerprint and digest; null without `store.secretFile`. */
   readonly secret: Buffer | null
 }
 
@@ -187,8 +187,8 @@ export function recordId(
 }
 
 /**
- * The host of a `Host` line as scopes compare it: lower case, without the default ports of http and https and without the dot of
- * the root. Null: none was said.
+ * The host of a `Host` line as scopes compare it: lower case, without the default ports of http and https and without the dot of the root.
+ * Null: there is none.
  */
 export function normaliseHost(line: string | null): string | null {
   const host = (line ?? '')
@@ -218,9 +218,9 @@ export function digest(framed: string, secret: Buffer | null): string {
 /** The result of verifying the request's bearer token (contract §5). Details never quote the token. */
 export type VerifiedToken =
   | { readonly kind: 'claims'; readonly claims: Readonly<Record<string, unknown>> }
-  /** No `Authorization`, or of another scheme. */
+  /** No `Authorization`, or one of another scheme. */
   | { readonly kind: 'absent' }
-  /** Forged, expired, for somebody else. */
+  /** Forged, expired, or for another audience. */
   | { readonly kind: 'refused'; readonly detail: string }
   /** The keys are unavailable for now. */
   | { readonly kind: 'unavailable'; readonly detail: string }

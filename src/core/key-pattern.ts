@@ -13,7 +13,7 @@ export type PatternReading =
   /** `why`: invalid, unsupported or too large. */
   | { readonly kind: 'refused'; readonly why: string }
 
-/** Each character of a key may visit each instruction. The largest count of RE2 takes 2001. */
+/** Matching a character of a key may visit every instruction. The largest count of RE2 takes 2001. */
 const MAX_INSTRUCTIONS = 2048
 
 export function readPattern(text: string): PatternReading {

@@ -41,16 +41,16 @@ export function carriesKey({ headers, query }: HeadersAndQuery, from: readonly K
 
 /** The parts of a body that keys are taken or derived from. */
 export interface KeyBody {
-  /** null: no JSON, or none is needed. */
+  /** null: not JSON, or not needed. */
   readonly json: LookedUp | null
-  /** Its content coding is unknown, or more than the limit would come of it: whether it has a key cannot be said. */
+  /** Its content coding is unknown, or it would decode to more than the limit: whether it has a key is unknown. */
   readonly isUnreadable: boolean
   readonly fields: ReadonlyMap<string, Field>
   /** RFC 8785 texts at the pointers of `derive.json`. */
   readonly values: ReadonlyMap<string, string>
 }
 
-/** Reads the parts of the body that the policy's key is made of. `derives`: a key may have to be derived. */
+/** Reads the parts of the body from which the policy makes the key. `derives`: a key may have to be derived. */
 export function* readKeyBody(
   headers: RawHeaders,
   body: Buffer,
@@ -72,7 +72,7 @@ export function* readKeyBody(
   return { json, isUnreadable: isEncoded(headers), fields, values }
 }
 
-/** As written if canonical form would lose information; such text never equals the RFC 8785 text of another value. */
+/** As written if the canonical form would lose information; such text never equals the RFC 8785 text of another value. */
 function* canonicalText(literal: string): Steps<string> {
   const reading = new JsonReading(Buffer.from(literal), null, false)
   while (!reading.step()) yield
@@ -88,8 +88,8 @@ export function keyNeedsBody({ from, derive }: KeyPolicy): boolean {
 }
 
 /**
- * Reads and validates the key (contract §4). Without a body (null) the head alone is read, and the result is preliminary
- * where {@link keyNeedsBody}. Details name source and length, never the key itself.
+ * Reads and validates the key (contract §4). Without a body (null) only the head is read, and the result is preliminary where {@link
+ * keyNeedsBody}. Details name source and length, never the key itself.
  */
 export function readKey(head: HeadersAndQuery, policy: KeyPolicy, body: KeyBody | null): KeyReading {
   const { headers } = head
@@ -97,7 +97,7 @@ export function readKey(head: HeadersAndQuery, policy: KeyPolicy, body: KeyBody 
   const event = eventMode(headers, policy.from)
   let found: { readonly key: string; readonly source: KeySource } | null = null
   for (const source of policy.from) {
-    // The body of a binary-mode event is its data; an id in there belongs to something else.
+    // The body of a binary-mode event is its data; an id in it belongs to something else.
     if (event === 'binary' && isEventId(source)) continue
     const reading = valueOf(head, body, source, policy.syntax)
     if (reading.kind === 'missing') continue
@@ -108,7 +108,7 @@ export function readKey(head: HeadersAndQuery, policy: KeyPolicy, body: KeyBody 
   }
   if (found === null) {
     const unread = body?.isUnreadable === true ? policy.from.find(({ kind }) => kind === 'json') : undefined
-    // Taken for a request without a key, it would pass unprotected where a key is optional.
+    // Treated as a request without a key, it would pass unprotected if a key is optional.
     return unread === undefined
       ? MISSING
       : invalid(
@@ -165,7 +165,7 @@ function pointedKey(json: LookedUp, pointer: string): SourceValue {
   return verbatim(JSON.parse(literal) as string)
 }
 
-/** A key in a body or a query: the quotes of RFC 9651 are for headers alone. */
+/** A key in a body or a query: the quotes of RFC 9651 are only for headers. */
 function verbatim(value: string): SourceValue {
   if (/[^\x20-\x7e]/.test(value)) return invalid('a character outside printable ASCII')
   return value.trim() === '' ? invalid('the value is empty') : { kind: 'value', value }
@@ -329,8 +329,8 @@ export type FirstSent =
 const FIELD = 'repeatability-first-sent'
 
 /**
- * `Repeatability-First-Sent` (OASIS Repeatable Requests 1.0): an IMF-fixdate (RFC 9110 §5.6.7) only, as OASIS has it. The
- * two-digit year of an obsolete date is a guess.
+ * `Repeatability-First-Sent` (OASIS Repeatable Requests 1.0): only an IMF-fixdate (RFC 9110 §5.6.7), as OASIS requires. The two-digit year
+ * of an obsolete date is ambiguous.
  */
 export function readFirstSent(headers: RawHeaders): FirstSent {
   const lines = linesOf(headers, FIELD)

@@ -4,7 +4,7 @@ import type { LabelSource, RouteMatch } from './policy.ts'
 import { comparedPath, parseTarget, pathParameters } from './route.ts'
 import type { Steps } from './steps.ts'
 
-/** UTF-16 units. A label is what a person searches for, not a text. */
+/** UTF-16 units. A label is a search term, not a text. */
 const MAX_LABEL = 200
 
 interface Labelled {
@@ -14,7 +14,7 @@ interface Labelled {
   readonly headers: RawHeaders
 }
 
-/** The label of a request (contract §15.21), at most {@link MAX_LABEL} long; undefined: it has none. `readable`: as it is read. */
+/** The label of a request (contract §15.21), at most {@link MAX_LABEL} long; undefined: it has none. `readable`: the decoded body. */
 export function* readLabel(
   source: LabelSource,
   { route: { match }, target, headers }: Labelled,

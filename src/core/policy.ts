@@ -11,7 +11,7 @@ export type CallerSource =
   | { readonly kind: 'cookie'; readonly name: string }
   /** A claim of the verified bearer token. */
   | { readonly kind: 'jwt'; readonly name: string }
-  /** What the client's certificate says. */
+  /** An attribute of the client's certificate. */
   | { readonly kind: 'tls'; readonly name: CertificateAttribute }
 
 /** URIs and names of a certificate, its subject (RFC 4514), or its SHA-256. */
@@ -24,7 +24,10 @@ export type KeySource =
   | { readonly kind: 'form'; readonly name: string }
   | { readonly kind: 'json'; readonly pointer: string }
 
-/** What names a request for people: the value at a JSON pointer (RFC 6901) into its body, a header (lower case), or a `:name` of its path. */
+/**
+ * The human-readable label of a request: the value at a JSON pointer (RFC 6901) into its body, a header (lower case), or a `:name` of its
+ * path.
+ */
 export type LabelSource =
   | { readonly kind: 'json'; readonly pointer: string }
   | { readonly kind: 'header'; readonly name: string }
@@ -53,7 +56,7 @@ export interface JwtPolicy {
   readonly audience: readonly string[]
 }
 
-/** `100/m`. */
+/** A rate, such as `100/m`. */
 export interface Rate {
   readonly count: number
   readonly per: Millis
@@ -61,7 +64,7 @@ export interface Rate {
 
 export interface KeyPolicy {
   readonly presence: 'required' | 'optional' | 'ignored'
-  /** Any may carry the key. */
+  /** Each may carry the key. */
   readonly from: readonly KeySource[]
   readonly syntax: 'lenient' | 'strict'
   readonly minLength: number
@@ -93,7 +96,7 @@ export interface FingerprintPolicy {
   /** JSON pointers (RFC 6901). At most one of `ignore` and `only` is not empty. */
   readonly ignore: readonly string[]
   readonly only: readonly string[]
-  /** Lower-case header names that count beside those of {@link SELECTING}; null: neither counts. */
+  /** Lower-case header names that count in addition to {@link SELECTING}; null: neither counts. */
   readonly headers: readonly string[] | null
   readonly query: 'include' | 'ignore' | 'sorted'
 }
@@ -142,10 +145,10 @@ export interface ReconcilePolicy {
   readonly request: { readonly method: string; readonly path: string; readonly headers: RawHeaders }
   /** Shows that the answer is about this record; values may have `{key}`, `{record}` and `{:name}`. Empty: `none`. */
   readonly identity: readonly Expected[]
-  /** The first that fits. */
+  /** The first that matches applies. */
   readonly completed: readonly CompletedPattern[]
   readonly notFound: AnswerPattern | null
-  /** Before all others. */
+  /** Checked before all others. */
   readonly pending: AnswerPattern | null
   /** Milliseconds from the claim; until then "not found" is pending. */
   readonly after: number
@@ -155,7 +158,7 @@ export interface ReconcilePolicy {
   readonly attempts: number
 }
 
-/** What answers of that status mean, or those of them that match all of `when`. */
+/** The meaning of answers with that status, or of those that match all of `when`. */
 export interface OutcomeRule {
   /** A status, or the first digit of a class. */
   readonly status: number
@@ -208,11 +211,11 @@ export interface RoutePolicy extends Retention {
   readonly inFlight: InFlightPolicy
   readonly misuseStatus: 400 | 409 | 422
   readonly respondWithin: Millis | null
-  /** The first that applies counts, before those of the profile. None is hidden by an earlier one. */
+  /** The first match applies, before the profile's. None is hidden by an earlier one. */
   readonly outcomes: readonly OutcomeRule[]
   readonly onLeaseExpired: 'unknown' | 'retry'
   readonly onStoreUnavailable: 'reject' | 'bypass'
-  /** `stream`: finished streams, too. */
+  /** `stream`: also complete streams. */
   readonly keep: 'response' | 'outcome' | 'stream'
   /** Whether answers are passed on while they are made. */
   readonly stream: 'auto' | 'always' | 'never'
@@ -223,6 +226,6 @@ export interface RoutePolicy extends Retention {
   /** How unknown records are resolved; null: by a person. */
   readonly reconcile: ReconcilePolicy | null
   readonly limits: RouteLimits
-  /** What records keep beside the protocol. */
+  /** What records hold for operators. */
   readonly record: { readonly label: LabelSource | null }
 }

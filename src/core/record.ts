@@ -61,7 +61,7 @@ export interface Operation {
   readonly rawDigest: Buffer
   /** Names the algorithm version and settings that made `fingerprint`. */
   readonly recipe: string
-  /** What the request was besides its body (`partsOf`), to say what differs in another one. Absent: the usual. */
+  /** Digests of the request's other parts (`partsOf`), to say what differs in another one. Absent: the usual ones. */
   readonly parts?: string | undefined
   /** What an operator searches the upstream for (`record.label`); absent: the request has none. */
   readonly label?: string | undefined
@@ -117,7 +117,7 @@ export interface FailedRetryable extends Common {
 export interface Reconciliation {
   /** When it became unknown; `updatedAt` moves with every check. */
   readonly since: Millis
-  /** Status queries asked about it. */
+  /** Number of status queries sent. */
   readonly asked: number
   /** Consecutive "not found" answers up to now. */
   readonly notFound: number
@@ -125,7 +125,7 @@ export interface Reconciliation {
   readonly deadLettered: boolean
   /** A warning was logged that the record will be dropped unresolved. */
   readonly reported: boolean
-  /** The last answer, for people: statuses and pointers, nothing of its body. */
+  /** The last answer, for people: statuses and pointers, no body content. */
   readonly answer: string | null
 }
 

@@ -66,18 +66,18 @@ export interface Refusal {
   readonly status: number
   readonly detail: string
   readonly retry: RetryAdvice
-  /** Adds Stripe's member `error`: Stripe's clients take JSON without it for a success. */
+  /** Adds Stripe's member `error`: Stripe's clients treat JSON without it as a success. */
   readonly stripeError: boolean
   /** Whole seconds, at least 1. */
   readonly retryAfter: number | null
   readonly instance: RecordId | null
   /** The record's scope, for a proxy in front of this one (`scopeOf`). */
   readonly scope: string | null
-  /** False: the outcome is not found out automatically; a person has to decide. */
+  /** False: the outcome is not determined automatically; an operator has to decide. */
   readonly checking: boolean
   /** False: a retry may find no record, even if there is one now. */
   readonly remembered: boolean
-  /** Of the response that was not kept. */
+  /** Status and location of the response that was not kept. */
   readonly original: { readonly status: number; readonly location: string | null } | null
 }
 
@@ -102,7 +102,7 @@ export function refusal(
   }
 }
 
-/** A head that nobody could read alike. */
+/** A head that servers could read differently. */
 export function malformed(status: 400 | 417 | 501 | 505, detail: string): Refusal {
   return refusal('request_malformed', detail, { status })
 }

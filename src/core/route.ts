@@ -42,7 +42,7 @@ const DEFAULT_NAME = 'default'
 
 export type Folding = Pick<RouteMatch, 'case' | 'parameters'>
 export const LOOSE: Folding = { case: 'insensitive', parameters: 'strip' }
-/** What {@link LOOSE} or a file extension can change. */
+/** The characters that {@link LOOSE} or a file extension can change. */
 const UNUSUAL = /[A-Z;.]/
 
 /** A normalised path as the route compares it. */
@@ -139,7 +139,7 @@ function matches({ segments, rest }: PathPattern, path: string): boolean {
     if (segment === null ? end === at + 1 : path.slice(at + 1, end) !== segment) return false
     at = end
   }
-  // A normalised path keeps the slash that `/*` needs only where something follows.
+  // A normalised path ends with the slash that `/*` needs only if something follows it.
   if (rest) return path.charCodeAt(at) === 0x2f
   return at === path.length || path === '/'
 }
@@ -170,7 +170,7 @@ export function overlaps(a: PathPattern, b: PathPattern): boolean {
   return a.rest === b.rest || common === 0
 }
 
-/** {@link covers}, of routes. A route that matches fewer spellings of its literal segments covers none that matches more. */
+/** {@link covers}, for routes. A route that matches fewer spellings of its literal segments covers none that matches more. */
 export function routeCovers(wide: RouteMatch, narrow: RouteMatch): boolean {
   if (wide.exact && !narrow.exact) return false
   const foldsLess =
@@ -187,7 +187,9 @@ export function routeTakes(wide: RouteMatch, narrow: RouteMatch): boolean {
   return covers(patternOf(wide), patternOf(spelled))
 }
 
-/** {@link overlaps}, of routes: whether some request matches both. Exact paths may have dot segments, so they are not compared with others. */
+/**
+ * {@link overlaps}, for routes: whether some request matches both. Exact paths may have dot segments, so they are not compared with others.
+ */
 export function routesOverlap(a: RouteMatch, b: RouteMatch): boolean {
   if (a.exact !== b.exact) return true
   const folding = {
@@ -222,7 +224,7 @@ export interface RequestTarget {
   readonly rawPath: string
   /** Normalised path: what routes match and what identifies the record (contract §10). */
   readonly path: string
-  /** Without the `?`; empty where there is none. */
+  /** Without the `?`; empty if there is none. */
   readonly query: string
 }
 
@@ -234,7 +236,7 @@ export function parseTarget(target: string): RequestTarget | null {
   if (target.includes('#')) return null
   let origin = target
   if (!origin.startsWith('/')) {
-    // Absolute form: what follows the authority is matched and forwarded, or it would dodge every route.
+    // Absolute form: the part after the authority is matched and forwarded; otherwise it would evade every route.
     const absolute = /^https?:\/\/[^/?]*/i.exec(origin)
     if (absolute === null) return null
     origin = origin.slice(absolute[0].length)

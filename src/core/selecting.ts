@@ -5,8 +5,8 @@ import { frame, type Hmac, part } from './identity.ts'
 const SUBJECTS = 'tenant organization org account workspace project company merchant customer user'.split(' ')
 
 /**
- * Headers that select whom or what a request acts on, in lower case (contract §15): with another of their values it is another
- * operation, unless `fingerprint.headers` is `none`.
+ * Headers that select whom or what a request acts on, in lower case (contract §15): with another value it is another operation, unless
+ * `fingerprint.headers` is `none`.
  */
 export const SELECTING: ReadonlySet<string> = new Set([
   'stripe-account',
@@ -53,9 +53,8 @@ export function selectingLines(headers: RawHeaders): string {
 }
 
 /**
- * What an operation was besides its body, so that a refusal can name the part that differs (contract §15): short digests of the query,
- * the media type and each header that counts. Undefined: the usual one, JSON without a query or such a header. `opaque`: the content coding
- * of its body could not be undone.
+ * Short digests of an operation's query, media type and each header that counts, so that a refusal can name the part that differs (contract
+ * §15). Undefined: the usual ones, JSON without a query or such a header. `opaque`: the content coding of its body could not be undone.
  */
 export function partsOf(
   query: string,
@@ -88,7 +87,7 @@ export function isOpaque(parts: string | undefined): boolean {
   return parts?.split(' ', 1)[0]?.endsWith(OPAQUE) === true
 }
 
-/** Enough to tell two values of one client apart. */
+/** Enough to distinguish two values of one client. */
 const DIGEST_BYTES = 6
 
 /** The parts in which two operations differ: `query`, `media type`, the names of headers; else it is the `body`. */

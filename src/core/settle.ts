@@ -61,7 +61,7 @@ function dueOf(record: IdempotencyRecord): Millis {
 /** The record of an outcome. */
 export type OutcomeDraft = Extract<RecordDraft, { state: 'completed' | 'failed_retryable' | 'unknown' }>
 
-/** The record that an outcome of `attempt` writes, where §2 accepts it. */
+/** The record that an outcome of `attempt` writes, if §2 accepts it. */
 export function outcomeDraft(
   operation: Operation,
   { fence, token, attempts }: Attempt,
@@ -143,8 +143,8 @@ export function bodiless(
 }
 
 /**
- * For an upstream that ends its attempt itself, in the store's database (contract §9): how long its answer is kept, as in {@link
- * outcomeSpans}, and the largest body to keep (0: none); then, if the body is kept for less time: how long.
+ * For an upstream that completes its record itself, in the store's database (contract §9): the spans of its answer, as in {@link
+ * outcomeSpans}, and the largest body to keep (0: none); then how long the body is kept, if shorter.
  */
 export function completionTerms(
   route: Retention & {
@@ -174,7 +174,7 @@ export function isFromBefore(
   found: IdempotencyRecord,
   { fence, createdAt, state }: Pick<RecordDraft, 'fence' | 'createdAt' | 'state'>,
 ): boolean {
-  // The store lost this record; a later one with the same id began and came to nothing, so nobody is executing it.
+  // The store lost this record; the attempt of a later one with the same id did nothing, so nobody is executing it.
   const isAnother = createdAt !== 0 && found.createdAt > createdAt
   if (isAnother && found.state === 'failed_retryable' && state !== 'failed_retryable') return true
   const over = state === 'completed' ? ACCEPTING : UNHELD
@@ -200,7 +200,7 @@ export interface PendingOutcome {
   readonly spans: Spans
   /** False: the claim's reply never came, so an absent record is no loss. */
   readonly claimed: boolean
-  /** Nothing was tried: only the claim is taken back. */
+  /** Nothing was executed: only the claim is withdrawn. */
   readonly withdrawn: boolean
   /** The version that a takeover expected when its reply was lost: if the takeover still arrives, it must not win. */
   readonly over: number | null
@@ -280,7 +280,7 @@ export function resolvedDraft(record: IdempotencyRecord, resolution: Resolution)
     : { ...kept, state: 'failed_retryable', lastError: resolution.reason }
 }
 
-/** What every state keeps: the request, its latest attempt and its age, but not what is said of one execution. */
+/** The fields common to all states: the request, its latest attempt and its age; not those of one execution. */
 function withoutState(record: InAnyState): Operation & Attempt & Pick<IdempotencyRecord, 'createdAt'> {
   const { state: _s, lastError: _e, version: _v, updatedAt: _u, dropAt: _d, ...rest } = record
   const { leaseUntil: _l, expiresAt: _x, result: _r, reconciliation: _c, nextLookAt: _n, ...more } = rest
@@ -297,7 +297,7 @@ export function withoutResponse(resolution: Resolution): Resolution | null {
   return { kind: 'completed', result: withoutBody(resolution.result.response, 'no_room') }
 }
 
-/** The record as this replica knows it, without asking the store. Its time is 0, so it never expires. */
+/** The record as this replica knows it, without asking the store. Read at time 0, so that it never expires. */
 export function heldRecord(draft: OutcomeDraft, expiresAt: Millis | null = null): IdempotencyRecord {
   const record = asRecord(draft, 0)
   return record.state === 'completed' && expiresAt !== null ? { ...record, expiresAt } : record
@@ -331,8 +331,6 @@ export function runningRecord({
     : heldRecord(outcomeDraft(operation, attempt, ended, createdAt))
 }
 
-/* What an answer of the upstream means. */
-
 /** The head of an answer, and its body if it was kept whole. */
 export interface AnsweredHead {
   readonly status: number
@@ -342,7 +340,7 @@ export interface AnsweredHead {
 
 /**
  * The outcome of a complete answer: the upstream's own declaration comes first, then that of a proxy behind this one, then the status
- * (contract §6, §7). `sent`: the header lines of the request; `json`: what the route's `outcomes` look for in the body.
+ * (contract §6, §7). `sent`: the header lines of the request; `json`: the body, for `outcomes` with conditions.
  */
 export function outcomeOf(
   route: RoutePolicy,

@@ -2,25 +2,25 @@ import type { Millis } from './record.ts'
 
 /** Offsets that differ by less are from a steady clock: the difference is latency and slow correction. */
 export const EVEN: Millis = 1_000
-/** Stretches remembered. Anything earlier counts from the oldest. */
+/** Number of stretches remembered. Anything earlier counts from the oldest. */
 const STRETCHES = 16
 
 /** A period in which the store's clock ran steadily. */
 interface Stretch {
-  /** When it began, by this replica's own clock. */
+  /** Start, by this replica's own clock. */
   readonly from: Millis
   /** When the last reading began. Between it and the next stretch the clock is unknown. */
   last: Millis
-  /** The store's clock minus this replica's, when it began. */
+  /** The store's clock minus this replica's, at the start. */
   readonly began: Millis
-  /** The same, by the fastest reading. */
+  /** The same difference, by the fastest reading. */
   offset: Millis
-  /** The lowest at any reading: a correction too small for a new stretch may have set the clock back. */
+  /** The lowest difference of any reading: a correction too small for a new stretch may have set the clock back. */
   atMost: Millis
 }
 
 /**
- * The store's clock as observed by this replica, beside its own monotonic clock. A clock that may step does not show how much time has
+ * The store's clock as observed by this replica next to its own monotonic clock. A clock that may step does not prove how much time has
  * passed; two clocks that agree do (docs/adr/0042).
  */
 export class StoreClock {

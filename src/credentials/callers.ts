@@ -44,7 +44,7 @@ export function verifier(policies: readonly JwtPolicy[], options: Partial<JwksOp
       const bearer = bearerOf(headers)
       if (bearer.kind !== 'token') return bearer
       const ring = rings.get(ringName(policy))
-      if (ring === undefined) throw new Error('a policy that this verifier was not made with')
+      if (ring === undefined) throw new Error('a policy unknown to this verifier')
       return verifyWith(ring, bearer.token, {
         ...(policy.issuer === null ? {} : { issuer: policy.issuer }),
         ...(policy.audience.length === 0 ? {} : { audience: [...policy.audience] }),
@@ -122,7 +122,7 @@ async function attempt(keys: Keys, token: string, options: JWTVerifyOptions): Pr
 async function judge(verification: Promise<{ readonly payload: JWTPayload }>): Promise<VerifiedToken> {
   try {
     const { payload } = await verification
-    // No prototype, so that a claim named `constructor` exists only if the token has it.
+    // No prototype: a claim named `constructor` exists only if the token has it.
     return { kind: 'claims', claims: { __proto__: null, ...payload } }
   } catch (error) {
     if (error instanceof errors.JWSSignatureVerificationFailed) return FORGED
@@ -144,7 +144,7 @@ function whyClaim({ claim, reason }: errors.JWTClaimValidationFailed): string {
     : 'the bearer token is for another audience'
 }
 
-/** A snapshot of the keys that tokens are verified with. */
+/** A snapshot of the keys that verify tokens. */
 interface Keys {
   readonly algorithms: readonly string[]
   /** The keys that may have signed a token with this header. */
@@ -260,11 +260,11 @@ class RemoteKeys implements KeyRing {
   readonly #timeout: Millis
   readonly #agent: Agent
   #keys: Keys | null = null
-  /** Start of the fetch that brought `#keys`. */
+  /** Start of the fetch that returned `#keys`. */
   #fetchedAt: Millis = Number.NEGATIVE_INFINITY
   /** End of the last fetch. */
   #triedAt: Millis = Number.NEGATIVE_INFINITY
-  /** Why it failed. */
+  /** Why that fetch failed. */
   #failure: string | null = null
   #pending: Promise<void> | null = null
 

@@ -4,7 +4,7 @@ import type { Millis } from '../core/record.ts'
 
 /** Explicit type of the token (RFC 8725 §3.11). */
 const TYPE = 'idempotency-key+jwt'
-/** Derives a separate key, so that a secret with a second use makes tokens that are worthless there, and vice versa. */
+/** Derives a separate key, so that tokens are worthless wherever else the secret is used, and vice versa. */
 const PURPOSE = 'idempotency-proxy/issuer/1'
 const KEY_BYTES = 32
 /** Enough that keys never repeat. */
@@ -51,7 +51,7 @@ export class Issuer {
   }
 }
 
-/** A key has one spelling only: decoding ignores some bits of the last character of a signature. */
+/** Only one spelling of a key is valid: decoding ignores some bits of a signature's last character. */
 function isCanonical(key: string): boolean {
   const [, signature] = /^[\w-]+\.[\w-]+\.([\w-]+)$/.exec(key) ?? []
   return signature !== undefined && Buffer.from(signature, 'base64url').toString('base64url') === signature

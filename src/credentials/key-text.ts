@@ -28,7 +28,7 @@ export function checkKeyText(text: string): string | null {
   return reading.ok ? null : reading.message
 }
 
-/** Reads a key file: PEM (SPKI, or a certificate, whose dates and issuer are ignored), a JWK or a JWK Set. */
+/** Reads a key file: PEM (SPKI, or a certificate, ignoring its dates and issuer), a JWK or a JWK Set. */
 export function parseKeyText(text: string): KeyText {
   return text.trim().startsWith('{') ? readJson(text) : readPem(text)
 }
@@ -91,7 +91,7 @@ type Use =
   | { readonly kind: 'shared' | 'secret'; readonly jwk: JWK }
   /** Unusable here, but allowed in a set (RFC 7517 §5). */
   | { readonly kind: 'other'; readonly found: string }
-  /** A mistake. */
+  /** Unusable, and a mistake in any set. */
   | { readonly kind: 'wrong'; readonly found: string }
 
 function judge(value: unknown): Use {

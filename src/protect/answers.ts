@@ -167,7 +167,7 @@ export function refuse(
   }
 }
 
-/** The client has gone. */
+/** The answer to a client that has left. */
 export function nobody(facts: Omit<Facts, 'outcome'> = {}): Answer {
   return { kind: 'none', facts: { ...facts, outcome: null } }
 }

@@ -24,7 +24,7 @@ import type { Identified } from './identify.ts'
 import type { WalkPorts } from './ports.ts'
 import type { Answer, Execution, Existing, Progress, Unclaimed } from './request.ts'
 
-/** The record answers, or this request executes, or neither is possible and the answer says why. */
+/** The record answers, or this request executes, or the answer says why neither is possible. */
 export type Claim = { readonly kind: 'existing'; readonly existing: Existing } | Execution | Answer
 
 /** Claims the record, unless an existing one answers the request. */
@@ -109,7 +109,7 @@ function answered(
   }
 }
 
-/** The store holds no claim of this request, as far as known: executes without one, where the route says so, or refuses. */
+/** As far as known, the store holds no claim of this request: executes without one if the route allows it, else refuses. */
 function notClaimed(
   ports: WalkPorts,
   request: Claiming,
@@ -124,7 +124,7 @@ function notClaimed(
     const claimed = { attempt: result.attempt, operation: identified.operation(), before: null }
     return newExecution(id, route, claimed, 0, requestedAt, result)
   }
-  // Shadow mode has sent it in any case.
+  // In shadow mode it has already been sent.
   const error = request.onGone === null ? null : result.error
   const held = error instanceof InGrace
   const unreplicated = error instanceof Unreplicated
@@ -146,7 +146,7 @@ function notClaimed(
   if (own !== null) return answeredHere(ports, id, own)
   if (held && request.clientGone()) return nobody()
   const why = held
-    ? 'the store may just have lost claims, and hands out no new ones yet'
+    ? 'the store may just have lost claims, and grants no new ones yet'
     : unreplicated
       ? 'the claim did not reach the replicas that store.wait requires'
       : error instanceof OutOfPhase
@@ -228,7 +228,7 @@ function lookAndClaim(
     if (asked.isLong) await inSteps(asked.finish())
     return claimRecord(ports, request, identified, token, began)
   }
-  // Duplicates of one new key spend one unit, not one each: each looks after the previous one has claimed.
+  // Duplicates of one new key spend one unit, not one each: each reads the record after the previous one has claimed.
   return ports.locks.run(id, async () => {
     const found = await find()
     if (found.kind !== 'gone' && found.kind !== 'take_over') return found

@@ -40,7 +40,7 @@ export type ClaimDecision =
   | { readonly kind: 'existing'; readonly existing: Existing }
   | Unclaimed
   | { readonly kind: 'corrupt'; readonly error: CorruptRecord }
-  /** The caller has spent its rate of new keys. */
+  /** The caller has used up its rate of new keys. */
   | { readonly kind: 'limited'; readonly wait: Millis; readonly rate: Rate }
   /** The issued key has expired, and it has no record. */
   | { readonly kind: 'expired' }
@@ -135,7 +135,7 @@ export async function contest(
 ): Promise<ClaimDecision> {
   const { route, progress } = request
   const spans = claimSpans(route)
-  // Counted from when the request first asked, not from this try: it may already have waited behind others with its key.
+  // Counted from the request's first try: it may already have waited behind others with its key.
   const heldUntil = began.requestedAt + holdAtMost - progress.heldMs
   let requestedAt = firstRequestedAt
   let entry: 'claim' | 'fresh' = 'claim'

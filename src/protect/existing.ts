@@ -186,7 +186,7 @@ export type StatusReply =
 
 /** Looks up the record that a request with this key and these credentials would find. Changes nothing. */
 export async function queryStatus(ports: WalkPorts, request: ProtectedRequest): Promise<StatusReply> {
-  // It may query the upstream, so it takes a place like any other request.
+  // It may query the upstream, so it counts towards `limits.inFlight` like any other request.
   const leave = ports.inFlight.enter(request.client, null)
   if (leave === null) return overloaded(ports)
   ports.inFlight.count++
@@ -234,7 +234,7 @@ async function look(ports: WalkPorts, request: ProtectedRequest): Promise<Status
   }
 }
 
-/** `now` is 0 for this replica's own record, which has no store time. */
+/** `now` is 0 for this replica's own record, which has no time of the store. */
 function found(
   ports: Pick<WalkPorts, 'latency'>,
   route: RoutePolicy,

@@ -7,7 +7,7 @@ import type { Execution, Progress } from './request.ts'
 import type { Settled, Settler } from './settler.ts'
 import type { WaitingRoom } from './waiting-room.ts'
 
-/** What keeps track of the attempts that this replica owns. */
+/** Tracks the attempts that this replica owns. */
 interface Owning {
   readonly leases: Leases
   readonly settler: Settler

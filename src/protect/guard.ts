@@ -94,7 +94,7 @@ async function walk(ports: WalkPorts, request: ProtectedRequest): Promise<Answer
     request.progress.letGo?.()
     if (!request.progress.isBodyOut) free(body)
   }
-  // Two holders where the upstream call may outlast the walk.
+  // Two holders if the upstream call may outlast the walk.
   const hold = route.respondWithin === null ? null : shared(done)
   const release = hold === null ? done : hold()
   // Only now: a client that never sends its body must not take a place from others.
@@ -438,7 +438,7 @@ export async function passOn(
   }
 }
 
-/** The body to send; from here on `progress` says whether a socket may hold it. */
+/** The body to send; from now on `progress` says whether a socket may hold it. */
 function lent(progress: Progress, body: Buffer): Pick<UpstreamRequest, 'body' | 'onTaken'> {
   progress.isBodyOut = true
   return {
@@ -481,7 +481,7 @@ function brokenOff(
 /** The `scope` of an execution without a claim; it equals no other. */
 export const UNCLAIMED_SCOPE = 'none'
 
-/** Tells a proxy in front of this one how this one recognises a retry. Without a claim it may not. */
+/** Tells a proxy in front of this one the scope in which this one recognises a retry. Without a claim it may not recognise one. */
 function scopeTold({ route, unclaimed }: Execution): string {
   return unclaimed === null ? scopeOf(route) : UNCLAIMED_SCOPE
 }

@@ -113,7 +113,7 @@ async function verifyCaller(
       return { kind: 'unidentified', detail, cause: null, status: 503 }
     }
     case 'absent': {
-      // A credential of another scheme still identifies somebody: its callers must not share keys with anonymous ones.
+      // A credential of another scheme still identifies somebody, who must not share keys with anonymous callers.
       const other = linesOf(headers, 'authorization').some((line) => line.trim() !== '')
       const detail = 'Authorization carries no bearer token, which is needed to identify the caller'
       return other
@@ -142,7 +142,7 @@ const DERIVED = ['derived']
 /** `no_key`: no key, and none is required. */
 export type Identification = Identified | Answer | { readonly kind: 'no_key' }
 
-/** A key as the record knows it. */
+/** A key as the record stores it. */
 interface NamedKey {
   readonly key: string
   readonly qualifier: KeyQualifier

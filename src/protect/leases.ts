@@ -2,7 +2,7 @@ import type { Millis, RecordId } from '../core/record.ts'
 import { RecordMap } from '../runtime/record-map.ts'
 import type { Renewal } from '../store/register.ts'
 
-/** Three tries before a lease lapses. Configuration rejects shorter leases. */
+/** Three renewals per lease. Configuration rejects shorter leases. */
 const RENEWALS_PER_LEASE = 3
 /** Finer than the shortest renewal interval that configuration allows (1 s / 3). */
 const TICK: Millis = 100

@@ -10,8 +10,7 @@ import type { Settler } from './settler.ts'
 /** Concurrent requests to the store: enough to keep it busy, few enough for others to get through. */
 const TOGETHER = 256
 /**
- * Bounds of the pause before a retry, a tenth of the time taken so far: short while a grace may last, longer to spare a store that is
- * full.
+ * Bounds of the pause before a retry, a tenth of the time taken so far: short while a grace may last, then longer to spare a full store.
  */
 const RETRY: Millis = 100
 const MAX_RETRY: Millis = 2000
@@ -24,7 +23,7 @@ export interface ReclaimerPorts {
   readonly running: RecordMap<Execution>
   /** After this no reply from the previous server can arrive; writes it acknowledged may be lost, too. */
   readonly repliesWithin: Millis
-  /** Whether the store can no longer lose what was written then: such decisions are forgotten. */
+  /** Whether the store can no longer lose a write of that time: such decisions are forgotten. */
   readonly isSafe: (at: Millis) => boolean
   /** Called when a record was claimed twice. */
   readonly onSplit: (route: string, detail: Readonly<Record<string, unknown>>) => void
@@ -63,7 +62,7 @@ export class Reclaimer {
     if (decision.written === null) this.#ports.records.forget(decision.id)
   }
 
-  /** Resolves when the store has taken everything. */
+  /** Resolves when the store has accepted everything. */
   async begin({ concerns }: NewEpoch): Promise<void> {
     const first = await this.#pass(concerns, false)
     // Whatever the previous server acknowledged during the first pass.
@@ -87,7 +86,7 @@ export class Reclaimer {
     return written
   }
 
-  /** Claims first: part of the rest answers nobody yet. */
+  /** Claims first: the rest can wait. */
   #jobs(concerns: NewEpoch['concerns'], isLast: boolean): Job[] {
     const { running, settler, records, isSafe } = this.#ports
     const claims = [...running]
@@ -160,7 +159,7 @@ export class Reclaimer {
     return (await records.replace(id, version, written.draft, aged(written.spans, age))) ?? KEPT
   }
 
-  /** Until the store answers, however long it refuses: nobody else knows what is lost. */
+  /** Retries until the store answers, however long it refuses: nobody else knows what is lost. */
   async #insist(job: Job): Promise<Result> {
     const begun = performance.now()
     let reply = await this.#try(job)

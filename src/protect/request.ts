@@ -66,7 +66,7 @@ export type Reply =
       readonly replayed: boolean
       /** Header lines that the proxy adds. */
       readonly proxyHeaders: readonly string[]
-      /** Call it once the body has been sent, or never will be: frees its memory. */
+      /** To be called once the body has been sent, or never will be: frees its memory. */
       readonly release: () => void
     }
   | { readonly kind: 'live'; readonly live: LiveResponse; readonly proxyHeaders: readonly string[] }
@@ -104,17 +104,17 @@ export interface Progress {
   id: RecordId | null
   /** `record.label` of the request; absent: it has none. */
   label?: string | undefined
-  /** Null: none has begun. */
+  /** Null: no attempt has begun. */
   execution: Execution | null
   /** Whether the upstream's socket may hold the body. */
   isBodyOut: boolean
-  /** Gives the room of the decoded body back; absent: it was not encoded. */
+  /** Releases the room of the decoded body; absent: it was not encoded. */
   letGo?: () => void
   /** The state in which that execution left its record. */
   state: State | null
   storeMs: Millis
   upstreamMs: Millis
-  /** Waited for claims that a grace held back; part of `storeMs`. */
+  /** Time spent waiting for a grace to end; part of `storeMs`. */
   heldMs: Millis
 }
 
@@ -161,7 +161,7 @@ export interface Observer {
 /** A record that answers the request: nobody may claim over it. */
 export type Existing = Exclude<Decision, { kind: 'take_over' | 'gone' }>
 
-/** One attempt under way, or one whose outcome is still to be written. */
+/** An attempt in progress, or one whose outcome is still to be written. */
 export interface Execution {
   readonly kind: 'execution'
   readonly id: RecordId

@@ -27,7 +27,7 @@ import type { Execution, Observer, Unclaimed } from './request.ts'
 
 /** Pauses between retries of a write that the store did not accept. */
 const RETRY_FIRST: Millis = 100
-/** The pause if the store refuses writes, for example because it is full: each one is tried. */
+/** The pause if the store refuses writes, for example because it is full: every write is tried. */
 const RETRY_REFUSED: Millis = 5_000
 /** The pause if it cannot be reached: one write per round. It may be back before the breaker has opened, and then nothing reports that. */
 const RETRY_UNREACHED: Millis = 500
@@ -60,7 +60,7 @@ export interface Settled {
   readonly expiresAt: Millis | null
   /** The record that this outcome left, for waiting requests; null: look it up. */
   readonly left: OutcomeDraft | null
-  /** The answer to this attempt that the store already had: it takes precedence over the upstream's (contract §7). */
+  /** The answer to this attempt that the store already had; it takes precedence over the upstream's (contract §7). */
   readonly recorded: CompletedResponse | null
 }
 
@@ -68,7 +68,7 @@ export interface Settled {
 interface HeldOutcome {
   readonly pending: PendingOutcome
   readonly release: () => void
-  /** By this process's monotonic clock. */
+  /** Deadline by this process's monotonic clock. */
   readonly giveUpAt: Millis
   /** Its entry on disk; null: held in memory only. */
   readonly kept: KeptOutcome | null
@@ -188,7 +188,7 @@ export class Settler {
     return this.#size === 0
   }
 
-  /** The store answers again: what is held is written now, not when the next retry is due. */
+  /** The store answers again: writes held outcomes now, not at the next retry. */
   storeIsBack(): void {
     this.#pause = RETRY_FIRST
     void this.#retry()
@@ -264,7 +264,7 @@ export class Settler {
     const { id, draft, spans, over } = pending
     if (draft.state === 'failed_retryable') {
       if (found.version !== over) return this.#refused(pending, found)
-      // The takeover has not arrived, and must not succeed any more: rewrites the record unchanged, under another version.
+      // The takeover has not arrived, and must no longer succeed: rewrites the record unchanged, under another version.
       const moved = await this.#records.replace(id, found.version, found, remainingSpans(found, now))
       if (moved?.kind === 'refused') return this.#write(pending)
       if (moved?.kind === 'unavailable' || moved?.kind === 'corrupt') return this.#notWritten(pending, moved)
@@ -283,7 +283,7 @@ export class Settler {
     const { draft } = pending
     if (trouble.kind === 'unavailable') {
       if (!trouble.full || draft.state !== 'completed' || !draft.result.kept) return trouble
-      // Completed stays completed: without room for the body, it is recorded without one (contract §3).
+      // Completed stays completed: if the body does not fit, it is recorded without one (contract §3).
       const result = withoutBody(draft.result.response, 'no_room')
       return this.#write({ ...pending, draft: { ...draft, result } })
     }
@@ -323,7 +323,7 @@ export class Settler {
 
   #remember(pending: PendingOutcome): void {
     const { id, draft, claimed } = pending
-    // After a claim of its own, the record itself answers, with the body.
+    // If the attempt made a claim itself, the record answers, with the body.
     if (claimed || draft.state === 'failed_retryable') return
     const kept =
       draft.state === 'completed' && draft.result.kept
@@ -340,7 +340,7 @@ export class Settler {
     const keeping = kept === null ? null : within(SPOOL_TIMEOUT, kept.done)
     const held = this.#add(pending, kept, keeping, release)
     this.#observer.completed(draft.route, 'deferred', id)
-    this.#observer.trouble('the store did not take an outcome; it is held and retried', {
+    this.#observer.trouble('the store did not accept an outcome; it is held and retried', {
       ...described(pending),
       error: String(cause),
     })
@@ -349,7 +349,7 @@ export class Settler {
     if (end !== 'kept')
       this.#observer.trouble('an outcome could not be spooled; it is held in memory only', {
         ...described(pending),
-        error: end === null ? `the disk did not take it within ${SPOOL_TIMEOUT} ms` : String(end),
+        error: end === null ? `the disk did not accept it within ${SPOOL_TIMEOUT} ms` : String(end),
       })
     return { kind: 'settled', state: draft.state, expiresAt: null, left: draft, recorded: null }
   }

@@ -2,7 +2,7 @@ import type { IdempotencyRecord, Millis, RecordId } from '../core/record.ts'
 import type { Records } from '../store/records.ts'
 import type { Watching } from '../store/register.ts'
 
-/** Pauses between reads of the store, each twice as long as the last: for lost messages, and stores that send none. */
+/** Pauses between reads of the store, doubled each time: for lost messages, and stores that send none. */
 const POLL_FIRST: Millis = 100
 const MAX_POLL: Millis = 1000
 
@@ -14,8 +14,8 @@ export type RecordNews =
   | { readonly kind: 'corrupt' }
 
 /**
- * Holds duplicates until the first request has finished (contract §6), in one room per record; also requests that wait for a store in its
- * grace period.
+ * Holds duplicates until the first request has finished (contract §6), in one room per record; also holds requests that wait for a store in
+ * its grace period.
  */
 export class WaitingRoom {
   readonly #records: Pick<Records, 'get'>

@@ -77,7 +77,7 @@ export async function inspectDue(ports: ReconcilePorts, id: RecordId): Promise<A
   return null
 }
 
-/** Records what everybody already reads: the lease lapsed, so the record is unknown (contract §2). */
+/** Records that the lease has lapsed; everybody already reads the record as unknown (contract §2). */
 async function writeLapsed(
   ports: ReconcilePorts,
   id: RecordId,
@@ -113,7 +113,7 @@ interface Rescheduled {
 }
 
 /**
- * Keeps the record unknown and due again after `pause`, if its version is unchanged; null: somebody else was faster. Reports once if the
+ * Keeps the record unknown and due again after `pause`, if its version is unchanged; null: another replica was faster. Reports once if the
  * record is about to be dropped, except while a status query runs (`undisturbed`).
  */
 async function write(
@@ -129,7 +129,7 @@ async function write(
   const later = Math.round(pause * (1 + JITTER * ports.random()))
   const dueIn = next.reported ? later : Math.min(later, Math.max(reportDue - now, undisturbed))
   const draft = { ...record, reconciliation: next }
-  // A check does not prolong a record's life.
+  // A check does not extend a record's retention.
   const spans = { dueIn, dropIn: record.dropAt - now }
   const reply = orThrow(await ports.records.replace(id, record.version, draft, spans))
   if (reply?.kind !== 'written') return null
@@ -137,13 +137,13 @@ async function write(
   return { version: reply.stamp.version, now: reply.now, reconciliation: next }
 }
 
-/** Between the end of a status query and the next one, which may be another replica's. */
+/** Pause between the end of a status query and the next one, perhaps by another replica. */
 const MARGIN: Millis = 5_000
 
 /**
  * Asks the upstream about a record once, and writes the result. First it counts the query and postpones the next check, so that only one
- * replica asks, and one that dies meanwhile costs a pause. It writes the result only if the record is unchanged since: an owner or operator
- * who was faster wins.
+ * replica asks, and a crash delays the next query by one pause. It writes the result only if the record is unchanged: a faster owner or
+ * operator wins.
  */
 export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
   const { id, record, reconciliation: before, route, policy } = due
@@ -181,7 +181,7 @@ export async function ask(ports: ReconcilePorts, due: Askable): Promise<void> {
     const step = doubt === null ? first : stepBy({ kind: 'unusable', why: doubt })
     const now = { ...due, record: { ...record, version: taken.version }, now: taken.now }
     if (believed.kind === 'mismatch' && before.answer !== believed.why)
-      ports.observer.trouble('the answer about an unknown record is about another one', {
+      ports.observer.trouble('the answer to a status query is about another record', {
         ...named(due),
         answer: believed.why,
       })
@@ -196,13 +196,13 @@ function freesKey(step: Step): boolean {
   return step.kind === 'resolved' && step.resolution.kind === 'not_executed'
 }
 
-/** Why "not found" is not believed although the upstream received the identifier; null: it is believed. */
+/** Why "not found" does not count although the upstream received the identifier; null: it counts. */
 function doubtOf(proof: Proof): string | null {
   switch (proof.kind) {
     case 'refuted':
       return 'not found, but neither is a completed request: the status query proves nothing'
     case 'unanswered':
-      return `not found, and whether the status query finds a completed request could not be asked: ${proof.why}`
+      return `not found, but the status query could not be tested on a completed request: ${proof.why}`
     case 'proven':
     case 'untested':
       return null
@@ -217,12 +217,12 @@ async function keepUnknown(
   try {
     if ((await write(ports, due, reconciliation, pause)) === null) return
   } catch (error) {
-    // If it was written, nobody will look again and tell; if not, it is told twice.
+    // If the write did succeed, nobody would report it later; if not, it is reported twice.
     if (result !== 'dead_lettered' || !(error instanceof StoreUnavailable && error.maybeApplied)) throw error
   }
   ports.observer.reconciled(due.record.route, result, due.id)
   if (result === 'dead_lettered')
-    ports.observer.trouble('a record stays unknown: it is dead-lettered, and a person has to decide', {
+    ports.observer.trouble('a record stays unknown: it is dead-lettered, and an operator has to decide', {
       ...named(due),
       asked: reconciliation.asked,
       answer: reconciliation.answer,
@@ -265,7 +265,7 @@ export interface About {
 /** `unaskable`: the record lacks an identifier for a status query. */
 export type AskResult = StatusQueryResult | { readonly kind: 'unaskable'; readonly why: string }
 
-/** Asks once. The caller must keep nothing of the answer's body. */
+/** Asks once. The caller must not keep references to the answer's body. */
 export async function askOnce(ports: Pick<ReconcilePorts, 'forward'>, about: About): Promise<AskResult> {
   const query = buildStatusQuery(about.policy, about.id, about.key, about.parameters)
   if (typeof query === 'string') return { kind: 'unaskable', why: query }
@@ -299,7 +299,7 @@ async function askUpstream(
       return settled({ kind: 'not_sent', why: 'the upstream could not be reached' })
     case 'unknown':
       if (answer.isRefused === true) return unusable(answer.reason)
-      return unusable(answer.timedOut ? 'no whole answer came in time' : 'the upstream broke its answer off')
+      return unusable(answer.timedOut ? 'no complete answer came in time' : 'the answer broke off')
   }
 }
 

@@ -4,13 +4,13 @@ import { orThrow } from '../store/records.ts'
 import type { ReconcilePorts } from './ports.ts'
 import { each, Rounds, shuffled } from './rounds.ts'
 
-/** Between rounds. Responses past their end are not replayed meanwhile, so their room can wait. */
+/** Between rounds. Expired responses are never replayed, so removing them can wait. */
 const LOOK_EVERY: Millis = 10_000
 /** The pause while there is more to do. */
 const LOOK_SOON: Millis = 50
 /** Ids read from the index at once. */
 const BATCH = 256
-/** Each is read with a body of perhaps several MiB. */
+/** Records read concurrently, each with a body of perhaps several MiB. */
 const AT_ONCE = 8
 /** Skips up to this many records that cannot be changed, such as those sealed with a removed key. */
 const MAX_LEFT = 10_000
@@ -23,7 +23,7 @@ type BodyRemoverPorts = Pick<ReconcilePorts, 'records' | 'store' | 'observer' | 
  */
 export class BodyRemover {
   readonly #ports: BodyRemoverPorts
-  /** How many ids the last round left due: the next one reads that many more, to find others. */
+  /** Number of ids that the last round left due: the next one reads that many more, to find others. */
   #left = 0
   readonly #rounds: Rounds
 
@@ -43,13 +43,13 @@ export class BodyRemover {
     this.#rounds.start()
   }
 
-  /** Starts nothing new; resolves when running work has ended. */
+  /** Starts no new work; resolves when running work has ended. */
   stop(): Promise<void> {
     return this.#rounds.stop()
   }
 
   /**
-   * Removes some of the responses past their end. True: there may be more.
+   * Removes some expired responses. True: there may be more.
    *
    * @throws {StoreUnavailable}
    */
@@ -69,7 +69,7 @@ export class BodyRemover {
     return taken > 0
   }
 
-  /** False: it stays as it is, or somebody else was faster. */
+  /** False: it stays as it is, or another replica was faster. */
   async #takeOut(id: RecordId): Promise<boolean> {
     const { records } = this.#ports
     const found = await records.get(id)

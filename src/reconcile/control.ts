@@ -17,12 +17,12 @@ import type { ReconcilePorts } from './ports.ts'
 
 /** Completed records remembered per route: one that the upstream still knows is enough. */
 const REMEMBERED = 4
-/** Minimum time between them, so that under load not all are newer than the upstream's search index. */
+/** Minimum time between remembered completions, so that under load not all are newer than the upstream's search index. */
 const APART: Millis = 15_000
 /** Pages of the store to search if this replica remembers none. Records of a page are read concurrently. */
 const PAGES = 128
 const PAGE = 32
-/** Number of records among which the youngest are chosen: upstreams forget old ones first. */
+/** Number of records read to choose the youngest ones: upstreams forget old ones first. */
 const ENOUGH = 16
 /** Pause after a search that found nothing. */
 const SEARCH_AGAIN: Millis = 10_000
@@ -55,7 +55,7 @@ interface ControlQuery {
   readonly policy: ReconcilePolicy
   canarySent: boolean
   provenAt: Millis
-  /** When the store was last searched in vain. */
+  /** When the store was last searched without success. */
   searchedAt: Millis
   reported: Proof['kind'] | null
   proving: Promise<Proof> | null
@@ -69,7 +69,7 @@ const FINDINGS = {
   canaryOpen: ['warn',
     'the status query of `reconcile` about a request that never existed is not answered by `notFound`: it frees no key'],
   refuted: ['error',
-    'the status query of `reconcile` does not find requests that were completed: its "not found" is not believed'],
+    'the status query of `reconcile` does not find requests that were completed: its "not found" does not count'],
   proven: ['info', 'the status query of `reconcile` finds a request that was completed'],
 } as const
 
@@ -78,10 +78,10 @@ const FINDINGS = {
  * not find one that never existed, the canary.
  */
 export class Control {
-  /** Routes with a status query, by name: only their completions are of use. */
+  /** Routes with a status query, by name: only their completions are remembered. */
   readonly routes = new Set<string>()
   readonly #ports: ControlPorts
-  /** By route. */
+  /** Completed records by route. */
   readonly #remembered = new Map<string, { readonly ids: RecordId[]; at: Millis; next: number }>()
   readonly #queries = new Map<string, ControlQuery>()
   #stopped = false
@@ -142,7 +142,7 @@ export class Control {
     const asked = known.map((one) => askBoth(this.#ports, query, one, one[1].keySent))
     const proof = proofOf(await Promise.all(asked))
     if (proof.kind === 'proven') query.provenAt = this.#ports.clock()
-    // Only new ones.
+    // Logs only new results.
     if (query.reported !== proof.kind && (proof.kind === 'proven' || proof.kind === 'refuted'))
       this.#say(query, proof.kind)
     query.reported = proof.kind
@@ -165,7 +165,7 @@ export class Control {
     const { route, policy } = query
     if (policy.notFound === null || query.canarySent) return
     query.canarySent = true
-    // Until a later configuration has another status query.
+    // False once a later configuration has another status query.
     const isCurrent = (): boolean => !this.#stopped && this.#queries.get(nameOf(route, policy)) === query
     for (let wait = FIRST_PAUSE; isCurrent(); wait = Math.min(wait * 2, MAX_PAUSE)) {
       const result = await this.#askCanary(query)
@@ -178,7 +178,7 @@ export class Control {
       return await this.prove(route, policy).then(
         () => {},
         (error: unknown) => {
-          // It is tried again before "not found" is believed.
+          // It is tried again before "not found" counts.
           if (!(error instanceof StoreUnavailable)) throw error
         },
       )

@@ -29,20 +29,20 @@ export interface ReconcilePorts {
   readonly upstream: string
   /** How long `forward` may take. */
   readonly queryTimeout: () => Millis
-  /** Null: the configuration has no such route any more. */
+  /** Null: the configuration no longer has such a route. */
   readonly policyOf: (route: string) => RoutePolicy | null
   /** This replica runs the attempt or holds its outcome, and will write it. */
   readonly isOwn: (id: RecordId) => boolean
   /** Whether the route's status query finds known requests, so that its "not found" may free a key. */
   readonly prove: (route: RoutePolicy, policy: ReconcilePolicy) => Promise<Proof>
-  /** Wakes the duplicates that wait on this replica. */
+  /** Wakes duplicates waiting on this replica. */
   readonly wake: (id: RecordId) => void
   readonly observer: ReconcileObserver
   /** 0 to below 1. */
   readonly random: () => number
   /** This process's observations of the store's clock, by `monotonic`. */
   readonly clock: StoreClock
-  /** Likewise of `pingOther`, if there is one. */
+  /** The same for `pingOther`, if there is one. */
   readonly otherClock: StoreClock
   readonly monotonic: () => Millis
 }

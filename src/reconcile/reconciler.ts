@@ -47,7 +47,7 @@ export class Reconciler {
     this.check(config)
   }
 
-  /** Tests the status queries that are new in the configuration now in force. */
+  /** Tests the status queries that are new in the current configuration. */
   check(config: Routes): void {
     const { control, observer } = this.#ports
     control
@@ -55,7 +55,7 @@ export class Reconciler {
       .catch((error: unknown) => observer.trouble('internal error of the canary', { error: String(error) }))
   }
 
-  /** Starts nothing new; resolves when running status queries and writes have ended. */
+  /** Starts no new work; resolves when running status queries and writes have ended. */
   async stop(): Promise<void> {
     this.#ports.control.stop()
     this.#count.stop()
@@ -63,7 +63,7 @@ export class Reconciler {
   }
 }
 
-/** Every replica counts, at one read per unresolved record. */
+/** Every replica counts: one read per unresolved record. */
 const COUNT_EVERY: Millis = 60_000
 const PAGE = 256
 /** Records read concurrently. */
@@ -98,7 +98,7 @@ export class UnresolvedCount {
     try {
       observer.counted(await this.count())
     } catch (error) {
-      // Down: the last count stands.
+      // Store down: keep the last count.
       if (!(error instanceof StoreUnavailable))
         observer.trouble('unknown records could not be counted', { error: String(error) })
     }

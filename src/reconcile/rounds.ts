@@ -3,7 +3,7 @@ import { StoreUnavailable } from '../store/register.ts'
 import type { ReconcilePorts } from './ports.ts'
 
 export interface RoundsOptions {
-  /** One round. True: there may be more to do at once. */
+  /** One round. True: there may be more to do. */
   readonly round: () => Promise<boolean>
   /** Pauses, ±25 %: between rounds, while there is more to do, and at most while the store does not answer. */
   readonly every: Millis
@@ -14,7 +14,7 @@ export interface RoundsOptions {
   readonly ports: Pick<ReconcilePorts, 'observer' | 'random'>
 }
 
-/** Repeats work of every replica at irregular intervals, so that replicas do not collide each time. */
+/** Repeats work that every replica does, at irregular intervals so that they do not collide each time. */
 export class Rounds {
   readonly #options: RoundsOptions
   #timer: NodeJS.Timeout | null = null
@@ -33,7 +33,7 @@ export class Rounds {
     this.#later(this.#options.every)
   }
 
-  /** Starts no other round; resolves when the one under way has ended. */
+  /** Starts no other round; resolves when the current one has ended. */
   async stop(): Promise<void> {
     this.#stopped = true
     if (this.#timer !== null) clearTimeout(this.#timer)

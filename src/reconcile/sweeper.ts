@@ -14,11 +14,11 @@ const SWEEP_SOON: Millis = 50
 const MAX_SWEEP: Millis = 5_000
 /** Ids read from the index at once. */
 const BATCH = 256
-/** Records read, and status queries asked, concurrently. */
+/** Records read, and status queries sent, concurrently. */
 const AT_ONCE = 16
 /** Queued status queries: the rest stay due for later sweeps. */
 const MAX_WAITING = 1_024
-/** How many unreadable records are reported, once each. */
+/** Maximum number of unreadable records reported, once each. */
 const MAX_REPORTED = 1_000
 /** How many unreadable records a sweep skips: all those sealed with a removed key may be due before the others. */
 const MAX_UNREADABLE = 10_000
@@ -34,7 +34,7 @@ export class Sweeper {
   readonly #queried = new Set<RecordId>()
   readonly #queue: RecordId[] = []
   #queries = 0
-  /** How many ids the last sweep left due: the next one reads that many more, to find others. */
+  /** Number of ids that the last sweep left due: the next one reads that many more, to find others. */
   #left = 0
   readonly #rounds: Rounds
   #idle: (() => void)[] = []
@@ -51,7 +51,7 @@ export class Sweeper {
     })
   }
 
-  /** Status queries queued or under way. */
+  /** Status queries queued or in progress. */
   get pendingQueries(): number {
     return this.#queried.size
   }
@@ -60,7 +60,7 @@ export class Sweeper {
     this.#rounds.start()
   }
 
-  /** Starts nothing new; resolves when all running work has ended. */
+  /** Starts no new work; resolves when all running work has ended. */
   async stop(): Promise<void> {
     const stopped = this.#rounds.stop()
     for (const id of this.#queue.splice(0)) this.#queried.delete(id)
@@ -68,13 +68,13 @@ export class Sweeper {
     await this.idle()
   }
 
-  /** Resolves when no status query is queued or under way. */
+  /** Resolves when no status query is queued or in progress. */
   idle(): Promise<void> {
     return this.#queried.size === 0 ? Promise.resolve() : new Promise((resolve) => this.#idle.push(resolve))
   }
 
   /**
-   * Checks all due records and starts status queries. True: there may be more to do at once.
+   * Checks all due records and starts status queries. True: there may be more to do.
    *
    * @throws {StoreUnavailable}
    */
@@ -128,14 +128,14 @@ export class Sweeper {
     return false
   }
 
-  /** Asks until the queue is empty. */
+  /** Sends status queries until the queue is empty. */
   async #askOn(): Promise<void> {
     this.#queries++
     for (let id = this.#queue.shift(); id !== undefined; id = this.#queue.shift()) {
       const asked = id
       try {
         await this.#guarded(asked, async () => {
-          // Another replica may have asked while it was queued.
+          // Another replica may have sent one while it was queued.
           const due = await inspectDue(this.#ports, asked)
           if (due !== null) await ask(this.#ports, due)
           return null

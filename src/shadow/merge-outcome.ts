@@ -22,8 +22,7 @@ export type Beside = Pick<Execution, 'id' | 'route' | 'operation' | 'attempt'>
 
 /**
  * In shadow mode, merges the outcome of an execution beside the record's owner into the record, after the owner's own outcome. The stronger
- * fact wins: an execution over none and over "not executed", a completed one over "unknown". So no retry is let through just because the
- * owner did nothing.
+ * fact wins: executed over not executed, completed over "unknown". So no retry executes just because the owner did nothing.
  *
  * False: given up, because the store did not answer or `stopped` returned true.
  */
@@ -46,7 +45,7 @@ export async function mergeOutcome(
       continue
     }
     if (++failures === TRIES) return false
-    // Completed stays completed: without room for the body it is recorded without one.
+    // Completed stays completed: if the body does not fit, it is recorded without one.
     if (result.full && outcome.kind === 'completed' && outcome.result.kept)
       outcome = { kind: 'completed', result: withoutBody(outcome.result.response, 'no_room') }
     await ports.pause(Math.min(LOOK_FIRST * 2 ** failures, MAX_RETRY))

@@ -22,7 +22,7 @@ export interface Observed {
   readonly cause: string | null
 }
 
-/** Observes the exchange to its end. The caller releases. */
+/** Observes the exchange to its end. The caller must call `release`. */
 export async function observeExchange(
   { route, headers }: Pick<ProtectedRequest, 'route' | 'headers'>,
   upstream: TappedExchange,

@@ -91,7 +91,7 @@ export class Shadow {
     return this.#size
   }
 
-  /** Takes one of `limits.inFlight` places, which {@link observe} releases. False: none is free, as the verdict then says. */
+  /** Takes one of `limits.inFlight` places, which {@link observe} releases. False: none is free, and the verdict says so. */
   enter(request: RequestLabels): boolean {
     if (this.#size >= this.#ports.inFlight.most) {
       this.#report(request, 'overloaded', {})
@@ -121,7 +121,7 @@ export class Shadow {
       if (identified.kind === 'identified') await this.#follow(followed, identified)
       else followed.tell(identified.verdict, identified.facts)
     } catch (error) {
-      this.#ports.observer.trouble('internal error in shadow mode; the traffic is not touched', {
+      this.#ports.observer.trouble('internal error in shadow mode; traffic is unaffected', {
         route: route.name,
         record: progress.id === null ? null : shortId(progress.id),
         error: String(error),
@@ -282,7 +282,7 @@ export class Shadow {
     }
   }
 
-  /** False: given up. A hanging store must not occupy all places, or requests would be reported as `overloaded`. */
+  /** False: given up. A hanging store must not occupy all places: further requests would be reported as `overloaded`. */
   async #merge(beside: Beside, outcome: ObservedOutcome): Promise<boolean> {
     if (this.#merging >= this.#ports.inFlight.most / 2) return false
     this.#merging++
@@ -295,8 +295,8 @@ export class Shadow {
 }
 
 /**
- * A retry must find the response that its client already got, although no response waits for the store: its turn comes when
- * the claims before it are decided and finished exchanges are settled.
+ * A retry must find the response that its client already got, although no response waits for the store: it is judged after earlier claims
+ * are decided and finished exchanges settled.
  */
 async function inTurn<T>(lane: RecordQueue, step: () => Promise<T>): Promise<T> {
   const before = lane.turn

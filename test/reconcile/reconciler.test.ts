@@ -215,7 +215,7 @@ void t.test('O05 a recheck without an answer says why', async (t) => {
   // Made before the route asked by its key.
   const older = await world(t, route(), asking())
   t.equal(older.recheck.from('payments'), AFTER)
-  t.match(await older.ask(), { kind: 'not_asked', why: /key was not kept/ })
+  t.match(await older.ask(), { kind: 'not_asked', why: /key was not stored/ })
   t.equal(older.asked.length, 0)
 })
 

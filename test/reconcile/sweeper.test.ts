@@ -232,7 +232,7 @@ void t.test('O03 "not found" frees nothing if the query does not find a complete
   }
   for (const [proof, answer] of [
     [{ kind: 'refuted' }, /neither is a completed request/],
-    [{ kind: 'unanswered', why: 'status 500' }, /could not be asked: status 500/],
+    [{ kind: 'unanswered', why: 'status 500' }, /could not be tested on a completed request: status 500/],
   ] as const) {
     one.proof = proof
     await twice()
@@ -400,7 +400,7 @@ void t.test('a record whose key was not kept is dead-lettered without a status q
   await one.after(LEASE)
   t.same([one.asked.length, one.results], [0, ['dead_lettered']])
   t.match(await stored(store), {
-    reconciliation: { asked: 0, deadLettered: true, answer: /key was not kept/ },
+    reconciliation: { asked: 0, deadLettered: true, answer: /key was not stored/ },
   })
 })
 
@@ -428,12 +428,12 @@ void t.test('an unusable answer counts as failed, and the record stays unknown',
     [stream.reply('too_large'), 'status 200, which is longer than `limits.response`'],
     [new Stream(200).reply('streamed'), 'status 200, which is a stream'],
     [new Stream(200).reply('no_room'), 'status 200, which there is no room for'],
-    [{ proof: 'unknown', reason: 'x', timedOut: true, status: null }, 'no whole answer came in time'],
-    [{ proof: 'unknown', reason: 'x', timedOut: false, status: 200 }, 'the upstream broke its answer off'],
+    [{ proof: 'unknown', reason: 'x', timedOut: true, status: null }, 'no complete answer came in time'],
+    [{ proof: 'unknown', reason: 'x', timedOut: false, status: 200 }, 'the answer broke off'],
     [new Error('a bug'), 'internal error: Error: a bug'],
     [one.says(503), 'status 503, which says nothing'],
-    [one.says(200, { key: 'another', payment: 1 }), 'status 200, and /key is not that of this record'],
-    [one.says(200, { key: 'another', payment: 1 }), 'status 200, and /key is not that of this record'],
+    [one.says(200, { key: 'another', payment: 1 }), "status 200, and /key is not this record's"],
+    [one.says(200, { key: 'another', payment: 1 }), "status 200, and /key is not this record's"],
   ] as const
   for (const [said, answer] of answers) {
     await one.next(said)
@@ -444,7 +444,7 @@ void t.test('an unusable answer counts as failed, and the record stays unknown',
     answers.map(() => 'failed'),
   )
   t.equal(await stream.done, 'broken', 'the rest of the answer is abandoned')
-  t.same(one.said('trouble'), ['the answer about an unknown record is about another one'], 'reported once')
+  t.same(one.said('trouble'), ['the answer to a status query is about another record'], 'reported once')
   t.match(await stored(store), { reconciliation: { asked: answers.length } })
 })
 

@@ -49,7 +49,7 @@ const PATH = '/v1/payments'
 const UPSTREAM = 'upstream'
 
 /** What the settler says when an outcome is in memory alone, or on its way to the spool. */
-const HELD = 'the store did not take an outcome; it is held and retried'
+const HELD = 'the store did not accept an outcome; it is held and retried'
 const LOST = 'an outcome could not be stored and is lost'
 const UNSPOOLED = 'an outcome could not be spooled; it is held in memory only'
 /** What shadow mode says when it gives up. */

@@ -1,7 +1,7 @@
 import type { Expected } from '../policy.ts'
 import type { LookedUp } from './json-lookup.ts'
 
-/** Whether the body has all these values; `json`: null where it is no JSON, or was not kept. Nothing is expected of any body. */
+/** Whether the body has all these values; `json`: null if it is not JSON, or was not kept. An empty list fits any body. */
 export function isShared(when: readonly Expected[], json: LookedUp | null): boolean {
   return when.every(({ pointer, value }) => {
     const literal = json && literalAt(json, pointer)
@@ -18,6 +18,6 @@ export function literalAt(json: LookedUp, pointer: string): string | null {
 /** The value of a string, the text of anything else. */
 export function textOf(literal: string): string {
   if (literal.startsWith('"')) return JSON.parse(literal) as string
-  // An empty list is what a search without results answers.
+  // An empty list is what a search without results returns.
   return /^(?:\[\s*\]|\{\s*\})$/.test(literal) ? literal.replaceAll(/\s/g, '') : literal
 }

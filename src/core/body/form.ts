@@ -31,8 +31,8 @@ export function queryField(query: string, name: string): Field {
 }
 
 /**
- * The field `name` (printable ASCII without quotes, backslashes and percent signs) of a form, urlencoded or multipart. Absent
- * if the body is no form.
+ * The field `name` (printable ASCII without quotes, backslashes and percent signs) of a form, urlencoded or multipart. Absent if the body
+ * is not a form.
  */
 export function* formField(headers: RawHeaders, sent: Buffer, name: string): Steps<Field> {
   const type = essence(headers)
@@ -44,7 +44,7 @@ export function* formField(headers: RawHeaders, sent: Buffer, name: string): Ste
   return type === URLENCODED ? yield* pairIn(body, name) : yield* partNamed(headers, body, name)
 }
 
-/** Of several Content-Type lines a server may take any. */
+/** A server may use any of several Content-Type lines. */
 function namesForm(headers: RawHeaders): boolean {
   const lines = linesOf(headers, 'content-type')
   return lines.length > 1 && [URLENCODED, MULTIPART].some((type) => lines.join().toLowerCase().includes(type))
@@ -76,11 +76,11 @@ function pairNamed(pairs: string, name: string, before: Field): Field {
   pattern.lastIndex = 0
   const pair = pattern.exec(pairs)
   if (pair === null) return before
-  if (before.kind !== 'absent' || pattern.test(pairs)) return unclear('the field is there twice')
+  if (before.kind !== 'absent' || pattern.test(pairs)) return unclear('the field occurs twice')
   return { kind: 'value', value: unescaped(Buffer.from(pair[1] ?? '', 'latin1')) }
 }
 
-/** In place. Invalid escapes stay. */
+/** Unescapes in place. Invalid escapes stay. */
 function unescaped(bytes: Buffer): string {
   let length = 0
   for (let at = 0; at < bytes.length; at++) {
@@ -115,7 +115,7 @@ const MAX_PART_HEAD = 8192
 
 function* partNamed(headers: RawHeaders, body: Buffer, name: string): Steps<Field> {
   const split = yield* multipartParts(headers, body)
-  if (split === null) return unclear('the body is no multipart/form-data that all servers read alike')
+  if (split === null) return unclear('the body is not multipart/form-data that all servers read alike')
   let found: Field = ABSENT
   let left = AT_ONCE
   for (const part of split.parts) {
@@ -128,7 +128,7 @@ function* partNamed(headers: RawHeaders, body: Buffer, name: string): Steps<Fiel
     if (read === null) return unclear('a part has headers that servers may read differently')
     if (read.name !== name) continue
     if (read.isFile) return unclear('the field is a file')
-    if (found.kind === 'value') return unclear('the field is there twice')
+    if (found.kind === 'value') return unclear('the field occurs twice')
     found = { kind: 'value', value: part.toString('latin1', read.content) }
   }
   return found
@@ -141,7 +141,7 @@ interface FormPart {
   readonly content: number
 }
 
-/** null: not in the form that browsers and HTTP libraries write, or with content that some would decode. */
+/** null: not as browsers and HTTP libraries write it, or with content that some servers would decode. */
 function readPart(part: Buffer): FormPart | null {
   const head = part.toString('latin1', 0, MAX_PART_HEAD)
   const end = head.indexOf('\r\n\r\n')
@@ -181,7 +181,7 @@ function unclear(why: string): Field {
   return { kind: 'unclear', why }
 }
 
-/** Bytes that mean nothing to any form parser, so that escaping them is needless. Some split at `,`, `;`, `=` and brackets. */
+/** Bytes with no meaning to any form parser, so that escaping them is needless. Some parsers split at `,`, `;`, `=` and brackets. */
 const PLAIN = new Uint8Array(256)
 for (const byte of Buffer.from(
   "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!'()*:@/?$",
@@ -235,8 +235,8 @@ const AT_ONCE = 64 * 1024
 const MAX_PARTS = 1000
 
 /**
- * A `multipart/form-data` body without its boundary: each part byte for byte, framed, and what ends it. Bodies with equal
- * content differ in the delimiting boundary alone, so no parser reads them differently. null: see {@link multipartParts}.
+ * A `multipart/form-data` body without its boundary: each part byte for byte, framed, and the closing bytes. Bodies with equal results
+ * differ only in the boundary, so no parser reads them differently. null: see {@link multipartParts}.
  */
 export function* multipartContent(headers: RawHeaders, body: Buffer): Steps<(string | Buffer)[] | null> {
   const split = yield* multipartParts(headers, body)

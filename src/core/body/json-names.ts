@@ -87,7 +87,7 @@ export class Order {
       for (let n = 0; n < count; n++) this.#words[n] = wordAt(memory, members[sorted[n] as number] as number)
   }
 
-  /** False: call it again. */
+  /** False: call again. */
   finish(memory: Uint8Array, members: Int32Array, count: number): boolean {
     if (this.#width === 0) return this.#take(memory, members, count)
     while (this.#width < count) {

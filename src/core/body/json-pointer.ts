@@ -11,7 +11,7 @@ export interface PointerNode {
   /** A pointer ends here. */
   isNamed: boolean
   readonly members: Map<string, PointerNode>
-  /** By tokens that are an index. */
+  /** Items by index. */
   readonly items: Map<number, PointerNode>
   /** Lengths of the members' names, in UTF-8 bytes. */
   readonly lengths: Set<number>

@@ -46,7 +46,7 @@ CHARACTERS[SLASH] = SLASH
 /** Stands for an escaped quote in a decoded name. Never occurs in UTF-8. */
 export const QUOTE_WITHIN = 0xff
 
-/** Reads on within a string from `at`, and returns the position of its closing quote. */
+/** Continues within a string from `at`, and returns the position of its closing quote. */
 export function readString(text: Text, at: number): number {
   for (;;) {
     const { memory } = text
@@ -138,7 +138,7 @@ function putUtf8(text: Text, code: number): void {
   text.put(0x80 | (code & 0x3f))
 }
 
-/** Most digits of a printed double. */
+/** Maximum number of digits of a printed double. */
 const MAX_DIGITS = 17
 /** A decimal of up to this many digits survives as a double, except near the limits of doubles. */
 export const SURE_DIGITS = 15

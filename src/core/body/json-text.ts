@@ -28,8 +28,8 @@ function memoryOf(length: number): Uint8Array {
 }
 
 /**
- * A body and the canonical text made from it, one behind the other in the same memory. Unchanged parts are copied only when something
- * changes: of a canonical body, nothing is copied.
+ * A body and the canonical text made from it, one after the other in the same memory. Unchanged parts are copied only when something
+ * changes: a canonical body is not copied at all.
  */
 export class Text {
   /** The body, then a 0 that ends every loop over it, then the text. Replaced when it grows. */
@@ -109,7 +109,7 @@ export class Text {
     this.out += length
   }
 
-  /** Omits blanks at `at`, if any, and returns their end. */
+  /** Omits whitespace at `at`, if any, and returns its end. */
   skipSpace(at: number): number {
     const { memory } = this
     let end = at
@@ -123,8 +123,8 @@ export class Text {
   }
 
   /**
-   * Puts the members of an object that ends at `at` in the order of `sorted`, separated by commas. The first one has the index
-   * `first`; `from` is the value at its beginning. Returns the number of bytes; -1: call it again.
+   * Puts the members of an object that ends at `at` in the order of `sorted`, separated by commas. The first one has the index `first`;
+   * `from` is the value at its beginning. Returns the number of bytes; -1: call again.
    */
   rearrange(
     members: Int32Array,
@@ -210,7 +210,7 @@ export class Text {
   }
 }
 
-/** Value of a hex digit; -1: none. */
+/** Value of a hex digit; -1: not one. */
 const HEX = Int8Array.from({ length: 256 }, (_, byte) =>
   '0123456789abcdef'.indexOf(String.fromCharCode(byte).toLowerCase()),
 )

@@ -122,7 +122,7 @@ export class JsonReading {
     return this.#isLossy ? null : this.#values
   }
 
-  /** Call it once the results have been used: it empties the {@link text} of a long body. */
+  /** To be called once the results have been used: it empties the {@link text} of a long body. */
   free(): void {
     this.#text.free()
     if (this.#isShort) return
@@ -218,7 +218,7 @@ export class JsonReading {
             frames[frame + 1] = from
             frames[frame + 2] = isOrdered ? 1 : 0
             frames[frame + 3] = shape
-            // An object in no list occurs once, so its shape is not kept.
+            // An object outside a list occurs once, so its shape is not remembered.
             const isOne = byte === OPEN_ARRAY || depth === 1 || (first >= 0 && shape === NO_SHAPE)
             shape = isOne ? NO_SHAPE : shapes.of(depth, first < 0 ? 0 : top - first)
             first = byte === OPEN_OBJECT ? top : -1
@@ -357,7 +357,7 @@ export class JsonReading {
     this.#places[depth] = place.members.get(Buffer.from(bytes).toString()) ?? null
   }
 
-  /** The value at `depth` ends before `at`; `top`: behind its member, -1: not a member. True: the member is omitted. */
+  /** The value at `depth` ends before `at`; `top`: index after its member, -1: not a member. True: the member is omitted. */
   #leave(depth: number, at: number, top: number): boolean {
     const place = this.#places[depth] as PointerNode | null
     if (place === null || !place.isNamed) return false

@@ -27,12 +27,12 @@ export type AnswerMeaning =
   | { readonly kind: 'completed'; readonly result: CompletedResponse }
   | { readonly kind: 'not_found' }
   | { readonly kind: 'pending'; readonly why: string }
-  /** It may be another operation's: a wrong replay is worse than waiting. */
+  /** The answer may be about another operation: a wrong replay is worse than waiting. */
   | { readonly kind: 'mismatch'; readonly why: string }
-  /** Nothing can be read from it. */
+  /** The answer says nothing. */
   | { readonly kind: 'unusable'; readonly why: string }
 
-/** The identifiers in the status query's path and headers. Those in `identity` are not asked by. */
+/** The identifiers in the status query's path and headers. Those in `identity` do not count. */
 export function asksBy({ request }: Pick<ReconcilePolicy, 'request'>): Identifier[] {
   const texts = [request.path, ...request.headers]
   return IDENTIFIERS.filter((name) => texts.some((text) => text.includes(`{${name}}`)))
@@ -55,7 +55,7 @@ export function whyUnproven(
       : 'not found, which proves nothing: the request was sent to another `upstream.url`'
   return by.length === 0
     ? 'not found, which proves nothing: the status query names no record'
-    : `not found, which proves nothing: the upstream was not told ${missing.map((name) => `{${name}}`).join(' and ')} by this record's request`
+    : `not found, which proves nothing: this record's request did not carry ${missing.map((name) => `{${name}}`).join(' or ')}`
 }
 
 /** Names of the `{:name}` in the path of the status query and in `identity`. */
@@ -90,7 +90,7 @@ export function buildStatusQuery(
   parameters: PathParameters = NO_PARAMETERS,
 ): StatusQuery | string {
   if (key === null && asksByKey(policy))
-    return 'cannot be asked: the key was not kept, as the record is older than `reconcile`'
+    return 'cannot be asked: the key was not stored, as the record is older than `reconcile`'
   const lacking = parametersIn(policy).find((name) => !parameters.has(name))
   if (lacking !== undefined) return `cannot be asked: the record's path has no :${lacking}`
   const undecoded = policy.identity
@@ -102,7 +102,7 @@ export function buildStatusQuery(
   const target = targetOf(path, id, key, parameters)
   // A dot segment, however encoded, names another path (RFC 3986 §5.2.4, WHATWG URL): "not found" there says nothing.
   if (/^[^?]*\/\.\.?(?:[/?]|$)/.test(target))
-    return 'cannot be asked: the key, or a part of the path, would be a dot segment'
+    return 'cannot be asked: the key, or a segment of the path, would be a dot segment'
   const own = headers.map((part, i) => (i % 2 === 0 ? part : filled(part, id, key)))
   const defaults = DEFAULTS.filter(([name]) => linesOf(headers, name.toLowerCase()).length === 0)
   return { method, target, headers: [...defaults.flat(), ...own] }
@@ -167,10 +167,10 @@ export function readAnswer(
   const other = found.find(({ holds }) => !holds)
   if (other === undefined && kept !== null)
     return { kind: 'completed', result: resultOf(completed, route, kept, answer) }
-  // Both fit. "Not found" is believed if no identity is shown, of this record or another.
+  // Both fit. "Not found" counts unless the answer shows an identity, of this record or another.
   if (missing && notFound.when.length > 0 && found.every(({ literal }) => literal === null)) return absent
   return other !== undefined && other.literal !== null
-    ? { kind: 'mismatch', why: `status ${status}, and ${other.pointer} is not that of this record` }
+    ? { kind: 'mismatch', why: `status ${status}, and ${other.pointer} is not this record's` }
     : { kind: 'pending', why: `status ${status}, and nothing at ${other?.pointer ?? completed.json}` }
 }
 

@@ -13,8 +13,8 @@ export function upstreamTag(url: string): string {
 
 /**
  * The identifiers that the upstream receives with one attempt, as the record keeps them. Read from the `lines` sent, not from the
- * configuration: a client, or a proxy in front, may have removed a line that the route would forward. `inBody`: the key is in
- * body or query. `keepsKey`: status queries are asked by the key. `upstream`: its tag.
+ * configuration: a client, or a proxy in front, may have removed a line. `inBody`: the key is in body or query. `keepsKey`: status queries
+ * are asked by the key. `upstream`: its tag.
  */
 export function identifiersSent(
   lines: RawHeaders,
@@ -38,8 +38,8 @@ export function identifiersSent(
 }
 
 /**
- * The facts that hold for both attempts if either may have executed: one that fell silent, and the one that takes over. Three
- * spellings of one key cannot all be queried; the longer lease tells when both are silent.
+ * The facts that hold for both attempts if either may have executed: one that fell silent, and the one that takes over. Three spellings of
+ * one key cannot all be queried; the longer lease decides when both are silent.
  */
 export function identifiersSentByBoth(
   earlier: KeptIdentifiers & Pick<Operation, 'lease'>,

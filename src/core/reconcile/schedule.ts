@@ -14,7 +14,7 @@ const ON_ITS_WAY = 4
 /** How many "not found" in a row count: a single one may come from a lagging database replica. */
 const NOT_FOUND_IN_A_ROW = 2
 
-/** The same with `spellings` of the key, which the status queries use in turn. */
+/** The number needed with `spellings` of the key, which the status queries use in turn. */
 export function neededInARow(spellings: 1 | 2): number {
   return NOT_FOUND_IN_A_ROW * spellings
 }
@@ -24,7 +24,7 @@ export function pauseAfter(asked: number, { every }: Pick<ReconcilePolicy, 'ever
   return Math.min(every * 2 ** asked, Math.max(every, MAX_CHECK_INTERVAL))
 }
 
-/** Pause before the next check of a record that only a person can resolve, unknown for `age`. */
+/** Pause before the next check of a record that only an operator can resolve, unknown for `age`. */
 export function pauseWithoutQuery(age: Millis): Millis {
   return Math.min(Math.max(age, MIN_CHECK_INTERVAL), MAX_CHECK_INTERVAL)
 }
@@ -41,17 +41,17 @@ export function claimedAt(record: Unknown, { since }: Reconciliation): Millis {
 
 /** How long until "not found" counts; 0 or less: it does. */
 export interface Waits {
-  /** Until it counts at all. */
+  /** Time until a first "not found" counts. */
   readonly first: Millis
-  /** Until it counts as a second one. */
+  /** Time until a second one counts. */
   readonly next: Millis
 }
 
 /**
- * `queriedAt` is one reading of the store's clock, which may have stepped; `passed` tells how much time has certainly passed since an
- * instant of it. Silence counts once it has certainly lasted a lease: a living owner ends it before. The longer one of the record's own
- * lease and `leaseInForce` counts: records of earlier releases lack their own. An owner that ended the attempt itself may have sent the first
- * byte just before, after waiting long for a connection: the request may still be on its way.
+ * `queriedAt` is one reading of the store's clock, which may have stepped; `passed` returns the time that has certainly passed since an
+ * instant of that clock. Silence counts once it has certainly lasted a lease: a living owner ends it before. The longer one of the record's
+ * own lease and `leaseInForce` counts: records of earlier releases lack their own. An owner that ended the attempt itself may have sent the
+ * first byte just before, after waiting long for a connection: the request may still be on its way.
  *
  * `passedByAny`: the same for instants that another store may have stamped (`pingOther`).
  */
@@ -90,7 +90,7 @@ export type Step =
       readonly pause: Millis
     }
 
-/** `before`: the state when the status query was sent, without counting it. Each of the `spellings` must be not found. */
+/** `before`: the state when the status query was sent, without counting it. Every one of the `spellings` must be not found. */
 export function nextStep(
   policy: ReconcilePolicy,
   before: Reconciliation,
@@ -118,7 +118,7 @@ export function nextStep(
     case 'completed':
       return { kind: 'resolved', resolution: { kind: 'completed', result: heard.result } }
     case 'not_found': {
-      // The next status query comes as soon as it counts, and the second soon after.
+      // The next status query is sent as soon as it counts, and the second soon after.
       if (waits.first > 0)
         return still(
           'pending',

@@ -10,7 +10,7 @@ import type { StatusQueryResult } from './schedule.ts'
 /** The result of asking again about a completed record. `why`, for people, quotes no body. */
 export type Verification =
   | { readonly kind: 'agrees' }
-  /** Done, a success or refusal as stored, but retries get a different value. */
+  /** Done, with success or refusal as stored, but the stored value differs. */
   | { readonly kind: 'differs'; readonly why: string }
   /** Not done, done as something else, or another operation's. */
   | { readonly kind: 'disagrees'; readonly why: string }
@@ -58,14 +58,14 @@ function valueOf(result: CompletedResponse): string | null {
 /** Whether a status query finds requests that the upstream is known to have done. */
 export type Proof =
   | { readonly kind: 'proven' }
-  /** It finds none: a mistyped path, insufficient credentials, a forgetful upstream. */
+  /** It finds none: a mistyped path, insufficient credentials, or an upstream that forgets. */
   | { readonly kind: 'refuted' }
   /** Unknown for now. */
   | { readonly kind: 'unanswered'; readonly why: string }
   /** There is no known request to find, or the answers are inconclusive. */
   | { readonly kind: 'untested' }
 
-/** `results`: of status queries about records known to be done. One found is enough: upstreams forget others. */
+/** `results` of status queries about records known to be done. One found is enough: upstreams forget others. */
 export function proofOf(results: readonly (StatusQueryResult | { readonly kind: 'unaskable' })[]): Proof {
   if (results.some(({ kind }) => kind === 'completed')) return { kind: 'proven' }
   if (results.some(({ kind }) => kind === 'not_found')) return { kind: 'refuted' }
