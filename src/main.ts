@@ -66,7 +66,7 @@ async function enterPhase({ presence, agreement, closing }: ProxyParts): Promise
   }
 }
 
-/** Outcomes that the store takes now need not be answered from memory; while it is down, retries are. */
+/** Outcomes that the store accepts now need not be answered from memory. */
 async function writeSpooled({ log, spooled, settler }: ProxyParts): Promise<void> {
   if (spooled === 0) return
   log.warn({ outcomes: spooled }, 'outcomes of an earlier process are in the spool and will be written')

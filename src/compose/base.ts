@@ -12,7 +12,7 @@ export interface ProxyState {
   stopping: boolean
 }
 
-/** What all parts are made with. */
+/** What all parts need. */
 export interface Base {
   /** At the start; {@link ProxyState.config} is the one in force. */
   readonly config: Config

@@ -26,7 +26,7 @@ import type { OpenUpstream } from './upstream.ts'
 
 export type Guard = Awaited<ReturnType<typeof makeGuard>>
 
-/** What decides, and what remembers outcomes. `spool`: and the outcomes in it. */
+/** The guard, and the parts that hold outcomes. `spool`: outcomes of an earlier process. */
 export async function makeGuard(
   base: Base,
   opened: OpenStore,
@@ -52,8 +52,8 @@ export async function makeGuard(
   settler.restore(left, (bytes) => budget.hold(bytes) ?? (() => {}))
   const leases = new Leases(
     (items) => store.renew(items),
-    (error) => log.warn({ error: String(error) }, 'leases could not be renewed; trying again'),
-    // Paused between its claim and this, it may have lost the right to execute it.
+    (error) => log.warn({ error: String(error) }, 'leases could not be renewed; retrying'),
+    // After a pause between claim and sending, it may have lost the right to execute.
     () => agreement === null || clock() < agreement.sureUntil,
   )
   closing.defer(() => leases.close())

@@ -48,7 +48,7 @@ export async function makeTraffic(
       nearMissed.add(route)
       log.warn(
         { route, method, path },
-        'a request matches no route, and would match this one if letter case, ;parameters or a file extension did not count: if the upstream takes them for equal, set match.case or match.parameters',
+        'a request matches no route, but would match this one if letter case, ;parameters or a file extension did not count: if the upstream treats them as equal, set match.case or match.parameters',
       )
     },
     onBug,
@@ -94,7 +94,7 @@ export async function openAdmin(
   closing.use(access)
   return {
     access,
-    // Until the other file has some, the tokens of the one before stay in force.
+    // Until the new file has tokens, the previous ones stay in force.
     followTokensOf(next) {
       const before = following
       following = followTokens(next, log, before?.current)

@@ -68,10 +68,10 @@ export async function followListener(
 function rotationLog(log: Logger): OnRotation {
   return (path, problem) =>
     problem === null
-      ? log.info({ path }, 'secret files were read again, and are in force')
+      ? log.info({ path }, 'secret files were read again and are in force')
       : log.warn(
           { path, problem },
-          'secret files have changed and cannot be used; what they held before stays in force',
+          'secret files have changed and cannot be used; their previous content stays in force',
         )
 }
 

@@ -23,13 +23,13 @@ export interface StartOptions {
   readonly acceptsRescope: boolean
 }
 
-/** Whom the store tells of a failover, and that it answers again. Null: nothing to rewrite yet, and nothing held. */
+/** Called after a failover, and when the store answers again. Null: nothing to rewrite or retry yet. */
 export interface StoreListeners {
   reclaimer: Reclaimer | null
   settler: Settler | null
 }
 
-/** The store and what is known of it. */
+/** The store with its health and agreement. */
 export type OpenStore = Awaited<ReturnType<typeof openStore>>
 
 /** @throws if the embedded store cannot be opened. */
@@ -103,7 +103,7 @@ async function openInPhase(
   const ofOld = migrate && hooks(new StoreHealth(`from_${storeName(migrate.from)}`, metrics, log))
   const { to, from } = await openStores(config, hooks(health), ofOld ?? undefined)
   const store = asOne({ to, from }, config)
-  // Nobody else sees its records.
+  // No other process sees its records.
   if (url === 'memory:') return { store, presence: null, agreement: null }
   const presence = phaseOf(config, store, from && { from, to }, log)
   if (![url, migrate?.from ?? url].some(isSharedStore))
@@ -115,7 +115,7 @@ async function openInPhase(
     accepts: acceptsRescope,
     say: (why) =>
       why === null
-        ? log.info('replicas: all that are alive identify records alike; this one claims')
+        ? log.info('replicas: all that are alive identify records alike; this one may claim')
         : log.warn(
             { why },
             acceptsRescope ? 'replicas: this one claims beside others' : 'replicas: nothing is claimed',
@@ -124,7 +124,7 @@ async function openInPhase(
   return { store: inPhase(store, all([presence, agreement])), presence, agreement }
 }
 
-/** `sides`: of a migration; null: there is none. */
+/** `sides` of a migration; null: there is none. */
 function phaseOf(
   { store: { migrate } }: Config,
   store: Store,

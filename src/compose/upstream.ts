@@ -41,7 +41,7 @@ export async function openUpstreams(base: Base, { records, store }: Pick<OpenSto
   const forwarding = { timeout: () => state.config.upstream.timeout, idleTimeout, budget }
   const loop = loopMarkOf(config)
   const queryTimeout = (): Millis => Math.min(STATUS_QUERY_TIMEOUT, forwarding.timeout())
-  /** Asks the upstream what came of a request. */
+  /** Sends status queries to the upstream. */
   const queries = {
     forward: marking(forwarder(upstream.dispatcher, { ...forwarding, timeout: queryTimeout }), loop),
     policyOf: (route: string) => policyNamed(state.config, route),

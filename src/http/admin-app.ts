@@ -11,7 +11,7 @@ import type { Health } from './health.ts'
 
 type OwnOptions = Pick<AppOptions, 'onBug' | 'server'>
 
-/** The operations listener: health and metrics alone, for the kubelet and Prometheus. */
+/** The operations listener: only health and metrics, for the kubelet and Prometheus. */
 export async function opsApp(health: Health, options: OwnOptions): Promise<void> {
   const app = adminApp({ ...options, notFound: `there are ${HEALTH_PATHS.join(', ')}` })
   serveHealth(app, health)
@@ -129,7 +129,7 @@ function authorize({ tokens, hosts }: AdminAccess, request: IncomingMessage): vo
     throw new AdminProblem('origin_not_allowed', 'a page of another origin sent the request')
 }
 
-/** Compares digests, and with each, so that timing reveals neither the length nor the content of a token. */
+/** Compares digests, and with every token, so that timing reveals neither length nor content. */
 function bears(request: IncomingMessage, tokens: readonly string[]): boolean {
   const given = /^Bearer (.+)$/i.exec(request.headers.authorization ?? '')?.[1] ?? ''
   const digest = (text: string): Buffer => createHash('sha256').update(text).digest()

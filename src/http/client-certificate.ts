@@ -2,7 +2,7 @@ import type { TLSSocket } from 'node:tls'
 import { linesOf, type RawHeaders } from '../core/headers.ts'
 import type { ClientCertificate } from '../core/identity.ts'
 
-/** The certificate that a client of a TLS listener has shown; null: none was asked for. */
+/** The certificate that a client of a TLS listener has presented; null: none was requested. */
 export function shownCertificate(connection: TLSSocket): ClientCertificate | null {
   const certificate = connection.getPeerX509Certificate()
   if (certificate === undefined) return null
@@ -20,12 +20,12 @@ export function shownCertificate(connection: TLSSocket): ClientCertificate | nul
   }
 }
 
-/** A pair of `X-Forwarded-Client-Cert`, and what follows it: another pair, another element, or nothing. */
+/** A pair of `X-Forwarded-Client-Cert`, and what follows: another pair, another element, or nothing. */
 const PAIR = /\s*([a-z]+)=("(?:[^"\\]|\\.)*"|[^",;]*)([;,]|$)/iy
 
 /**
  * The certificate that a trusted proxy has verified: the last element of `X-Forwarded-Client-Cert`, which the nearest one wrote, in Envoy's
- * form (`Hash=…;Subject="…";URI=…`). Null: there is none, or a client has put something before it that cannot be told from it.
+ * form (`Hash=…;Subject="…";URI=…`). Null: there is none, or a client has prefixed something that cannot be distinguished from it.
  */
 export function forwardedCertificate(headers: RawHeaders): ClientCertificate | null {
   const text = linesOf(headers, 'x-forwarded-client-cert').join(',')

@@ -23,9 +23,9 @@ const MAX_READ_AHEAD = 10_000
 
 /** Turns of the event loop after which a busy listener closes anyway. */
 const BUSY_TURNS = 1000
-/** A longer turn of the event loop may have left somebody out who came after the kernel was asked. */
+/** In a longer turn of the event loop, connections may have arrived after the kernel was polled. */
 const SHORT_TURN: Millis = 0.1
-/** How long the connections accepted last may take to send their request. */
+/** How long the latest connections may take to send their request. */
 const LAST: Millis = 1000
 
 /** How often idle plain connections are checked. */
@@ -57,7 +57,7 @@ interface ConnectionState {
   /** Set while reading is paused because the client is too far ahead. */
   held: NodeJS.Timeout | null
   isTunnel: boolean
-  /** Of HTTP/2: lets its requests finish, and takes no more. */
+  /** HTTP/2 only: lets its requests finish, and accepts no more. */
   goAway: (() => void) | null
   /** Bytes that had arrived when the last request was answered. */
   readBefore: number
@@ -69,8 +69,8 @@ export function answersOn(socket: object): readonly TrafficResponse[] {
 }
 
 /**
- * Serves the requests of a connection one at a time (RFC 9112 §9.3.2, docs/adr/0044), bounds how far ahead it reads, and ends every
- * answer of a connection that closes: after an upgrade or `CONNECT`, Node forgets those that waited.
+ * Serves the requests of a connection one at a time (RFC 9112 §9.3.2, docs/adr/0044), bounds how far ahead it reads, and ends every answer
+ * of a connection that closes: after an upgrade or `CONNECT`, Node forgets queued ones.
  */
 export class TrafficServer extends Server<typeof StreamRequest> implements PlainHost {
   readonly #connections = new Set<TrackedSocket>()
@@ -158,7 +158,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     state.answers.push(response)
     this.#unanswered++
     response.on('close', () => this.#answered(connection, state, response))
-    // It is not upgraded, and Node has discarded the bytes behind it: no other request can follow.
+    // It is not upgraded, and Node has discarded the bytes after it: no other request can follow.
     if (request.framing.upgrade) response.shouldKeepAlive = false
     if (this.#holds && event === 'request') request.hold()
     if (state.answers.length === 1) {
@@ -195,11 +195,11 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   }
 
   /**
-   * Closes the listener alone, right after a short turn of the event loop without a new connection or an answered request: closing resets
+   * Closes only the listener, right after a short turn of the event loop without a new connection or an answered request: closing resets
    * connections that the kernel has accepted but this process has not seen yet.
    */
   async closeListener(): Promise<void> {
-    // Run for the first time, it would take several times as long, which a busy machine interrupts.
+    // Its first run would take several times as long, and a busy machine might interrupt it.
     new Listener().close()
     let isQuiet = false
     for (let turn = 0; turn < BUSY_TURNS && !isQuiet; turn++) {
@@ -225,7 +225,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     }
   }
 
-  /** The same, after reading what has arrived. */
+  /** Closes idle connections after reading what has arrived. */
   async closeIdle(): Promise<void> {
     await immediately()
     this.closeIdleConnections()
@@ -323,7 +323,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   /** Does for plain connections what Node's timeouts do for its own. */
   #sweep(): void {
     this.clock = performance.now()
-    // `since` may be a sweep too early.
+    // `since` may be one sweep too early.
     const before = this.clock - this.#sweepEvery
     for (const { idle, socket } of this.#plain ?? []) {
       if (idle === null) continue

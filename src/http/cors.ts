@@ -6,7 +6,7 @@ import { policiesOf } from '../core/route.ts'
 import { requestOf, responseOf } from './incoming.ts'
 import { OTHER } from './routing.ts'
 
-/** Header lines of the proxy's own that scripts may read (docs/guides/browsers.md). */
+/** The proxy's own header lines that scripts may read (docs/guides/browsers.md). */
 const EXPOSED = [
   RESPONSE_HEADER.replayed,
   RESPONSE_HEADER.status,
@@ -23,7 +23,7 @@ const MARKS = [
   'Access-Control-Expose-Headers',
 ]
 
-/** @fastify/cors for the answers of the proxy's own and replays, and for preflights that nobody else would answer (docs/adr/0127). */
+/** @fastify/cors for the proxy's own answers and replays, and for preflights that the upstream would not get (docs/adr/0127). */
 export function cors(
   app: FastifyInstance,
   { origins, credentials, headers }: NonNullable<Config['cors']>,

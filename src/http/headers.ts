@@ -21,9 +21,9 @@ import type { Forward } from '../upstream/port.ts'
 export interface Peer {
   readonly address: string
   readonly scheme: 'http' | 'https'
-  /** Verified; null: it has shown none. */
+  /** Verified; null: it has presented none. */
   readonly certificate: ClientCertificate | null
-  /** Listed in `trustProxy`, so its forwarding headers are believed. */
+  /** Listed in `trustProxy`, so its forwarding headers count. */
   readonly isTrusted: boolean
   /**
    * The client whose share of the limits its requests use, unless it is trusted to speak for others: see {@link TrustedProxies.clientOf}.

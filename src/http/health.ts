@@ -4,10 +4,10 @@ import type { Metrics } from '../observe/metrics.ts'
 export interface Health {
   readonly draining: () => boolean
   readonly started: () => boolean
-  /** Asks the store, bounded by its timeout. */
+  /** Pings the store, within its timeout. */
   readonly store: () => Promise<{ up: boolean; detail: string | null }>
   readonly readinessNeedsStore: boolean
-  /** Why nothing is claimed beside other replicas; null: nothing stands against it. */
+  /** Why this replica does not claim beside others; null: it may. */
   readonly conflict: () => string | null
   readonly metrics: Metrics
 }

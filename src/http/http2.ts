@@ -48,7 +48,7 @@ export function beginsHttp2(connection: Socket, timeout: Millis): Promise<boolea
   })
 }
 
-/** Of a connection: running requests, and bytes of a head. */
+/** Limits of a connection: running requests, and bytes of a head. */
 const MOST_STREAMS = 100
 const MOST_HEAD = 32 * 1024
 
@@ -60,7 +60,7 @@ export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Ses
   const session = performServerHandshake(connection, {
     settings: { enablePush: false, maxConcurrentStreams: MOST_STREAMS, maxHeaderListSize: MOST_HEAD },
     maxHeaderListPairs: 2000,
-    // In megabytes. Node would refuse requests behind ten of unread answers, which `limits` counts, and end the connection soon after.
+    // In megabytes. With ten of unread answers, which `limits` already bounds, Node would refuse requests and soon end the connection.
     maxSessionMemory: 10_000,
     // An upstream may send `X-Content-Type-Options` twice.
     strictSingleValueFields: false,
@@ -80,7 +80,7 @@ export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Ses
     open++
     stream.on('error', () => {})
     stream.once('close', () => open--)
-    // Reset, even by NO_ERROR: Node would wait until somebody has read the rest of the body. Later, since it is in the middle of closing.
+    // Reset, even by NO_ERROR: Node would wait until the rest of the body is read. Deferred, since the stream is still closing.
     stream.once('aborted', () => process.nextTick(() => stream.destroy()))
     const serve = (body: Buffer | null, begun: readonly Buffer[]): void => {
       if (isCut(stream)) return void stream.destroy()
@@ -97,12 +97,12 @@ export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Ses
   return session
 }
 
-/** Whether the client has left. The end of its body may just be that: Node ends the bodies of streams that are reset. */
+/** Whether the client has left. The end of its body may mean so: Node ends the bodies of streams that are reset. */
 function isCut(stream: ServerHttp2Stream): boolean {
   return stream.aborted || stream.destroyed
 }
 
-/** Most bodies come with their heads: `serve` gets those whole, of others what has arrived. */
+/** Most bodies arrive with their heads: `serve` gets those whole, of others the part that has arrived. */
 function withBody(
   stream: ServerHttp2Stream,
   serve: (body: Buffer | null, begun: readonly Buffer[]) => void,
@@ -147,7 +147,7 @@ export class Http2Request extends Readable implements TrafficRequest, Carrier {
   ) {
     super({
       read: () => void stream.resume(),
-      // Whoever destroys it, as undici does, may leave nobody who listens to its errors. The rest is discarded.
+      // Code that destroys it, as undici does, may leave no listener for its errors. The rest is discarded.
       destroy: (_error, done) => {
         stream.resume()
         done(null)
@@ -157,7 +157,7 @@ export class Http2Request extends Readable implements TrafficRequest, Carrier {
     const { pseudo, lines, framing } = headOf(raw, body !== null && body.length === 0)
     this.method = pseudo[':method'] ?? ''
     this.url = pseudo[':path'] ?? ''
-    // Node's parser of HTTP/1.1 knows no other.
+    // Node's HTTP/1.1 parser knows no others.
     if (!METHODS.includes(this.method) || this.method === 'CONNECT')
       this.refusal = malformed(501, `the method ${this.method}`)
     this.rawHeaders = lines
@@ -220,7 +220,7 @@ function headOf(raw: readonly string[], isEmpty: boolean): Head {
     if (name.startsWith(':')) pseudo[name] = value
     else if (name === 'cookie' && cookie >= 0) lines[cookie] += `; ${value}`
     else {
-      // It names the recipient a second time.
+      // It repeats the authority.
       if (name === 'host' && value === pseudo[':authority']) continue
       if (name === 'host') framing.hosts++
       if (name === 'content-length') framing.length = Number(value)
@@ -240,7 +240,7 @@ function headOf(raw: readonly string[], isEmpty: boolean): Head {
 /** The answer on a stream of HTTP/2. */
 export class Http2Response extends HeadWriter implements TrafficResponse {
   readonly req: Http2Request
-  /** The stream in the place of a connection: timeouts and what is still unsent are its own. */
+  /** The stream takes the place of the connection: it has its own timeouts and unsent bytes. */
   readonly socket: Socket
   writableEnded = false
   writableFinished = false
@@ -277,7 +277,7 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
   }
 
   protected begin(status: number, _reason: string, lines: readonly string[]): void {
-    // Node's sessions send no other.
+    // Node's sessions refuse others.
     if (status > 599) throw new Error(`HTTP/2 cannot carry the status ${status}`)
     const head = [':status', String(status)]
     for (let i = 0; i < lines.length; i += 2) {
@@ -340,7 +340,7 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
     const head = this.#head
     if (head === null || this.#stream.closed) return
     this.#head = null
-    // The types know mappings alone.
+    // The types only allow objects.
     const lines = head as unknown as Headers2
     if (isLast) return this.#stream.respond(lines, { endStream: true })
     this.#stream.respond(lines, { waitForTrailers: true })

@@ -38,7 +38,7 @@ export function responseOf({ raw }: FastifyReply): TrafficResponse {
   return raw as unknown as TrafficResponse
 }
 
-/** Makes the handler of a route whose answers leave through the one writer. */
+/** Makes a route handler whose answers go through the one writer. */
 export type Hijacking = (serve: (incoming: Incoming) => unknown) => RouteHandlerMethod
 
 export function hijacking(
@@ -64,8 +64,8 @@ export function hijacking(
 }
 
 /**
- * A `preParsing` hook that hides the content type from Fastify, which refuses some types, and QUERY without one: the type is the
- * upstream's business. A body that came with its head needs no parser, and without these headers Fastify runs none; that would double its
+ * A `preParsing` hook that hides the content type from Fastify, which refuses some types, and QUERY without one: the type is for the
+ * upstream to judge. A body that came with its head needs no parser, and without these headers Fastify runs none; that would double its
  * cost per request.
  */
 export const takeAnyType: preParsingHookHandler = (request, _reply, payload, done) => {

@@ -48,7 +48,7 @@ export function passing({
   }
 }
 
-/** Serves what passes, but for the bodies that http-proxy streams. `upload`: http-proxy is not loaded yet. */
+/** Serves passed requests, except for bodies that http-proxy streams. `upload`: http-proxy is not loaded yet. */
 export function passingOn(
   pass: Passing,
   upload: (response: TrafficResponse) => Promise<void>,

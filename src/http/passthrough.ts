@@ -43,7 +43,7 @@ export interface Passage {
   readonly tap: ExchangeTap | null
 }
 
-/** Sends a request whose body is here. Otherwise returns what sends it, streaming the body. */
+/** Sends a request whose body has arrived. Otherwise returns a function that sends it, streaming the body. */
 export type Pass = (response: TrafficResponse, passage: Passage) => (() => void) | null
 
 /**
@@ -175,7 +175,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     if (response.write(chunk) || this.#isFull) return
     this.#isFull = true
     this.#controller?.pause()
-    // A slow reader holds an upstream connection, so an occasional byte is not enough.
+    // A slow reader occupies an upstream connection, so an occasional byte is not enough.
     const timer = setTimeout(() => breakOff(response), this.#options.idleTimeout)
     const stop = (): void => clearTimeout(timer)
     response.once('close', stop)
@@ -210,7 +210,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseError(_controller: unknown, error: Error): void {
-    // Complete with its head.
+    // Complete with the head.
     if (this.#ended) return
     this.#ended = true
     const response = this.#response
@@ -244,7 +244,7 @@ function endIdleUpload(response: StreamResponse, { idleTimeout, writer }: Passth
   const { carrier } = request
   let heard = carrier.bytesRead
   const timer = setInterval(() => {
-    // A finished answer only waits to be read.
+    // A finished answer only has to be read.
     if (request.complete || response.writableEnded) clearInterval(timer)
     else if (carrier.bytesRead > heard) heard = carrier.bytesRead
     else {

@@ -57,8 +57,8 @@ export class PlainConnection {
   }
 
   /**
-   * Hands the connection to Node, even behind an unanswered request: the host makes what follows wait. It takes two ticks, because the
-   * stream asks for more data in the next one: handed over before that, it would keep reading into a paused parser.
+   * Hands the connection to Node, even after an unanswered request: the host queues later requests. It takes two ticks: the stream asks for
+   * more data in the next one, and would keep reading into a paused parser.
    */
   #handOver(bytes: Buffer): void {
     this.#others.push(bytes)
@@ -100,7 +100,7 @@ const { maxHeaderSize } = process.getBuiltinModule('node:http')
 const MAX_HEAD = Math.min(4096, maxHeaderSize >> 1)
 const LONGEST_LENGTH = 5
 
-/** The part of RFC 9112's grammar that every reader understands alike. */
+/** The part of RFC 9112's grammar that every parser understands alike. */
 const PLAIN_HEAD = new RegExp(
   String.raw`^(?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) /[\w!$%&'()*+,./:;=?@~-]* HTTP/1\.1(?:\r\n${TOKEN}:[\t\x20-\x7e\x80-\xff]*)+$`,
 )
@@ -180,7 +180,7 @@ export class PlainRequest implements TrafficRequest {
 
 const NOTHING = Buffer.alloc(0)
 
-/** Of several lines with such a name, Node keeps the first. */
+/** Names of which Node keeps only the first line. */
 const SINGLE: ReadonlySet<string> = new Set(
   'age authorization content-length content-type etag expires from host if-modified-since if-unmodified-since last-modified location max-forwards proxy-authorization referer retry-after server user-agent'.split(
     ' ',
@@ -315,7 +315,8 @@ export class PlainResponse extends HeadWriter implements TrafficResponse {
           if (name.toLowerCase() === 'content-length') hasLength = true
           break
         case 17:
-          if (name.toLowerCase() === 'transfer-encoding') throw new Error('the framing is not the caller’s')
+          if (name.toLowerCase() === 'transfer-encoding')
+            throw new Error('framing lines are set by the proxy')
       }
       head += `${name}: ${value}\r\n`
     }

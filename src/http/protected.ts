@@ -58,7 +58,7 @@ export interface ProtectPlugin {
   readonly handle: Hijacking
 }
 
-/** The routes of the configuration. One that an earlier route hides is left out: find-my-way takes few of one pattern. */
+/** The routes of the configuration. Routes hidden by earlier ones are omitted: find-my-way accepts few with one pattern. */
 export function protectedRoutes(
   app: FastifyInstance,
   { config, protecting, passOn, handle }: ProtectPlugin,
@@ -86,7 +86,7 @@ export function protectedRoutes(
 /** From the wire through the guard to the writer. */
 function serveProtected(options: ProtectOptions, route: RoutePolicy, incoming: Incoming): void {
   const { spans } = options
-  // No tracing, no span objects.
+  // Without tracing, no span objects.
   if (spans === null) void protect(options, route, incoming)
   else
     spans.serve(route, incoming.response.req, incoming.response, () => void protect(options, route, incoming))
@@ -122,7 +122,7 @@ export class ReceivedRequest implements ProtectedRequest {
   readonly #forwarding: Forwarding
   readonly #upload: Millis
 
-  /** `method` and target are those of the operation that the request is about. */
+  /** `method` and target are those of the operation in question. */
   constructor(
     options: ProtectOptions,
     route: RoutePolicy,
@@ -199,7 +199,7 @@ class ObservedRequest extends ReceivedRequest {
 
 export interface ShadowOptions {
   readonly shadow: Shadow
-  /** Shadow mode's own, so that it takes no room from protected requests. */
+  /** A separate budget, so that shadow mode takes no room from protected requests. */
   readonly budget: Budget
 }
 
@@ -229,7 +229,7 @@ function traceIdOf(traceparent: string | null): string | null {
   return /^[0-9a-f]{2}-([0-9a-f]{32})-/.exec(traceparent ?? '')?.[1] ?? null
 }
 
-/** Shared by all uploads: selects the transfer that gives way, and counts each client's share. */
+/** Shared by all uploads: chooses the transfer to abandon, and counts each client's share. */
 export interface Uploads {
   readonly stalled: Stalled
   readonly shares: Shares
@@ -296,7 +296,7 @@ export function readBody(
       const { length } = chunk
       if (size + length > limit) return finish({ kind: 'too_large' })
       if (!hasShare(length) || !budget.take(length)) return finish({ kind: 'no_room' })
-      // This upload had to give way.
+      // This upload was abandoned to make room.
       if (over) return budget.give(length)
       size += length
       shares.add(slot, length)
@@ -357,7 +357,7 @@ export function observeBody(
     }
     EventEmitter.prototype.on.call(stream, 'data', onData)
     stream.on('end', onEnd).on('close', onClose)
-    // Once it is answered, Node does not tell a request that its client has left.
+    // Once it is answered, Node emits nothing on a request whose client leaves.
     stream.carrier.once('close', onClose)
   })
 }

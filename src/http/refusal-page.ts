@@ -95,7 +95,7 @@ const UNIDENTIFIABLE: Readonly<Record<number, PageText>> = {
   503: PAGES.idempotency_store_unavailable,
 }
 
-/** For outcomes that only a person can find out. */
+/** For outcomes that only an operator can find out. */
 const UNDECIDED: PageText = {
   title: 'We do not know what became of your request',
   text: `${UNSURE} Please contact us and give the reference below: we will find out.`,

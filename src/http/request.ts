@@ -12,19 +12,19 @@ const { IncomingMessage } = process.getBuiltinModule('node:http')
 export type Way =
   /** `shadow`: forwarded and observed. */
   | { readonly kind: 'protect' | 'shadow'; readonly route: RoutePolicy }
-  /** `ignored`: the answer says that a protected route got no key. */
+  /** `ignored`: the answer says that no key was given on a protected route. */
   | { readonly kind: 'pass'; readonly route: RoutePolicy | null; readonly ignored: boolean }
   | { readonly kind: 'refuse' }
   /** One of the proxy's own endpoints. */
   | { readonly kind: 'own' }
-  /** CORS, for this method. */
+  /** A CORS preflight for this method. */
   | { readonly kind: 'preflight'; readonly method: string }
 
 /** A request whose target can be read. */
 export interface Arrival {
   readonly target: RequestTarget
   readonly way: Way
-  /** The constraint of the Fastify route that takes it: the name of its policy, or one of `OTHER`; undefined: one without. */
+  /** The constraint of its Fastify route: the name of its policy, or one of `OTHER`; undefined: none. */
   readonly policy: string | undefined
 }
 
@@ -48,7 +48,7 @@ export interface TrafficRequest {
   /** For Fastify, its plugins and hooks; this proxy reads `rawHeaders`. */
   readonly headers: IncomingHttpHeaders
   readonly socket: Socket
-  /** What carries this request alone: its connection, or its stream of HTTP/2. */
+  /** The carrier of only this request: its connection, or its HTTP/2 stream. */
   readonly carrier: Carrier
   readonly framing: Framing
   /** It has arrived completely. */
@@ -60,14 +60,14 @@ export interface TrafficRequest {
   peekBody(): Buffer | null
   /** Discards the body. */
   resume(): void
-  /** Set if its body turned out unreadable before its turn: it is refused then. */
+  /** Set if its body turned out malformed before its turn: it is then refused. */
   refusal?: Refusal
 }
 
 /** The answer to a {@link TrafficRequest}: Node's `ServerResponse` or its stand-in. */
 export interface TrafficResponse extends EventEmitter {
   readonly req: TrafficRequest
-  /** CORS lines for whatever answers of the proxy's own and replays it carries. */
+  /** CORS lines for the proxy's own answers and replays. */
   marks?: readonly string[]
   readonly socket: Socket | null
   readonly statusCode: number
@@ -91,16 +91,16 @@ export type StreamResponse = ServerResponse<StreamRequest>
 
 /** The header lines that decide how a message is read. */
 export interface Framing {
-  /** How many `Host` lines there are. */
+  /** Number of `Host` lines. */
   hosts: number
-  /** Announced bytes; 0 where no length is announced. */
+  /** Announced bytes; 0 if no length is announced. */
   length: number
   readonly codings: string[]
   /** An `Upgrade` line. */
   upgrade: boolean
 }
 
-/** Node's stream stops reading at this much unread data. */
+/** Amount of unread data at which Node's stream stops reading. */
 const MAX_HELD = 64 * 1024
 
 const NOTHING = Buffer.alloc(0)
@@ -222,7 +222,7 @@ export function isMultiplexed({ carrier, socket }: Pick<TrafficRequest, 'carrier
   return carrier !== socket
 }
 
-/** Gives a request that was injected (`app.inject()`) what the traffic server gives to its own. */
+/** Completes an injected request (`app.inject()`) as the traffic server does its own. */
 export function adopt(request: TrafficRequest): void {
   if (request instanceof StreamRequest || request.framing !== undefined) return
   const framing = framingOf(request.rawHeaders)

@@ -27,7 +27,7 @@ declare module 'fastify' {
 /** Constraints of routes without a policy. Names of policies have no brackets. */
 export const OTHER = { unmatched: '(unmatched)', upload: '(upload)', preflight: '(preflight)' } as const
 
-/** Called for a request that matches no route, and would match this one if case, `;parameters` or an extension did not count. */
+/** Called for a request that matches no route, but would match this one if case, `;parameters` or an extension did not count. */
 export type NearMissHandler = (route: string, method: string, path: string) => void
 
 /** http-proxy sends no body with these methods. */
@@ -75,7 +75,7 @@ export class Routing {
     const way = this.wayOf(request, target)
     const policy = this.hasUploads && isUpload(way, request) ? OTHER.upload : policyOf(way)
     request.arrival = { target, way, policy }
-    // http-proxy would refuse or change some paths. It needs none: the request is forwarded by its `Arrival`.
+    // http-proxy would refuse or change some paths. It does not need the path: the request is forwarded by its `Arrival`.
     if (policy === OTHER.upload) return '/'
     const route = 'route' in way ? way.route : null
     return routerUrl(route === null ? target.path : comparedPath(route.match, target), target.query)
@@ -139,7 +139,7 @@ function policyOf(way: Way): string | undefined {
   }
 }
 
-/** The method that a CORS preflight asks for; null: the request is none. */
+/** The method that a CORS preflight asks for; null: not a preflight. */
 function preflightFor(method: string, headers: readonly string[]): string | null {
   return method === 'OPTIONS' && firstOf(headers, 'origin') !== null
     ? firstOf(headers, 'access-control-request-method')
@@ -151,10 +151,10 @@ function mayHaveKey({ rawHeaders }: TrafficRequest, { query }: RequestTarget, { 
   return carriesKey({ headers: rawHeaders, query }, key.from) || keyNeedsBody(key) || key.derive !== null
 }
 
-/** Has a meaning in a URL or a pattern of Fastify. In exact paths only: the normal form has none but `%` and `*`. */
+/** Characters with a meaning in a URL or a Fastify pattern. Only exact paths have others than `%` and `*`. */
 const SPECIAL = /[*?#]/g
 
-/** find-my-way compares escaped percent signs: a path that is no UTF-8 would otherwise be refused. */
+/** find-my-way compares escaped percent signs: otherwise it would refuse a path that is not UTF-8. */
 function routerUrl(path: string, query: string): string {
   const url = /[%*?#]/.test(path) ? literal(path).replaceAll('%', '%25') : path
   return query === '' ? url : `${url}?${query}`
@@ -164,12 +164,12 @@ function literal(path: string): string {
   return path.replace(SPECIAL, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`)
 }
 
-/** A path as a pattern of Fastify's that matches it alone. */
+/** A Fastify pattern that matches only this path. */
 export function pathPattern(path: string): string {
   return literal(normalisePath(path)).replaceAll(':', '::')
 }
 
-/** A route's path as a pattern of Fastify's. */
+/** A route's path as a Fastify pattern. */
 export function routePattern(match: RouteMatch): string {
   const { segments, rest } = patternOf(match)
   const names = match.path.matchAll(/\/:([^/]+)/g)

@@ -16,7 +16,7 @@ const HEAD_TIMEOUT = 30_000
 const KEEP_ALIVE = 72_000
 
 export interface ServerOptions {
-  /** `plain`: with the reader of our own in front of Node's parser (docs/adr/0076). */
+  /** `plain`: with our own reader in front of Node's parser (docs/adr/0076). */
   readonly http: Config['http']
   readonly secure: Secure | null
   readonly multiplex: Multiplex | null
@@ -25,7 +25,7 @@ export interface ServerOptions {
   readonly writer: ResponseWriter
   readonly proxies: TrustedProxies
   readonly peerOf: (request: TrafficRequest) => Peer
-  /** Of the Fastify application in force. */
+  /** The routing of the current Fastify application. */
   readonly routing: () => Routing
   readonly refusedByHead: (request: TrafficRequest) => Refusal | null
   readonly onBug: (error: unknown) => void
@@ -47,9 +47,9 @@ export function trafficServer(
       requestTimeout: 0,
       headersTimeout: HEAD_TIMEOUT,
       keepAliveTimeout: KEEP_ALIVE,
-      // Behind an unanswered request a handshake is an ordinary GET: its answer must not overtake the one before.
+      // After an unanswered request a handshake is an ordinary GET: its answer must not overtake the earlier one.
       shouldUpgradeCallback: (request) => isWebSocket(request) && answersOn(request.socket).length === 0,
-      // `refuseHead` does this, as a problem document.
+      // `refuseHead` does this, with a problem document.
       requireHostHeader: false,
     },
     handler,
@@ -87,7 +87,7 @@ export function trafficServer(
     const refuse = (): void => endRefused(socket, writer.problemMessage(malformed(501, 'the method CONNECT')))
     const last = answersOn(socket).at(-1)
     if (last === undefined) return refuse()
-    // Node has let go of the connection, so nothing else reads it or passes `drain` on to its answers.
+    // Node has released the connection, so nothing else reads it or passes `drain` on to its answers.
     socket.on('drain', () => answersOn(socket)[0]?.emit('drain'))
     socket.resume()
     last.once('close', () => {

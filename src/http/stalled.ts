@@ -1,12 +1,12 @@
 import type { Millis } from '../core/record.ts'
 
-/** How long a transfer may stall when others need its room. */
+/** How long a transfer may stall while others need its room. */
 const PATIENCE: Millis = 500
 /** Fewer bytes are no progress; otherwise one byte per second would hold a body indefinitely. */
 const PROGRESS = 4096
-/** Bytes per millisecond (64 KiB/s); if no transfer has stalled, slower ones give way. */
+/** Bytes per millisecond (64 KiB/s); if no transfer has stalled, slower ones are abandoned. */
 const CREEPING = 64
-/** The rate is averaged over this. */
+/** The rate is averaged over this window. */
 const WINDOW: Millis = 1000
 
 /** The slot of transfers that count against no client's share. */
@@ -19,11 +19,11 @@ export interface Unfinished {
 }
 
 /**
- * Transfers may hold room in `limits.buffered` until others need it. Then the one stalled longest gives way, or else the slowest below a
+ * Transfers may hold room in `limits.buffered` until others need it. Then the one stalled longest is abandoned, or else the slowest below a
  * minimum rate (docs/adr/0044).
  */
 export class Stalled {
-  /** In order of last progress. Most bodies arrive with their heads and never get here. */
+  /** In order of last progress. Most bodies arrive with their heads and never enter. */
   readonly #transfers = new Set<Transfer>()
 
   /** `letGo` must abandon the transfer and release its room at once. `slot`: the share that it counts against. */
@@ -33,10 +33,10 @@ export class Stalled {
     return transfer
   }
 
-  /** Makes a transfer give way; false if there is none. */
+  /** Abandons a transfer; false if there is none to abandon. */
   readonly makeRoom = (): boolean => letGo(this.#transfers, this.#transfers)
 
-  /** The same within one share. */
+  /** Likewise within one share. */
   makeRoomIn(slot: number): boolean {
     return letGo(
       this.#transfers,

@@ -11,10 +11,10 @@ export interface TlsSettings extends Pick<NonNullable<Config['ops']['listen']['t
   readonly protocols: readonly string[]
 }
 
-/** A client may take so long for its handshake. */
+/** Time limit of a handshake. */
 const HANDSHAKE: Millis = 30_000
 
-/** The TLS handshakes of a listener. They use the certificates of the moment; connections keep those that they began with. */
+/** The TLS handshakes of a listener. They use the current certificates; connections keep those that they began with. */
 export class Handshakes {
   readonly #minVersion: TlsSettings['minVersion']
   readonly #server: TlsServer
@@ -24,7 +24,7 @@ export class Handshakes {
 
   constructor({ material, minVersion, protocols }: TlsSettings, secured: (connection: TLSSocket) => void) {
     this.#minVersion = minVersion
-    // It never listens: it is given the connections of another server.
+    // It never listens: it gets the connections of another server.
     this.#server = process.getBuiltinModule('node:tls').createServer({
       ALPNProtocols: [...protocols],
       handshakeTimeout: HANDSHAKE,
@@ -38,7 +38,7 @@ export class Handshakes {
     })
     this.#server.on('secureConnection', (connection) => {
       this.#open--
-      // TLS listens to it, too: with a tunnel on it, Node would take the usual ten for a leak.
+      // TLS adds listeners, too: with a tunnel, Node would report more than ten as a leak.
       connection.setMaxListeners(20)
       secured(connection)
     })
@@ -56,7 +56,7 @@ export class Handshakes {
     }))
   }
 
-  /** How many clients are in the middle of one. */
+  /** Number of handshakes in progress. */
   get open(): number {
     return this.#open
   }
@@ -65,7 +65,7 @@ export class Handshakes {
     this.#open++
     this.#connections.add(connection)
     connection.once('close', () => this.#connections.delete(connection))
-    // Nobody else listens to the TCP connection, and a reset is its own.
+    // Nothing else listens for errors of the TCP connection.
     connection.on('error', () => connection.destroy())
     this.#server.emit('connection', connection)
   }

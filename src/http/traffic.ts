@@ -120,7 +120,7 @@ export class Traffic {
     return this.#now.app
   }
 
-  /** Gives further requests to an application of this configuration; the one before finishes those that it has. */
+  /** Gives further requests to an application of this configuration; the previous one finishes its own. */
   use(config: Config): Promise<void> {
     const used = this.#turn.then(async () => {
       const before = this.#now as InForce | undefined
@@ -151,7 +151,7 @@ export class Traffic {
       exposeHeadRoutes: false,
       routerOptions: { maxParamLength: Number.MAX_SAFE_INTEGER },
       bodyLimit: Number.MAX_SAFE_INTEGER,
-      // There are no schemas, and their compiler takes longer to load than the framework.
+      // There are no schemas, and the compiler takes longer to load than the framework.
       schemaController: { compilersFactory: { buildValidator: noSchemas, buildSerializer: noSchemas } },
     })
     for (const method of METHODS)
@@ -161,7 +161,7 @@ export class Traffic {
     app.setErrorHandler((error, request, reply) => {
       reply.hijack()
       const response = responseOf(reply)
-      // No route takes a method that nobody knows.
+      // No route has an unknown method.
       const refused = error instanceof Refused ? error.refusal : requestOf(request).refusal
       if (refused !== undefined) return writer.problem(response, refused)
       onBug(error)

@@ -11,7 +11,7 @@ import type { Upstream } from '../upstream/pool.ts'
 import { resetConnection } from './connections.ts'
 import { linger, pairs, type ResponseWriter } from './write.ts'
 
-/** Only these are tunnelled: on any other request `Upgrade` is a hop-by-hop line, and must not bypass the guard. */
+/** Only these are tunnelled: on other requests `Upgrade` is a hop-by-hop line, and must not bypass the guard. */
 export function isWebSocket(request: IncomingMessage): boolean {
   return request.method === 'GET' && request.headers.upgrade?.toLowerCase() === 'websocket'
 }
@@ -40,8 +40,8 @@ export interface Handshake {
 type TunnelLimits = Pick<UpstreamConfig, 'connections' | 'connectTimeout' | 'timeout'>
 
 /**
- * Tunnels WebSockets. Each holds an upstream connection for as long as both sides like, so there are `connections` places, and no `holder`
- * (a client address) may take all of them.
+ * Tunnels WebSockets. Each holds an upstream connection for an unlimited time, so there are at most `connections`, and no `holder` (a
+ * client address) may have all of them.
  */
 export function tunnels(
   upstream: Upstream,
@@ -56,7 +56,7 @@ export function tunnels(
     const { connections } = limits
     const slot = shares.slotOf(holder)
     if (open >= connections || shares.held(slot) >= shareOf(connections)) {
-      const detail = `of ${connections} WebSockets at one time (upstream.connections), none is free for this client`
+      const detail = `all ${connections} WebSockets (upstream.connections), or this client's share of them, are in use`
       endRefused(socket, writer.problemMessage(refusal('overloaded', detail, { retryAfter: 1 })))
       return
     }
@@ -106,7 +106,7 @@ function tunnel(
   sent.once('upgrade', (answer, server, first) => {
     if (!begin(server)) return
     for (const side of [client, server]) {
-      // Two pipelines, each with listeners of its own.
+      // Two pipelines, each with its own listeners.
       side.setMaxListeners(0)
       if (side instanceof Socket) side.setKeepAlive(true, PROBE_AFTER)
     }
@@ -131,7 +131,10 @@ function tunnel(
     clearTimeout(timer)
     // Node's parser refused it.
     if (code.startsWith('HPE_'))
-      refused = refusal('upstream_failed', `the answer to the handshake is not carried: ${message} (${code})`)
+      refused = refusal(
+        'upstream_failed',
+        `the answer to the handshake cannot be carried: ${message} (${code})`,
+      )
     if (!answered && client.writable) endRefused(client, writer.problemMessage(refused))
   })
   client.once('close', () => {

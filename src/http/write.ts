@@ -23,7 +23,7 @@ export class ResponseWriter {
   readonly idleTimeout: Millis
   readonly #stalled: Stalled
 
-  /** `stalled`: where unsent whole answers give way to others. */
+  /** `stalled`: decides which unsent whole answers are dropped for others. */
   constructor(baseUrl: string, idleTimeout: Millis, stalled = new Stalled()) {
     this.#baseUrl = baseUrl
     this.idleTimeout = idleTimeout
@@ -146,8 +146,8 @@ export class ResponseWriter {
 }
 
 /**
- * The lines of one of the proxy's answers, for the origin of its request: those of a replay were made for the first one's. The upstream's own
- * `Access-Control-*` go, except that what it exposes stays exposed (docs/adr/0127).
+ * The lines of one of the proxy's answers, for the origin of its request: those of a replay were made for the first request's. The
+ * upstream's own `Access-Control-*` go, except that what it exposes stays exposed (docs/adr/0127).
  */
 export function marked({ marks }: TrafficResponse, lines: string[]): string[] {
   if (marks === undefined) return lines
@@ -212,7 +212,7 @@ export function breakOff(response: TrafficResponse): void {
   else response.destroy()
 }
 
-/** Gives up on a client that does not read. To one of HTTP/1.0 anything but a reset would end the body cleanly. */
+/** Gives up on a client that does not read. To an HTTP/1.0 client, anything but a reset would look like the end of the body. */
 function dropAnswer(response: TrafficResponse): void {
   if (isMultiplexed(response.req)) response.destroy()
   else if (response.socket !== null) resetConnection(response.socket)
@@ -241,7 +241,7 @@ export function chunkable(response: TrafficResponse, status: number): boolean {
   return response.req.httpVersion !== '1.0' && hasContent(response, status)
 }
 
-/** Adds the proxy's own lines, replacing those of a proxy behind it. */
+/** Adds this proxy's own lines, replacing those of a proxy behind it. */
 export function withProxyHeaders(headers: readonly string[], proxyHeaders: readonly string[]): string[] {
   const lines: string[] = []
   for (let i = 0; i + 1 < headers.length; i += 2) {
@@ -282,9 +282,9 @@ function restIsSmall({ req, shouldKeepAlive }: TrafficResponse): boolean {
 
 /** Time for the client to read the answer, or to send the rest of a small body. */
 const LINGER: Millis = 1000
-/** At most this many times longer, while the client still sends. */
+/** Maximum number of such intervals, while the client still sends. */
 const MAX_LINGERS = 30
-/** How many connections at a time may take longer than one interval. */
+/** Number of connections that may take longer than one interval at a time. */
 const MAX_LINGERING = 100
 
 let lingering = 0

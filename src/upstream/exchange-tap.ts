@@ -41,7 +41,7 @@ export class ExchangeTap implements TappedExchange, Controller {
     return this.#over
   }
 
-  /** Sends for `owner` once, observed after it has heard of each event. */
+  /** Wraps `owner`, to send once: this object observes each event after `owner`. */
   handlerFor(owner: Handler): Handler {
     this.#sent = true
     return new Tapped(owner, this)
@@ -69,7 +69,7 @@ export class ExchangeTap implements TappedExchange, Controller {
   }
 
   ignore(): void {
-    this.#giveUp(new Error('nobody listens any more'))
+    this.#giveUp(new Error('nobody is listening any more'))
   }
 
   /** The exchange is not ours to abort: observation ends. */
@@ -90,7 +90,7 @@ export class ExchangeTap implements TappedExchange, Controller {
   }
 }
 
-/** A handler with an observer that is notified after it. */
+/** Passes each event to the handler, then to the observer. */
 class Tapped implements Handler {
   readonly #owner: Handler
   readonly #tap: ExchangeTap

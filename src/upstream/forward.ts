@@ -26,7 +26,7 @@ export interface UpstreamDispatcher extends Dispatcher {
 }
 
 export interface ForwardLimits {
-  /** Limits the whole call, or up to the head of a streamed answer; asked as it begins. Infinity: the caller does. */
+  /** Limits the whole call, or up to the head of a streamed answer; read at the start. Infinity: the caller limits it. */
   readonly timeout: () => Millis
   /** Between two bytes of the answer. */
   readonly idleTimeout: Millis
@@ -51,7 +51,7 @@ export function forwarder(dispatcher: UpstreamDispatcher, limits: ForwardLimits)
           path,
           headers: headers as string[],
           body,
-          // The exchange itself keeps this time.
+          // The exchange has its own timer.
           headersTimeout: 0,
           bodyTimeout: limits.idleTimeout,
           responseHeaders: 'raw',
@@ -63,7 +63,7 @@ export function forwarder(dispatcher: UpstreamDispatcher, limits: ForwardLimits)
 
 /**
  * Media types that clients read while they are sent (contract §7): events, lines of JSON under each of their names, RPC, and GraphQL's
- * incremental delivery. A plain `multipart/mixed` is a batch, which has a retry.
+ * incremental delivery. A plain `multipart/mixed` is a batch, which can be replayed.
  */
 const STREAMED =
   /^(?:text\/(?:event-stream|(?:x-)?ndjson)|application\/(?:(?:x-)?(?:ndjson|ldjson|jsonl(?:ines)?|json-(?:lines|stream))|(?:[^;\s+]+\+)?json-seq|stream\+json|vnd\.amazon\.eventstream|grpc[^;\s]*|connect\+[^;\s]*)|multipart\/(?:x-mixed-replace|mixed(?=.*;\s*(?:deferSpec|subscriptionSpec)=)))\s*(?:;|$)/i
@@ -97,7 +97,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
   #size = 0
   #live: Live | null = null
 
-  /** `dispatcher`: null if somebody else sends it. */
+  /** `dispatcher`: null if the caller sends it. */
   constructor(
     request: UpstreamRequest,
     dispatcher: UpstreamDispatcher | null,
@@ -116,9 +116,9 @@ export class Exchange implements Dispatcher.DispatchHandler {
 
   onRequestStart(controller: Controller): void {
     // Abandoned while waiting for a connection: it must not be sent.
-    if (this.#resolve === null) controller.abort(new Error('nobody waits for it any more'))
+    if (this.#resolve === null) controller.abort(new Error('nobody is waiting for it any more'))
     else if (this.#request.mayBegin?.() === false)
-      controller.abort(new Error('it could not be sent while its lease was sure to last'))
+      controller.abort(new Error('its lease could have expired before it was sent'))
     else this.#controller = controller
   }
 
@@ -178,7 +178,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
       proof: 'responded',
       declaredOutcome: this.#declaredOutcome,
       response: { ...(this.#head as ResponseHead), body: this.#body.take(), trailers },
-      // Only once: a dropped answer releases, and again when it closes.
+      // Only once: a dropped answer calls this again when it closes.
       release: () => {
         this.#limits.budget.give(held)
         held = 0
@@ -235,7 +235,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
   }
 }
 
-/** Lines that this proxy sets or consumes. */
+/** Lines that this proxy sets or removes. */
 function isTakenOff(name: string): boolean {
   return isNeverUpstreams(name) || name === 'idempotency-outcome'
 }
@@ -245,7 +245,7 @@ export function isTrailer(name: string): boolean {
   return !HOP_BY_HOP.has(name) && !isNeverUpstreams(name) && name !== 'trailer' && name !== 'content-length'
 }
 
-/** What a stream has brought so far, as long as it may be kept. */
+/** A copy of what a stream has delivered, up to the limit. */
 class StreamCopy {
   readonly #limit: number
   readonly #budget: Budget

@@ -2,7 +2,7 @@ import type { Millis } from '../core/record.ts'
 
 /** A connection that ends sooner was closed by a restart or a limit on requests per connection: no idle timeout is that short. */
 const SHORTEST: Millis = 20
-/** How long an observation counts: a restarted upstream also closes connections early. */
+/** How long an observation counts: restarts close connections early, too. */
 const REMEMBERED: Millis = 600_000
 
 /** How one upstream has been seen to treat connections; shared by all clients of it. */

@@ -9,13 +9,13 @@ import { expectsContent, messageOf } from './request-head.ts'
 import { type AnswerParts, type Following, ResponseParser } from './response-parser.ts'
 import { upload } from './upload.ts'
 
-/** Whoever closes a connection this soon after a request had most likely closed it before. */
+/** An upstream that closes a connection this soon after a request had most likely closed it before. */
 const AT_ONCE: Millis = 1000
 
 /** How long the rest of a request may take to leave after its answer. */
 const ENDING: Millis = 4000
 
-/** undici's own. */
+/** undici's default. */
 const USUAL_TIMEOUT: Millis = 300_000
 
 /** Requests up to this size are written as one string, for which libuv needs no extra memory. */
@@ -47,7 +47,7 @@ export class UpstreamConnection implements AnswerParts {
   readonly #generation: number
   #request: DispatchedRequest | null
   #phase: ConnectionPhase = 'connecting'
-  /** Whether it may carry another request after this one. */
+  /** Whether it may carry another request after the current one. */
   #reusable = true
   /** Stops the body, if it is a stream that has not ended. */
   #upload: (() => void) | null = null
@@ -55,7 +55,7 @@ export class UpstreamConnection implements AnswerParts {
   #following: Following = 'explicit'
   /** How long it had been idle before this request, until a byte of the answer has come; null: not at all. */
   #rested: Millis | null = null
-  /** When the awaited peer was last heard, and how long to wait; 0: forever. */
+  /** When the upstream last sent or accepted bytes, and how long to wait; 0: forever. */
   #since: Millis
   #patience: Millis
 
@@ -158,7 +158,7 @@ export class UpstreamConnection implements AnswerParts {
     this.#upload = null
   }
 
-  /** More of the request has left: the time for an answer begins again. */
+  /** More of the request has been sent: restarts the timeout of the answer. */
   #heard(): void {
     if (this.#phase === 'head') this.#since = performance.now()
   }
@@ -224,14 +224,14 @@ export class UpstreamConnection implements AnswerParts {
     request.isTaken = isSent && this.#socket.writableLength === 0
     this.#following = this.#reusable && isSent ? following : 'nothing'
     const isTrusted = following === 'explicit' || !this.#client.options.habits.sendsUnasked
-    // Paused by the last bytes of the answer: without reading, a close would go unnoticed.
+    // The last bytes of the answer have paused it: without reading, a close would go unnoticed.
     if (request.paused) this.#socket.resume()
     if (this.#following !== 'nothing' && isTrusted) this.#keep()
     else this.destroy(null)
     request.ended(trailers)
   }
 
-  /** Aborts what has waited too long; returns when to check again. */
+  /** Aborts a request that has waited too long; returns when to check again. */
   look(now: Millis): Millis {
     if (this.#phase === 'over' || this.#patience === 0 || this.#request?.paused)
       return Number.POSITIVE_INFINITY
@@ -272,12 +272,12 @@ export class UpstreamConnection implements AnswerParts {
     if (this.#phase === 'connecting') this.begin(this.#request as DispatchedRequest)
   }
 
-  /** True: read on. */
+  /** True: continue reading. */
   #read(length: number): boolean {
     if (this.#request === null) {
       // Bytes for an aborted request: TLS still delivers what it has decrypted.
       if (this.#phase === 'over') return false
-      // Unasked bytes must not be taken for the answer to the next request.
+      // Unsolicited bytes must not be mistaken for the answer to the next request.
       this.destroy(null)
       this.#client.unasked()
       return true
@@ -321,7 +321,7 @@ export class UpstreamConnection implements AnswerParts {
 
   #keep(): void {
     this.#since = performance.now()
-    // An answer that arrived before the whole request was sent: the server gets the rest, and no further request.
+    // The answer came before the whole request was sent: the rest is sent, but no further request.
     if (this.#socket.writableLength > 0) {
       this.#phase = 'ending'
       this.#patience = ENDING

@@ -33,7 +33,7 @@ export class Http1Client extends Dispatcher {
   #flushing = false
   #timer: NodeJS.Timeout | null = null
   #timerAt = Number.POSITIVE_INFINITY
-  /** Why no more requests are taken. */
+  /** Why no more requests are accepted. */
   #closedBy: Error | null = null
   readonly #over = Promise.withResolvers<void>()
 
@@ -61,7 +61,7 @@ export class Http1Client extends Dispatcher {
     this.#endIfOver()
   }
 
-  /** Takes no more requests, and ends once those that it has are answered. */
+  /** Accepts no more requests, and ends once the current ones are answered. */
   override close(callback?: () => void): Promise<void> {
     this.#closedBy ??= new errors.ClientClosedError()
     this.#endIfOver()
@@ -108,13 +108,13 @@ export class Http1Client extends Dispatcher {
     this.#flushSoon()
   }
 
-  /** A byte came that nobody had asked for: connections whose last answer did not end explicitly are not trusted any more. */
+  /** An unsolicited byte arrived: connections whose last answer did not end explicitly are no longer trusted. */
   unasked(): void {
     this.options.habits.sendsUnasked = true
     for (const connection of [...this.#idle, ...this.#resting]) connection.distrust()
   }
 
-  /** It can carry no more. */
+  /** The connection can carry no more requests. */
   lost(connection: UpstreamConnection): void {
     for (const list of [this.#idle, this.#resting]) {
       const at = list.indexOf(connection)

@@ -12,7 +12,7 @@ export interface UpstreamRequest {
   readonly responseLimit: number
   /** Whether the answer is streamed as it arrives; `auto`, the default: by its media type (contract §7). */
   readonly stream?: 'auto' | 'always' | 'never'
-  /** Keeps a stream of at most `responseLimit` bytes, too: {@link LiveResponse.kept}. */
+  /** Also keeps a stream of at most `responseLimit` bytes: {@link LiveResponse.kept}. */
   readonly keepsStream?: boolean
   /** Called once the answer is complete and no socket holds any of the body. */
   readonly onTaken?: () => void
@@ -46,7 +46,7 @@ export type Forwarded =
       readonly proof: 'unknown'
       readonly reason: string
       readonly timedOut: boolean
-      /** An answer came and was refused; `reason` says why, to clients too. */
+      /** An answer came and was refused; `reason` is also for clients. */
       readonly isRefused?: boolean
       readonly status: number | null
     }
@@ -65,9 +65,9 @@ export interface LiveResponse {
   readonly done: Promise<'complete' | 'broken'>
   /** Why it is broken; empty: it is not. */
   readonly brokenBy: string
-  /** Once it is complete: all of it, where the request asked for that and there was room; else null. */
+  /** Once complete: the whole answer, if the request asked for that and there was room; else null. */
   readonly kept: StoredResponse | null
-  /** Returns the room of what was kept to the budget. */
+  /** Frees the room of the kept copy. */
   release(): void
 }
 
@@ -77,7 +77,7 @@ export interface LiveSink {
   end(trailers: readonly string[]): void
   /** The upstream broke off: the client must not see a clean end. */
   abort(): void
-  /** Called once, first. */
+  /** Called once, before the others. */
   start(resume: () => void): void
 }
 

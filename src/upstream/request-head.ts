@@ -4,7 +4,7 @@ import type { Dispatcher } from 'undici'
 import errors from 'undici/lib/core/errors.js'
 import { isFieldName, isFieldValue } from '../core/headers.ts'
 
-/* The parts of undici's interface that stand for bytes: options become a request's head, an answer's lines its headers. */
+/* Conversions for undici's interface: options to the bytes of a request's head, an answer's lines to headers. */
 
 /** Lines about message length or the connection: this client sets those itself. */
 const FRAMING = /^(?:connection|content-length|expect|host|keep-alive|transfer-encoding|upgrade)$/i
@@ -84,9 +84,9 @@ export function messageOf(
     lines += `${name}: ${value}\r\n`
   })
   if (length === Number.POSITIVE_INFINITY) lines += 'transfer-encoding: chunked\r\n'
-  // RFC 9110 §8.6: a length of 0 where the method leads one to expect content.
+  // RFC 9110 §8.6: a length of 0 if the method usually has content.
   else if (length > 0 || expectsContent(method)) lines += `content-length: ${length}\r\n`
-  // Some servers answer HEAD with content, which would be taken for the next answer.
+  // Some servers answer HEAD with content, which would be read as the next answer.
   const connection = method === 'HEAD' ? 'close' : 'keep-alive'
   const head = `${method} ${path} HTTP/1.1\r\nhost: ${host ?? defaultHost}\r\nconnection: ${connection}\r\n${lines}\r\n`
   return { head, body, length }
@@ -96,7 +96,7 @@ export function invalid(what: string): Error {
   return new errors.InvalidArgumentError(`invalid ${what}`)
 }
 
-/** Methods whose content every server reads. After other methods, a server may take it for the next request. */
+/** Methods whose content every server reads. With others, a server may read it as the next request. */
 export function expectsContent(method: string): boolean {
   switch (method) {
     case 'POST':
@@ -111,7 +111,7 @@ export function expectsContent(method: string): boolean {
   }
 }
 
-/** As undici has them: names in lower case, repeated lines as an array. */
+/** Headers in undici's form: names in lower case, repeated lines as an array. */
 export function headersOf(lines: readonly string[]): IncomingHttpHeaders {
   const headers: Record<string, string | string[]> = Object.create(null)
   for (let i = 0; i < lines.length; i += 2) {

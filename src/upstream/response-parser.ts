@@ -1,6 +1,6 @@
 import { fieldLines, filterLines, isFieldName, isFieldValue, TOKEN } from '../core/headers.ts'
 
-/** The upstream answered, but in a way that the proxy does not carry. The message says why, to clients too. */
+/** The upstream answered, but in a way that the proxy does not carry. The message is also for clients. */
 export class AnswerRefused extends Error {}
 
 /**
@@ -13,11 +13,11 @@ export type Following = 'explicit' | 'implicit' | 'nothing'
 export interface AnswerParts {
   /** 1xx; none of its parts are reported. */
   onInterim(): void
-  /** `lines` frame the body in at most one way: one `Content-Length`, or none beside a transfer coding. */
+  /** `lines` frame the body in at most one way: one `Content-Length`, or none with a transfer coding. */
   onHead(status: number, reason: string, lines: string[]): void
   /** Valid during the call. */
   onBody(bytes: Buffer, from: number, to: number): void
-  /** Bytes came behind the answer; before {@link onComplete}. */
+  /** Bytes came after the answer; called before {@link onComplete}. */
   onUnasked(): void
   onComplete(trailers: string[], following: Following): void
 }
@@ -34,13 +34,13 @@ const TRAILERS = 7
 /** Most heads end within this, so only this much is first converted to a string. */
 const USUAL_HEAD = 2048
 
-/** A head exactly as RFC 9112 §4 and §5 have it. The reason phrase is checked where it is written. */
+/** A head exactly as in RFC 9112 §4 and §5. The reason phrase is checked when it is written. */
 const PLAIN_HEAD = new RegExp(
   String.raw`^HTTP/1\.[01] [1-9]\d\d(?: [^\r\n]*)?(?:\r\n${TOKEN}:[\t\x20-\x7e\x80-\xff]*)*$`,
 )
-/** As nginx and curl read it: several spaces are allowed. */
+/** As nginx and curl read it, with several spaces. */
 const STATUS_LINE = /^HTTP\/1\.[01] +[1-9]\d\d(?: [^\r\n]*)?$/
-/** The end of a line and an empty one; a recipient may take a lone LF for a line's end (RFC 9112 §2.2). */
+/** The end of a line and an empty one; a recipient may accept a lone LF as the end of a line (RFC 9112 §2.2). */
 const BLOCK_END = /\n\r?\n/g
 /** RFC 9112 §7.1, with the white space that old senders add. Extensions are ignored. */
 const CHUNK_LINE = /^([0-9A-Fa-f]{1,16})(?:[\t ;][^\r\n]*)?\r?\n$/
@@ -57,8 +57,8 @@ const NO_SIZE = 'a chunk of the response has no size'
 const LF = 0x0a
 
 /**
- * Parses HTTP/1.0 and 1.1 answers, one at a time, in the order of RFC 9112 §6.3. It takes what nginx and curl take, and refuses framing that
- * they would read differently.
+ * Parses HTTP/1.0 and 1.1 answers, one at a time, in the order of RFC 9112 §6.3. Accepts what nginx and curl accept, and refuses framing
+ * that they would read differently.
  */
 export class ResponseParser {
   readonly #parts: AnswerParts
@@ -89,7 +89,7 @@ export class ResponseParser {
     this.#isPlain = true
   }
 
-  /** Reports nothing more, not even of bytes being parsed. */
+  /** Reports nothing more, not even from bytes being parsed. */
   stop(): void {
     this.#state = IDLE
   }
@@ -171,7 +171,7 @@ export class ResponseParser {
     return next
   }
 
-  /** Reads on to the empty line that ends a head or the trailers. `block`: null until it has come. */
+  /** Continues to the empty line that ends a head or the trailers. `block`: null until it has arrived. */
   #block(bytes: Buffer, at: number, end: number, what: string): { block: string | null; next: number } {
     const most = this.#mostHead()
     let held = this.#held.length
@@ -191,7 +191,7 @@ export class ResponseParser {
     return { block: text.slice(0, found.index).replace(/\r$/, ''), next: at + size - held }
   }
 
-  /** Rewrites a head into the form of {@link PLAIN_HEAD}, without lines whose name is no token. */
+  /** Rewrites a head into the form of {@link PLAIN_HEAD}, without lines whose name is not a token. */
   #tidied(head: string): string {
     this.#isPlain = false
     const [statusLine = '', ...lines] = splitLines(head)
@@ -216,7 +216,7 @@ export class ResponseParser {
     const status = Number(head.slice(9, 12))
     const lineEnd = head.indexOf('\r\n')
     let lines = lineEnd > 0 ? fieldLines(head, lineEnd) : []
-    if (status === 101) throw new AnswerRefused('the upstream switched protocols unasked')
+    if (status === 101) throw new AnswerRefused('the upstream switched protocols without a request')
     // RFC 9110 §15.2: any number of them, without bodies, for any method.
     if (status < 200) return this.#parts.onInterim()
 
@@ -253,11 +253,11 @@ export class ResponseParser {
     const persists = head[7] === '1' || options.includes(',keep-alive,')
     this.#following = 'nothing'
     if (persists && !options.includes(',close,')) {
-      // RFC 9110 §8.6: none is to come, but the server may mean to send it.
+      // RFC 9110 §8.6: there must be no body, but the server may send one.
       if (isBodiless)
         this.#following = length === null && coding === null && status !== 205 ? 'implicit' : 'nothing'
       else if (coding === null) this.#following = size !== null && !isRepeated ? 'explicit' : 'nothing'
-      // §6.1: from a server of HTTP/1.0 the framing may be somebody else's. §6.3 rule 3: beside a length, an attempt at response splitting.
+      // §6.1: framing by an HTTP/1.0 server may be faulty. §6.3 rule 3: with a length as well, it may be response splitting.
       else if (coding.toLowerCase() === 'chunked' && length === null && head[7] === '1')
         this.#following = 'explicit'
     }
@@ -286,7 +286,7 @@ export class ResponseParser {
     if (this.#remaining > 0) this.#state = CHUNK
     else {
       this.#state = TRAILERS
-      // As after a head: no trailers are an empty line at once.
+      // As after a head: without trailers, an empty line follows.
       this.#held = '\n'
     }
     return to
@@ -303,7 +303,7 @@ export class ResponseParser {
     return at + 1
   }
 
-  /** RFC 9112 §7.1.2. What is no trailer is passed over: the body is complete. */
+  /** RFC 9112 §7.1.2. Lines that are not trailers are skipped: the body is complete. */
   #trailers(bytes: Buffer, at: number, end: number): number {
     const { block, next } = this.#block(bytes, at, end, 'trailers')
     if (block === null) return next
@@ -311,7 +311,7 @@ export class ResponseParser {
     for (const line of splitLines(block).slice(1)) {
       const colon = line.indexOf(':')
       const name = line.slice(0, Math.max(0, colon))
-      // RFC 9110 §6.5.1: nothing frames the body behind it.
+      // RFC 9110 §6.5.1: no framing after the body.
       if (isFieldName(name) && isFieldValue(line.slice(colon + 1)) && !FRAMING.test(name))
         trailers.push(...fieldLines(`\r\n${line}`, 0))
       else this.#isPlain = false
@@ -329,18 +329,18 @@ function isNamed(name: string, lower: string): boolean {
   return name === lower || name.toLowerCase() === lower
 }
 
-/** One length, which may be there several times (RFC 9110 §8.6). */
+/** One length, perhaps repeated (RFC 9110 §8.6). */
 function lengthOf(value: string): number {
   const [length = NaN, ...others] = value.split(',').map((one) => {
     const digits = withoutBlanks(one)
     return /^\d+$/.test(digits) ? Number(digits) : NaN
   })
-  if (!Number.isSafeInteger(length)) throw new AnswerRefused('the length of the response is no number')
+  if (!Number.isSafeInteger(length)) throw new AnswerRefused('the length of the response is not a number')
   if (others.some((other) => other !== length)) throw new AnswerRefused('the response has two lengths')
   return length
 }
 
-/** The lines with this length, or without any, so that nobody behind frames them otherwise. */
+/** The lines with only this length, or none, so that no later recipient frames the body differently. */
 function withLength(lines: readonly string[], length: number | null): string[] {
   const others = filterLines(lines, (name) => name !== 'content-length')
   return length === null ? others : [...others, 'Content-Length', String(length)]
@@ -351,8 +351,8 @@ export function headTooLarge(what: string, most: number): AnswerRefused {
 }
 
 /**
- * RFC 9112 §6.3 rule 4: by any coding but a last `chunked`, the answer ends with its connection. `identity` and nothing are no coding; `chunked`
- * named twice is done once, as nginx and curl read it.
+ * RFC 9112 §6.3 rule 4: unless the last coding is `chunked`, the answer ends with its connection. `identity` and empty items do not count;
+ * a repeated `chunked` counts once, as in nginx and curl.
  */
 function isChunked(value: string): boolean {
   const codings = value.split(',').map((coding) => withoutBlanks(coding).toLowerCase())

@@ -96,7 +96,7 @@ function untilTaken<S extends Socket>(socket: S): S {
     placeholder = false
     return chunk.length > 1 ? chunk.subarray(1) : (read(size) as Buffer | null)
   }
-  // undici takes a reset with this code for the end of an answer without a length, even of a paused one.
+  // undici treats a reset with this code as the end of an answer without a length, even of a paused one.
   socket.destroy = (error?: NodeJS.ErrnoException) =>
     destroy(error?.code === 'ECONNRESET' ? new Error(error.message, { cause: error }) : error)
   return socket

@@ -5,7 +5,7 @@ import type { ClientOptions } from './client-options.ts'
 import { AnswerRefused, headTooLarge } from './response-parser.ts'
 import { withFixes } from './undici-fixes.ts'
 
-/** undici's own pool (`http: node`). docs/adr/0128 lists what it promises less than `http1.ts`, and the tests that show it. */
+/** undici's own pool (`http: node`). docs/adr/0128 lists its weaker guarantees compared with `http1.ts`, and the tests that show them. */
 export class UndiciClient extends Dispatcher {
   readonly #options: ClientOptions
   #connections: number
@@ -40,7 +40,7 @@ export class UndiciClient extends Dispatcher {
   renew(): void {
     const before = this.#pool
     this.#pool = this.#open()
-    // The former pool finishes the requests that it has.
+    // The previous pool finishes its requests.
     this.#former.add(before)
     void before.close().then(() => this.#former.delete(before))
   }
@@ -87,8 +87,8 @@ export class UndiciClient extends Dispatcher {
 }
 
 /**
- * A pool waits for `drain` after `dispatch` returned false. undici returns it for requests it refuses to send, too (an invalid path
- * or line), which never drain: each would cost the pool a connection for good.
+ * A pool waits for `drain` after `dispatch` returned false. undici also returns false for requests that it refuses to send (an invalid path
+ * or line), and these never drain: each would cost the pool a connection for good.
  */
 class SteadyClient extends Client {
   override dispatch(options: Dispatcher.DispatchOptions, handler: Dispatcher.DispatchHandler): boolean {
@@ -120,7 +120,7 @@ class Carried implements Dispatcher.DispatchHandler {
     if (status < 200) return
     // undici reads it as UTF-8.
     this.#handler.onResponseStart?.(controller, status, headers, Buffer.from(reason).toString('latin1'))
-    // undici would wait for what is announced; there is nothing (RFC 9110 §8.6), and whatever came would be the next answer.
+    // undici would wait for the announced body; there is none (RFC 9110 §8.6), and further bytes would be the next answer.
     const announces = 'content-length' in headers || 'transfer-encoding' in headers
     if (status === 205 || ((status === 204 || status === 304) && announces)) {
       this.onResponseEnd(controller, {})

@@ -301,7 +301,7 @@ t.test('Y07 paths fold where asked, and a near miss is counted where not', async
   t.equal((await ask(proxy, null, {}, undefined, '/v1/other.json')).status, 201)
   t.equal(await proxy.metric('idempotency_route_near_miss_total{route="pay"}'), 4)
   t.equal(
-    proxy.log.filter(({ msg }) => /matches no route, and would match/.test(String(msg))).length,
+    proxy.log.filter(({ msg }) => /matches no route, but would match/.test(String(msg))).length,
     1,
     'warned once',
   )

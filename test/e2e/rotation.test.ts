@@ -14,8 +14,8 @@ import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(120_000)
 
-const ROTATED = 'secret files were read again, and are in force'
-const UNUSABLE = 'secret files have changed and cannot be used; what they held before stays in force'
+const ROTATED = 'secret files were read again and are in force'
+const UNUSABLE = 'secret files have changed and cannot be used; their previous content stays in force'
 const RELOADED = 'the configuration was reloaded'
 
 void t.test('Y17 the certificates of a mutual TLS upstream rotate under load', async (t) => {
