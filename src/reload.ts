@@ -29,7 +29,7 @@ export function reloader(parts: ProxyParts): (loaded: Loaded) => Promise<void> {
       log.error(
         { restart: linesOf(refused, 'restart'), identifies: linesOf(refused, 'identifies') },
         refused.some(({ effect }) => effect === 'identifies')
-          ? 'the configuration changes which record a request finds: restart, after waiting out ttl; all of the previous one stays in force'
+          ? 'the configuration changes which record a request finds: restart, after ttl has passed; all of the previous one stays in force'
           : 'the configuration needs a restart; all of the previous one stays in force',
       )
       return
@@ -52,7 +52,7 @@ export function reloader(parts: ProxyParts): (loaded: Loaded) => Promise<void> {
     log.level = level
   }
   let last: Promise<void> = Promise.resolve()
-  // One after another: what has changed is a question about the one before.
+  // One after another: each is compared with the one before.
   return (loaded) => (last = last.catch(() => {}).then(() => reload(loaded)))
 }
 

@@ -42,7 +42,7 @@ void t.test('output and errors have their own streams, and a closed pipe is a qu
   const node = process.execPath
   t.strictSame(await run(node, CLI, 'list', ...where.admin), { code: 0, out: 'no records\n', err: '' })
   const resolve = ['resolve', 'A'.repeat(43), '--retryable', '--reason', 'x', ...where.admin]
-  t.match(await run(node, CLI, ...resolve), { code: 2, out: '', err: /no terminal to confirm at/ })
+  t.match(await run(node, CLI, ...resolve), { code: 2, out: '', err: /no terminal for the confirmation/ })
   const { out, err } = await run('sh', '-c', '"$0" "$1" schema | head -c 10', node, CLI)
   t.strictSame([out.length, err], [10, ''])
 })

@@ -4,7 +4,7 @@ import type { AdminPorts } from './api.ts'
 
 /** Who may use the API, and its ports. The first request creates the application itself. */
 export interface AdminAccess {
-  /** Those in force: a rotation has several. */
+  /** The tokens in force: several during a rotation. */
   readonly tokens: () => readonly string[]
   /** Names allowed in `Host`, without a port, in lower case. */
   readonly hosts: readonly string[]

@@ -119,7 +119,7 @@ export interface OwnAttempts {
   readonly isRunning: (id: RecordId) => boolean
   /** Writes the outcome that this replica holds, if any. False: the store refuses it. */
   readonly tell: (id: RecordId) => Promise<boolean>
-  /** Remembers a decision that a failover may take back. Absent: there is no running process to see one. */
+  /** Remembers a decision that a failover may lose. Absent: no process is running to notice one. */
   readonly decided?: Reclaimer['decided']
 }
 
@@ -131,7 +131,7 @@ export interface ChangePorts {
   readonly own: OwnAttempts
   readonly audit: Audit
   readonly history: Pick<History, 'add'>
-  /** Makes readiness fail, or takes that back; traffic is still served. Returns whether it fails: a shutdown cannot be taken back. */
+  /** Makes readiness fail, or undoes that; traffic is still served. Returns whether it fails: a shutdown cannot be undone. */
   readonly announceDrain: (draining: boolean) => boolean
 }
 
@@ -177,7 +177,7 @@ const resolveRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => {
       const several = ids.length > 1 ? await storedOf(ports, ids) : []
       if (several.length > 1)
         throw invalid(
-          `/key: ${several.length} records have it, since the route reads keys from several places: ${several.join(', ')}; resolve the one you mean`,
+          `/key: ${several.length} records have it, since the route reads keys from several sources: ${several.join(', ')}; resolve the one you mean`,
         )
       for (const id of ids) {
         const view = await settle(ports, 'outcome', id, body, whoOf(request), null)
@@ -209,7 +209,7 @@ const otherRoutes: AdminRoutes<ChangePorts> = async (app, { ports }) => {
 
   for (const [what, summary] of [
     ['drain', 'Makes readiness fail before a shutdown; traffic is still served.'],
-    ['undrain', 'Takes `/v1/drain` back. `draining` stays true if the proxy has been told to stop.'],
+    ['undrain', 'Undoes `/v1/drain`. `draining` stays true if the proxy is shutting down.'],
   ] as const)
     app.post(
       `/v1/${what}`,
@@ -261,7 +261,7 @@ async function storedOf({ records }: ChangePorts, ids: readonly RecordId[]): Pro
   return ids.filter((_, n) => found[n]?.record != null)
 }
 
-/** How often a report is retried while others change the record. */
+/** Number of attempts at a report while others change the record. */
 const MAX_ROUNDS = 5
 
 /** `version`: the one that an operator decided about; null: a report. Returns null if there is no such record. */
@@ -326,7 +326,7 @@ async function settle(
       throw otherVersion(id, current)
     }
     if (round === MAX_ROUNDS)
-      throw new AdminProblem('store_unavailable', 'others keep writing to the record: try again', {
+      throw new AdminProblem('store_unavailable', 'other writers keep changing the record: try again', {
         instance: id,
       })
   }
@@ -402,8 +402,8 @@ function running(id: RecordId, current: Pick<AdminProblem['members'], 'record' |
 }
 
 /**
- * The record, if a person may decide on it: it is at `version`, `check` does not throw, and this replica knows nothing newer.
- * Null: there is no such record.
+ * The record, if an operator may decide about it: it is at `version`, `check` does not throw, and this replica knows nothing newer. Null:
+ * there is no such record.
  */
 async function decidable(
   { own, records }: ChangePorts,
@@ -421,7 +421,7 @@ async function decidable(
   if (!isTold)
     throw new AdminProblem(
       'outcome_held',
-      'this replica knows the outcome and will write it as soon as the store accepts it: try again then',
+      'this replica knows the outcome and will write it as soon as the store accepts it: try again later',
       { instance: id, record: view },
     )
   return { stored, view }
@@ -446,7 +446,7 @@ async function audited<T>(audit: Audit, change: AuditEvent, make: () => Promise<
   }
 }
 
-const OVERTAKEN = 'somebody else changed the record first'
+const OVERTAKEN = 'the record was changed first'
 
 /** Records that an audited change was not made. If this line fails as well, no change is hidden: none was made. */
 async function withdraw(audit: Audit, change: AuditEvent, why: string): Promise<void> {

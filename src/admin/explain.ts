@@ -67,11 +67,11 @@ function verdict(record: Unexplained, route: RouteFacts | null): Sentence[] {
     }
     case 'unknown':
       return [
-        `Nobody knows whether it was executed${why}.`,
+        `It is unknown whether it was executed${why}.`,
         mayBeMore
           ? `It was sent upstream ${sent(record, true)} and may have been done each time.`
           : `It was sent upstream ${times(attempts)}, so it was done ${attempts === 1 ? 'once or not at all' : `at most ${times(attempts)}`}.`,
-        leaseUntil !== null && `Its owner fell silent; the lease expired at ${leaseUntil}.`,
+        leaseUntil !== null && `Its owner stopped renewing the lease, which expired at ${leaseUntil}.`,
         earlier(record),
         asked(record),
       ]
@@ -209,10 +209,10 @@ function nextSteps(record: Unexplained, route: RouteFacts | null): Sentence[] {
 }
 
 function whoDecides({ reconciliation }: Unexplained, route: RouteFacts | null): string {
-  if (route?.reconciles === false) return 'A person has to decide: this route has no reconcile.'
+  if (route?.reconciles === false) return 'An operator has to decide: this route has no reconcile.'
   if (reconciliation === null && route !== null)
     return 'The proxy will ask the upstream soon, or you can decide now.'
-  if (reconciliation === null || reconciliation.deadLettered) return 'A person has to decide.'
+  if (reconciliation === null || reconciliation.deadLettered) return 'An operator has to decide.'
   return `The proxy asks the upstream again at ${reconciliation.nextLookAt}, or you can decide now.`
 }
 

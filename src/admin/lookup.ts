@@ -35,7 +35,7 @@ export const subjectMembers = {
 export const lookup = named('Lookup', subjectMembers)
 export type Lookup = Static<typeof lookup>
 
-/** Finds the records that a request would find, by its key, caller and target (contract §12 `lookup`). */
+/** Finds the records of a request by its key, caller and target (contract §12 `lookup`). */
 export class RecordLookup {
   readonly #config: Config
   readonly #router: Router
@@ -55,8 +55,8 @@ export class RecordLookup {
   }
 
   /**
-   * Ids of the records that may be meant, likeliest first: more than one if the route takes keys from several places, where the
-   * same key means different records.
+   * Ids of the possible records, likeliest first: several if the route reads keys from several sources, where the same key means different
+   * records.
    * @throws {AdminProblem}
    */
   find(lookup: Lookup): readonly RecordId[] {
@@ -139,16 +139,16 @@ interface CandidateKey {
   readonly qualifier: KeyQualifier
 }
 
-/** The key as it would be in each place where the route reads it. */
+/** The key as it would be written in each source that the route reads. */
 function keysOf({ key: policy }: RoutePolicy, key: string, caller: RawHeaders): readonly CandidateKey[] {
   // Every syntax accepts an RFC 9651 String, which can hold any key.
   const line = key.startsWith('"') ? key : `"${key.replace(/[\\"]/g, '\\$&')}"`
   const keys: CandidateKey[] = []
-  let detail = '/key: the route takes no key'
+  let detail = '/key: the route reads no key'
   for (const source of policy.from) {
     if (source.kind !== 'header') {
       keys.push({ key, qualifier: [] })
-      // Of a structured event (CloudEvents).
+      // The source of a structured event (CloudEvents).
       if (source.kind === 'json' && source.pointer === '/id')
         keys.push({ key, qualifier: ['ce-source', firstOf(caller, 'ce-source')] })
       continue
@@ -158,7 +158,7 @@ function keysOf({ key: policy }: RoutePolicy, key: string, caller: RawHeaders): 
     else if (reading.kind === 'invalid') detail = `/key: ${reading.detail}`
   }
   if (policy.derive !== null) keys.push({ key, qualifier: ['derived'] })
-  // A source means a CloudEvent: other records with its id are not meant.
+  // With a source it is a CloudEvent: records of other requests with that id do not count.
   const events =
     linesOf(caller, 'ce-source').length > 0
       ? keys.filter(({ qualifier }) => qualifier[0] === 'ce-source')

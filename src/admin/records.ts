@@ -108,10 +108,7 @@ function historyView({ tag, count, first, last, text }: KeptNote): HistoryView[]
 /** Events of a record's first execution and its outcome. */
 const EXECUTION: ReadonlySet<string> = new Set(['claimed', 'executed', 'bypassed', 'settled', 'shadowed'])
 
-/**
- * What happened to a record, oldest first. The usual first execution has no entry: it follows from the record, completed by the owner of
- * its only attempt (docs/adr/0073).
- */
+/** What happened to a record, oldest first. A normal first execution has no entries: they follow from the record (docs/adr/0073). */
 function historyOf(record: IdempotencyRecord, notes: readonly KeptNote[]): HistoryView[] {
   const entries = notes.flatMap(historyView)
   if (record.state !== 'completed' || record.attempts > 1 || record.token.equals(NOBODY)) return entries
@@ -182,7 +179,7 @@ export async function notesOf(store: Pick<Store, 'history'>, id: RecordId): Prom
 /** Records held at once: each may carry a body of several MiB. */
 const AT_ONCE = 8
 
-/** Calls `look` for each id, a few at a time; keeps their order. */
+/** Calls `look` for each id, a few at a time; keeps the order. */
 async function inTurns<T>(ids: readonly RecordId[], look: (id: RecordId) => Promise<T>): Promise<T[]> {
   const all: T[] = []
   for (let at = 0; at < ids.length; at += AT_ONCE)
@@ -215,10 +212,10 @@ export async function scanRecords(
 const MAX_PAGE = 1000
 /** Records read for one page when few match the filter: bounds the response time. */
 const MAX_LOOKED = 5000
-/** The same for a store that holds much else: pages requested, and ids per page after an empty one. */
+/** The same if few ids match: pages requested, and ids per page after an empty one. */
 const MAX_ASKED = 500
 const MAX_STEP = 256
-/** To find a prefix, a store may have to pass over all other ids, and its pages are empty until then. */
+/** To find a prefix, a store may have to skip all other ids; until then its pages are empty. */
 const SEARCH_STEP = 1000
 
 const filter = object({

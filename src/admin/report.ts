@@ -32,7 +32,7 @@ const figures = {
   recovered: count('Outcomes written again because the record was gone.'),
   stale: count('Late outcomes that were refused.'),
   reconciled: count('Unknown outcomes that a status query settled.'),
-  resolved: count('Unknown outcomes that a person or a report resolved.'),
+  resolved: count('Unknown outcomes that an operator or a report resolved.'),
 }
 
 const unknown = {
@@ -40,7 +40,7 @@ const unknown = {
   under1d: count('Created less than a day ago.'),
   under7d: count('Created less than seven days ago.'),
   older: count('Older.'),
-  deadLettered: count('Of these: dead-lettered; a person has to decide.'),
+  deadLettered: count('Of these: dead-lettered; an operator has to decide.'),
 }
 
 const counted = {
@@ -52,7 +52,7 @@ const counted = {
   lapsed: figures.lapsed,
   recovered: figures.recovered,
   stale: figures.stale,
-  deadLettered: count('Unknown records that a person has to decide about.'),
+  deadLettered: count('Unknown records that an operator has to decide about.'),
   expiring: count('Unknown records that are about to be dropped unresolved.'),
 }
 
@@ -114,7 +114,7 @@ export const ASKED = Object.keys(asked) as (keyof typeof asked)[]
 export const COUNTED = Object.keys(counted) as (keyof typeof counted)[]
 
 export interface RecheckPort {
-  /** How old a record of the route must be to be asked about; null: it cannot be. */
+  /** Minimum age of a record of the route for a status query; null: none can be sent. */
   readonly from: (route: string) => Millis | null
   readonly ask: (id: RecordId, record: Completed) => Promise<Verification>
 }
@@ -263,7 +263,7 @@ function countRecord(
     if (event === 'resolved') row.resolved += count
     if (event === 'lease_expired') lapses += count
   }
-  // Its lease has expired, but no sweep has written that down yet.
+  // Its lease has expired, but no sweep has recorded that yet.
   if (lapses === 0 && record.state === 'unknown' && record.leaseExpired) lapses = 1
   row.lapsed += lapses
 }
@@ -298,7 +298,7 @@ function countedOf({ since, samples }: Counters): Report['counted'] {
   return { since: time(since), routes: table.rows(), shadow: tallyOf(samples).rows() }
 }
 
-/** Status queries under way at once: the upstream has other work. */
+/** Concurrent status queries: the upstream has other work. */
 const AT_ONCE = 4
 /** No status query begins later than that. */
 const BEGIN_WITHIN: Millis = 20_000
@@ -311,7 +311,7 @@ const FIGURE = {
   not_asked: 'notAsked',
 } as const satisfies Record<Verification['kind'], (typeof ASKED)[number]>
 
-/** Rechecks a uniform random sample of the completed records that it is shown. */
+/** Rechecks a uniform random sample of the completed records passed to it. */
 class RecheckSample {
   readonly #size: number
   readonly #recheck: RecheckPort

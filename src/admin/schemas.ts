@@ -71,7 +71,7 @@ const recordMembers = {
       nextLookAt: timestamp('When it is checked next.'),
       asked: Type.Integer({ description: 'Number of status queries so far.' }),
       deadLettered: Type.Boolean({
-        description: 'All status queries are used up: a person has to decide.',
+        description: 'All status queries are used up: an operator has to decide.',
       }),
       answer: nullable(Type.String({ description: 'Result of the last status query.' })),
     }),

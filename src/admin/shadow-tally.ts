@@ -6,7 +6,7 @@ import { count, described, object } from './schemas.ts'
 const figures = {
   requests: count('Requests that shadow mode judged.'),
   executed: count('Of these: enforce would have executed them, too.'),
-  prevented: count('Duplicates that were executed but that enforce would have stopped.'),
+  prevented: count('Duplicates that were executed, but would not have been under enforce.'),
   differed: count('Of these: the second response was different.'),
   refused: count('Requests that enforce would have refused: fix their clients first.'),
   unjudged: count('Requests that could not be judged.'),
@@ -37,7 +37,7 @@ const AGES: readonly (readonly [Millis, 'retriedIn1m' | 'retriedIn1h' | 'retried
   [86_400_000, 'retriedIn1d'],
 ]
 
-/** Executed a second time where `enforce` would not have. */
+/** Whether `enforce` would not have executed it again. */
 export function isDuplicate(verdict: unknown): boolean {
   return typeof verdict === 'string' && isVerdict(verdict) && SHADOW_VERDICTS[verdict].effect === 'prevented'
 }
@@ -111,7 +111,7 @@ export interface CounterSample {
   readonly value: number
 }
 
-/** The same from the counters and the retry ages of a process. */
+/** The tally from the counters and the retry ages of a process. */
 export function tallyOf(samples: readonly CounterSample[]): ShadowTally {
   const tally = new ShadowTally()
   const below = new Map<string, number>()

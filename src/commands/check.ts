@@ -77,7 +77,7 @@ function withConfig(name: string, args: Args, io: Io, run: (file: string, config
 
 const ADVICE: Readonly<Record<Exclude<ReloadRule, 'live'>, string>> = {
   restart: 'needs a restart',
-  identifies: 'changes which record a request finds: restart, after waiting out ttl',
+  identifies: 'changes which record a request finds: restart, after ttl has passed',
 }
 
 function compare(io: Io, file: string, before: Config, after: Config): number {
@@ -93,7 +93,7 @@ function compare(io: Io, file: string, before: Config, after: Config): number {
   if (!own.digest.equals(others.digest) && isSharedStore(after.store.url)) {
     const differences = differencesBetween(own.parts, others.parts)
     io.out(
-      `${differences.join(', ')}: replicas with this file wait until all with the old one have ended: replace them all at once (Recreate), or start with --accept-rescope, and ${keysUnder(differences)} may execute twice\n`,
+      `${differences.join(', ')}: replicas with this file do not claim until all with the old one have ended: replace them all at once (Recreate), or start with --accept-rescope, and ${keysUnder(differences)} may execute twice\n`,
     )
   }
   if (refused.length > 0) return FINDING

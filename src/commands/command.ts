@@ -13,7 +13,7 @@ export interface Io {
   readonly out: (text: string) => void
   readonly err: (text: string) => void
   readonly env: Readonly<Record<string, string | undefined>>
-  /** Asks the person at the terminal; null: nobody can answer. */
+  /** Asks the user at the terminal; null: no terminal. */
   readonly ask: ((prompt: string) => Promise<string>) | null
   /** Width of the terminal on standard error; null: no terminal. */
   readonly columns: number | null
@@ -51,7 +51,7 @@ export const SERVE_USAGE = Object.entries(SERVE_OPTIONS)
 
 export interface Command {
   readonly name: string
-  /** One line per way to call it, without the name of the program. */
+  /** One line per form of the command, without the name of the program. */
   readonly usage: readonly string[]
   readonly about: readonly string[]
   readonly options: CommandOptions
@@ -129,10 +129,10 @@ export async function run(command: Command, words: readonly string[], io: Io): P
   return command.run(parsed, io)
 }
 
-/** The beginning of an id. Two dashes begin an option unless a whole id follows. */
+/** The beginning of an id. Two dashes begin an option unless they begin a whole id. */
 const PREFIX = /^(?!--(?!.{41}$))[A-Za-z0-9_-]{8,43}$/
 
-/** Moves ids behind `--`: one in 64 begins with a dash, like an option. */
+/** Moves ids after `--`: one in 64 begins with a dash, like an option. */
 function idsLast(words: readonly string[], ids: RegExp): string[] {
   const end = words.indexOf('--')
   const before = end < 0 ? words : words.slice(0, end)
@@ -204,7 +204,7 @@ export function commandHelp({
   ].join('\n')
 }
 
-/** The correct call if npm swallowed a flag: `npm start --upstream URL` passes on the value alone, or nothing. */
+/** The correct call if npm swallowed a flag: `npm start --upstream URL` passes on only the value, or nothing. */
 export function npmHint(env: Io['env']): string {
   if (env['npm_lifecycle_event'] === undefined) return ''
   const taken = Object.keys(SERVE_OPTIONS).filter((name) => env[`npm_config_${name}`] !== undefined)

@@ -29,7 +29,7 @@ const LANES = 32
 /** No client waits for these operations. */
 const TIMEOUT: Millis = 10_000
 const MADE_UP: Millis = 50
-/** Each of these needs a person. */
+/** Each of these needs an operator. */
 const FINDINGS: readonly Copied[] = ['running', 'different', 'unreadable']
 
 export const copy: Command = {
@@ -42,7 +42,7 @@ export const copy: Command = {
     'Stop the proxies first: keys that they claim meanwhile are not in the copy, and would be executed again there. It refuses to',
     'begin while a request is in progress. It can be run again: existing records are compared, and nothing newer is overwritten.',
     'STORE: the URL of a store, or the configuration file of the proxies that use it.',
-    "exit 1 if a record needs a person's decision, if there is no record, or if it ended early",
+    'exit 1 if a record needs a decision, if there is no record, or if it ended early',
   ],
   options: {
     from: { value: 'STORE', help: 'store to copy from' },
@@ -166,7 +166,7 @@ interface Opened {
 interface CopyStores extends AsyncDisposable {
   readonly from: Opened
   readonly to: Opened
-  /** Says in which store it failed. Other errors are bugs and propagate. */
+  /** Reports which store failed. Other errors are bugs and propagate. */
   readonly trouble: (error: unknown) => { readonly why: string; readonly isOfTarget: boolean }
 }
 
@@ -192,10 +192,10 @@ async function openStores(plan: Plan): Promise<CopyStores> {
         if (error instanceof Error) sides.set(error, side)
       },
     }
-    // No client waits for what it does.
+    // No client waits for its operations.
     const timeout = Math.max(settings.timeout, TIMEOUT)
-    // Compressed and sealed records are copied as they are. Nothing is executed, so nothing waits for replicas. During a migration, it is
-    // one store by itself.
+    // Compressed and sealed records are copied as they are. Nothing is executed, so nothing waits for replicas. During a migration, each
+    // store counts by itself.
     const asItIs = {
       encryption: { keys: [] },
       compression: 'off',
@@ -334,7 +334,7 @@ function pacer(rate: Rate | null, stop: AbortSignal): () => Promise<boolean> {
   return async () => {
     if (rate !== null) {
       const now = performance.now()
-      // Makes up for late timers, not for slow stores.
+      // Compensates for late timers, not for slow stores.
       nextAt = Math.max(nextAt, now - MADE_UP) + rate.per / rate.count
       if (nextAt - now >= 1) await wait(nextAt - now, undefined, { signal: stop }).catch(() => {})
     }

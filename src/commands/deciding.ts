@@ -5,7 +5,7 @@ import { recordAt } from './inspect.ts'
 import { openSource } from './target-options.ts'
 import { osUser } from './terminal.ts'
 
-/** Options of a command by which a person decides about a record. */
+/** Options of commands that decide about a record. */
 export const DECIDING_OPTIONS = {
   reason: { value: 'TEXT', help: 'reason for the audit log; required' },
   by: { value: 'NAME', help: 'who decides, for the audit log (default: the user of this process)' },
@@ -18,7 +18,7 @@ export const DECIDING_OPTIONS = {
 
 export interface Deciding {
   readonly id: string
-  /** Null: the version that is read. */
+  /** Null: the version that was read. */
   readonly version: number | null
   readonly decider: { readonly reason: string; readonly by: string }
 }
@@ -40,7 +40,7 @@ export async function decidingOf(args: Args, io: Io, command: string): Promise<D
     throw usage(`--version: found ${quote(version)}; allowed: a whole number`)
   const reason = args.text('reason') ?? ''
   if (reason.trim() === '') throw usage('--reason is required; it goes into the audit log')
-  if (io.ask === null && !args.has('yes')) throw usage('there is no terminal to confirm at: add --yes')
+  if (io.ask === null && !args.has('yes')) throw usage('there is no terminal for the confirmation: add --yes')
   return {
     id,
     version: version === undefined ? null : Number(version),

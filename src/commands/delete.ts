@@ -12,7 +12,7 @@ export const deleteCommand: Command = {
   about: [
     'deletes a record, even an unreadable one: a retry with its key is executed, whatever happened before.',
     'Recorded in the audit log, with who and why.',
-    'exit 1 if its request is still running, or somebody else has changed it meanwhile',
+    'exit 1 if its request is still running, or it was changed meanwhile',
   ],
   takes: 'one record id',
   options: { ...DECIDING_OPTIONS, ...SOURCE_OPTIONS },
@@ -56,12 +56,12 @@ async function foundAt(source: RecordSource, path: string): Promise<RecordToDele
   }
 }
 
-/** What a person asserts by deleting the record. */
+/** What deleting the record means in each state. */
 const MEANING: Readonly<Record<State, string>> = {
   in_progress: 'Its request is running.',
   completed: 'It WAS executed. A retry executes it a second time.',
   failed_retryable: 'It was not executed: a retry is executed anyway.',
-  unknown: 'Nobody knows whether it was executed. If it was, a retry executes it a second time.',
+  unknown: 'It is unknown whether it was executed. If it was, a retry executes it a second time.',
   expired: 'It WAS executed, and its answer has expired. A retry executes it a second time.',
 }
 const UNTOLD =

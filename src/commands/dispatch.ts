@@ -36,7 +36,7 @@ const HELP = `idempotency-proxy ${VERSION}: makes any HTTP API safe to retry
   idempotency-proxy drain
       makes a running proxy fail its readiness while it keeps serving
   idempotency-proxy undrain
-      takes that back
+      undoes drain
 
 The record commands ask a running proxy (--admin URL --token-file FILE) or the store itself
 (--config FILE, --store URL, --service NAME). Every command has its own --help.

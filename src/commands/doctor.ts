@@ -26,10 +26,10 @@ import { upstreamChecks } from './upstream-checks.ts'
 const PINGS = 20
 /** Largest tolerable difference: tokens and issued keys are checked by this clock. */
 const CLOCKS_APART: Millis = 30_000
-/** An unknown record that has been due for this long was missed. */
+/** An unknown record that has been due for this long has been missed. */
 const OVERDUE: Millis = 600_000
 const SHOWN = 5
-/** By then, a line that was being written to the audit log is complete. */
+/** Time for a line that is being written to the audit log to be completed. */
 const WRITTEN_BY: Millis = 250
 const PROXY_TIMEOUT: Millis = 10_000
 
@@ -173,7 +173,7 @@ async function gradeChecks(
   return [
     grade === 'strict' ? fine('grade', rank) : risk('grade', `${rank} (docs/stores.md#the-grade)`),
     ...traits.refusals.map((detail) => finding('promises', detail)),
-    // What is wrong with its claims has its own line.
+    // A fault of its claims has its own line.
     ...reasons.filter((detail) => detail !== wrong?.proof).map((detail) => risk('promises', detail)),
     ...Object.entries({ topology, replication, room }).flatMap(([check, detail]) =>
       detail === undefined ? [] : [fine(check, detail)],
@@ -202,7 +202,7 @@ async function recordChecks(store: Store, service: string): Promise<CheckResult[
   const indexed = new Set<RecordId>()
   await scanRecords(store, 'unresolved', async (id) => void indexed.add(id))
   const unresolved = new Map<RecordId, number>()
-  /** By reason. */
+  /** Record ids by reason. */
   const unreadable = new Map<string, RecordId[]>()
   const count = { all: 0, unknown: 0, deadLettered: 0, overdue: 0 }
   const { complete } = await scanRecords(store, 'all', async (id) => {
@@ -228,7 +228,7 @@ async function recordChecks(store: Store, service: string): Promise<CheckResult[
   const checked = [(complete ? fine : note)('records', looked)]
   if (count.deadLettered > 0) {
     const dead = counted(count.deadLettered, 'unknown record')
-    checked.push(finding('dead letters', `a person has to resolve ${dead}: list --dead-lettered`))
+    checked.push(finding('dead letters', `an operator has to resolve ${dead}: list --dead-lettered`))
   }
   if (count.overdue > 0) {
     const overdue = `${counted(count.overdue, 'unknown record')} overdue by more than ${span(OVERDUE)}`

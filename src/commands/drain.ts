@@ -12,7 +12,7 @@ export const drain: Command = {
   usage: ['drain --admin URL --token-file FILE'],
   about: [
     'makes a running proxy fail its readiness while it keeps serving: for hooks before SIGTERM.',
-    'Recorded in its audit log. `undrain` takes it back.',
+    'Recorded in its audit log. `undrain` undoes it.',
   ],
   options: { ...OPTIONS, json: { value: null, help: 'for programs: {"draining": true}' }, ...ADMIN_OPTIONS },
   run: (args, io) => announce('drain', args, io),
@@ -22,8 +22,8 @@ export const undrain: Command = {
   name: 'undrain',
   usage: ['undrain --admin URL --token-file FILE'],
   about: [
-    'takes `drain` back: the proxy is ready again. Recorded in its audit log;',
-    'exit 1 if the proxy has been told to stop, which cannot be taken back',
+    'undoes `drain`: the proxy is ready again. Recorded in its audit log;',
+    'exit 1 if the proxy is shutting down, which cannot be undone',
   ],
   options: {
     ...OPTIONS,

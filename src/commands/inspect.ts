@@ -20,7 +20,7 @@ export const inspect: Command = {
   ],
   about: [
     'explains one record: whether and how often it was executed, and what to do next; exit 1 if there is none.',
-    'ID: the "instance" of a problem response, or from list; 8 or more of its first characters will do, such as the 12 in a log line.',
+    'ID: the "instance" of a problem response, or from list; 8 or more of its first characters suffice, such as the 12 in a log line.',
     'KEY: as the client sent it; needs --method, --path and --caller, or --route.',
   ],
   options: {
@@ -74,7 +74,7 @@ function hint(args: Args): string {
   return `${lines.join('\n')}\n`
 }
 
-/** Most keys are UUIDs, and no id begins like one. */
+/** Most keys are UUIDs; no id begins like one. */
 const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-/i
 
 /** The request to send. No message repeats the key. */

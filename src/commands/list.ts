@@ -21,7 +21,7 @@ export const list: Command = {
     route: { value: 'NAME', help: 'only this route' },
     label: { value: 'VALUE', help: 'only requests with this label (record.label of the route)' },
     age: { value: 'DURATION', help: 'created at least this long ago, such as 90s, 1h, 7d' },
-    'dead-lettered': { value: null, help: 'only records that stay unknown until a person decides' },
+    'dead-lettered': { value: null, help: 'only records that stay unknown until an operator decides' },
     limit: { value: 'N', help: 'at most about this many (default 100)' },
     cursor: { value: 'CURSOR', help: 'continues a listing with the same filter' },
     json: { value: null, help: 'for programs: {"records", "unreadable", "next", "now"}' },

@@ -94,7 +94,7 @@ function textIn(args: Args, name: string): string | null {
   return text === undefined ? null : textOf(name, text)
 }
 
-/** At least one. */
+/** The header lines in an option; at least one. */
 function linesIn(option: string, text: string): HeaderLine[] {
   return textOf(option, text)
     .trim()
@@ -130,7 +130,7 @@ function exampleRequest(
   if (file === undefined || wanted === undefined)
     throw usage('found --openapi or --operation alone; allowed: both or none')
   if (origin.pathname !== '/' || origin.search !== '')
-    throw usage(`URL: found ${quote(origin.href)} beside --openapi; allowed: an origin, http://host:port`)
+    throw usage(`URL: found ${quote(origin.href)} with --openapi; allowed: an origin, http://host:port`)
   const read = readDescription(file)
   if (!read.ok) throw finding(plain(read.errors.map(formatConfigError).join('; ')))
   const { found } = operationsOf(read.description)

@@ -29,11 +29,11 @@ export const probe: Command = {
     profile: { value: 'P', help: `what is expected: ${PROFILES.join(', ')} (default ietf)` },
     method: { value: 'M', help: 'default POST' },
     header: { value: 'LINE', help: '"Name: value", or @FILE with such lines', repeated: true },
-    body: { value: 'TEXT', help: 'payload, or @FILE; {uuid} in it is another one for each key' },
+    body: { value: 'TEXT', help: 'payload, or @FILE; {uuid} in it is replaced anew for each key' },
     openapi: { value: 'FILE', help: 'makes the request from examples of this description; URL: the origin' },
     operation: { value: 'ID', help: 'its operationId, or "POST /path"' },
     'key-header': { value: 'NAME', help: 'default Idempotency-Key' },
-    'count-url': { value: 'URL', help: 'GET tells how often the work was done' },
+    'count-url': { value: 'URL', help: 'GET shows how often the work was done' },
     'count-json': {
       value: 'POINTER',
       help: 'to the number, or to an array whose items count; alone, in GET URL',

@@ -27,12 +27,12 @@ export class ProgressBar {
     this.#draw()
   }
 
-  /** A line of its own. */
+  /** Prints a separate line. */
   tell(line: string): void {
     this.#io.err(this.#io.columns === null ? `${line}\n` : `\r${line}\x1b[K\n`)
   }
 
-  /** Leaves the last picture on the screen. */
+  /** Leaves the last state on the screen. */
   end(): void {
     if (this.#io.columns === null) return
     this.#draw()

@@ -52,7 +52,7 @@ function optionFor(detail: string): string {
   return detail.replace(/^[/?](\w+): /, (_, name: string) => (name === 'key' ? 'KEY: ' : `--${name}: `))
 }
 
-/** Where the record commands get their answers: a running proxy, or the store itself. */
+/** Source of the record commands: a running proxy, or the store itself. */
 export interface RecordSource extends AsyncDisposable {
   /** For people, without secrets: `the proxy at …`, `the store …`. */
   readonly name: string
@@ -63,7 +63,7 @@ export interface RecordSource extends AsyncDisposable {
   ask(call: SourceRequest): Promise<unknown>
 }
 
-/** A listing looks at up to 5,000 records; a report at more. */
+/** A listing reads up to 5,000 records; a report more. */
 const TIMEOUT: Millis = 60_000
 
 /** An admin listener's answers to a request without a token: with a token file, and without. */
@@ -78,7 +78,7 @@ export function openRemote(origin: string, token: string, tokenFile: string): Re
   const request = (url: string, init: RequestInit = {}) =>
     fetch(origin + url, { redirect: 'error', signal: AbortSignal.timeout(TIMEOUT), ...init })
   let isIdentified = false
-  /** The traffic listener passes requests on, and an API may say yes to anything: neither may get the token. */
+  /** The traffic listener forwards requests, and an API may accept anything: neither may get the token. */
   async function identify(): Promise<void> {
     const response = await request('/v1/config')
     const { type } = ((await response.json().catch(() => null)) ?? {}) as Partial<AdminProblem['body']>
@@ -117,7 +117,7 @@ export function openRemote(origin: string, token: string, tokenFile: string): Re
 /**
  * The admin API in this process, on the store itself. `changes`: opens `audit.file`, where changes are written as a proxy writes
  * them (without one, to standard error). `isConfigured`: `config` comes from a file, so its routes are known.
- * @throws where the store cannot be opened, or the audit log cannot be continued.
+ * @throws if the store cannot be opened, or the audit log cannot be continued.
  */
 export async function openDirect(
   config: Config,
@@ -146,7 +146,7 @@ export async function openDirect(
     records: new Records(store),
     store,
     subjects: new RecordLookup(config),
-    // Nobody waits here; the store tells other processes.
+    // Nobody waits here; the store notifies other processes.
     waiters: { tell: () => {} },
     // This process executes nothing and holds no outcome; only a proxy knows its own.
     own: { isRunning: () => false, tell: async () => true },

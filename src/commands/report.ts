@@ -128,7 +128,7 @@ function shadowText({ since, now, first, last, lines, unreadable, shadow }: Shad
   }
 }
 
-/** What shadow mode counted, and the verdicts that occurred at all. `of`: source and period. */
+/** What shadow mode counted, and the verdicts that occurred. `of`: source and period. */
 function shadowSections(rows: readonly ShadowTallyRow[], of: string): Section[] {
   const given = Object.keys(rows[0]?.verdicts ?? {}).filter((name) =>
     rows.some(({ verdicts }) => (verdicts[name] ?? 0) > 0),

@@ -13,7 +13,7 @@ export const routes: Command = {
   usage: ['routes from OPENAPI [--upstream URL]', 'routes overlay OPENAPI --config FILE [--upstream URL]'],
   about: [
     'from: drafts a configuration from an OpenAPI 3 description, YAML or JSON: a route for each operation that changes something,',
-    'with the reasons as comments; DECIDE marks what a person must decide. overlay: prints an OpenAPI Overlay 1.0.0 that documents',
+    'with the reasons as comments; DECIDE marks what you must decide. overlay: prints an OpenAPI Overlay 1.0.0 that documents',
     'the key, the replay headers and the responses of the proxy on each operation that the configuration protects.',
     'Omissions go to standard error. References to other files are not followed; nothing is fetched.',
     'exit 1 if the file cannot be read or has no such operation',
@@ -71,7 +71,7 @@ function read(file: string): Description {
   throw new Exit(FINDING, found.errors.map((error) => `${plain(formatConfigError(error))}\n`).join(''))
 }
 
-/** Each remark once: many operations may refer to the same place. */
+/** Prints each remark once: several operations may refer to the same part. */
 function printRemarks(io: Io, file: string, remarks: readonly Remark[]): void {
   const lines = remarks.map(({ line, message }) => `${file}${line > 0 ? `:${line}` : ''}: ${message}`)
   for (const line of new Set(lines)) io.err(`${plain(line)}\n`)

@@ -18,9 +18,9 @@ export interface ShadowReport {
 }
 
 /**
- * Reads logs of proxies: JSON lines, also behind a prefix as `kubectl logs --timestamps` and the container runtime put one, or
- * within the JSON of Docker's log files.
- * @throws where a file cannot be read.
+ * Reads logs of proxies: JSON lines, also after a prefix, as from `kubectl logs --timestamps` and the container runtime, or within the JSON
+ * of Docker's log files.
+ * @throws if a file cannot be read.
  */
 export async function readLogs(files: readonly string[], span: Millis, now: Millis): Promise<ShadowReport> {
   const tally = new ShadowTally()
@@ -37,7 +37,7 @@ export async function readLogs(files: readonly string[], span: Millis, now: Mill
         first = Math.min(first, time)
         last = Math.max(last, time)
       }
-      // Cheap check first: most lines are others.
+      // Cheap check first: most lines are not from shadow mode.
       if (!/\\?"msg\\?":\s*\\?"shadow\\?"/.test(text)) continue
       const line = lineOf(text)
       if (line === null) unreadable++

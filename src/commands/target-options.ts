@@ -69,7 +69,7 @@ export function adminSource(args: Args): RecordSource {
   const file = args.text('token-file')
   if (file === undefined) throw usage('--admin needs --token-file FILE: the admin token of that proxy')
   const findings = new Findings('--token-file')
-  // Any that the proxy accepts will do.
+  // Any token that the proxy accepts is enough.
   const [token] = readTokens(findings, '', file) ?? []
   if (token === undefined) throw usage(findings.sorted().map(formatConfigError).join('; '))
   return openRemote(url.origin, token, file)
@@ -87,7 +87,7 @@ export function storeConfig(args: Args, io: Io): Config {
 
 const UNSEEN = 'memory:, which only its own process can see'
 
-/** Likewise, whether or not there is a store to read. */
+/** Like {@link storeConfig}, whether or not there is a store to read. */
 export function givenConfig(args: Args, io: Io): Config {
   const file = args.text('config') ?? null
   if (file === null && !args.has('service') && isSharedStore(args.text('store') ?? ''))
@@ -98,7 +98,7 @@ export function givenConfig(args: Args, io: Io): Config {
   return validConfig(file, flags, io.env)
 }
 
-/** Why there is nothing to read, which is as it should be before the first start; null: there is a store. */
+/** Why there is nothing to read, as before the first start; null: there is a store. */
 export function unseenStore(storeUrl: string): string | null {
   if (storeUrl === 'memory:') return UNSEEN
   const path = missingFile(storeUrl)
@@ -109,7 +109,7 @@ function notYet(path: string): string {
   return `there is no file at ${path}; a proxy creates it at startup`
 }
 
-/** @throws {Exit} if nobody has named a service, and a file holds records of others alone. */
+/** @throws {Exit} if no service was named, and a file holds only records of others. */
 function sayWhoseItIs(storeUrl: string, service: string, args: Args, io: Io): void {
   if (!storeUrl.startsWith('sqlite:')) return
   const held = servicesIn(fileOf(storeUrl))
@@ -119,13 +119,13 @@ function sayWhoseItIs(storeUrl: string, service: string, args: Args, io: Io): vo
   io.err(`${plain(found)}\n`)
 }
 
-/** @throws {Exit} if it is a file that is not there: opening it would create an empty one. */
+/** @throws {Exit} if it is a missing file: opening it would create an empty one. */
 export function mustExist(storeUrl: string): void {
   const path = missingFile(storeUrl)
   if (path !== null) throw finding(`the store ${quote(storeUrl)}: ${notYet(path)}`)
 }
 
-/** Where the store's file would be; null: it is there, or the store has none. */
+/** Path of the store's missing file; null: it exists, or the store has none. */
 export function missingFile(storeUrl: string): string | null {
   if (!storeUrl.startsWith('sqlite:')) return null
   const path = fileOf(storeUrl)

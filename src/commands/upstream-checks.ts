@@ -83,7 +83,7 @@ async function optionsChecks(
     ...tls,
   }
   const sent = process.getBuiltinModule(isSecure ? 'node:https' : 'node:http').request(request)
-  /** What is known of the connection, once there is one. */
+  /** Describes the connection, once there is one. */
   const connection: { text: string | null } = { text: null }
   const tooLate = (what: string, within: Millis) => () =>
     sent.destroy(new Error(`no ${what} within ${within} ms`))
@@ -117,10 +117,10 @@ async function optionsChecks(
   }
 }
 
-/** OpenSSL and Node name their own insides where the two ends speak different protocols. */
+/** Replaces OpenSSL's and Node's internal terms if the two ends speak different protocols. */
 function whyUnanswered({ message, code }: NodeJS.ErrnoException, isSecure: boolean): string {
   if (isSecure && (code === 'EPROTO' || code?.startsWith('ERR_SSL_') === true))
-    return `it does not speak TLS, or not as this proxy does (${/SSL routines:[^:]*:([^:]+)/.exec(message)?.[1] ?? code})`
+    return `it does not speak TLS, or no version that this proxy accepts (${/SSL routines:[^:]*:([^:]+)/.exec(message)?.[1] ?? code})`
   if (code?.startsWith('HPE_') === true) return 'its answer is not HTTP/1.1; it may want https://'
   return message === '' ? `${code}` : message
 }
@@ -157,7 +157,7 @@ async function queryChecks(config: Config, upstream: Upstream): Promise<CheckRes
       checked.push(
         finding('status query', `${query} finds a request that never existed: its answers prove nothing`),
       )
-    // Without `notFound` it can only say what is done.
+    // Without `notFound` it can only confirm what was done.
     else
       checked.push(
         (policy.notFound === null ? note : finding)(

@@ -15,7 +15,7 @@ import { type Address, isLoopback, isSharedStore, reaches } from './urls.ts'
 import { type Effective, UNMATCHED } from './warnings.ts'
 
 const MIN_LEASE = 1000
-/** Issued keys have some 190 characters. */
+/** Issued keys have about 190 characters. */
 const ISSUED_KEY = 200
 
 type Rule = readonly [
@@ -27,8 +27,7 @@ type Rule = readonly [
 type SharedConfig = Pick<Config, 'upstream' | 'store' | 'limits' | 'issuer'>
 
 /**
- * Conflicting values of a policy, with the properties involved, of the policy and of the file. `base`: `defaults` or
- * `routes[n]`.
+ * Conflicting values of a policy, with the properties of the policy and of the file that are involved. `base`: `defaults` or `routes[n]`.
  */
 export function checkPolicy(
   findings: Findings,
@@ -40,7 +39,7 @@ export function checkPolicy(
     policy
   const { derive } = key
   const { jwt } = scope
-  // A lease is renewed every third of it, and a renewal may take as long as the store's timeout.
+  // A lease is renewed after each third, and a renewal may take as long as the store's timeout.
   const minLease = Math.max(MIN_LEASE, Math.ceil(store.timeout * 1.5))
   const forwarded = typeof key.forward === 'object' ? key.forward.header.toLowerCase() : null
   const compared = [
@@ -83,7 +82,7 @@ export function checkPolicy(
     [key.issuedOnly && derive !== null, ['key.issuedOnly', 'key.derive'],
       'found issuedOnly with a derived key, which no issuer made; allowed: one of them (`derive: off` turns an inherited one off)'],
     [key.issuedOnly && key.from.some((source) => source.kind === 'header' && source.name === 'ce-id'), ['key.issuedOnly', 'key.from'],
-      'found issuedOnly with header:ce-id, which carries the id of an event and no issued key; allowed: another source'],
+      'found issuedOnly with header:ce-id, which carries the id of an event, not an issued key; allowed: another source'],
     [jwt !== null && jwt.jwks === null && jwt.keyFile === null, ['scope.caller', 'scope.jwt'],
       'found a claim of a token that is not verified; allowed: a claim with `scope.jwt.jwks` or `scope.jwt.keyFile`'],
     [jwt !== null && jwt.jwks !== null && jwt.keyFile !== null, ['scope.jwt.keyFile', 'scope.jwt.jwks'],
@@ -119,8 +118,8 @@ export function checkStrictCaller(findings: Findings, base: string, policy: Rout
 }
 
 /**
- * On an address that other machines can reach, who the callers are must be written where keys are read (contract §15): one of them could
- * get another's response. `decisive`: the policies that decide, with the explicit values of each.
+ * On an address that other machines can reach, policies that read keys must say who the callers are (contract §15): otherwise one could get
+ * another's response. `decisive`: the policies that decide, with the explicit values of each.
  */
 export function checkCallers(findings: Findings, listen: Address, decisive: readonly Effective[]): void {
   if (isLoopback(listen.host)) return
@@ -138,7 +137,7 @@ export function checkCallers(findings: Findings, listen: Address, decisive: read
   )
 }
 
-/** Callers known by a certificate need somebody who verifies it: this listener, or a proxy before it. */
+/** Client certificates must be verified, by this listener or by a proxy in front of it. */
 export function checkCertificates(
   findings: Findings,
   { listen: { tls }, trustProxy }: Pick<Config, 'listen' | 'trustProxy'>,
@@ -151,15 +150,15 @@ export function checkCertificates(
     const own = name === UNMATCHED ? [] : [`routes[${n}].scope.caller`]
     findings.conflict(
       [...own, 'defaults.scope.caller'],
-      `found tls:${source.name}, while nobody verifies client certificates; allowed: with \`listen.tls.clientCa\`, or behind a proxy in \`trustProxy\` that sends X-Forwarded-Client-Cert`,
+      `found tls:${source.name}, while client certificates are not verified; allowed: with \`listen.tls.clientCa\`, or behind a proxy in \`trustProxy\` that sends X-Forwarded-Client-Cert`,
     )
   }
 }
 
 /**
- * Requests that a route asks for and an earlier one answers (contract §15), a sentence a pair. An error where the later route is strict
- * about keys, or no request reaches it at all; else a warning, which is returned. So is one about a stricter route that loses only some of
- * its paths: no order of the two would be right.
+ * Requests of a route that an earlier route answers (contract §15), one sentence per pair. An error if the later route is strict about
+ * keys, or no request reaches it; else a warning, which is returned. A warning, too, if a stricter route loses only some of its paths: no
+ * order of the two would be right.
  */
 export function checkShadowed(findings: Findings, routes: readonly RoutePolicy[]): string[] {
   const warnings: string[] = []
@@ -177,7 +176,7 @@ export function checkShadowed(findings: Findings, routes: readonly RoutePolicy[]
     for (const { other, line, methods } of before)
       if (methods.length > 0 && losesSome(other, routes[i] as RoutePolicy))
         warnings.push(
-          `Route \`${name}\`: some ${methods.join(' and ')} requests of ${name} are answered by ${other.name}${line}, which is less strict. A route before both, for what both match, decides about them.`,
+          `Route \`${name}\`: some ${methods.join(' and ')} requests of ${name} are answered by ${other.name}${line}, which is less strict. To decide, add a route before both for the paths that both match.`,
         )
     if (taken.length === 0) continue
     const says = taken
@@ -197,7 +196,7 @@ export function checkShadowed(findings: Findings, routes: readonly RoutePolicy[]
   return warnings
 }
 
-/** Whether the later route is the stricter one, and each of the two matches paths that the other does not. */
+/** Whether the later route is stricter, and each of the two matches paths that the other does not. */
 function losesSome(before: RoutePolicy, later: RoutePolicy): boolean {
   const isStricter =
     readsKeys(later) &&
@@ -239,7 +238,7 @@ const USES: readonly [property: string, isUsedBy: (policy: RoutePolicy) => boole
   ['inFlight.wait', ({ inFlight }) => inFlight.mode === 'wait',
     'found a wait that has no effect; allowed: a wait with `inFlight.mode: wait`'],
   ['ttl.body', ({ keep }) => keep === 'response',
-    'found a time for bodies, none of which are kept; allowed: ttl.body with `keep: response`'],
+    'found a time for bodies, but no body is kept; allowed: ttl.body with `keep: response`'],
   ['scope.jwt', ({ scope }) => scope.jwt !== null,
     'found jwt, but no caller comes from a token; allowed: jwt with a `scope.caller` of jwt:<claim>'],
 ]
@@ -276,7 +275,7 @@ export function checkOwnPaths(
     { path: issuer, property: 'issuer.path', method: 'POST' },
     { path: wellKnown ? WELL_KNOWN : null, property: 'wellKnown', method: 'GET' },
   ]
-  // A wider pattern is fine: the route gets the rest.
+  // A wider pattern is fine: the route gets the other requests.
   const isAlone = (pattern: string, path: string) =>
     !/\/(:|\*$)/.test(pattern) && normalisePath(pattern) === path
   // biome-ignore format: a table
@@ -350,13 +349,13 @@ export function checkFile(findings: Findings, file: Listening): void {
     [isExposed, ['admin.listen', 'admin.tokenFile'],
       `found ${operators?.host}, which other machines can reach, without \`admin.tokenFile\`; allowed: a loopback address, or a token`],
     [isAnyOrigin && cors.origins.length > 1, ['cors.origins'],
-      'found * beside other origins; allowed: one or the other'],
+      'found * with other origins; allowed: one or the other'],
     // Any page could act for whoever is signed in.
     [isAnyOrigin && cors.credentials, ['cors.credentials', 'cors.origins'],
       'found credentials for any origin; allowed: credentials with a list of origins'],
     // Every request would loop back.
     [own !== undefined, ['upstream.url', own ?? ''],
-      `found ${url}, an address that this proxy listens on itself (\`${own}\`); allowed: the address of the server behind it`],
+      `found ${url}, an address on which this proxy itself listens (\`${own}\`); allowed: the address of the server behind it`],
   ])
 }
 

@@ -22,7 +22,7 @@ interface Derived {
   /** Policy of requests that match no route; named `default`. */
   readonly defaults: RoutePolicy
   readonly routes: readonly RoutePolicy[]
-  /** One sentence for each guarantee that the configuration waives: logged at start (contract, promise). */
+  /** One sentence for each guarantee that the configuration waives, logged at start (contract, promise). */
   readonly warnings: readonly string[]
   /** How the file spells numbers (`90s`, not 90000), by the property's last name and value (`ttl 90000`) and by value (` 90000`). */
   readonly spelled: ReadonlyMap<string, string>
@@ -35,7 +35,7 @@ export interface InForce {
 
 export type UpstreamConfig = Omit<FilledFile['upstream'], 'url'> & { readonly url: string }
 
-/** `url`: of the store that decides. `cache`: may be none. `secret`: record ids are keyed with it. */
+/** `url` of the store that decides. `cache`: null if none. `secret`: key of record ids. */
 export type StoreConfig = Omit<FilledFile['store'], 'primary' | 'cache' | 'secretFile' | 'encryption'> & {
   readonly cache?: { readonly url: string }
   readonly secret: Buffer | null

@@ -16,7 +16,7 @@ export interface ConfigChange {
   readonly effect: ReloadRule
   /** {@link Config.spelled} of both. */
   readonly spelled: Readonly<Record<'was' | 'now', Config['spelled']>>
-  /** The requests concerned, if the path does not say. */
+  /** The requests affected, unless the path names them. */
   readonly about: string | null
 }
 
@@ -54,13 +54,13 @@ function fileChanges(before: Config, after: Config): RawChange[] {
   })
 }
 
-/** `used`: some requests fall under the policy. */
+/** `used`: the policy applies to some requests. */
 function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, used = true): RawChange[] {
   const moot = !used || (!readsKeys(before) && !readsKeys(after))
   const changed = differences(policyForm(before), policyForm(after), { group: ROUTE })
   const found = changed.map(({ rule, path, was, now }): RawChange => {
     const matters = typeof rule === 'string' || rule.effect === 'restart' || rule.when(before, after)
-    // A route's match also decides which requests the others get.
+    // A route's match also decides which requests other routes get.
     const idle = !matters || (moot && plainly(rule) === 'identifies' && !path.startsWith('match'))
     return { path: `${base}.${path}`, was, now, effect: idle ? 'live' : plainly(rule), about: null }
   })
@@ -94,12 +94,12 @@ function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolic
   ]
 }
 
-/** Requests that fall under another policy than before: they must still find their records, and stay protected. */
+/** Requests to which a different policy applies now: they must still find their records, and stay protected. */
 function movedChanges(before: Config, after: Config): RawChange[] {
   return routeDiff(before, after).flatMap(({ from, to, method, path }) => {
     const was = from !== null && readsKeys(from)
     const now = to !== null && readsKeys(to)
-    const about = `${method} ${path}, of ${from === null ? 'no route' : `route ${from.name}`} before`
+    const about = `${method} ${path}, previously of ${from === null ? 'no route' : `route ${from.name}`}`
     const policy = to ?? from
     const base = policy === null || policy.name === 'default' ? 'defaults' : `routes[${policy.name}]`
     if (!was && !now) return []
@@ -122,7 +122,7 @@ interface Difference {
   readonly rule: Reload
 }
 
-/** Down to the single property, or to a group that is compared as one value. */
+/** Compares down to single properties, or groups that are compared as one value. */
 function differences(was: unknown, now: unknown, row: PropertyRow | undefined, path = ''): Difference[] {
   if (isDeepStrictEqual(was, now)) return []
   const sides = [was, now].map((side) => (isMapping(side) ? side : null))
@@ -140,7 +140,7 @@ function differences(was: unknown, now: unknown, row: PropertyRow | undefined, p
   )
 }
 
-/** A group compared as one has the rule of its first property; anything without a row takes a restart. */
+/** A group compared as one has the rule of its first property; anything without a row requires a restart. */
 export function ruleOf(row: PropertyRow | undefined): Reload {
   return row?.reload ?? (row?.group === undefined ? 'restart' : ruleOf(Object.values(row.group)[0]))
 }
@@ -150,7 +150,7 @@ export interface RouteChange {
   readonly from: RoutePolicy | null
   readonly to: RoutePolicy | null
   readonly method: string
-  /** Pattern of the narrower one of the two. */
+  /** The narrower pattern of the two. */
   readonly path: string
 }
 
@@ -223,11 +223,11 @@ export function orphanedBy(before: Routes, after: Routes): string[] {
 function whyOrphaned(route: RoutePolicy, after: Routes): string | null {
   if (route.mode !== 'enforce' || route.reconcile === null) return null
   const next = policyNamed(after, route.name)
-  if (next === null) return 'no route has its name any more'
+  if (next === null) return 'no route has its name'
   if (next.mode !== 'enforce') return `mode ${next.mode}, which sends no status queries`
   if (next.reconcile === null) return 'it no longer has reconcile'
   if (asksByKey(next.reconcile) && !asksByKey(route.reconcile))
-    return 'reconcile asks by {key}, which was not kept before'
+    return 'reconcile asks by {key}, which was not stored before'
   const asksByRecord = next.reconcile.notFound !== null && asksBy(next.reconcile).includes('record')
   return asksByRecord && !route.key.forwardFence
     ? 'reconcile asks by {record}, which was not sent to the upstream before, and "not found" proves nothing then'

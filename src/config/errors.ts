@@ -45,7 +45,7 @@ export class Findings {
     return line > 0 ? ` (line ${line})` : ''
   }
 
-  /** Where it was written, else its nearest parent, else the document. */
+  /** The position of the property, else of its nearest parent, else of the document. */
   #placeOf(path: string): SourcePosition {
     const parent = path.replace(/(\.[^.[]+|\[\d+\])$/, '')
     return this.#written.get(path) ?? (parent === path ? this.#document : this.#placeOf(parent))
@@ -57,7 +57,10 @@ export class Findings {
     return undefined
   }
 
-  /** Values that conflict, reported at the first of `paths` that is written. Silent if one of them could not be read: the check saw a default. */
+  /**
+   * Values that conflict, reported at the first of `paths` that is written. Silent if one of them could not be read: the check used a
+   * default.
+   */
   conflict(paths: readonly string[], message: string): void {
     const unread = paths.some((path) =>
       this.#errors.some((e) => isWithin(path, e.path) || isWithin(e.path, path)),
@@ -65,7 +68,7 @@ export class Findings {
     if (!unread) this.add(paths.find((path) => this.isWritten(path)) ?? paths[0] ?? '', message)
   }
 
-  /** In file order. A value written once, behind an anchor or in `defaults`, is reported once. */
+  /** In file order. A value written once, under an anchor or in `defaults`, is reported once. */
   sorted(): ConfigError[] {
     const unique = new Map(this.#errors.map((error) => [formatConfigError(error), error]))
     return [...unique.values()].toSorted((a, b) => a.line - b.line || a.column - b.column)

@@ -95,12 +95,12 @@ export function readTokens(findings: Findings, path: string, file: string): read
   const unfit = lines.findIndex((line) => !/^[!-~]*$/.test(line))
   if (tokens.length > 0 && unfit < 0) return tokens
   const what = unfit < 0 ? 'no token' : `something else on line ${unfit + 1}`
-  const allowed = 'one token a line, of printable ASCII without blanks'
+  const allowed = 'one token per line, in printable ASCII without spaces'
   findings.add(path, `found ${what} in ${quote(file)}; allowed: ${allowed}`)
   return null
 }
 
-/** A PEM file's bytes; `null`: it is none, as the findings say. */
+/** A PEM file's bytes; `null`: it is not one, as the findings say. */
 export function readPem(findings: Findings, path: string, file: string): Buffer | null {
   const pem = readNamed(findings, path, file)
   if (pem === null || pem.includes('-----BEGIN ')) return pem
@@ -181,18 +181,18 @@ export function readKeyFile(findings: Findings, path: string, file: string): str
   return null
 }
 
-/** How often a file is looked at. One that was written in place is read once it has not changed for so long: half of it may be valid. */
+/** How often a file is checked. After a change it is read once it has been stable that long: half a file may be valid, too. */
 const POLL: Millis = 500
 
 /**
- * Calls `changed` after a file was replaced or written, once it is stable. It polls: events do not come from network file systems, from
- * links to other folders or where no watches are left. Does not keep the process alive.
+ * Calls `changed` after a file was replaced or written, once it is stable. It polls, since events are missing for network file systems,
+ * links to other folders, and when watches run out. Does not keep the process alive.
  */
 export class FileWatch implements Disposable {
   readonly #file: string
   readonly #changed: () => void
   readonly #timer: NodeJS.Timeout
-  /** State of the file when `changed` was last called, and at the last look. */
+  /** State of the file when `changed` was last called, and at the last check. */
   #known: string | null
   #seen: string | null
   #isLooking = false
@@ -212,7 +212,7 @@ export class FileWatch implements Disposable {
     clearInterval(this.#timer)
   }
 
-  /** Resolves once it has looked. */
+  /** Resolves once it has checked. */
   readonly #look = async (): Promise<void> => {
     if (this.#isLooking) return
     this.#isLooking = true
@@ -234,7 +234,7 @@ function stateNow(path: string): string | null {
   }
 }
 
-/** Identifies a state of the file behind all links; null: nothing is there. */
+/** Identifies a state of the file behind all links; null: there is no file. */
 function stateOf(found: BigIntStats | undefined): string | null {
   return found ? [found.dev, found.ino, found.size, found.mtimeNs, found.ctimeNs].join() : null
 }

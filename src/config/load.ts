@@ -45,10 +45,10 @@ const MIN_SIGNING_SECRET = 32
 export interface ConfigInput {
   /** Its name, for the errors. */
   readonly file?: string
-  /** Its text; empty where flags say everything. */
+  /** Its text; empty if flags say everything. */
   readonly text: string
   readonly env: Environment
-  /** A proxy runs with an earlier one. */
+  /** A proxy is running with an earlier one. */
   readonly isReload?: boolean
   /** They override the file. */
   readonly flags: { readonly [name in keyof typeof FLAGS]?: string | undefined }
@@ -71,7 +71,7 @@ export function loadConfig({ file: name = '', text, env, isReload = false, flags
   return errors.length === 0 ? { ok: true, config } : { ok: false, errors }
 }
 
-/** Matches nothing yet. */
+/** Matches nothing until the route is known. */
 const MATCH: RouteMatch = { ...(defaultsOf(ROUTE.match.group ?? {}) as unknown as RouteMatch), path: '' }
 
 const FLAGS = {
@@ -265,7 +265,7 @@ function explicit(layers: readonly PolicyConfig[]): PolicyConfig {
   return layers.map(selfContained).reduce((below, above) => overlay(below, above) as PolicyConfig)
 }
 
-/** Where a setting has two forms, the upper layer's form replaces the other one below. */
+/** If a setting has two forms, the upper layer's form replaces the other. */
 function selfContained({ fingerprint, scope, ...layer }: PolicyConfig): PolicyConfig {
   const isSet = (value: readonly unknown[] | string | null | undefined): boolean => (value?.length ?? 0) > 0
   // Pointers are useless for a body that is not read as JSON.
@@ -274,7 +274,7 @@ function selfContained({ fingerprint, scope, ...layer }: PolicyConfig): PolicyCo
     ...(opaque || isSet(fingerprint?.only) ? { ignore: [] } : {}),
     ...(opaque || isSet(fingerprint?.ignore) ? { only: [] } : {}),
   }
-  // Keys of another issuer: that of a URL in place of a file's, and the other way round.
+  // Keys of another issuer: a URL replaces a file, and vice versa.
   const keys = {
     ...(isSet(scope?.jwt?.jwks) ? { keyFile: null } : {}),
     ...(isSet(scope?.jwt?.keyFile) ? { jwks: null } : {}),

@@ -30,7 +30,7 @@ const live = 'live'
 const restart = 'restart'
 const identifies = 'identifies'
 
-/** Takes effect on record ids if the value of `what` has changed. */
+/** Changes record ids if the value of `what` has changed. */
 function identifiesBy(what: (policy: RoutePolicy) => unknown): Reload {
   return { effect: identifies, when: (before, after) => what(before) !== what(after) }
 }
@@ -70,7 +70,7 @@ const OF_URL = 'which belongs to `store.url`'
 const ABOUT_REPLICAS = 'since replicas may lack records and are never asked'
 const RUNS_LATE =
   'which stays off: a command that is kept for later, or sent again, would run after its caller has given up'
-/** Options of ioredis by which a command could run twice, late or elsewhere, or that are said elsewhere. */
+/** Options of ioredis with which a command could run twice, late or elsewhere, or that other properties set. */
 const REFUSED_REDIS = {
   enableOfflineQueue: RUNS_LATE,
   autoResendUnfulfilledCommands: RUNS_LATE,
@@ -201,15 +201,15 @@ export const POLICY = {
       identifiesBy(({ scope }) => (scope.caller.length === 0 ? null : scope.anonymous)),
       'Requests without the caller attribute share one key space, or are refused with 401.'),
   }),
-  // Records made by other rules are compared by the raw request (contract §5): a retry with the same content in other bytes, as every
-  // multipart retry is, would be refused as a different request, and its client would take a new key.
+  // Records made by other rules are compared by the raw request (contract §5): a retry with the same content in other bytes, like every
+  // multipart retry, would be refused as a different request, and its client would use a new key.
   fingerprint: group({
     body: row(['auto', 'json', 'form', 'multipart', 'raw', 'none'], 'auto', identifies,
       'How request bodies are compared; `auto`: by media type.'),
     ignore: row(list('jsonPointer'), [], identifies, 'JSON pointers to exclude from the comparison.'),
     only: row(list('jsonPointer'), [], identifies, 'JSON pointers to compare, and nothing else of the body.'),
     headers: row(orWord('none', list('headerName')), [], identifies,
-      'Headers to compare beside those that select an account or a tenant (docs/keys.md). `none`: neither.'),
+      'Headers to compare in addition to those that select an account or a tenant (docs/keys.md). `none`: neither.'),
     query: row(['include', 'ignore', 'sorted'], 'include', identifies,
       'Whether the query is compared; `sorted`: regardless of the order of its parameters.'),
   }),
@@ -244,7 +244,7 @@ export const POLICY = {
   keep: row(['response', 'outcome', 'stream'], 'response', live,
     '`response`: stored; `outcome`: without it, a retry gets the status only; `stream`: a finished stream of at most `limits.response` too.'),
   stream: row(['auto', 'always', 'never'], 'auto', live,
-    'Whether responses are passed on while they are made; `auto`: by media type, such as `text/event-stream`, or `X-Accel-Buffering: no`.'),
+    'Whether responses are passed on as they arrive; `auto`: by media type, such as `text/event-stream`, or `X-Accel-Buffering: no`.'),
   replay: group({
     excludeHeaders: row(list('headerName'), [], live, 'Response headers that are not replayed, such as `[set-cookie]` (docs/guides/browsers.md#session-cookies).'),
   }),
@@ -263,7 +263,7 @@ export const POLICY = {
   }),
 }
 
-/** Which spellings of a path are one: set it where the upstream takes them for equal, or they escape the route. */
+/** Which spellings of a path are equal: set it if the upstream treats them so, or they escape the route. */
 // biome-ignore format: a table
 const FOLDING = {
   case: row(['sensitive', 'insensitive'], 'sensitive', identifies, 'Whether letter case counts in paths. No effect with `exact`.'),
@@ -286,7 +286,7 @@ export const ROUTE = {
 
 // biome-ignore format: a table
 const LISTENER_TLS = {
-  cert: row('filePath', required, restart, 'PEM file of the certificate, with its intermediates behind it. Like the others, it is read again when it changes.'),
+  cert: row('filePath', required, restart, 'PEM file of the certificate, followed by its intermediates. Like the others, it is read again when it changes.'),
   key: row('filePath', required, restart, 'PEM file of its private key.'),
   others: row(listOfGroups({
     cert: row('filePath', required, restart, 'PEM file of another certificate.'),
@@ -296,7 +296,7 @@ const LISTENER_TLS = {
     'PEM file of authorities. Clients must have a certificate of one of them, which `scope.caller` may name.'),
   minVersion: row(['TLSv1.2', 'TLSv1.3'], 'TLSv1.2', restart, 'Oldest version of TLS.'),
 }
-const TLS_HELP = 'Serves HTTPS alone at this address (docs/tls.md).'
+const TLS_HELP = 'Serves only HTTPS at this address (docs/tls.md).'
 
 // biome-ignore format: a table
 export const PROPERTIES = {
@@ -310,7 +310,7 @@ export const PROPERTIES = {
     }, TLS_HELP),
   }, { short: true, help: 'Where clients are served.' }),
   http: row(['plain', 'node'], 'plain', restart,
-    'Who speaks HTTP: `plain`, a reader for usual requests (Node.js for others) and a client of our own; `node`: Node.js and undici alone, with more CPU and fewer promises about odd answers (docs/adr/0128).'),
+    'Who speaks HTTP: `plain`: a reader for usual requests (Node.js for others) and a client of our own; `node`: only Node.js and undici, with more CPU and fewer guarantees about odd answers (docs/adr/0128).'),
   admin: group({
     listen: group({
       address: row('addressOrNone', '127.0.0.1:9464', restart,
@@ -318,7 +318,7 @@ export const PROPERTIES = {
       tls: orOff('off', LISTENER_TLS, TLS_HELP),
     }, { short: true, help: 'Where operators are served.' }),
     tokenFile: row('filePath', unset, { effect: restart, when: (before, after) => before === undefined || after === undefined },
-      'Bearer token file for the admin API, one token a line. Without it, only health and metrics are served.'),
+      'Bearer token file for the admin API, one token per line. Without it, only health and metrics are served.'),
     hosts: row(list('hostLine'), ['localhost', '127.0.0.1', '[::1]'], restart,
       'Host names accepted besides the address that the request was sent to.'),
   }),
@@ -331,7 +331,7 @@ export const PROPERTIES = {
     listen: group({
       address: row('addressOrNone', 'none', restart, 'Address for health and metrics only, for the kubelet and Prometheus.'),
       tls: orOff('off', LISTENER_TLS, TLS_HELP),
-    }, { short: true, help: 'Where machines that watch are served.' }),
+    }, { short: true, help: 'Where monitoring is served.' }),
   }),
   readiness: group({
     store: row('flag', false, restart, 'Fails `/readyz` while the store is down.'),
@@ -365,7 +365,7 @@ export const PROPERTIES = {
       url: row('primaryUrl', unset, restart, 'With `url: "tiered:"`: the store that decides.'),
     }),
     cache: group({
-      url: row('cacheUrl', unset, restart, 'Likewise: a Redis, or `memory:`, which answers retries of completed requests.'),
+      url: row('cacheUrl', unset, restart, 'With `url: "tiered:"`: a Redis, or `memory:`, which answers retries of completed requests.'),
     }),
     timeout: row('timeout', '500ms', restart, 'Maximum time for each store command.'),
     grace: row('graceOrOff', '2s', restart,
@@ -420,7 +420,7 @@ export const PROPERTIES = {
       'Origins whose pages may read responses, such as `https://shop.example`, or `"*"`: any.'),
     credentials: row('flag', false, live, 'Also to requests with cookies. Not with `"*"`.'),
     headers: row(list('headerName'), [], live,
-      'Request headers that a preflight allows beside those with keys. Empty: all that it asks for.'),
+      'Request headers that a preflight allows in addition to those with keys. Empty: all that it requests.'),
   }, 'Lets pages of other origins read problems and replays (docs/guides/browsers.md#other-origins).'),
   problems: group({
     baseUrl: row('problemBase', 'urn:idempotency-proxy:', restart, 'Prefix of the `type` of problem responses.'),
@@ -428,7 +428,7 @@ export const PROPERTIES = {
   // Paths that the proxy itself serves, and its signing key.
   issuer: group({
     path: row('ownPath', required, restart, 'Path where POST issues a key.'),
-    // Keys issued before are refused, so clients come again with new keys.
+    // Keys issued before are refused, so clients retry with new keys.
     secretFile: row('filePath', required, restartOrIdentifies(({ key }) => key.issuedOnly),
       'HMAC-SHA-256 key file that signs issued keys, at least 32 bytes.'),
     ttl: row('retention', '24h', restart, 'How long an issued key can make a claim.'),

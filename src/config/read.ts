@@ -30,7 +30,7 @@ interface Source extends ReadContext {
   readonly lines: LineCounter
 }
 
-/** The most common mistakes within { } and [ ], where a brace begins a mapping: by the character before it. */
+/** Hints for the most common mistakes within { } and [ ], where a brace begins a mapping, by the character before it. */
 const HINTS: Readonly<Record<string, string>> = {
   $: ', and quotes around ${NAME} within { } and [ ]',
   '/': ', and :name for a segment of a path',
@@ -42,7 +42,7 @@ export function readYaml(text: string, input: ReadContext): FileConfig | null {
   const lines = new LineCounter()
   const options = { merge: true, uniqueKeys: false, prettyErrors: false, version: '1.2' } as const
   const document = parseDocument(text, { lineCounter: lines, ...options })
-  // What the parser finds after the first mistake mostly follows from it.
+  // Later mistakes mostly follow from the first.
   const [broken] = [...document.errors, ...document.warnings].sort((a, b) => a.pos[0] - b.pos[0])
   if (broken !== undefined) {
     const { code, message, pos } = broken
@@ -86,7 +86,7 @@ function mappingHint({ group = {} }: PropertyRow, value: unknown, path: string):
   return fits === undefined ? '' : `; write \`${lastName(path)}: { ${fits}: … }\``
 }
 
-/** YAML 1.1, and Helm with it, reads `off` as false and may quote that: where the word is allowed, `false` means it (contract §15). */
+/** YAML 1.1, and so Helm, reads `off` as false and may quote that: if the word is allowed, `false` means it (contract §15). */
 function wordFor(row: PropertyRow, text: string): string | undefined {
   if (text !== 'false') return undefined
   const scalar = scalarOf(row)
@@ -121,7 +121,7 @@ function readScalar(source: Source, row: PropertyRow, written: unknown, path: st
   }
   if (typeof result.value === 'number') {
     source.spelled.set(spellingKey(lastName(path), result.value), text)
-    // For values derived from it, as `ttlFailed` is from `ttl`.
+    // Also for values derived from it, as `ttlFailed` from `ttl`.
     if (/[a-z]/i.test(text)) source.spelled.set(spellingKey('', result.value), text)
   }
   return result.value
@@ -171,7 +171,7 @@ function readMapping(source: Source, row: PropertyRow, mapping: Node, path: stri
   return values
 }
 
-const WHICH_TLS = ': that of a listener is `listen: { address, tls }`, that of the upstream `upstream.tls`'
+const WHICH_TLS = ': it is `listen.tls` for a listener, `upstream.tls` for the upstream'
 
 function unknownProperty(row: PropertyRow, name: string, path: string): string {
   if (row.group === undefined) return `found \`${name}\`; allowed: ${allowedMapping(row)}`
@@ -182,7 +182,7 @@ function unknownProperty(row: PropertyRow, name: string, path: string): string {
   return `found the unknown property \`${name}\`${hint}; allowed: ${allowedMapping(row)}`
 }
 
-/** Where a route's property at the top level belongs: `ttl` → `defaults.ttl`. */
+/** The right place for a route's property at the top level: `ttl` → `defaults.ttl`. */
 function deeper({ defaults, routes }: Readonly<Record<string, PropertyRow>>, name: string): string | null {
   if (routes?.list?.items.group?.[name]?.byDefault === required) return `routes[].${name}`
   if (Object.hasOwn(defaults?.group ?? {}, name)) return `defaults.${name}`

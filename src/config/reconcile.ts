@@ -54,7 +54,7 @@ function patternOf({
   return { status: status ?? 0, when: expected(when) }
 }
 
-/** `when` and `identity` as a file writes them. */
+/** Reads `when` and `identity` as a file writes them. */
 export function expected(entries: Readonly<Record<string, string>> | null | undefined): Expected[] {
   return Object.entries(entries ?? {}).map(([pointer, value]) => ({ pointer, value }))
 }
@@ -63,7 +63,7 @@ export function expected(entries: Readonly<Record<string, string>> | null | unde
 const FRAMING = /^(?:connection|content-length|expect|keep-alive|te|trailer|transfer-encoding|upgrade)$/i
 type ReconcileRule = readonly [property: string, broken: boolean, message: string, also?: string]
 
-/** Headers that are set on each response, or only by this proxy: a stored one would be a duplicate. */
+/** Headers set on each response, or only by this proxy: a stored one would be a duplicate. */
 function isMadeAnew(name: string): boolean {
   return (
     /^(?:connection|content-length|keep-alive|proxy-.*|te|trailer|transfer-encoding|upgrade)$/i.test(name) ||
@@ -112,7 +112,7 @@ export function checkReconcile(
       `found ${name}, which the connection sets; allowed: other headers`] as const),
     ...completed.flatMap(({ response }, n) => namesIn(response.headers).map((name) => [
       `completed${Array.isArray(written.completed) ? `[${n}]` : ''}.response.headers`, isMadeAnew(name),
-      `found ${name}, which each response gets anew; allowed: other headers`] as const)),
+      `found ${name}, which is set on each response; allowed: other headers`] as const)),
     ['notFound', isShadowing(notFound, completed),
       `found status ${notFound?.status} for both \`completed\` and \`notFound\`; allowed: another status, or a \`when\` that distinguishes them`],
     ['pending', isShadowing(pending, notFound === null ? completed : [...completed, notFound]),
@@ -130,14 +130,14 @@ export function checkReconcile(
       `found a status query by {key} alone for the paths of ${unnamed[0]}, so one may be answered for another; allowed: {record}${named}, or \`scope.path: route\``, 'match'],
     ['notFound', untold !== null, untold ?? '', 'key'],
     ['request', decides && route.scope.host,
-      "found reconcile on a route with `scope.host: true`: the status query names no host, so it may find another host's operation, or none; allowed: `scope.host: false`, or `reconcile: none`", 'scope.host'],
+      "found reconcile on a route with `scope.host: true`: the status query has no host, so it may find another host's operation, or none; allowed: `scope.host: false`, or `reconcile: none`", 'scope.host'],
     ['request', asksByKey(policy) && key.from.some((from) => from.kind === 'header' && from.name === 'ce-id'),
       'found {key} with header:ce-id, whose keys are unique only together with ce-source; allowed: {record}', 'key.from'],
   ]
   for (const [property, broken, message, also] of rules) {
     const others = also === undefined ? [] : [`${base}.${also}`]
     const own = [`${base}.reconcile`, ...others]
-    // What a route only inherits has been reported for `defaults`.
+    // Inherited values have been reported for `defaults`.
     if (!broken || (base !== 'defaults' && !own.some((path) => findings.isWritten(path)))) continue
     const parts = [`${base}.reconcile.${property}`, ...others, `defaults.reconcile.${property}`]
     findings.conflict([...parts, `${base}.reconcile`, 'defaults.reconcile'], message)
@@ -148,7 +148,7 @@ function namesIn(flat: readonly string[]): string[] {
   return flat.filter((_, i) => i % 2 === 0)
 }
 
-/** Whether a pattern without a `when` has the status of one that comes after it. */
+/** Whether a pattern without a `when` has the status of a later one. */
 function isShadowing(one: AnswerPattern | null, others: readonly AnswerPattern[]): boolean {
   return one?.when.length === 0 && others.some(({ status }) => status === one.status)
 }

@@ -2,7 +2,7 @@ import { isDeepStrictEqual } from 'node:util'
 import { Findings, formatConfigError } from './errors.ts'
 import { FileWatch } from './files.ts'
 
-/** `problem`: why the files cannot be used as they are; null: they were read again, and are in force. */
+/** `problem`: why the files cannot be used; null: they were read again and are in force. */
 export type OnRotation = (path: string, problem: string | null) => void
 
 export interface RotatingSource<T> {
@@ -15,19 +15,19 @@ export interface RotatingSource<T> {
   readonly onRotation: OnRotation
 }
 
-/** What secret files hold. It follows them while the proxy runs; what cannot be used changes nothing (contract §15). */
+/** The content of secret files, read again when they change; unusable content is ignored (contract §15). */
 export class Rotating<T> implements Disposable {
   readonly #source: RotatingSource<T>
   readonly #watches: readonly FileWatch[]
   #current: T
 
   /**
-   * @param before stays in force where the files cannot be used yet.
+   * @param before stays in force if the files cannot be used yet.
    * @throws {Error} if they cannot, and there is nothing before.
    */
   constructor(source: RotatingSource<T>, before?: T) {
     this.#source = source
-    // Before they are read, so that no change is missed.
+    // Watches before reading, so that no change is missed.
     this.#watches = source.files.map((file) => new FileWatch(file, () => this.#again()))
     try {
       this.#current = this.#read()

@@ -15,9 +15,9 @@ export type Reload =
       readonly effect: 'identifies'
       readonly when: (before: RoutePolicy, after: RoutePolicy) => boolean
     }
-  /** For a property outside of routes that only has to be there, or not, from the start; other changes are live. */
+  /** For a property outside routes whose presence may not change without a restart; other changes are live. */
   | { readonly effect: 'restart'; readonly when: (before: unknown, after: unknown) => boolean }
-  /** For a property outside of routes that is part of some routes' record ids. */
+  /** For a property outside routes that is part of some routes' record ids. */
   | { readonly effect: 'restart'; readonly identifiesFor: (policy: RoutePolicy) => boolean }
 
 type PropertyValue = string | number | boolean | readonly string[]
@@ -32,7 +32,7 @@ interface ByProfile {
   readonly profiles: Readonly<Partial<Record<Profile, string | number>>>
 }
 
-/** As a file writes them. Profiles not named have the value of `standard`. */
+/** As a file writes them. Other profiles have the value of `standard`. */
 export function byProfile(standard: string | number, profiles: ByProfile['profiles']): ByProfile {
   return { byDefault: standard, profiles }
 }
@@ -56,7 +56,7 @@ export interface PropertyRow<Written = unknown, Filled = unknown> {
   readonly reload?: Reload
   /** A group compared as one value when a configuration changes. */
   readonly whole?: boolean
-  /** Names that a reader may expect in the group, and why they are not there. */
+  /** Names that a user may expect in the group, and why they are missing. */
   readonly refused?: Readonly<Record<string, string>>
   /** Types only. */
   readonly written?: Written
@@ -124,7 +124,7 @@ export function orListOf<W, R extends Rows>(
   return { ...what, list: { items: { group: rows }, min: 1, unique: false } }
 }
 
-/** Or a word, which reads as null. */
+/** Also accepts a word, which reads as null. */
 export function orWord<W>(word: 'off' | 'none', what: PropertyRow<W>): PropertyRow<W | null> {
   return { ...what, scalar: word }
 }
@@ -191,7 +191,7 @@ export function defaultOf(row: PropertyRow, profile: Profile = 'standard'): unkn
   if (Array.isArray(written)) return written.map((byItem) => defaultOf({ ...of?.items, byDefault: byItem }))
   const read = scalarOf(row)?.parse(String(written))
   if (read?.ok ?? (scalar as readonly unknown[]).includes(written)) return read?.ok ? read.value : written
-  throw new Error(`${String(written)} is no value of its row`)
+  throw new Error(`${String(written)} is not a value of its row`)
 }
 
 export function defaultsOf(rows: Rows, profile?: Profile): Record<string, unknown> {

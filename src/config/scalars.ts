@@ -41,7 +41,7 @@ const MAX_WAIT = 3_600_000
 const MAX_KEY = 8192
 /** Bodies are held in memory, and Redis limits values to 512 MiB. */
 const MAX_BODY = 256 * 1024 ** 2
-/** Of a response; it is held in memory for each connection. */
+/** Bytes of a response's head, which is held in memory for each connection. */
 export const MAX_HEAD = 1024 ** 2
 
 /** A status or a class of them. */
@@ -63,14 +63,14 @@ const RESPONSE_LINES = Object.values(RESPONSE_HEADER).join('|').toLowerCase()
 /** Headers of the connection or of this proxy: a client's value does not reach the upstream. */
 const MADE_HERE = `cdn-loop|connection|content-length|expect|forwarded|host|http2-settings|${REQUEST_LINES}|keep-alive|proxy-.*|te|trailer|transfer-encoding|upgrade|via|x-forwarded-.*`
 const SOURCE_MADE_HERE = new RegExp(`^header:(?:${MADE_HERE})$`, 'i')
-/** Headers with a meaning of their own: a key in their place would change the meaning of the request, or its caller. */
+/** Headers with a meaning of their own: a key in one would change the meaning of the request, or its caller. */
 const TAKEN = new RegExp(
   `^(?:${MADE_HERE}|accept(?:-.*)?|api-key|authorization|cache-control|ce-.*|content-.*|cookie|date|${RESPONSE_LINES}|if-.*|origin|range|referer|repeatability-first-sent|sec-.*|traceparent|tracestate|user-agent|x-api-key|x-http-method-override|x-real-ip)$`,
   'i',
 )
-/** Surrounding blanks would be stripped on the way. */
+/** Surrounding spaces would be stripped on the way. */
 const HEADER_TEXT = /^[!-~\x80-\xff]([\t -~\x80-\xff]*[!-~\x80-\xff])?$/
-const HEADER_TEXT_ALLOWED = 'the value of a header: not empty, on one line, without blanks around it'
+const HEADER_TEXT_ALLOWED = 'the value of a header: not empty, on one line, without spaces around it'
 
 function byPattern(pattern: string, allowed: string): Scalar<string>
 function byPattern<T>(
@@ -196,7 +196,7 @@ const require = createRequire(import.meta.url)
 /** Anchored: with a forgotten anchor, longer keys would match. */
 function parsePattern(text: string): Parsed<KeyPattern | null> {
   if (text === '') return parsed(null)
-  // Loading RE2 takes 24 ms and 4 MB.
+  // Loaded on demand: RE2 takes 24 ms and 4 MB.
   const { readPattern } = require(
     `../core/key-pattern.${import.meta.url.endsWith('.ts') ? 'ts' : 'js'}`,
   ) as typeof import('../core/key-pattern.ts')
@@ -220,7 +220,7 @@ const claimValue = byPattern(
 )
 const filePath = byPattern('^[^\\0]+$', 'the path of a file')
 
-/** Every kind of scalar by the name it has among the schema's definitions. */
+/** Every kind of scalar by its name in the schema's definitions. */
 // biome-ignore format: a table
 export const SCALARS = {
   address,
@@ -274,7 +274,7 @@ export const SCALARS = {
     /^header:(?:(?:proxy-)?authorization|cookie|idempotency-key|.*(?:token|secret|password|api-?key|session|signature).*)$/i,
     'a source that holds no key and no credential, since labels are shown and logged'), 'off', null),
   method: byPattern('^(?!CONNECT$)[A-Z][A-Z_-]*$', 'a method in capital letters, other than CONNECT'),
-  // For a mapping that a word turns off.
+  // The word that turns a mapping off.
   none: { word: 'none', ...byPattern('^none$', 'none', () => null, () => 'none') },
   off: { word: 'off', ...byPattern('^off$', 'off', () => null, () => 'off') },
   origin: originHinted(byPattern(`^${ORIGIN}$`, ORIGIN_ALLOWED)),

@@ -29,7 +29,7 @@ export interface Scalar<T> {
   /** `off` or `none`, where the word has a meaning of its own. */
   readonly word?: string
   readonly parse: (text: string) => Parsed<T>
-  /** What a refused text most likely means; null: no idea. */
+  /** What a refused text most likely means; null: unknown. */
   readonly suggest?: (text: string) => string | null
   /** The shortest text or value that {@link parse} reads as this one. Absent: the value itself. */
   print?(this: void, value: T): unknown
@@ -45,7 +45,7 @@ export function byParser<T>(
   return { schema: { type: 'string', pattern }, allowed, parse, print }
 }
 
-/** With what a refused text most likely means. */
+/** Adds what a refused text most likely means to the error. */
 export function suggesting<T>(scalar: Scalar<T>, suggest: (text: string) => string | null): Scalar<T> {
   return {
     ...scalar,

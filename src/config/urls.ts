@@ -158,7 +158,7 @@ function wrongInSeveral(text: string): string | null {
   if (!/^[^:]*(:[^:]*)?$/.test(user) || !user.split(':').every(isEncoded))
     return `${allowed}, other characters of user and password percent-encoded`
   if (isCluster && !/^\/?0?$/.test(path))
-    return `${allowed}, without a database: a cluster has database 0 alone`
+    return `${allowed}, without a database: a cluster has only database 0`
   if (!isCluster && !/^\/[A-Za-z0-9._-]+(\/\d{0,5})?$/.test(path))
     return `${allowed}, the master's name of letters, digits, ., - and _, the database a number`
   const wrong = wrongInTls(text, new URLSearchParams(query), isCluster ? [] : SENTINEL_OPTIONS)
@@ -251,7 +251,7 @@ function isEncoded(text: string): boolean {
   }
 }
 
-/** Whether other machines, and so other services, can have the same store. */
+/** Whether other machines, and so other services, can use the same store. */
 export function isSharedStore(url: string): boolean {
   return !/^(memory|sqlite):/.test(url)
 }
@@ -266,7 +266,7 @@ export const problemBase = byTest(
     (!/^https?:/i.test(text) || (/^https?:\/\/[^/]/i.test(text) && URL.canParse(text))),
 )
 
-/** A key set decides who a caller is: nobody may change it in transit. */
+/** A key set decides who a caller is: it must not be changed in transit. */
 export const jwksUrl = byReader(
   'the https:// URL of a JWK Set (http:// only on loopback), without credentials or a fragment',
   '^(https://|http://(localhost|127\\.|\\[::1\\]))[^/?#@]*([/?][^#]*)?$',
@@ -311,7 +311,7 @@ const TARGET_PATTERN = '^/([^/#][^#]*)?$'
 /** The target of a request that the proxy makes itself: origin form (RFC 9112 §3.2.1). */
 export const probeTarget = byTest(TARGET, TARGET_PATTERN, (text) => {
   const [path = '', ...query] = text.split('?')
-  // A query is anything that a request line can carry.
+  // A query may be anything that a request line can carry.
   return (
     PATH_CHARACTERS.test(path) &&
     !path.startsWith('//') &&
@@ -320,7 +320,7 @@ export const probeTarget = byTest(TARGET, TARGET_PATTERN, (text) => {
   )
 })
 
-/** The same, with places for the key and the id of a record. */
+/** The same, with placeholders for the key and the id of a record. */
 export const queryTarget = byTest(
   `${TARGET}; {key}, {record} and {:name}, a segment of the route's path, are replaced in it`,
   TARGET_PATTERN,

@@ -28,7 +28,7 @@ const WAIVERS: readonly [waives: (policy: RoutePolicy, written: PolicyConfig) =>
   [({ reconcile }) => reconcile?.identity.length === 0,
     'reconcile with identity none, so any response of the upstream counts as the outcome of the request.'],
   [({ reconcile, scope }) => reconcile !== null && scope.caller.length > 0 && asksByKeyAlone(reconcile),
-    "reconcile asks by the key alone, which two callers may both have used, so one may be told the outcome of the other's request unless the upstream distinguishes them; {record} does."],
+    "reconcile asks by the key alone, which two callers may both have used, so one may get the outcome of the other's request unless the upstream distinguishes them; {record} does."],
   [({ reconcile, match }) => reconcile !== null && match.methods.length > 1 && asksByKeyAlone(reconcile),
     'reconcile asks by a key that requests of several methods (match.methods) may share, so one may be answered with the outcome of another; {record} distinguishes them, and so does a route for each method.'],
 ]
@@ -77,7 +77,7 @@ export function warningsOf(
 const ANEW =
   /^(?:b3|date|dpop|signature(?:-input)?|traceparent|tracestate|x-amz-date|x-amzn-trace-id|x-b3-.*|x-cloud-trace-context|(?:x-)?(?:correlation|request|trace)-id|(?:x-)?(?:nonce|timestamp))$/
 
-/** The settings that tell requests apart by such a header. */
+/** The settings that distinguish requests by such a header. */
 function madeAnew({ scope, fingerprint, key }: RoutePolicy): string[] {
   const named: readonly (readonly [property: string, headers: readonly string[]])[] = [
     ['scope.caller', scope.caller.flatMap(({ kind, name }) => (kind === 'header' ? [name] : []))],
@@ -89,7 +89,7 @@ function madeAnew({ scope, fingerprint, key }: RoutePolicy): string[] {
   )
 }
 
-/** Whether browsers send the key, which carry cookies (contract §15), and nothing says what identifies a visitor. */
+/** Whether browsers send the key, which carry cookies (contract §15), while nothing defines what identifies a visitor. */
 function isForVisitors({ key, scope }: RoutePolicy): boolean {
   return scope.callerIsDefault && key.from.some(({ kind }) => kind === 'form' || kind === 'query')
 }
@@ -107,7 +107,7 @@ function sameQueries(effective: readonly Effective[]): Effective[][] {
   return [...groups.values()].filter((group) => group.length > 1)
 }
 
-/** One for all routes: nearly every configuration has it. */
+/** One warning for all routes: nearly every configuration has it. */
 function sharingWarning(guarded: readonly RoutePolicy[]): string[] {
   const sharing = guarded.filter(({ scope }) => scope.anonymous === 'share' && scope.caller.length > 0)
   if (sharing.length === 0) return []

@@ -102,7 +102,7 @@ function printed(
   const scalar = row && scalarOf(row)
   if (row === undefined || scalar == null) return undefined
   const isMembers = typeof value === 'object' && value !== null
-  // Beside a word there may be a list, a mapping or a group.
+  // Besides a word, a list, a mapping or a group is possible.
   if (isMembers && (row.group !== undefined || row.map !== undefined || row.scalar === 'none'))
     return undefined
   const { print } = scalar
@@ -125,12 +125,12 @@ function unfolded(value: unknown, row: PropertyRow | undefined): unknown {
   if (!Array.isArray(value) || row?.map === undefined) return value
   if (row.list !== undefined) return outcomesForm(value as OutcomeRule[])
   if (!value.every(isExpected)) return value
-  // Nothing is expected: `identity: none`.
+  // An empty list: `identity: none`.
   if (value.length === 0 && row.scalar !== undefined) return row.scalar
   return Object.fromEntries(value.map((one) => [one.pointer, one.value]))
 }
 
-/** A mapping, unless some look into the response. */
+/** A mapping, unless some rules have conditions. */
 function outcomesForm(rules: readonly OutcomeRule[]): object {
   if (rules.every(({ when }) => when.length === 0))
     return Object.fromEntries(rules.map((rule) => [statusText(rule), rule.outcome]))

@@ -9,7 +9,7 @@ const SPECIFICATION = 'https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-
 
 /** The policies that clients may rely on; for unmatched requests, only those with a key. */
 export function publishedPolicy(route: RoutePolicy | null, defaults: RoutePolicy): RoutePolicy | null {
-  // Shadow mode protects nobody: clients that relied on it would execute twice.
+  // Shadow mode protects no one: clients that relied on it would execute twice.
   if (route === null || !isProtected(route)) return null
   return route === defaults ? { ...route, key: { ...route.key, presence: 'optional' } } : route
 }
@@ -47,7 +47,7 @@ function overlap({ match: a }: RoutePolicy, { match: b }: RoutePolicy): boolean 
   )
 }
 
-/** `exceptions`: earlier, unpublished routes take some of its requests. */
+/** `exceptions`: earlier, unpublished routes match some of its requests. */
 function describeRoute(route: RoutePolicy, exceptions: boolean, baseUrl: string): object {
   const { match, key, scope, inFlight, ttl, ttlFailed, ttlBody, tombstone } = route
   return {
@@ -184,7 +184,7 @@ export function spelled(name: string): string {
   return BY_LOWER.get(name) ?? name.replace(/(?<=^|-)[a-z]/g, (first) => first.toUpperCase())
 }
 
-/** The pattern as JSON Schemas have it. None if ECMAScript refuses it, as it does with all that RE2 reads in another way. */
+/** The pattern for a JSON Schema. None if ECMAScript refuses it, as it does all syntax that RE2 reads differently. */
 export function ecmaScript(pattern: KeyPolicy['pattern']): { readonly pattern?: string } {
   if (pattern === null) return {}
   try {

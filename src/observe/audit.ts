@@ -13,7 +13,7 @@ const LOCK_POLL: Millis = 2
 /** Longer than any queue of writers; a hung process may hold the lock indefinitely. */
 const LOCK_TIMEOUT: Millis = 10_000
 
-/** A decision about a record or the process. Nothing in it is secret. */
+/** A decision about a record or the process. It holds no secrets. */
 export interface AuditEvent {
   readonly who: { readonly address: string; readonly by: string | null }
   readonly what: 'resolve' | 'delete' | 'outcome' | 'drain' | 'undrain' | 'withdrawn'
@@ -40,7 +40,7 @@ export interface AuditLine extends AuditEvent {
  */
 export type AuditSink = (line: AuditLine) => void
 
-/** Every change is a line of JSON with the hash of the previous one, so that removed or edited lines show. */
+/** Every change is a line of JSON with the hash of the previous one, so that removed or edited lines are noticed. */
 export class Audit {
   readonly #service: string
   readonly #sink: AuditSink
@@ -94,7 +94,7 @@ export class Audit {
     return written
   }
 
-  /** A change that has waited too long for another process's lock is not made. Lines that take a change back are still written. */
+  /** A change that has waited too long for another process's lock is not made. Lines that revoke a change are still written. */
   async close(): Promise<void> {
     this.#closing = true
     await this.#last
@@ -134,10 +134,10 @@ async function catchUp(file: AuditFile, prev: string): Promise<string> {
   const added = Buffer.alloc(Math.max(0, size - file.size))
   await file.handle.read(added, 0, added.length, file.size)
   const checked = added.length === 0 ? null : check(added.toString('utf8'), prev)
-  // Somebody wrote without the lock, or truncated it: a line added now would look like their doing.
+  // Another program wrote without the lock, or truncated it: a line added now would be attributed to it.
   if (checked === null || !checked.ok)
     throw new Error(
-      `the audit file has ${size} bytes instead of ${file.size}, and the chain does not continue there: somebody else wrote to it`,
+      `the audit file has ${size} bytes instead of ${file.size}, and the chain does not continue there: another program wrote to it`,
     )
   file.size = size
   return checked.head
@@ -176,7 +176,7 @@ export type Verified =
   | { readonly ok: true; readonly lines: number /** Hash of the last line. */; readonly head: string }
   | { readonly ok: false /** From 1. */; readonly line: number; readonly problem: string }
 
-/** Finds the first line that was edited, or before which lines were removed or added. Only the log shows what is missing at the end. */
+/** Finds the first line that was edited, or before which lines were removed or added. Only the log shows lines missing at the end. */
 export async function verifyAudit(file: string): Promise<Verified> {
   return check(await readFile(file, 'utf8'))
 }

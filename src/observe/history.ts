@@ -27,7 +27,7 @@ interface HistoryEntry {
   detail: Readonly<Record<string, unknown>>
 }
 
-/** An execution that has been normal so far: claimed, and by now perhaps stored. */
+/** An execution that has been normal so far: claimed, and perhaps stored. */
 interface Begun {
   readonly execution: Execution
   readonly at: Millis
@@ -36,7 +36,7 @@ interface Begun {
 
 export interface HistoryOptions {
   readonly note: (id: RecordId, notes: readonly Note[]) => Promise<boolean>
-  /** Name of this process, without blanks. */
+  /** Name of this process, without spaces. */
   readonly replica: string
   /** Entries were lost: the store did not accept them, or there were too many at once. */
   readonly onDropped: (count: number) => void
@@ -172,7 +172,7 @@ export class History {
       const failed = written.filter(({ status }) => status === 'rejected').length
       this.#dropped += failed
       if (failed < batch.length) continue
-      // The store accepts nothing: do not wait for it, least of all at shutdown.
+      // The store accepts nothing: do not wait for it, especially at shutdown.
       this.#dropped += all.length - at - batch.length
       break
     }

@@ -17,7 +17,7 @@ export function openLog(config: Config['log']): { logger: Logger; output: LogOut
     isPretty ? pretty(output) : output,
   )
   output.onResumed((dropped) =>
-    logger.warn({ dropped }, 'log lines were dropped: standard output was full or nobody read it'),
+    logger.warn({ dropped }, 'log lines were dropped: standard output was full or not read'),
   )
   return { logger, output }
 }
@@ -58,7 +58,7 @@ export function auditLog(logger: Logger, output: LogOutput | null): AuditSink {
     const write = (): void => logger.child({}, { level: 'info' }).info({ audit: line }, 'audit')
     if (output === null) write()
     else if (!output.writeNow(write))
-      throw new Error('the log cannot be written: standard output is full or nobody reads it')
+      throw new Error('the log cannot be written: standard output is full or not read')
   }
 }
 
@@ -69,7 +69,7 @@ function pretty(output: LogOutput): { write(line: string): void; flushSync(): bo
 
 const { O_WRONLY, O_NONBLOCK, O_APPEND, O_NOCTTY } = constants
 
-/** Bytes kept while nobody reads: enough for a minute of a busy log, or a collector's restart. */
+/** Bytes kept while nobody reads: a minute of a busy log, or a collector's restart. */
 const MAX_KEPT = 1024 * 1024
 /** PIPE_BUF of Linux: a write of up to this size is atomic, even beside other writers. */
 const ONE_WRITE = 4096
@@ -107,7 +107,7 @@ export class LogOutput {
     return this.#dropped
   }
 
-  /** Called with the number of dropped lines once the output takes lines again. */
+  /** Called with the number of dropped lines once the output accepts lines again. */
   onResumed(report: (dropped: number) => void): void {
     this.#onResumed = report
   }
@@ -143,7 +143,7 @@ export class LogOutput {
     return this.flushSync()
   }
 
-  /** Whether the one line that `log` writes was written at once. If not, it never will be. */
+  /** Whether the one line that `log` writes was written immediately. If not, it never will be. */
   writeNow(log: () => void): boolean {
     if (!this.flushSync()) return false
     log()

@@ -103,13 +103,13 @@ export const METRICS = {
     'Requests repeated under the same key by another caller within ten minutes, as seen by this replica, and stored responses that change the cookie of their caller.',
     (policy) => (readsKeys(policy) && policy.scope.caller.length > 0 ? [{}] : [])),
   idempotency_route_near_miss_total: counter(['route'],
-    'Requests that match no route, and would match this one if letter case, ;parameters or a file extension did not count.', always),
+    'Requests that match no route, but would match this one if letter case, ;parameters or a file extension did not count.', always),
   idempotency_seal_errors_total: counter(['reason'],
     'Sealed records that could not be opened: unknown_key, or altered since they were sealed.'),
   idempotency_store_grade: gauge(['store'],
     'How far the store can be trusted: 0 unfit, 1 volatile, 2 unknown, 3 strict (docs/stores.md#the-grade).'),
   idempotency_log_lines_dropped_total: counter([],
-    'Log lines dropped because standard output was full or nobody read it.'),
+    'Log lines dropped because standard output was full or not read.'),
   idempotency_config_last_reload_successful: gauge([],
     '1 if the configuration last read is in force, 0 if it was invalid or needs a restart.'),
   idempotency_tls_certificate_expires_seconds: gauge(['listener'],
@@ -140,7 +140,7 @@ export class Metrics {
   value(name: MetricName, labels: Labels): SeriesValue {
     return (this.#values.get(name) as Series<SeriesValue>).of(labels)
   }
-  /** The same of a histogram. */
+  /** The same for a histogram. */
   histogram(name: MetricName, labels: Labels): Distribution {
     return (this.#histograms.get(name) as Series<Distribution>).of(labels)
   }
@@ -172,7 +172,7 @@ export class Metrics {
         for (const labels of metric.start(policy)) this.count(name, { route, ...labels }, 0)
       }
     }
-    // For unprotected methods.
+    // For unprotected requests.
     if (config.unmatched !== 'reject')
       this.count('idempotency_requests_total', { route: config.defaults.name, outcome: 'passed' }, 0)
   }
@@ -283,7 +283,7 @@ class Series<V extends Sampled> {
 /** A counter or a gauge. */
 class SeriesValue {
   current = 0
-  /** Where to read it at each scrape, if not here. */
+  /** Where to read it at each scrape; null: here. */
   source: (() => number) | null = null
 
   samples(metricName: string, labels: Labels): Sample[] {
@@ -294,7 +294,7 @@ class SeriesValue {
 /** A histogram. */
 export class Distribution {
   readonly #bounds: readonly number[]
-  /** Counts per bucket, not cumulative; the last is beyond every bound. */
+  /** Counts per bucket, not cumulative; the last one is for values beyond every bound. */
   readonly buckets: number[]
   sum = 0
 

@@ -27,7 +27,7 @@ export function observer(
   control: { readonly routes: ReadonlySet<string>; completed(route: string, id: RecordId): void },
 ): Observer {
   const of = eachMade((route: string) => new RouteSeries(metrics, route))
-  /** Routes whose scope does not fit their own clients: one warning each, as there may be thousands of such requests. */
+  /** Routes whose scope does not fit their clients: one warning each, as there may be thousands of such requests. */
   const misfits = new Set<string>()
   const isFirstMisfit = ({ route, outcome, cause }: RequestSummary): boolean => {
     if (outcome !== 'caller_missing' || cause === null || misfits.has(route)) return false
@@ -137,7 +137,7 @@ function eachMade<Name extends string | void, Value>(make: (name: Name) => Value
   }
 }
 
-/** Turns events of unresolved records into metrics, entries in histories, and a log line if something changes or needs a person. */
+/** Turns events of unresolved records into metrics, entries in histories, and a log line if something changes or needs an operator. */
 export function reconcileObserver(
   metrics: Metrics,
   log: Logger,
@@ -163,7 +163,7 @@ export function reconcileObserver(
       metrics.count('idempotency_unresolved_expiring_total', { route })
       log.error(
         { route, record: shortId(id), until: new Date(dropAt).toISOString() },
-        'an unresolved record is about to be dropped; nobody will know then whether it was executed',
+        'an unresolved record is about to be dropped; whether it was executed will then be unknown for good',
       )
     },
     trouble: (message, detail) => log.error(detail, message),
@@ -220,7 +220,7 @@ export class StoreHealth {
   #fitness: StoreFitness = 'not known yet'
   #isInGrace = false
   #checks = 0
-  /** It has granted a test claim once. */
+  /** The store has granted a test claim. */
   #isProven = false
   #grace: Millis = 0
   #timer: NodeJS.Timeout | undefined
@@ -283,7 +283,7 @@ export class StoreHealth {
 
   readonly onWaited = (satisfied: boolean): void => {
     this.#countWait(satisfied, 1)
-    // Each request whose claim waited in vain logs that itself.
+    // Each request whose claim was not replicated in time logs that itself.
     if (satisfied === this.#isReplicating) return
     this.#isReplicating = satisfied
     if (satisfied) this.#log.warn(this.#labels, 'claims reach the replicas again (store.wait)')
@@ -347,9 +347,9 @@ export class StoreHealth {
     try {
       const traits = await asked.traits()
       const proof = this.#isProven ? PROVEN : await disproof(asked).catch(unproven)
-      // Asked before the store came back: another server may have answered.
+      // The check began before the store came back: another server may have answered.
       if (nth !== this.#checks) return
-      // A store that accepts no claims now grants none, either: it is asked again next time.
+      // A store that accepts no claims now grants none, either: it is tested again next time.
       this.#isProven = proof === PROVEN
       const { grade, reasons: risks } = gradingOf(traits, this.#grace, proof)
       const reasons = [...traits.refusals, ...risks]

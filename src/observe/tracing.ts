@@ -21,7 +21,7 @@ import type { Forward, Forwarded } from '../upstream/port.ts'
 
 /** Where every copy of the API's first major version registers its globals, including the SDK's own copy. */
 const REGISTERED = Symbol.for('opentelemetry.js.api.1')
-/** Store operations of a request. Renewals and sweeps belong to none. */
+/** Store operations of a request. Renewals and sweeps belong to no request. */
 const TRACED: readonly StoreOperation[] = ['put', 'swap', 'get', 'throttle']
 /** How long the last spans may delay the shutdown. */
 const MAX_FLUSH: Millis = 2_000
@@ -38,7 +38,7 @@ export async function openTracing(
   if (registered?.trace === undefined) return null
   const api = await import('@opentelemetry/api')
   if (api.trace.getTracerProvider() === registered.trace) return new Tracing(api, config, version)
-  // Registered by a copy that is older than this one, which does not look at it then.
+  // Registered by an older copy, which this one ignores.
   onUnusable(String(registered.version))
   return null
 }
@@ -134,7 +134,7 @@ export class Tracing {
       if (serving === undefined) return inner(request)
       const { method, target } = request
       const { route } = serving
-      // The path of `authorizeReplay` is the configuration's own.
+      // The path of `authorizeReplay` comes from the configuration.
       const asksToReplay = target === route.authorizeReplay?.path
       const path = asksToReplay ? (target.split('?', 1)[0] as string) : knownPath(route)
       const name = asksToReplay ? method : spanName(method, route)

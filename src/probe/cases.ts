@@ -15,24 +15,24 @@ export type Profile = (typeof PROFILES)[number]
  * - a status, and the `code` of a problem as this proxy sends it, if there is one: a refusal. 409: also if the operation is in progress
  *   for ever
  * - `repeated`: the same error again. `retried`: another response after an error
- * - `none`: no whole response
+ * - `none`: no complete response
  */
 export type Outcome = string
 
 export interface Case {
   readonly id: string
-  /** What is sent. */
+  /** What the case sends. */
   readonly asks: string
-  /** The most requests that it sends, those to the counter aside. */
+  /** Maximum number of requests that it sends, except to the counter. */
   readonly requests: number
-  /** The outcomes that each profile asks for, and with `~` those that are safe though it asks for others. Of a refusal the status, `4xx`, or the code. */
+  /** The outcomes that each profile requires, and with `~` others that are safe. Refusals by status, `4xx`, or code. */
   readonly wants: Readonly<Record<Profile, string>>
-  /** Why it cannot be asked; absent or null: it can. */
+  /** Why the case cannot run; absent or null: it can. */
   readonly lacks?: (template: Template) => string | null
   readonly run: (prober: Prober, profile: Profile) => Promise<readonly Outcome[]>
 }
 
-/** This proxy does not keep what streams, and then says so. */
+/** This proxy does not store streamed responses, and then says so. */
 const REPLAYED = 'replayed ~idempotency_response_unavailable'
 
 /** More than the 255 characters that Stripe and this proxy allow. */
@@ -95,7 +95,7 @@ export const CASES: readonly Case[] = [
 
 export const BASELINE_REQUESTS = 2
 
-/** Two requests with keys of their own: the template works, and executions can be told apart. */
+/** Two requests with different keys: checks that the template works, and that executions can be distinguished. */
 export async function baseline(prober: Prober): Promise<void> {
   prober.beginCase()
   const { href } = prober.template.url
@@ -141,7 +141,7 @@ const bare: Notation = (key) => key.replaceAll('"', '')
 const quoted: Notation = (key) => `"${bare(key)}"`
 const asIs: Notation = (key) => key
 
-/** A request, then the same one in other words, or under the same key in another notation. */
+/** A request, then the same one in another form, or with the same key in another notation. */
 function again(
   prober: Prober,
   change: Change,
@@ -158,7 +158,7 @@ function changed(prober: Prober, change: Change): Promise<readonly Outcome[]> {
   return followed(prober, key, () => prober.send(key, change), change.body === undefined)
 }
 
-/** `isElsewhere`: what the further request does may not be counted. */
+/** `isElsewhere`: the counter may not count the second request. */
 async function followed(
   prober: Prober,
   key: string,
@@ -173,7 +173,7 @@ async function followed(
   return [outcomeOf(first, further, isElsewhere && work === 0 ? null : work)]
 }
 
-/** Two requests that have nothing to do with each other. */
+/** Two independent requests. */
 async function apart(prober: Prober, one: string | null, other: string | null): Promise<readonly Outcome[]> {
   const first = await prober.send(one)
   await prober.work()
@@ -239,7 +239,7 @@ async function afterFailure(prober: Prober): Promise<readonly Outcome[]> {
   const change = { body: prober.template.failureBody }
   const key = prober.newKey()
   const first = await prober.send(key, change)
-  // To break off is to fail, too.
+  // Breaking off is also a failure.
   if (first.status !== 0 && first.status < 500)
     throw new Stopped(
       `the API answers ${first.status} to --failure-body; allowed: a payload on which it fails`,
@@ -251,7 +251,7 @@ async function afterFailure(prober: Prober): Promise<readonly Outcome[]> {
   return [succeeded(second.status) ? 'retried' : refusalOf(second)]
 }
 
-/** What a further answer shows beside the first. `work`: what was done for it; null: nobody counts. */
+/** What a second answer shows, compared with the first. `work`: executions counted for it; null: no counter. */
 function outcomeOf(first: Answer, further: Answer, work: number | null): Outcome {
   if (work === null ? succeeded(further.status) && !isSameWork(first, further) : work > 0) return 'executed'
   if (further.status === first.status && further.body.equals(first.body)) return 'replayed'
@@ -264,7 +264,7 @@ function succeeded(status: number): boolean {
   return status >= 200 && status < 304
 }
 
-/** Whether both answers tell of one execution, though perhaps in other bytes. */
+/** Whether both answers report one execution, perhaps in different bytes. */
 function isSameWork(one: Answer, other: Answer): boolean {
   const place = ({ headers }: Answer): string => linesOf(headers, 'location').join()
   return place(one) === place(other) && isDeepStrictEqual(jsonOrText(one.body), jsonOrText(other.body))
@@ -280,7 +280,7 @@ function refusalOf({ status, body }: Answer): Outcome {
 
 /** Header lines that say what a response is. Others belong to the exchange. */
 const CONTENT = new Set(['content-type', 'content-encoding', 'content-language', 'etag', 'link', 'location'])
-/** Header lines that this proxy replays, too, are all but these (contract §8). */
+/** This proxy replays all header lines but these (contract §8). */
 const OWN = /^(?:connection|keep-alive|transfer-encoding|content-length|idempotent-replayed|idempotency-.*)$/
 
 function differences(first: Answer, replay: Answer, profile: Profile): Outcome[] {

@@ -14,10 +14,10 @@ export interface Template {
   readonly url: URL
   readonly method: string
   readonly headers: readonly HeaderLine[]
-  /** `{uuid}` in it becomes another one for each key. */
+  /** `{uuid}` in it is replaced anew for each key. */
   readonly body: string | null
   readonly keyHeader: string
-  /** The same operation with other content, with content that the API refuses, and with content on which it fails. */
+  /** Bodies with other content, with content that the API refuses, and with content on which it fails. */
   readonly otherBody: string | null
   readonly errorBody: string | null
   readonly failureBody: string | null
@@ -25,10 +25,10 @@ export interface Template {
   readonly otherUrl: URL | null
 }
 
-/** How to see how often the work was done. */
+/** How to read the number of executions. */
 export interface Counter {
   readonly url: URL
-  /** To a number, or to an array whose items count; null: the whole body is the number. */
+  /** JSON pointer to a number, or to an array whose items count; null: the whole body is the number. */
   readonly pointer: string | null
 }
 
@@ -40,18 +40,18 @@ export interface Change {
 }
 
 export interface Answer {
-  /** 0: none came. */
+  /** 0: no answer. */
   readonly status: number
   readonly headers: RawHeaders
   /** Its first {@link MAX_BODY} bytes; without an answer, the reason. */
   readonly body: Buffer
 }
 
-/** Nothing can be said about the API; the message says why. */
+/** The probe cannot continue; the message says why. */
 export class Stopped extends Error {}
 
 const MAX_BODY = 1024 * 1024
-/** How often a retry asks about an operation in progress. */
+/** Number of retries while an operation is in progress. */
 export const PATIENCE = 8
 
 interface Sent {
@@ -61,12 +61,12 @@ interface Sent {
   readonly body: Buffer | null
 }
 
-/** Sends the requests of the cases, each on a connection of its own, and counts what they did. */
+/** Sends the requests of the cases, each on its own connection, and counts executions. */
 export class Prober implements AsyncDisposable {
   readonly template: Template
-  /** Those of the current case. */
+  /** Answers in the current case. */
   answers: Answer[] = []
-  /** So far, without those to the counter. */
+  /** Number of requests so far, except to the counter. */
   requests = 0
   readonly #counter: Counter | null
   readonly #quotes: boolean
@@ -88,7 +88,7 @@ export class Prober implements AsyncDisposable {
     this.#done = 0
   }
 
-  /** How often the current case did the work, as far as {@link work} has looked; null: nobody counts. */
+  /** Executions in the current case, as of the last {@link work}; null: no counter. */
   get done(): number | null {
     return this.#counter === null ? null : this.#done
   }
@@ -105,7 +105,7 @@ export class Prober implements AsyncDisposable {
     return answer
   }
 
-  /** Sends, and again while the operation is in progress: for as long as a response may take, less and less often. */
+  /** Sends, and retries with growing pauses while the operation is in progress, for as long as a response may take. */
   async sendPatiently(key: string, change: Change = {}): Promise<Answer> {
     for (let n = 1; ; n++) {
       const answer = await this.send(key, change)
@@ -115,7 +115,7 @@ export class Prober implements AsyncDisposable {
     }
   }
 
-  /** Sends, and closes the connection as soon as the request is written. */
+  /** Sends, and closes the connection once the request is written. */
   async sendAndLeave(key: string): Promise<void> {
     this.requests++
     const leaving = new AbortController()
@@ -128,7 +128,7 @@ export class Prober implements AsyncDisposable {
     }
   }
 
-  /** How often the work was done since the last call; null: nobody counts. */
+  /** Executions since the last call; null: no counter. */
   async work(): Promise<number | null> {
     if (this.#counter === null) return null
     const before = this.#counted
@@ -179,13 +179,13 @@ export class Prober implements AsyncDisposable {
       const read = Buffer.concat(parts).subarray(0, MAX_BODY)
       return { status: statusCode, headers: headers as unknown as string[], body: read }
     } catch (error) {
-      const why = signal.aborted ? `no whole response within ${this.#timeout / 1000} s` : reasonOf(error)
+      const why = signal.aborted ? `no complete response within ${this.#timeout / 1000} s` : reasonOf(error)
       return { status: 0, headers: [], body: Buffer.from(why) }
     }
   }
 
   async #read({ url, pointer }: Counter): Promise<number> {
-    // Another host gets no credentials.
+    // Credentials are not sent to another host.
     const isSameHost = url.origin === this.template.url.origin
     const headers = this.template.headers.filter(([name]) => isSameHost && !/^content-/i.test(name)).flat()
     const asked = { url, method: 'GET', headers, body: null }
@@ -207,7 +207,7 @@ function itemAt(value: unknown, name: string): unknown {
   return isThere ? (value as Readonly<Record<string, unknown>>)[name] : undefined
 }
 
-/** Without other lines of this name. */
+/** Adds the line, replacing others of its name. */
 function withLine(lines: readonly HeaderLine[], line: HeaderLine): readonly HeaderLine[] {
   return [...lines.filter(([name]) => name.toLowerCase() !== line[0].toLowerCase()), line]
 }

@@ -22,7 +22,7 @@ export function summaryOf({ url, profile, requests, cases }: Report): string {
   return `${url} by ${profile}: ${counts}; ${requests} requests${proof}`
 }
 
-/** JUnit's XML, as CI reads it. */
+/** JUnit XML, for CI. */
 export function junitOf({ url, profile, cases }: Report): string {
   const tests = cases.map((one) => {
     const head = `  <testcase classname="probe.${profile}" name="${escaped(one.id)}: ${escaped(one.asks)}"`
@@ -54,7 +54,7 @@ function timesOf({ executions }: CaseReport): string {
   return executions === null ? '' : `; executed ${executions}×`
 }
 
-/** Equal neighbours once, with their number. */
+/** Merges equal neighbours, with their number. */
 function shown(statuses: readonly number[]): string {
   const runs: { status: number; times: number }[] = []
   for (const status of statuses) {

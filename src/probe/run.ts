@@ -1,7 +1,7 @@
 import { baseline, type Case, type Outcome, type Profile } from './cases.ts'
 import { type Prober, Stopped } from './prober.ts'
 
-/** `noted`: safe, though the profile asks for something else. */
+/** `noted`: safe, but not what the profile requires. */
 export type Verdict = 'passed' | 'noted' | 'failed' | 'skipped'
 
 export interface CaseReport {
@@ -9,11 +9,11 @@ export interface CaseReport {
   readonly asks: string
   readonly verdict: Verdict
   readonly outcomes: readonly Outcome[]
-  /** Of a failed or noted case what the profile asks for; of a skipped one what it lacks. */
+  /** What the profile requires if the case failed or was noted; what is missing if it was skipped. */
   readonly note: string
-  /** 0: no whole response. */
+  /** 0: no complete response. */
   readonly statuses: readonly number[]
-  /** How often the work was done; null: nobody counts. */
+  /** Number of executions; null: no counter. */
   readonly executions: number | null
 }
 
@@ -24,7 +24,7 @@ export interface Report {
   readonly cases: readonly CaseReport[]
 }
 
-/** Runs the cases one after the other. `begins` hears which. */
+/** Runs the cases one after the other. `begins` is called before each. */
 export async function runCases(
   prober: Prober,
   cases: readonly Case[],
@@ -43,7 +43,9 @@ export async function runCases(
     const statuses = prober.answers.map(({ status }) => status)
     const gone = prober.answers.find(({ status, body }) => status === 0 && body.includes('ECONNREFUSED'))
     if (gone !== undefined)
-      throw new Stopped(`${template.url.href} is gone since the case ${id}: ${gone.body.toString()}`)
+      throw new Stopped(
+        `${template.url.href} no longer answers since the case ${id}: ${gone.body.toString()}`,
+      )
     const verdict = lack === null ? verdictOf(outcomes, wants[profile].split(' ')) : 'skipped'
     const note = lack ?? (verdict === 'passed' ? '' : askedFor(wants[profile]))
     const executions = lack === null ? prober.done : null

@@ -7,14 +7,14 @@ export function jsonOrText(body: Buffer | string): unknown {
   }
 }
 
-/** The JSON with all members in reverse order; null: it is none, or that changes nothing. */
+/** The JSON with all members in reverse order; null: not JSON, or nothing changes. */
 export function reordered(body: string | null): string | null {
   const value = objectOf(body)
   const changed = JSON.stringify(reversed(value))
   return changed === JSON.stringify(value) ? null : changed
 }
 
-/** The JSON with another number in it, or else another text, or one more member; null: it is none. */
+/** The JSON with another number in it, or else another text, or one more member; null: not JSON. */
 export function otherThan(body: string | null): string | null {
   const value = objectOf(body)
   if (value === null) return null
@@ -26,7 +26,7 @@ export function otherThan(body: string | null): string | null {
   )
 }
 
-/** Null: no object or array, or one with numbers whose digits would get lost. */
+/** Null: not an object or array, or one with numbers that would lose digits. */
 function objectOf(body: string | null): object | null {
   const value = jsonOrText(body ?? '')
   return typeof value === 'object' && !/\d{16}/.test(body ?? '') ? value : null

@@ -17,10 +17,10 @@ const DECODERS: ReadonlyMap<string, Decode> = new Map<string, Decode>([
   ['zstd', promisify(zstdDecompress)],
 ])
 
-/** More than any client applies; a decoder may be made to run for each. */
+/** More than any client applies; each costs a decoder. */
 const MAX_CODINGS = 3
 
-/** The body to read and compare: decoded, or as sent where that is not possible. `limit`: bytes of the decoded body. */
+/** The body to read and compare: decoded, or as sent if that is impossible. `limit`: bytes of the decoded body. */
 export async function readableBody(headers: RawHeaders, body: Buffer, limit: number): Promise<ReadableBody> {
   const decoded = await decodedBody(headers, body, limit)
   if (decoded === null) return { headers, body }
@@ -28,8 +28,8 @@ export async function readableBody(headers: RawHeaders, body: Buffer, limit: num
 }
 
 /**
- * The body without its content codings; null where one is unknown, the body is broken, or more than `limit` bytes would come of it. The
- * decoders run on other threads.
+ * The body without its content codings; null if one is unknown, the body is broken, or it decodes to more than `limit` bytes. The decoders
+ * run on other threads.
  */
 async function decodedBody(headers: RawHeaders, body: Buffer, limit: number): Promise<Buffer | null> {
   const codings = linesOf(headers, 'content-encoding')

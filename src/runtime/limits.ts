@@ -18,7 +18,7 @@ export class Budget {
     return this.#held
   }
 
-  /** Holders keep what they have; nothing more is granted until enough is released. */
+  /** Sets a new bound. Holders keep what they have; no more is granted until enough is released. */
   resize(most: number): void {
     this.#most = most
   }
@@ -45,7 +45,7 @@ export class Budget {
   }
 }
 
-/** Shares one release among several holders: the last to let go releases. */
+/** Shares one release among several holders: the last release counts. */
 export function shared(release: () => void): () => () => void {
   let holders = 0
   return () => {
@@ -58,7 +58,7 @@ export function shared(release: () => void): () => () => void {
   }
 }
 
-/** Holders in the same slot have one share together: rare, and noticed only if they use most of a bound at once. */
+/** Holders in the same slot share one share: rare, and noticeable only if they use most of a bound at once. */
 const SLOTS = 4096
 
 /** Smaller bounds are not divided: `limits.inFlight: 10` must allow ten. */
@@ -98,7 +98,7 @@ export class Shares {
 
 /**
  * Counts protected requests. Of those whose body has arrived, at most `limits.inFlight` proceed, and no client address and no caller may
- * take all of these places.
+ * take all of them.
  */
 export class InFlight {
   /** In progress, including those whose body is still arriving. */
@@ -118,7 +118,7 @@ export class InFlight {
     return this.#most
   }
 
-  /** Requests keep their places; none is granted above the new bound. */
+  /** Sets a new bound; running requests are unaffected. */
   resize(most: number): void {
     this.#most = most
   }
@@ -127,7 +127,7 @@ export class InFlight {
     return this.#placed >= this.#most
   }
 
-  /** Takes a place and returns a function that releases it; null if none is left for this client and caller. */
+  /** Admits a request and returns a function that releases its place; null if no place is left for this client and caller. */
   enter(client: string, caller: string | null): (() => void) | null {
     if (this.isFull()) return null
     const share = shareOf(this.#most)
@@ -155,8 +155,6 @@ export class InFlight {
     }
   }
 }
-
-/* The memory of bodies. */
 
 /** Smaller buffers are not worth freeing, or are slices of a pool. */
 const MIN_FREED = 4096
@@ -193,9 +191,9 @@ const NOTHING = Buffer.alloc(0)
 export class BodyBuffer {
   /** Bytes; 0 if no length was announced. */
   announced = 0
-  /** All full. */
+  /** Full blocks. */
   #blocks: Buffer[] = []
-  /** Of the blocks. */
+  /** Total bytes of the blocks. */
   #size = 0
   #block: Buffer = NOTHING
   #used = 0
@@ -218,7 +216,7 @@ export class BodyBuffer {
     this.#size = 0
     this.#block = NOTHING
     this.#used = 0
-    // The first one is empty.
+    // The first block is empty.
     if (blocks.length <= 2) return last
     const whole = Buffer.concat([...blocks.slice(0, -1), last])
     for (const block of blocks) free(block)

@@ -17,7 +17,7 @@ export function tlsProblem(material: TlsMaterial): string | null {
   for (const [name, pem] of Object.entries(material)) {
     const text = (pem as Buffer).toString('latin1')
     const [begun, ended] = ['-----BEGIN ', '-----END '].map((mark) => text.split(mark).length - 1)
-    if (begun === 0 || begun !== ended) return `${name} is no complete PEM file`
+    if (begun === 0 || begun !== ended) return `${name} is not a complete PEM file`
   }
   try {
     for (const [authority] of (material.ca?.toString('latin1') ?? '').matchAll(CERTIFICATE))
@@ -30,7 +30,7 @@ export function tlsProblem(material: TlsMaterial): string | null {
   }
 }
 
-/** What a listener shows to its clients. */
+/** A certificate and its key, as a listener presents them. */
 export interface KeyPair {
   readonly cert: Buffer
   readonly key: Buffer
@@ -38,7 +38,7 @@ export interface KeyPair {
 
 /** What a listener needs to serve TLS. */
 export interface ListenerTls {
-  /** The first is used where no other one is valid for the name that a client asks for. */
+  /** The first is used if no other is valid for the name that a client requests. */
   readonly pairs: readonly KeyPair[]
   /** Authorities of client certificates; null: clients need none. */
   readonly clientCa: Buffer | null

@@ -2,12 +2,10 @@ import { setImmediate as nextTurn } from 'node:timers/promises'
 import type { Millis } from '../core/record.ts'
 import type { Steps } from '../core/steps.ts'
 
-/* When work runs: now or later, once, in time, in steps, in batches, one after another. */
-
 /** A value, or a promise of one: a store in this process answers without a turn of the microtask queue. */
 export type MaybePromise<T> = T | Promise<T>
 
-/** Applies `next` as soon as the value is there. */
+/** Applies `next` to the value, synchronously if it is not a promise. */
 export function after<T, U>(value: MaybePromise<T>, next: (value: T) => MaybePromise<U>): MaybePromise<U> {
   return value instanceof Promise ? value.then(next) : next(value)
 }
@@ -42,8 +40,8 @@ export class Once<T> {
 let last: Promise<unknown> = Promise.resolve()
 
 /**
- * Runs long work one step per turn of the event loop, one piece of work after the other: even a long queue blocks the loop no longer than a
- * single step.
+ * Runs long work one step per turn of the event loop, one task after another: even a long queue blocks the loop no longer than a single
+ * step.
  */
 export function inSteps<T>(steps: Steps<T>): Promise<T> {
   const before = last

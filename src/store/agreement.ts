@@ -21,13 +21,13 @@ import { decodeRecord, encodeDraft } from './record/codec.ts'
 import { CorruptRecord, OutOfPhase, RecordLocked, type Store, StoreUnavailable } from './register.ts'
 
 /*
- * Replicas of one service agree on what identifies a record (docs/adr/0117). A service has one mark, which all replicas with the same digest
- * renew, and nobody else can take while it lasts: a compare-and-set decides between replicas that start at once. It names those that are
- * alive, so that the last one that ends in an orderly way takes it away.
+ * Replicas of one service agree on what identifies a record (docs/adr/0117). A service has one mark, which all replicas with the same
+ * digest renew and no other can take until it expires: a compare-and-set decides between replicas that start at once. It names the replicas
+ * that are alive, so that the last one to shut down can remove it.
  */
 
 const TOKEN_BYTES = 16
-/** How often a mark that others change meanwhile is tried at once. */
+/** Attempts at a mark while others keep changing it. */
 const ROUNDS = 10
 
 type Marking = Pick<Store, 'get' | 'swap' | 'put' | 'remove'>
@@ -43,17 +43,17 @@ interface AgreementOptions {
   readonly own: Identification
   /** Claims although others identify records differently (`--accept-rescope`). */
   readonly accepts: boolean
-  /** For the log: what keeps it from claiming, or what it claims in spite of; null: nothing any more. */
+  /** For the log: why it does not claim, or the difference that it ignores; null: resolved. */
   readonly say: (why: string | null) => void
   /** Monotonic. */
   readonly clock?: () => Millis
 }
 
-/** Holds the mark together with all replicas that agree. Until it is sure to, it claims nothing; it answers from records as usual. */
+/** Holds the mark together with all replicas that agree. Claims nothing until it is sure that it does; answers from records as usual. */
 export class Agreement implements PhaseGuard {
   readonly clock: () => Millis
   sureUntil = Number.NEGATIVE_INFINITY
-  /** Why nothing is claimed, although the store answers; null: nothing stands against it. */
+  /** Why nothing is claimed although the store answers; null: nothing prevents it. */
   conflict: string | null = null
   readonly #stores: readonly Marking[]
   readonly #token: Buffer
@@ -62,11 +62,11 @@ export class Agreement implements PhaseGuard {
   readonly #stopping = new AbortController()
   #running: Promise<void> = Promise.resolve()
   #renewing: Promise<void> | null = null
-  /** By the last try. */
+  /** Result of the last attempt. */
   #isRenewed = false
   #said: string | null = null
 
-  /** `stores`: those that decide who claims; of a migration's two perhaps both, the old one first. */
+  /** `stores`: those that decide who claims; during a migration perhaps both, the old one first. */
   constructor(stores: readonly Marking[], options: AgreementOptions) {
     const { own, clock } = options
     this.#stores = stores
@@ -75,7 +75,7 @@ export class Agreement implements PhaseGuard {
     this.#token = own.digest.subarray(0, TOKEN_BYTES)
   }
 
-  /** Takes the mark, or keeps trying: it never waits for others, since what has a record is answered. */
+  /** Takes the mark, or keeps trying in the background: existing records are answered meanwhile. */
   async enter(): Promise<void> {
     await this.renew().catch(unlessUnavailable)
     const pause = () => (this.#isRenewed && this.conflict === null ? RENEW_EVERY : RETRY_EVERY)
@@ -83,7 +83,7 @@ export class Agreement implements PhaseGuard {
   }
 
   /**
-   * Once for all concurrent callers.
+   * One renewal serves all concurrent callers.
    * @throws {StoreUnavailable}
    */
   renew(): Promise<void> {
@@ -93,9 +93,9 @@ export class Agreement implements PhaseGuard {
     return this.#renewing
   }
 
-  /** A store may have lost the mark: who is sure of it writes it again before the grace is over. */
+  /** The store may have lost the mark: a replica that is sure of it rewrites it before the grace ends. */
   async rewrite(): Promise<void> {
-    // That may have been written before.
+    // A renewal in progress may write the mark first.
     await this.#renewing?.catch(unlessUnavailable)
     await this.renew().catch(unlessUnavailable)
   }
@@ -106,13 +106,13 @@ export class Agreement implements PhaseGuard {
     if (this.conflict !== null) throw new OutOfPhase(this.conflict, false)
   }
 
-  /** Claims nothing any more. Without this replica the mark goes, unless others that agree are alive. */
+  /** Claims nothing from now on. Removes the mark unless other replicas that agree are alive. */
   async stop(): Promise<void> {
     this.#stopping.abort()
     this.sureUntil = Number.NEGATIVE_INFINITY
     await this.#running
     await this.#renewing?.catch(unlessUnavailable)
-    // What cannot be taken away now expires.
+    // A mark that cannot be removed now expires.
     await Promise.allSettled(this.#stores.map((store) => this.#leave(store)))
   }
 
@@ -134,7 +134,7 @@ export class Agreement implements PhaseGuard {
   async #renew(): Promise<void> {
     const began = this.clock()
     this.#isRenewed = false
-    // After a failover that has lost the mark, only those that were sure of it may write it before the grace is over.
+    // After a failover that lost the mark, only replicas that were sure of it may rewrite it before the grace ends.
     const entry = began < this.sureUntil ? 'again' : 'claim'
     let differs: string | null = null
     for (const store of this.#stores) {
@@ -150,7 +150,7 @@ export class Agreement implements PhaseGuard {
     say(differs)
   }
 
-  /** Takes or renews the mark; returns that of others. In a grace `entry` decides, as for any put. */
+  /** Takes or renews the mark; returns the existing one if it belongs to others. In a grace `entry` decides, as for any put. */
   async #otherMark(store: Marking, entry: 'claim' | 'again'): Promise<IdempotencyRecord | null> {
     let { now, bytes } = await store.get(IDENTIFICATION_MARK)
     for (let round = 0; round < ROUNDS; round++) {
@@ -194,7 +194,7 @@ export class Agreement implements PhaseGuard {
     )
   }
 
-  /** Null: this store has the mark of those that agree. */
+  /** Null: the mark in this store is ours. */
   async #differing(store: Marking, entry: 'claim' | 'again'): Promise<string | null> {
     const { own, accepts } = this.#options
     let differences: readonly string[]
@@ -223,7 +223,7 @@ function contentOf({ path }: IdempotencyRecord): MarkContent {
   }
 }
 
-/** It is tried again, by each claim as well. */
+/** The timer and each claim try again. */
 function unlessUnavailable(error: unknown): void {
   if (!(error instanceof StoreUnavailable)) throw error
 }

@@ -11,7 +11,7 @@ import {
   Unreplicated,
 } from './register.ts'
 
-/** Operations by their names in metrics and spans. Without `watch`, which never fails and says nothing about the store. */
+/** Operations by their names in metrics and spans; not `watch`, which never fails. */
 export type StoreOperation =
   | 'put'
   | 'swap'
@@ -81,7 +81,7 @@ export type OnOperation = (operation: StoreOperation, time: Millis, error: unkno
  */
 export const BREAKER_DEFAULTS = { threshold: 5, probeAfter: 250, probeAtMost: 500 } as const
 
-/** Refusals of a healthy store. */
+/** Refusals by a store that is up. */
 const ANSWERS = [StoreFull, Declined, PartlyUnavailable, Unreplicated] as const
 
 /** Refused while the breaker is open, but not counted: operators' reads must not open it for traffic. */
@@ -181,18 +181,18 @@ class Breaker {
 }
 
 /**
- * Decides whether this replica may claim: a migration between stores may be past it (docs/adr/0101), or others may identify records
+ * Decides whether this replica may claim: a migration may have moved past its phase (docs/adr/0101), or others may identify records
  * differently (docs/adr/0117).
  */
 export interface PhaseGuard {
-  /** By `clock`. Until then it may. */
+  /** By `clock`: it may claim until then. */
   readonly sureUntil: Millis
   readonly clock: () => Millis
   /** Checks again. @throws {StoreUnavailable} if it still may not. */
   ensure(): Promise<void>
 }
 
-/** Sure while all are, by the clock of the first. */
+/** Sure as long as all are, by the clock of the first. */
 export function all(guards: readonly [PhaseGuard, ...PhaseGuard[]]): PhaseGuard {
   return {
     get sureUntil() {
@@ -217,7 +217,7 @@ export function inPhase(store: Store, guard: PhaseGuard): Store {
     const written = (): MaybePromise<Reply> =>
       after(write(), (reply) => {
         if (isSure() || !isMade(reply)) return reply
-        // It may have come late, after this process was paused.
+        // The write may have arrived late, after this process was paused.
         return guard.ensure().then(
           () => reply,
           (error: Error) => Promise.reject(new OutOfPhase(error.message, true)),
@@ -229,7 +229,7 @@ export function inPhase(store: Store, guard: PhaseGuard): Store {
   return {
     ...store,
     put: (id, bytes, spans, entry) => {
-      // A claim that is written again runs already.
+      // A claim that is written again is already being executed.
       if (!isClaim(bytes) || entry === 'again') return store.put(id, bytes, spans, entry)
       if (isSure()) return put(id, bytes, spans, entry)
       // Completed records are answered as usual.

@@ -5,32 +5,32 @@ import type { Safety } from './safety.ts'
 /** Checks per grace period: a proxy must notice a failover and rewrite its claims before others may claim. */
 export const CHECKS = 4
 
-/** What a server says of a shard. */
+/** What a server reports about a shard. */
 export interface Admitted {
   readonly shard: number
   /** How much longer new claims are held back. */
   readonly left: Millis
-  /** Since when it has its present identity. */
+  /** When its present identity was first seen. */
   readonly since: Millis
 }
 
 /** A server that may be replaced by another one, or lose its data. */
 export interface Watched {
-  /** Stays the same from look to look. */
+  /** The same object at each check. */
   readonly of: object
   readonly shards: readonly number[]
-  /** `seen`: what it said last, by shard. */
+  /** `seen`: its last known `since`, by shard. */
   readonly look: (shards: readonly number[], seen: readonly Millis[]) => Promise<readonly Admitted[]>
-  /** It gave no answer: it may have been replaced without its connections closing. */
+  /** It did not answer: it may have been replaced without closing its connections. */
   readonly onSilence: () => void
 }
 
 export interface EpochsOptions {
   readonly grace: Millis
-  /** Those that can be asked now. */
+  /** The servers that can be asked now. */
   readonly servers: () => readonly Watched[]
   readonly shardOf: (id: RecordId) => number
-  /** Whether a look in progress is waited for before the next of the timer. */
+  /** Whether the timer waits for a check in progress. */
   readonly isBusy?: () => boolean
   readonly safety: Safety
   readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
@@ -44,7 +44,7 @@ export interface EpochsOptions {
  */
 export class Epochs {
   readonly #options: EpochsOptions
-  /** By shard: since when its server has had its present identity, as far as known; absent: not checked yet. */
+  /** By shard: when its server was first seen; absent: not checked yet. */
   readonly seen: Millis[] = []
   /** The server that said so. */
   readonly #seenOn: (object | undefined)[] = []
@@ -66,7 +66,7 @@ export class Epochs {
     clearInterval(this.#timer)
   }
 
-  /** Never rejects: the next look retries failures. */
+  /** Never rejects: the next check retries failures. */
   async look(): Promise<void> {
     const all = this.#options.servers().map((server) => this.#lookAt(server))
     const left = Math.max(0, ...(await Promise.all(all)))
@@ -80,7 +80,7 @@ export class Epochs {
     const unseen = shards.filter((shard) => this.#seenOn[shard] !== of)
     const asked = performance.now()
     try {
-      // One shard suffices unless some have moved.
+      // One shard is enough unless some have moved.
       const found = await look(unseen.length === 0 ? shards.slice(0, 1) : unseen, this.seen)
       const isOther = found.some(({ shard, since }) => this.seen[shard] !== since)
       const all = isOther && found.length < shards.length ? await look(shards, this.seen) : found

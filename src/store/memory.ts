@@ -27,16 +27,16 @@ import {
 } from './register.ts'
 import { type Bucket, drawFromBucket, fullAt, noted, readNote, Watchers } from './side-ports.ts'
 
-/** With as much garbage and the default `limits.buffered` of the same size, a process stays within 300 MB. */
+/** Plus as much garbage and the default `limits.buffered`, a process stays within 300 MB. */
 export const MEMORY_BYTES = 64 * 1024 * 1024
 /** Overhead of an entry: id, objects, timers. Roughly measured; it limits the number of small records. */
 const ENTRY_BYTES = 512
 const LOST = 'The memory store forgets every record when the process ends, and no other replica sees them.'
 /** Overhead of a line of history. */
 const LINE_BYTES = 32
-/** How often what has expired is removed, unless it is asked for: then at once. */
+/** How often expired records are removed; one that is read is removed at once. */
 const SWEEP_EVERY: Millis = 1000
-/** Records at once, which takes less than a millisecond. */
+/** Records removed at once: less than a millisecond. */
 const SLICE = 1000
 
 export interface MemoryOptions {
@@ -81,7 +81,7 @@ class Memory {
   readonly indexed = new Map<RecordId, number>()
   readonly buckets = new Map<string, Bucket>()
   used = 0
-  /** Not told yet. */
+  /** Not yet reported. */
   #pruned = 0
   #sweptAt = 0
   #sweeping = this.records.values()
@@ -94,7 +94,7 @@ class Memory {
 
   now(): Millis {
     const now = this.#clock()
-    // A large store in slices, so that none takes long. Also after the clock went back.
+    // A large store in slices, so that none takes long. Also works after the clock was set back.
     if (Math.abs(now - this.#sweptAt) < SWEEP_EVERY / Math.ceil((this.records.size + 1) / SLICE)) return now
     this.#sweptAt = now
     for (let n = 0; n <= SLICE; n++) {

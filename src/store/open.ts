@@ -23,15 +23,15 @@ export interface StoreHooks {
   readonly onHeld?: ((left: Millis) => void) | undefined
   /** Called when expired records were removed, first with 0. Only for stores that do this themselves. */
   readonly onPruned?: ((records: number) => void) | undefined
-  /** A claim has waited for replicas (`store.wait`); `satisfied`: with success. */
+  /** A claim has waited for replicas (`store.wait`); `satisfied`: they had it in time. */
   readonly onWaited?: ((satisfied: boolean) => void) | undefined
 }
 
 /** How long a replay waits for the cache. */
 const CACHE_TIMEOUT: Millis = 100
-/** Other replicas do not remove entries from this one's memory. */
+/** Other replicas cannot remove entries from this one's memory. */
 const OWN_LIFE: Millis = 5000
-/** They do remove entries from a shared cache, unless they cannot reach it. */
+/** Replicas remove entries from a shared cache, unless they cannot reach it. */
 const SHARED_LIFE: Millis = 60_000
 const NO_SECRET = Buffer.alloc(0)
 
@@ -56,7 +56,7 @@ const openRedis: Opener = async (config, hooks) => {
   return openRedisStore({ ...serverOf(config), ...hooks, client, wait })
 }
 
-/** Likewise. */
+/** Loaded on demand. */
 const openPostgres: Opener = async (config, hooks) => {
   const { openPostgresStore } = await import('./postgres/store.ts')
   return openPostgresStore({ ...serverOf(config), ...hooks })
@@ -80,7 +80,7 @@ export function graceOf({ grace, timeout }: Pick<StoreConfig, 'grace' | 'timeout
 const REDIS: StoreRow = { name: 'redis', open: openRedis, prunes: false, hasGrace: true }
 const POSTGRES: StoreRow = { name: 'postgres', open: openPostgres, prunes: true, hasGrace: true }
 
-/** By the scheme of `store.url`. */
+/** Stores by the scheme of `store.url`. */
 const STORES: Readonly<Record<string, StoreRow>> = {
   'memory:': {
     name: 'memory',
@@ -114,8 +114,8 @@ export interface Stores {
 
 /**
  * The stores of `store.url` and `store.migrate`, each behind a circuit breaker, its records compressed and sealed as configured. `ofOld`:
- * hooks for the latter.
- * @throws {StoreUnavailable} if an embedded store cannot be used, or only a person can fix the cause. A remote one may come up later.
+ * hooks for the store of `store.migrate`.
+ * @throws {StoreUnavailable} if an embedded store cannot be used, or only an operator can fix the cause. A remote one may come up later.
  */
 export async function openStores(
   config: StoreOf,
@@ -149,7 +149,7 @@ export function asObserver<C extends StoreOf>(config: C): C {
   return { ...config, store: { ...config.store, grace: 0 } }
 }
 
-/** With its cache in front. */
+/** Opens the store, with its cache in front if it has one. */
 async function openOne(config: StoreOf, hooks: StoreHooks): Promise<Store> {
   const { cache, compression, secret } = config.store
   const deciding = await openPlain(config, hooks)
@@ -169,7 +169,7 @@ async function openPlain(config: StoreOf, hooks: StoreHooks): Promise<Store> {
   const row = STORES[schemeOf(config.store.url)]
   if (row === undefined)
     throw new StoreUnavailable(
-      `store.url "${schemeOf(config.store.url)}…" names no store; known are ${STORE_SCHEMES.join(' ')}`,
+      `store.url "${schemeOf(config.store.url)}…" names no store; allowed: ${STORE_SCHEMES.join(' ')}`,
       false,
     )
   if (row.prunes) hooks.onPruned?.(0)
@@ -192,14 +192,14 @@ async function openPlain(config: StoreOf, hooks: StoreHooks): Promise<Store> {
   return store
 }
 
-/** The cache's health is not monitored: the primary answers in its place. */
+/** The cache's health is not monitored: the primary answers if it fails. */
 async function openCache({ service, store }: StoreOf, url: string, { onEvent }: StoreHooks): Promise<Store> {
   const settings = { ...store, url, timeout: Math.min(store.timeout, CACHE_TIMEOUT), grace: 0, wait: null }
   const hooks: StoreHooks = {
     onEvent: (kind, detail) => onEvent(kind, `store.cache: ${detail}`),
     onBreaker: () => {},
   }
-  // No service has this name, so entries are never taken for records, or records for entries.
+  // No service has this name, so entries and records are never confused.
   return openPlain({ service: `${service}~`, store: settings }, hooks)
 }
 
@@ -208,7 +208,7 @@ export function hasGrace({ grace, url, migrate }: Pick<StoreConfig, 'grace' | 'u
   return grace > 0 && [url, migrate?.from ?? url].some((one) => STORES[schemeOf(one)]?.hasGrace)
 }
 
-/** Its name, before it is opened. */
+/** The store's name, before it is opened. */
 export function storeName(storeUrl: string): string {
   const scheme = schemeOf(storeUrl)
   return STORES[scheme]?.name ?? scheme.slice(0, -1)

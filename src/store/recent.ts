@@ -1,7 +1,5 @@
 import type { Millis, RecordId, Spans } from '../core/record.ts'
 
-/* The latest writes, which a store may lose. */
-
 const CHUNK = 1024 * 1024
 const CHUNKS = 16
 /** For larger records, only the head is worth the memory. */
@@ -9,7 +7,7 @@ export const LARGEST_RECENT = 64 * 1024
 const ID_BYTES = 43
 /** The length, three instants, the id. */
 const BEFORE = 4 + 3 * 8 + ID_BYTES
-/** Begins no id. */
+/** No id begins with it. */
 const FORGOTTEN = 0
 
 /** A record as it was written. */
@@ -42,7 +40,7 @@ export class RecentWrites {
     this.#clock = clock
   }
 
-  /** For one of the stores: takes the instant before which it can no longer lose a write ({@link Safety}). */
+  /** For one of the stores: a callback that takes the instant before which it can no longer lose a write ({@link Safety}). */
   safeBefore(): (before: Millis) => void {
     const store = Symbol('store')
     return (before) => void this.#safe.set(store, before)
@@ -52,8 +50,8 @@ export class RecentWrites {
   readonly isSafe = (at: Millis): boolean => this.#safe.size > 0 && Math.min(...this.#safe.values()) > at
 
   /**
-   * Half the room is taken by what may be lost, as while a master of a cluster is down and the others go on: the least that can be
-   * remembered of each further write should be.
+   * Half the room is taken by writes that may be lost, as while one master of a cluster is down: remember as little as possible of further
+   * ones.
    */
   get isTight(): boolean {
     const half = this.#chunks.at(-CHUNKS / 2)
@@ -111,7 +109,7 @@ export class RecentWrites {
       }
   }
 
-  /** An empty chunk: the oldest if there are enough, or if it is no longer needed. */
+  /** An empty chunk: a new one, or the oldest if there are enough or it is no longer needed. */
   #next(now: Millis): Chunk {
     const [oldest] = this.#chunks
     const isFree = oldest !== undefined && (this.#chunks.length === CHUNKS || this.isSafe(oldest.at))

@@ -5,7 +5,7 @@ const FROM: Millis = 50
 /** A proxy that reconnects later than the grace after a failover has lost its claims; the shortest grace is a second. */
 const TO: Millis = 500
 
-/** Before the nth attempt in a row. */
+/** Delay before the nth attempt in a row. */
 export function reconnectDelay(attempt: number): Millis {
   return Math.min(FROM * 2 ** (attempt - 1), TO)
 }

@@ -38,7 +38,7 @@ import {
 } from './register.ts'
 
 const NO_DIGEST = Buffer.alloc(32)
-/** A draft of no request, but for its state and token. */
+/** A draft that belongs to no request, without state and token. */
 export const NO_REQUEST = {
   fence: 0,
   createdAt: 0,
@@ -381,7 +381,7 @@ function written(kind: 'written' | 'recovered', reply: SwapReply): SettleReply |
 
 /**
  * The outcome was written; or refused although no later attempt is known: an earlier write of it lost its reply, somebody else ended the
- * attempt, or the store just went back to before it.
+ * attempt, or the store reverted to before it.
  */
 function isNewest(reply: SettleReply, draft: RecordDraft): boolean {
   if (reply.kind !== 'refused') return reply.kind === 'written' || reply.kind === 'recovered'

@@ -19,9 +19,8 @@ export interface Register {
   /** Metric label: `memory`, `sqlite`, `redis`, `postgres`, `dynamodb`. */
   readonly name: string
   /**
-   * Writes `bytes` if the id is free, otherwise returns the record that is there. Stamps: version and updatedAt = now, fence
-   * and createdAt = now if they are 0, due = now + dueIn, dropAt = now + dropIn. In a grace `entry` decides;
-   * left out, it is a `claim`.
+   * Writes `bytes` if the id is free, otherwise returns the record that is there. Stamps: version and updatedAt = now, fence and createdAt
+   * = now if they are 0, due = now + dueIn, dropAt = now + dropIn. In a grace `entry` decides; the default is `claim`.
    */
   put(id: RecordId, bytes: Buffer, spans: Spans, entry?: PutKind): MaybePromise<PutReply>
   /**
@@ -37,7 +36,7 @@ export interface Register {
     nextFence: boolean,
   ): MaybePromise<SwapReply>
   get(id: RecordId): Promise<GetReply>
-  /** Like {@link get}, but sealed records are not opened, and the end may be missing. Absent: {@link get} does as well. */
+  /** Like {@link get}, but sealed records are not opened, and the end may be missing. If absent, use {@link get}. */
   stored?(id: RecordId): Promise<GetReply>
   /**
    * Extends leases: of records that are `in_progress` under that token, and of those that are `unknown` under it only because
@@ -64,7 +63,7 @@ export interface Register {
   list(which: Listing, cursor: string | null, limit: number): Promise<Page>
   /** One cheap round trip: the store's time. Throws as all operations do. */
   ping(): Promise<Millis>
-  /** The time of another store, which some instants in records may be of: both while a migration reads two. */
+  /** The time of the other store during a migration: some instants in records may be by its clock. */
   readonly pingOther?: () => Promise<Millis>
 }
 
@@ -147,7 +146,7 @@ export interface Prefix {
   readonly version: number
   /** Null: not a record. */
   readonly state: State | null
-  /** Of an attempt in progress. */
+  /** Only for an attempt in progress. */
   readonly leaseUntil: Millis | null
 }
 /** The store was replaced, or has lost its data. */
@@ -159,7 +158,7 @@ export interface NewEpoch {
 }
 /** An event of a record, `count` times in a row. Times are ages, so that any clock will do. */
 export interface Note {
-  /** Without blanks. If the newest note has the same tag, the two become one. */
+  /** Without spaces. If the newest note has the same tag, the two become one. */
   readonly tag: string
   readonly count: number
   readonly firstAgo: Millis
@@ -192,7 +191,7 @@ export interface StoreTraits {
   readonly room?: string
 }
 
-/** Of a store that keeps all that it acknowledges. */
+/** The traits of a store that keeps everything it acknowledges. */
 export const SOUND: StoreTraits = {
   durable: true,
   evicts: false,
@@ -239,7 +238,7 @@ export abstract class Declined extends StoreUnavailable {
   }
 }
 
-/** Somebody else has the record locked. */
+/** Another transaction has the record locked. */
 export class RecordLocked extends Declined {
   override readonly name = 'RecordLocked'
 }
@@ -260,7 +259,7 @@ export class InGrace extends Declined {
   }
 }
 
-/** This replica may not claim now, beside others that decide in another store or identify records differently. It executes nothing. */
+/** This replica may not claim now: others decide in another store, or identify records differently. It executes nothing. */
 export class OutOfPhase extends StoreUnavailable {
   override readonly name = 'OutOfPhase'
 }
@@ -284,7 +283,7 @@ export class SealedRecord extends CorruptRecord {
 }
 
 /**
- * The id after which a listing by id continues; '': from the first.
+ * The id after which a listing by id continues; '': from the start.
  * @throws {RangeError} if the cursor is not an id.
  */
 export function idOfCursor(cursor: string | null): string {
@@ -293,7 +292,7 @@ export function idOfCursor(cursor: string | null): string {
   return cursor
 }
 
-/** A record's position among the unresolved ones, ordered by `due`, then by id. */
+/** A record's position among unresolved records, ordered by `due`, then by id. */
 export interface DuePosition {
   readonly due: Millis
   readonly id: string

@@ -3,10 +3,10 @@ import type { Millis, RecordId } from '../core/record.ts'
 import type { KeptNote, Note } from './register.ts'
 
 /*
- * Shared parts of stores for the ports of register.ts beside records: histories, watchers, rate limits.
+ * What stores share for histories, watchers and rate limits (ports of register.ts).
  */
 
-/** The first notes tell who executed, the last what happens now; those in between are dropped. lua/note.lua has the same numbers. */
+/** Notes kept: the first show who executed, the last what happens now. lua/note.lua has the same numbers. */
 export const NOTES_FIRST = 10
 export const NOTES_LAST = 40
 
@@ -35,11 +35,11 @@ interface Watcher {
   readonly changed: () => void
 }
 
-/** The waiters of this process, by record. */
+/** The watchers of this process, by record. */
 export class Watchers {
   readonly #byId = new Map<RecordId, Set<Watcher>>()
 
-  /** Returns a function that ends it. */
+  /** Returns a function that stops watching. */
   add(id: RecordId, changed: () => void): () => void {
     const watcher = { changed }
     const watching = this.#byId.get(id) ?? new Set()
@@ -53,7 +53,7 @@ export class Watchers {
     return this.#byId.has(id)
   }
 
-  /** One microtask each: a watcher that throws fails no write and no other watcher. */
+  /** A microtask for each, so that a watcher that throws affects no write or other watcher. */
   tell(id: RecordId): void {
     if (this.#byId.size === 0) return
     const watching = this.#byId.get(id)
@@ -94,7 +94,7 @@ export function drawFromBucket(
 }
 
 function owed(bucket: Bucket, now: Millis, count: number, full: number): number {
-  // After a change of the rate, the time owed stays, as far as it fits.
+  // After a change of the rate, the time owed is kept, up to a full bucket.
   const then = Math.min(full, Math.ceil((bucket.debt / bucket.count) * count))
   // A clock that went back must not stop the bucket from filling.
   return Math.max(0, then - Math.abs(now - bucket.at) * count)

@@ -105,7 +105,7 @@ class Replays {
     return this.#known.delete(id)
   }
 
-  /** False: it was there. */
+  /** False: it was known. */
   #add(id: RecordId): boolean {
     if (this.#known.has(id)) return false
     if (this.#known.size >= KNOWN)
@@ -128,14 +128,14 @@ class Replays {
       await this.#cache.remove(id, readStamps(bytes).version)
   }
 
-  /** Writes to the primary, and notes what it says of the record. */
+  /** Writes to the primary, and remembers whether the record is completed. */
   wrote<Reply extends PutReply | SwapReply>(
     id: RecordId,
     bytes: Buffer,
     spans: Spans,
     write: () => MaybePromise<Reply>,
   ): MaybePromise<Reply> {
-    // The store takes ownership of what it is given.
+    // The store takes ownership of the bytes.
     const copy = isCompleted(bytes) ? Buffer.from(bytes) : null
     return after(write(), (reply) => {
       const { now } = reply

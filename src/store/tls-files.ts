@@ -10,7 +10,7 @@ export interface TlsOptionNames {
   readonly key: string
 }
 
-/** Called with what is wrong with the files that a new connection finds; it uses what they held before. */
+/** Called with what is wrong when a new connection reads the files; it uses their previous content. */
 export type OnUnusable = (kind: 'error', detail: string) => void
 
 /**
@@ -43,9 +43,9 @@ export function tlsFiles(
       const found = read()
       const problem = isDeepStrictEqual(found, last) ? null : tlsProblem(found)
       if (problem === null) last = found
-      else onUnusable('error', `store.url: ${problem}; the files of before are used`)
+      else onUnusable('error', `store.url: ${problem}; the previous files are used`)
     } catch (error) {
-      onUnusable('error', `${(error as Error).message}; the files of before are used`)
+      onUnusable('error', `${(error as Error).message}; the previous files are used`)
     }
     return last
   }

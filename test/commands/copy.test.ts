@@ -261,7 +261,7 @@ void t.test('copy refuses to start while a request is in progress, except --comp
   t.equal(await redis.command('DBSIZE'), 0)
   t.match(await command(['copy', ...ways, '--completed-only']), {
     code: 0,
-    out: /^3 +copied\n3 +left out, not completed\n$/,
+    out: /^3 +copied\n3 +skipped, not completed\n$/,
   })
   const lapsed = { dueIn: -MINUTE, dropIn: HOUR }
   await store.swap(running, { token, states: ['in_progress'] }, bytesOf('in_progress', token), lapsed, false)

@@ -77,9 +77,9 @@ void t.test('the verdict says whether and how often a request was executed', asy
     [{ state: 'in_progress', ...leased },
       /^It is being executed now \(attempt 1\)\. Its owner must renew the lease by 2026-01-01T00:00:30.000Z\.\nNext:\nWait\./],
     [{ state: 'unknown', response: null, lastError: 'cut' },
-      /^Nobody knows whether it was executed: cut\.\nIt was sent upstream once, so it was done once or not at all\.\nNext:\nA person has to decide\./],
+      /^It is unknown whether it was executed: cut\.\nIt was sent upstream once, so it was done once or not at all\.\nNext:\nAn operator has to decide\./],
     [{ state: 'unknown', response: null, attempts: 2 }, /so it was done at most twice\./],
-    [{ state: 'unknown', ...leased }, /Its owner fell silent; the lease expired at 2026-01-01T00:00:30.000Z\./],
+    [{ state: 'unknown', ...leased }, /Its owner stopped renewing the lease, which expired at 2026-01-01T00:00:30.000Z\./],
     [{ history: [event('replayed', {}, 3), event('in_progress'), event('waited'), event('misuse', {}, 2)] },
       /5 retries were answered without executing: 3 with the stored response, 1 with .* after waiting for it, 1 as still running\.\n2 requests with this key but different content were refused\./],
     [{ history: [event('bypassed')] }, /also executed while the store was down \(onStoreUnavailable: bypass\)/],
@@ -102,7 +102,7 @@ void t.test('an unknown record says who looks at it next, and what a retry does 
   )
   t.match(
     told({ ...unknown, reconciliation: { ...asked, deadLettered: true } }),
-    /Next:\nA person has to decide/,
+    /Next:\nAn operator has to decide/,
   )
   const retry: RouteFacts = { mode: 'enforce', onLeaseExpired: 'retry', reconciles: true }
   const lapsed = { ...unknown, leaseUntil: RECORD.updatedAt }

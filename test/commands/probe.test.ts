@@ -42,7 +42,7 @@ t.test('bad input is a usage error in one sentence, and nothing is sent', async 
     [[api.url, '--operation', 'a'], /found --openapi or --operation alone; allowed: both or none/],
     [
       [url, '--openapi', file, '--operation', 'a'],
-      /URL: found ".*orders" beside --openapi; allowed: an origin/,
+      /URL: found ".*orders" with --openapi; allowed: an origin/,
     ],
     [[api.url, '--openapi', file, '--operation', 'b'], /--operation: found "b"; allowed: a\n/],
   ]
@@ -99,7 +99,7 @@ t.test('an API about which nothing can be said is a finding in one sentence, wit
     '/total',
   )
   await stops(at('/x'), /has nothing at \/n; allowed/, '--count-url', at('/text'), '--count-json', '/n')
-  await stops(at('/hang'), /cannot be reached: no whole response within 0.05 s/, '--timeout', '50ms')
+  await stops(at('/hang'), /cannot be reached: no complete response within 0.05 s/, '--timeout', '50ms')
   status = 308
   await stops(at('/x'), /redirects to \/elsewhere: probe that URL/)
   status = 401
@@ -129,7 +129,7 @@ t.test('an API that goes away ends the probe', async (t) => {
   })
   const said = await command(['probe', `${api.url}/x`, ...BODY])
   t.strictSame([said.code, said.out], [1, ''])
-  t.match(said.err, /is gone since the case same-key: connect ECONNREFUSED/)
+  t.match(said.err, /no longer answers since the case same-key: connect ECONNREFUSED/)
 })
 
 t.test('a terminal shows which case runs, and then nothing of it', async (t) => {

@@ -117,7 +117,7 @@ for (const way of ['admin', 'config'] as const)
     const asked = await run('inspect', id)
     t.equal(asked.code, 0)
     for (const sentence of [
-      'Nobody knows whether it was executed: ',
+      'It is unknown whether it was executed: ',
       'It was sent upstream once, so it was done once or not at all.',
       `idempotency-proxy resolve ${id} --completed FILE --reason TEXT ${there.join(' ')}   # done;`,
       `idempotency-proxy resolve ${id} --retryable --reason TEXT ${there.join(' ')}        # not done;`,

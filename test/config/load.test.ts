@@ -348,7 +348,7 @@ void t.test('an invalid URL of a store gets one clear error, without its passwor
     ['rediss+cluster://h?sentinelPassword=x', /of the options cacert, cert, key, each at most once$/],
     ['redis+cluster://', /allowed: redis\+cluster:\/\/user:password@host:port,host:port, rediss\+cluster/],
     ['redis+cluster:h', /allowed: redis\+cluster/],
-    ['redis+cluster://:secret@h/1', /without a database: a cluster has database 0 alone/],
+    ['redis+cluster://:secret@h/1', /without a database: a cluster has only database 0/],
     ['redis+cluster://:secret@h/x', /without a database/],
     ['redis+cluster://:secret@h:0', /a port of 1 to 65535/],
     ['redis+cluster://:secret@h?x=secret', /without a query/],
@@ -477,7 +477,7 @@ void t.test('V05 the proxy’s own address is refused as a flag too', async (t) 
   ]) {
     const loaded = loadConfig({ text: 'defaults: { scope: { caller: none } }', env: {}, flags })
     t.match(loaded.ok ? [] : loaded.errors.map(formatConfigError), [
-      /^--upstream: upstream\.url: .*listens on itself/,
+      /^--upstream: upstream\.url: .*this proxy itself listens/,
     ])
   }
   for (const flags of [

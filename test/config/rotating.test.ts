@@ -46,7 +46,7 @@ void t.test('§15.20 what cannot be used changes nothing and is reported', async
     ['', /empty file/],
     [
       'two words\n',
-      /something else on line 1 in .*; allowed: one token a line, of printable ASCII without blanks/,
+      /something else on line 1 in .*; allowed: one token per line, in printable ASCII without spaces/,
     ],
     ['\n\n', /no token/],
     ['fine\nn\u00f6t\n', /something else on line 2/],
@@ -91,7 +91,7 @@ void t.test('§15.20 a certificate is used together with its key, and complete',
   await until(() => reports.length > 0)
   t.match(reports[0], /^upstream\.tls: found files that cannot be used: .*key/)
   mount.swap(pem(one.cert, one.key, one.cert.subarray(0, 200)))
-  await until(() => reports.some((one) => /ca is no complete PEM file/.test(String(one))))
+  await until(() => reports.some((one) => /ca is not a complete PEM file/.test(String(one))))
   mount.swap(pem(one.cert, one.key, Buffer.from('what?')))
   await until(() => reports.some((one) => /found no PEM/.test(String(one))))
   t.strictSame(rotating.current, before)

@@ -68,7 +68,7 @@ void t.test('what cannot be merged is left alone and reported', async (t) => {
   const { api: made, overlay, err } = await applied(t, AWKWARD, AWKWARD_ROUTES)
   for (const says of [
     /api\.yaml:12: POST \/a: the description does not require Idempotency-Key, the route does: fix the parameter/,
-    /api\.yaml:12: POST \/a: its 200 is a reference, whose headers are left alone\n/,
+    /api\.yaml:12: POST \/a: its 200 is a reference, whose headers are left unchanged\n/,
     /POST \/a: its 400 is a reference, to which idempotency_key_missing, .* cannot be added\n/,
     /POST \/a: its 409 describes problems already; the proxy adds idempotency_key_in_progress, .*\n/,
   ])

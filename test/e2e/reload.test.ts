@@ -21,7 +21,7 @@ t.setTimeout(600_000)
 const RELOADED = 'the configuration was reloaded'
 const SAME = 'the configuration was read again: nothing has changed'
 const IDENTIFIES =
-  'the configuration changes which record a request finds: restart, after waiting out ttl; all of the previous one stays in force'
+  'the configuration changes which record a request finds: restart, after ttl has passed; all of the previous one stays in force'
 const RESTART = 'the configuration needs a restart; all of the previous one stays in force'
 const INVALID = 'the configuration is invalid; the previous one stays in force'
 const READ = [RELOADED, SAME, IDENTIFIES, RESTART, INVALID]

@@ -201,9 +201,9 @@ void t.test('writing fails while the file holds what somebody else wrote', async
   t.teardown(() => audit.close())
   const first = await audit.write(change(0))
   appendFileSync(file, 'x\n')
-  await t.rejects(audit.write(change(1)), { message: /somebody else wrote to it/ })
+  await t.rejects(audit.write(change(1)), { message: /another program wrote to it/ })
   truncateSync(file)
-  await t.rejects(audit.write(change(1)), { message: /somebody else wrote to it/ })
+  await t.rejects(audit.write(change(1)), { message: /another program wrote to it/ })
   t.same(told, [first])
   // Once the file is back as it was, the chain continues.
   writeFileSync(file, `${JSON.stringify(first)}\n`)

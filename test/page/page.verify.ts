@@ -188,7 +188,7 @@ scenario(
     t.equal((await send(proxy, key, { path: '/v1/payments?done' })).code, 'idempotency_outcome_unknown')
     const executions = upstream.seen.length
     const { page, complaints } = await visit(t, chromium, proxy, { hash: `#/records/${id}` })
-    await page.getByText(/^Nobody knows whether it was executed/).waitFor()
+    await page.getByText(/^It is unknown whether it was executed/).waitFor()
     await page.getByText('It was sent upstream once, so it was done once or not at all.').waitFor()
     await page.getByText('A retry was told that the outcome is unknown').waitFor()
     t.same(await page.locator('.history .event').allInnerTexts(), [
@@ -259,7 +259,7 @@ scenario(
     await send(proxy, key, { path: '/v1/payments?not-done' })
     t.equal(upstream.seen.length, executions + 1)
     await refreshed(page)
-    await page.getByText(/^Nobody knows whether it was executed/).waitFor()
+    await page.getByText(/^It is unknown whether it was executed/).waitFor()
     await page.getByText(/^Every earlier attempt counted as not executed/).waitFor()
   },
 )
@@ -291,14 +291,14 @@ scenario(
     t.match((await ask(proxy, `/v1/records/${id}`)).json, { state: 'unknown' })
     t.ok(await button.isDisabled(), 'has to be confirmed again')
     t.equal(await page.getByLabel('Reason').inputValue(), 'seen', 'what was written is still there')
-    t.match(await page.locator('.part-next').innerText(), /A person has to decide/)
+    t.match(await page.locator('.part-next').innerText(), /An operator has to decide/)
     await page.getByLabel('To confirm').fill('it was done')
     await button.click()
     await page.getByText(/^The response was 200;/).waitFor()
 
     const other = await broken('/v1/payments?other')
     await record(page, other)
-    await page.getByText(/^Nobody knows whether it was executed/).waitFor()
+    await page.getByText(/^It is unknown whether it was executed/).waitFor()
     await page.getByRole('button', { name: 'Resolve…' }).click()
     await page.getByRole('radio', { name: /^It was not done/ }).check()
     await page.getByLabel('Reason').fill('not seen')

@@ -236,7 +236,7 @@ void t.test('a spooled outcome older than its record can be is dropped with a me
   t.intercept(Date, 'now', { value: () => now() + HOUR })
   const { left, said, outbox } = await next()
   t.same(left, [])
-  t.same(said, ['outcomes in the spool are older than their records can be; they are dropped'])
+  t.same(said, ['outcomes in the spool have outlived their records; they are dropped'])
   await outbox.close()
   t.same(readdirSync(directory), ['spool.lock'])
 })

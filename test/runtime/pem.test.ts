@@ -7,7 +7,7 @@ const fileOf = (name: string): Buffer => readFileSync(new URL(`../config/files/$
 void t.test('a pair that cannot be served says why', async (t) => {
   const [cert, key] = [fileOf('listener.pem'), fileOf('listener-key.pem')]
   t.equal(pairProblem({ cert, key }), null)
-  t.match(pairProblem({ cert: cert.subarray(0, 200), key }), /^cert is no complete PEM file/)
+  t.match(pairProblem({ cert: cert.subarray(0, 200), key }), /^cert is not a complete PEM file/)
   t.match(pairProblem({ cert, key: key.subarray(0, 80) }), /^the key cannot be read \(/)
   t.match(
     pairProblem({ cert, key: fileOf('expired-key.pem') }),

@@ -100,8 +100,11 @@ void t.test('a decompression bomb and damaged bytes are corrupt records', async 
       [framed(0xffffffff, code), /compressed from 4294967295 bytes/],
       [framed(1000, pack(Buffer.alloc(20 * MiB))), /cannot be decompressed/],
       [framed(20_000, pack(Buffer.alloc(20 * MiB))), /cannot be decompressed/],
-      [framed(long.length + 1, code), /^the stored response has another length than the record says$/],
-      [framed(long.length, Buffer.concat([code, Buffer.alloc(1)])), /another length|cannot be decompressed/],
+      [framed(long.length + 1, code), /^the stored response differs in length from what the record says$/],
+      [
+        framed(long.length, Buffer.concat([code, Buffer.alloc(1)])),
+        /differs in length|cannot be decompressed/,
+      ],
       [framed(long.length, code.subarray(0, -1)), /cannot be decompressed/],
       [framed(long.length, Buffer.alloc(0)), /cannot be decompressed/],
       [framed(long.length, randomBytes(50)), /cannot be decompressed/],

@@ -117,7 +117,7 @@ void t.test('a dropped outcome does not come back, nor does one that outlived it
   await outbox.close()
   t.strictSame(await reopened(t, directory), {
     left: [left],
-    said: ['outcomes in the spool are older than their records can be; they are dropped'],
+    said: ['outcomes in the spool have outlived their records; they are dropped'],
   })
   t.strictSame(await reopened(t, directory), { left: [left], said: [] })
 })
@@ -151,9 +151,7 @@ void t.test('an outcome is of use for its time from when it was kept, by the wal
   const late = await open(directory, { say })
   await late.outbox.close()
   t.same(late.left, [])
-  t.same(said, [
-    ['outcomes in the spool are older than their records can be; they are dropped', { outcomes: 2 }],
-  ])
+  t.same(said, [['outcomes in the spool have outlived their records; they are dropped', { outcomes: 2 }]])
 })
 
 void t.test('an entry has the layout of docs/record-format.md', async (t) => {

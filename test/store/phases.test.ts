@@ -454,7 +454,7 @@ void t.test('W10 replicas on the old store alone stop before one in phase new cl
   const first = presence('new')
   await first.renew()
   t.match(first.refusal, /cannot tell/)
-  t.match(said.at(-1), /phase new begins: for 10 s it waits/)
+  t.match(said.at(-1), /phase new begins: waiting 10 s/)
   clock.now = looked + SURE_FOR - 1
   await first.renew()
   t.equal(plain.refusal, null, 'paused, it still relies on what it saw')

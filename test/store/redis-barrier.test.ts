@@ -208,7 +208,7 @@ void t.test('R06 another process than that of the claim acknowledges nothing', a
   )
   t.match(waited.slice(0, 3), [false, false, true])
   const unnamed = await waiting(t, {}, { 'info server': '-NOPERM info\r\n' })
-  await t.rejects(claim(unnamed.store), unsatisfied('INFO does not tell which process takes the claims'))
+  await t.rejects(claim(unnamed.store), unsatisfied('INFO does not say which process takes the claims'))
 })
 
 void t.test('a second connection that is refused, or ends, is opened again for the next claim', async (t) => {

@@ -203,7 +203,7 @@ void t.test('a clock that never lets it in is refused as what it is: not applied
     self.ahead += HOUR
     return now()
   }
-  await t.rejects(ask('1a'), { ...NOT_APPLIED, message: /too late for the server’s clock/ })
+  await t.rejects(ask('1a'), { ...NOT_APPLIED, message: /too late by the server’s clock/ })
   t.strictSame([self.calls, self.applied], [3, []])
 })
 

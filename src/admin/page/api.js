@@ -51,7 +51,7 @@ export async function call(method, path, { body, version } = {}) {
   const response = await send(path, {
     method,
     headers: {
-      // Headers carry bytes only: no token has other characters.
+      // Headers carry only bytes: tokens have no other characters.
       authorization: `Bearer ${(token() ?? '').replace(/[^\x20-\x7e\x80-\xff]/g, '?')}`,
       ...(body === undefined ? {} : { 'content-type': 'application/json' }),
       ...(version === undefined ? {} : { 'if-match': `"${version}"` }),

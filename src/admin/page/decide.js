@@ -126,7 +126,7 @@ function warning(chosen, { state, route }) {
     case 'delete':
       if (state === 'failed_retryable') return 'The proxy forgets the key: any request may use it again.'
       return state === 'unknown'
-        ? `Nobody knows whether the upstream did it. After deletion the proxy forgets the attempt and executes the next request with the key. If it was not done, resolve the record instead: that keeps the key for this request.${asksUpstream(routeOf(route)) ? ' The proxy stops asking the upstream.' : ''}`
+        ? `It is unknown whether the upstream did it. After deletion the proxy forgets the attempt and executes the next request with the key. If it was not done, resolve the record instead: that keeps the key for this request.${asksUpstream(routeOf(route)) ? ' The proxy stops asking the upstream.' : ''}`
         : 'It was done. After deletion the proxy forgets it: the next request with the key executes again, and the client can no longer get the stored response.'
   }
 }

@@ -14,13 +14,14 @@ const PAGE_LIMIT = 1000
 const TABS = {
   unknown: {
     query: 'state=unknown&deadLettered=false',
-    about: 'Nobody knows whether the upstream executed these. The proxy never resends them on its own.',
+    about: 'It is unknown whether the upstream executed these. The proxy never resends them by itself.',
     empty: 'No unknown outcomes.',
     next: 'Next check',
   },
   dead: {
     query: 'deadLettered=true',
-    about: 'The proxy has used up its status queries without learning the outcome. A person has to decide.',
+    about:
+      'The proxy has used up its status queries without learning the outcome. An operator has to decide.',
     empty: 'No dead-lettered requests.',
     next: 'Asked',
   },
@@ -162,7 +163,9 @@ function fill(row, record) {
     `${record.method} ${record.path}${record.label === null ? '' : ` · ${record.label}`}`,
     record.route,
     record.lastError ??
-      (record.leaseUntil === null || tab === 'running' ? '–' : 'the owner fell silent: its lease expired'),
+      (record.leaseUntil === null || tab === 'running'
+        ? '–'
+        : 'the owner stopped renewing: its lease expired'),
     nextOf(record),
   ]
   for (const [n, text] of texts.entries()) {

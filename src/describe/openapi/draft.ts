@@ -33,7 +33,7 @@ interface DraftRoute extends Properties {
 const MAX_KEY = 8192
 const MAX_NAME = 64
 
-/** Drafts routes from the description, and leaves the rest to a person (DECIDE). */
+/** Drafts routes from the description, and leaves the rest to the user (DECIDE). */
 export function draftOf(description: Description, { found }: DescribedOperations): Draft {
   const shared = callersOf(description, undefined)
   const names = new Set<string>()
@@ -195,7 +195,7 @@ const READS =
 const SECRETS =
   /(?:^|[^a-z])(?:token|tokens|login|password|secret|secrets|session|sessions|otp|credentials)(?:$|[^a-z])/
 
-/** Hints from an operation's name, path and responses, for a person to decide. */
+/** Hints from an operation's name, path and responses, for the user to decide. */
 function addHints({ comments }: Properties, { id, template, value }: DescribedOperation): void {
   const words = `${id ?? ''} ${template.split('/').slice(-2).join(' ')}`
     .replace(/([a-z0-9])([A-Z])/g, '$1 $2')
@@ -224,7 +224,7 @@ function isStream(response: unknown): boolean {
   return Object.keys(objectAt(response, 'content')).some((type) => /^text\/event-stream\b/i.test(type))
 }
 
-/** From here on the number of routes is worth a word. */
+/** From this number of routes on, the draft has a warning. */
 const MANY = 50
 /** Time series of an unused route (docs/metrics.md). */
 const SERIES = 35
@@ -244,7 +244,7 @@ export function draftText(
     ...comment(
       '',
       `Routes for idempotency-proxy, drafted from ${from}${title === '' ? '' : ` (${title})`} by: idempotency-proxy routes from`,
-      'A draft: an OpenAPI description does not say what a retry may do. DECIDE marks what a person must decide. Then run: idempotency-proxy check FILE',
+      'A draft: an OpenAPI description does not say what a retry may do. DECIDE marks what you must decide. Then run: idempotency-proxy check FILE',
       `${number(routes.length, 'route')} for ${number(all, 'operation')}: every POST and PATCH, and each PUT and DELETE that declares a key. The others are idempotent anyway (RFC 9110 §9.2.2) and pass through.`,
       ...(routes.length > MANY
         ? [

@@ -11,7 +11,7 @@ import {
 
 /** A request that calls an operation, made of the description's examples, defaults and schemas. */
 export interface ExampleRequest {
-  /** With the query. */
+  /** Path with the query. */
   readonly path: string
   readonly mediaType: string | null
   readonly body: string | null
@@ -28,7 +28,7 @@ const FORMATS: Readonly<Record<string, string>> = {
   uri: 'https://example.com/',
 }
 
-/** A text says why none can be made. */
+/** A string: why none can be made. */
 export function exampleOf(description: Description, operation: DescribedOperation): ExampleRequest | string {
   const { template, path, value } = operation
   if (path.wider !== null) return `its path ${template} cannot be filled: ${path.wider}`
@@ -73,7 +73,7 @@ function follow(description: Description, value: unknown): unknown {
   return referred.kind === 'found' ? referred.value : undefined
 }
 
-/** What a parameter, a media type or a schema says itself. */
+/** The example or default that a parameter, a media type or a schema states. */
 function stated(description: Description, holder: unknown): unknown {
   const [first] = Object.values(objectAt(holder, 'examples'))
   return (
@@ -86,7 +86,7 @@ function stated(description: Description, holder: unknown): unknown {
   )
 }
 
-/** Undefined: the schema says too little. `isTop`: optional members are filled, too, where none is required. */
+/** Undefined: the schema says too little. `isTop`: if no member is required, optional ones are filled. */
 function valueOf(description: Description, written: unknown, depth = 0, isTop = true): unknown {
   const schema = follow(description, written)
   if (!isObject(schema) || depth > MAX_DEPTH) return undefined

@@ -26,7 +26,7 @@ export interface KeyHeader {
 export interface DescribedOperation {
   /** Upper case. */
   readonly method: string
-  /** The path as the description has it. */
+  /** The path as in the description. */
   readonly template: string
   readonly path: RoutePath
   readonly id: string | null
@@ -42,7 +42,7 @@ export interface DescribedOperation {
   readonly server: string | null
 }
 
-/** Something ambiguous or left out. */
+/** A remark on a part that is ambiguous or omitted. */
 export interface Remark {
   /** 0: unknown. */
   readonly line: number
@@ -50,7 +50,7 @@ export interface Remark {
 }
 
 export interface DescribedOperations {
-  /** Those that become routes: POST and PATCH, and each PUT or DELETE that declares a key. */
+  /** Operations that become routes: POST and PATCH, and each PUT or DELETE that declares a key. */
   readonly found: readonly DescribedOperation[]
   /** Number of operations of any method. */
   readonly all: number
@@ -234,7 +234,7 @@ function routePathOf(written: string): RoutePath {
   const segments = path.split('/').flatMap((segment) => {
     if (/^\{[^{}]*\}$/.test(segment)) return [`:${identifier(segment)}`]
     if (/[{}*]/.test(segment) || segment.startsWith(':')) {
-      wider.push(`any segment stands for ${segment}`)
+      wider.push(`${segment} matches any segment`)
       return [`:${identifier(segment)}`]
     }
     const encoded = segment.toWellFormed().replace(/[^\x21-\x7e]+|\\/g, encodeURIComponent)
@@ -255,7 +255,7 @@ export interface CallerHint {
   readonly sources: readonly string[]
   /** `name (kind)` of each scheme. */
   readonly schemes: readonly string[]
-  /** The same of schemes that no header or cookie carries. */
+  /** The same for schemes that use no header or cookie. */
   readonly unseen: readonly string[]
   /** Requests without credentials are accepted, too. */
   readonly anonymous: boolean

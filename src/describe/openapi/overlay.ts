@@ -89,7 +89,7 @@ function newParameters(
   return from.flatMap((source) => {
     if (source.kind === 'query')
       return queries.has(source.name) ? [] : [parameterOf(source.name, 'query', required, route)]
-    // Forms and JSON have a schema of their own.
+    // Forms and JSON have their own schema.
     if (source.kind !== 'header') return []
     const known = keys.find((key) => key.name.toLowerCase() === source.name)
     if (known === undefined) return [parameterOf(spelled(source.name), 'header', required, route)]
@@ -146,7 +146,7 @@ function newResponses(
   for (const [status, response] of Object.entries(known)) {
     if (!isReplayable(route, status)) continue
     if (isReference(response)) {
-      if (!own.has(status)) say(`its ${status} is a reference, whose headers are left alone`)
+      if (!own.has(status)) say(`its ${status} is a reference, whose headers are left unchanged`)
     } else {
       const headers = missing(replayHeaders(route, names), objectAt(response, 'headers'))
       if (Object.keys(headers).length > 0) updates[status] = { headers }
@@ -268,7 +268,7 @@ function reference(section: 'schemas' | 'headers', name: string): object {
   return { $ref: `#/components/${section}/${name}` }
 }
 
-/** In terms that OpenAPI 3.0 and 3.1 share. `baseUrl`: what the type of a problem begins with. */
+/** Only uses what OpenAPI 3.0 and 3.1 share. `baseUrl`: prefix of the type of a problem. */
 function componentsOf(names: ComponentNames, baseUrl: string): object {
   const text = { type: 'string' }
   const headers = [...HEADERS].map(([header, [, description, schema]]) => [

@@ -7,7 +7,7 @@ import { pointerTokens } from '../../core/body/json-pointer.ts'
 
 /** Largest file read. JSON needs no tree of nodes. */
 const MAX_JSON = 32 * 1024 ** 2
-/** Largest YAML: each byte costs some 150 of memory while it is parsed, and a third of a microsecond. */
+/** Largest YAML: parsing costs about 150 bytes of memory and a third of a microsecond per byte. */
 const MAX_YAML = 8 * 1024 ** 2
 /** `? ? ?` on one line nests as deep as it is long; parsing it is quadratic. */
 const TOO_NESTED = /(?:[?-][ \t]+){100}/
@@ -40,7 +40,7 @@ export function stringOrNull(value: unknown): string | null {
   return typeof value === 'string' ? value : null
 }
 
-/** Where a `$ref` points. `external`: to another document, which is not followed. `ring`: back to itself. */
+/** Target of a `$ref`. `external`: in another document, which is not read. `ring`: itself. */
 export type Referred =
   | { readonly kind: 'found'; readonly value: unknown; readonly pointer: Pointer }
   | { readonly kind: 'external' | 'missing' | 'ring'; readonly ref: string }
@@ -188,7 +188,7 @@ function parse(text: string): ParsedDocument {
       column: col,
     }
   } catch (error) {
-    // How the parser reports a stack overflow and an alias bomb.
+    // The parser's error for a stack overflow or an alias bomb.
     if (error instanceof RangeError) return { ok: false, message: NESTED }
     if (error instanceof ReferenceError) return { ok: false, message: `found ${error.message}` }
     throw error
@@ -235,7 +235,7 @@ function keyAt(node: unknown, name: string): number | null {
   return null
 }
 
-/** `#/components/parameters/Key` (RFC 6901 §6); null: no pointer. */
+/** `#/components/parameters/Key` (RFC 6901 §6); null: not a pointer. */
 function pointerOf(ref: string): Pointer | null {
   try {
     const text = decodeURIComponent(ref.slice(1))

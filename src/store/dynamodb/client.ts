@@ -4,7 +4,7 @@ import { PartlyUnavailable, SOUND, type StoreTraits, StoreUnavailable } from '..
 
 /** An optional peer dependency, so there are no types to rely on. */
 const SDK: string = '@aws-sdk/client-dynamodb'
-/** The store's clock has a resolution of one second: an uncertainty of that plus network latency is normal. */
+/** The store's clock has a resolution of one second: an uncertainty of a second plus network latency is normal. */
 const MAX_DOUBT: Millis = 5000
 /** Only the latest replies say something about the clocks. */
 const REMEMBERED = 100
@@ -95,7 +95,7 @@ export interface Clock {
   saw(date: Millis, sent: Millis, received: Millis): void
   /** @throws {StoreUnavailable} while it is too uncertain. */
   earliest(): Millis
-  /** Likewise. */
+  /** As {@link earliest}. */
   latest(): Millis
 }
 
@@ -253,7 +253,7 @@ export class Client {
     if (BUSY.includes(error.name)) return new PartlyUnavailable(message, false, cause)
     if (error.name === 'ResourceNotFoundException') return new NoTable(message, false, cause)
     const isUnsent = NOT_SENT.includes(error.code ?? '') || error.name === 'CredentialsProviderError'
-    // Also a truncated answer with status 200.
+    // A truncated answer has status 200.
     const isDenied = status !== undefined && status >= 400 && status < 500
     return new StoreUnavailable(message, !isUnsent && !isDenied, cause)
   }

@@ -33,12 +33,12 @@ import {
 const INLINE = 700
 /** An item holds at most 400 KB. */
 const CHUNK = 390 * 1024
-/** Whatever an item says: no record has more. */
+/** Upper bound, whatever an item says. */
 const MAX_CHUNKS = 10_000
 /** Attempts at a write while other writers of the item win. */
 const TRIES = 100
 
-/** The write's answer, or the item that prevented it; null: there is none. */
+/** The write's answer, or the item that prevented it; null: no item exists. */
 type Written = { readonly answer: OperationOutput } | { readonly found: Item | null }
 
 /** The items of one service: records with their payloads, and the index. */
@@ -123,7 +123,7 @@ export class Items {
     return { q: text(name), k: number(count) }
   }
 
-  /** Deletes the chunks of a replaced item. Any left over expire, and those of one that does not say which they are. */
+  /** Deletes the chunks of a replaced item. Chunks left over, or not named by the item, expire. */
   async forget(id: RecordId, item: Item = {}): Promise<void> {
     let keys: Item[] = []
     try {
@@ -152,7 +152,7 @@ export class Items {
     return place === null ? {} : { u: text(this.#prefix + partOf(id)), w: text(placeKey({ due: place, id })) }
   }
 
-  /** The first places from `first` to `last`; `ofEach`: of each part of the index, at most. */
+  /** The first index entries from `first` to `last`; `ofEach`: at most so many from each index partition. */
   async indexed(first: string, last: string, limit: number, ofEach = limit): Promise<DuePosition[]> {
     const parts = Array.from({ length: INDEX_PARTS }, (_, n) =>
       this.#placesIn(this.#prefix + n, first, last, ofEach),

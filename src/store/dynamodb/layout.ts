@@ -20,7 +20,7 @@ import type { AttributeValue, Item, OperationInput, TableDescription } from './c
 export const INDEX = 'unresolved'
 /** Number of index partitions, so that no single one takes all writes. */
 export const INDEX_PARTS = 16
-/** By then nobody reads the item any more, however wrong a clock is. */
+/** By then nobody reads the item, however wrong a clock is. */
 const KEPT_LONGER: Millis = 3_600_000
 
 /** The table's definition, as `CreateTable` takes it. */
@@ -166,7 +166,7 @@ export function isThere(item: Item | null, now: Millis): item is Item {
   return item !== null && numberAttribute(item, 'x') > now
 }
 
-/** As DynamoDB writes a number; JavaScript reads more, and nothing as 0. */
+/** The form in which DynamoDB writes numbers. `Number()` accepts more, and reads '' as 0. */
 const NUMBER = /^\d+(?:\.\d+)?(?:E\+?\d+)?$/i
 
 /** @throws {CorruptRecord} */
@@ -185,7 +185,7 @@ export function textIn(item: Item, name: string): string {
   return value.S
 }
 
-/** Likewise. */
+/** As {@link textIn}. */
 export function bytesIn(item: Item, name: string): Uint8Array {
   const value = item[name]
   if (value === undefined) return Buffer.alloc(0)
@@ -194,7 +194,7 @@ export function bytesIn(item: Item, name: string): Uint8Array {
 }
 
 function isAnother(name: string, what: string): CorruptRecord {
-  return new CorruptRecord(`the attribute ${name} of the item is not the ${what} that it was`)
+  return new CorruptRecord(`the attribute ${name} of the item is not a ${what} as written`)
 }
 
 export function historyLines(item: Item): string[] {
@@ -218,7 +218,7 @@ export function partOf(id: string): number {
   return id.charCodeAt(0) % INDEX_PARTS
 }
 
-/** Sorts as a number does. */
+/** Sorts as the number does. */
 export function instantKey(at: Millis): string {
   return String(at).padStart(16, '0')
 }

@@ -79,7 +79,7 @@ function addressOf(url: string) {
 
 /**
  * Resolves after the first attempt to describe the table, whatever its outcome: the process also starts without DynamoDB.
- * @throws {StoreUnavailable} if only a person can fix the cause: no SDK, no such table, or an uncertain clock.
+ * @throws {StoreUnavailable} if only an operator can fix the cause: no SDK, no such table, or an uncertain clock.
  */
 export async function openDynamoDbStore(options: DynamoDbOptions): Promise<Store> {
   const { service, onEvent } = options
@@ -148,7 +148,7 @@ class DynamoDb implements Store {
         ...valued({
           ':now': number(clock.earliest()),
           ':v': number(now),
-          // A given fence belongs to an attempt that was made.
+          // A fence given by the caller belongs to an earlier attempt.
           ':least': number(stamps.fence === now ? now : Number.MAX_SAFE_INTEGER),
         }),
       })
@@ -238,7 +238,7 @@ class DynamoDb implements Store {
 
   readonly list: Store['list'] = async (which, cursor, limit) => {
     if (which === 'unresolved') {
-      // A blank: after this place, and before any other.
+      // The space sorts after this place and before any other.
       const after = `${placeKey(parseCursor(cursor))} `
       return pageOf(await this.#items.indexed(after, instantKey(BODIES_FROM), limit), limit)
     }

@@ -13,7 +13,7 @@ import {
 
 /*
  * Copies records from one store to another as bytes. Nothing is decoded, so sealed records stay sealed. Fence, token and createdAt are
- * kept, and so is the time left until due and drop; version, updatedAt and all instants are the other store's.
+ * kept, and so is the time left until `due` and `dropAt`; the target stamps version, updatedAt and all instants.
  */
 
 /** Results of a copy, in words. */
@@ -23,7 +23,7 @@ export const COPIED = {
   there: 'already there',
   newer: 'newer there, left unchanged',
   expired: 'expired meanwhile',
-  left: 'left out, not completed',
+  left: 'skipped, not completed',
   running: 'in progress, not copied',
   different: 'different there, left unchanged',
   unreadable: 'unreadable, not copied',
@@ -86,7 +86,9 @@ export async function findRunning(
   }
 }
 
-/** Whether two URLs lead to the same store: then a rate limit used up through one is used up through the other. Leaves no trace. */
+/**
+ * Whether two URLs lead to the same store: then a rate limit used up through one is used up through the other. Changes nothing in the end.
+ */
 export async function areTheSame(from: Store, to: Store): Promise<boolean> {
   const bucket = randomBytes(32).toString('base64url')
   const once = { count: 1, per: 60_000 }
@@ -136,7 +138,7 @@ async function write(to: Store, id: RecordId, record: Ours): Promise<Copied> {
 async function replace(to: Store, id: RecordId, record: Ours, there: Buffer): Promise<PutReply> {
   const { spans } = record
   const { version } = readStamps(there)
-  // A retry may execute this record anyway, so its brief absence allows nothing more. Its history, which is older too, goes with it.
+  // A retry may execute this record anyway, so its brief absence does no harm. Its history, also older, is removed with it.
   if (keptOf(there)?.state === 'failed_retryable') await to.remove(id, version)
   else {
     const swap = await to.swap(id, { version }, given(record), spans, false)
@@ -145,7 +147,7 @@ async function replace(to: Store, id: RecordId, record: Ours, there: Buffer): Pr
   return to.put(id, given(record), spans, 'again')
 }
 
-/** Bytes given to a store belong to it. */
+/** A store takes ownership of bytes. */
 function given({ bytes }: Ours): Buffer {
   return Buffer.from(bytes)
 }
@@ -162,7 +164,7 @@ function wouldBecome({ bytes: there }: { readonly bytes: Buffer | null }, { byte
 /** @throws {CopyDiffers} */
 async function verify(to: Store, id: RecordId, { bytes, spans }: Ours, { version }: Stamp): Promise<void> {
   const { bytes: there } = await to.get(id)
-  // Dropped in the meantime, or changed there.
+  // It has expired, or was changed in the target.
   if (there === null || readStamps(there).version !== version) return
   const { updatedAt, due, dropAt } = readStamps(there)
   const inTime = due === updatedAt + spans.dueIn && dropAt === updatedAt + spans.dropIn
@@ -175,7 +177,7 @@ function alike(a: Buffer, b: Buffer): boolean {
   return same(0, PREFIX.version) && same(PREFIX.fence, PREFIX.updatedAt) && same(PREFIX.end)
 }
 
-/** The source's history; nothing is added to one that the target has begun. */
+/** Copies the source's history, unless the target has one. */
 export async function copyHistory(from: Store, to: Store, id: RecordId, now: Millis): Promise<void> {
   const notes = await from.history.read(id)
   if (notes.length === 0 || (await to.history.read(id)).length > 0) return
@@ -189,7 +191,7 @@ export async function copyHistory(from: Store, to: Store, id: RecordId, now: Mil
 
 const NO_RECORD = Buffer.alloc(0)
 
-/** A record that its store cannot read counts as unreadable. */
+/** A record that the store cannot decode counts as unreadable. */
 async function read(
   store: Register,
   id: RecordId,

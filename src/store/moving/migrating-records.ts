@@ -5,7 +5,7 @@ import { writeU48 } from '../record/binary.ts'
 import { isClaim, mayRenew, meets, PREFIX, prolongLease, readStamps, stateCode } from '../record/codec.ts'
 import type { GetReply } from '../register.ts'
 
-/* Records of two stores that are used as one: how they compare, and what is written to the other store. */
+/* Records of two stores that are used as one: how they compare, and how they are written to the other store. */
 
 /** A record to be written, without the stamps that a store assigns. */
 export interface Given {
@@ -26,7 +26,7 @@ export function isDone({ state }: ComparedRecord): boolean {
   return state === 'completed' || state === 'expired'
 }
 
-/** A claim of the same attempt. */
+/** Whether it is a claim of the same attempt. */
 export function isSame(found: Buffer, { buffer, byteOffset }: Buffer): boolean {
   const token = Buffer.from(buffer, byteOffset + PREFIX.token, PREFIX.createdAt - PREFIX.token)
   return meets(found, { token, states: ['in_progress'] })
@@ -45,7 +45,7 @@ export function atLeast(bytes: Buffer, fence: number): Buffer {
   return copy
 }
 
-/** The claim as withdrawn, under nobody's token: its attempt may claim again, and of one attempt a later state would win. */
+/** The claim as withdrawn, under a token of its own: under the attempt's, it would win over a new claim of that attempt. */
 export function freed(bytes: Buffer): Buffer {
   const copy = Buffer.from(bytes)
   copy[PREFIX.state] = stateCode('failed_retryable')
@@ -54,8 +54,8 @@ export function freed(bytes: Buffer): Buffer {
 }
 
 /**
- * The lead's record whose lease has ended, with the lease that the other store has of the same attempt: the owner is not silent. Only as
- * it is read: if leases were copied to and fro, a dead owner's would never end. Null: there is none.
+ * The lead's record whose lease has ended, with the lease that the other store has of the same attempt: the owner is not silent. Only for
+ * reading: if leases were copied back and forth, a dead owner's would never end. Null: there is none.
  */
 export function renewedBy(theirs: GetReply, own: GetReply): Buffer | null {
   if (theirs.bytes === null || own.bytes === null || !isClaim(theirs.bytes)) return null

@@ -36,7 +36,7 @@ import { withoutMarks } from './phases.ts'
 
 interface Terms {
   readonly lead: 'from' | 'to'
-  /** Also asks the other store about records that the lead does not have as completed. */
+  /** Also reads the other store unless the lead has the record as completed. */
   readonly asks: boolean
   /**
    * `must`: a claim needs the other store's acceptance, and an outcome is rewritten until both have it. `never`: written only to release a
@@ -79,7 +79,7 @@ export function migrating(from: Store, to: Store, phase: Phase): Store {
     remove: (id, version) => pair.remove(id, version),
     list: (which, cursor, limit) => pair.list(which, cursor, limit),
     ping: () => pair.ping(),
-    // An attempt's `createdAt`, and since when a record is unknown, are instants of the store that its replica took as the lead.
+    // `createdAt` and the start of `unknown` are instants of the clock of the store that the writing replica took as the lead.
     ...(terms.asks && { pingOther: () => other.ping() }),
     history: {
       async append(id, notes) {
@@ -94,7 +94,7 @@ export function migrating(from: Store, to: Store, phase: Phase): Store {
     },
     // The rates start over when the lead changes.
     limits: lead.limits,
-    // Polling finds changes that only the other store was told of.
+    // Polling finds changes written only to the other store.
     watch: (id, changed) => lead.watch(id, changed),
     async traits() {
       const [old, young] = await Promise.all([from.traits(), to.traits()])
@@ -120,7 +120,7 @@ class Pair {
     this.#terms = terms
   }
 
-  /** In a grace of either store nothing is `fresh`: one store knows nothing of the other's failover. */
+  /** In a grace of either store nothing is `fresh`: a store does not notice the other's failover. */
   async put(id: RecordId, bytes: Buffer, spans: Spans, asked?: PutKind): Promise<PutReply> {
     const { asks, writes } = this.#terms
     const entry = asked === 'again' ? asked : 'claim'
@@ -138,7 +138,7 @@ class Pair {
         const copy = atLeast(free.bytes, reply.stamp.fence + (isFree ? 0 : 1))
         await this.#lead.swap(id, { version }, copy, free.spans, false)
       }
-      // A rewritten claim is being executed: it is not taken back.
+      // A rewritten claim is being executed: it is not withdrawn.
       const isNew = isClaim(bytes) && entry === 'claim'
       return this.#written(id, reply, { bytes, spans }, isNew ? { seen: null, undo } : null)
     }
@@ -200,7 +200,7 @@ class Pair {
     }
     const { bytes, theirs, isRenewed } = await this.#latest(id)
     if (bytes === null || versionOf(bytes) !== version || isRenewed) return false
-    // Whichever one remains keeps the key from being executed. Not removed: what replicas in another phase have claimed since.
+    // Whichever one remains keeps the key from being executed. Claims made since by replicas in another phase are not removed.
     if (theirs === undefined) await this.#removeTheirs(id, keptOf(bytes) !== null)
     else if (theirs !== null && !(await this.#other.remove(id, versionOf(theirs)))) throw busy(id)
     return this.#lead.remove(id, version)
@@ -238,7 +238,7 @@ class Pair {
     if (reply.done) return this.#written(id, reply, { bytes, spans }, null)
     const existing = reply.bytes === null ? null : keptOf(reply.bytes)
     if (existing?.token.equals(condition.token) && reply.bytes !== null) {
-      // An earlier try whose reply was lost, or the upstream itself: tell the other store now.
+      // An earlier try whose reply was lost, or the upstream itself: update the other store now.
       await this.#tell(id, given(reply.bytes, reply.now))
       return reply
     }
@@ -275,7 +275,7 @@ class Pair {
     return this.#written(id, reply, { bytes, spans }, { seen: theirs, undo })
   }
 
-  /** The lead has the claim. `claim`: what the other had when it was read, and how to take back the lead's. */
+  /** The lead has the claim. `claim`: what the other had when it was read, and how to withdraw the lead's. */
   async #written<Reply extends { readonly done: true; readonly now: Millis; readonly stamp: Stamp }>(
     id: RecordId,
     reply: Reply,
@@ -316,7 +316,7 @@ class Pair {
     let reply: SwapReply
     if (seen !== null && readStamps(seen).createdAt === readStamps(bytes).createdAt) {
       const { version } = readStamps(seen)
-      // A takeover, which the other's grace refuses, too: its record may be one to which a failover went back.
+      // A takeover, which the other's grace also refuses: a failover may have gone back to this record.
       reply = await this.#other.swap(id, { version }, Buffer.from(bytes), spans, entry !== 'again')
     } else {
       // A swap would keep the lifetime of the record it replaces.
@@ -338,7 +338,7 @@ class Pair {
     if (seen !== null && isSame(seen, bytes)) return true
     const before = seen === null ? null : keptOf(seen)
     const mayClaim = seen === null || (before !== null && isAhead(keptOf(found) as ComparedRecord, before))
-    /* c8 ignore next: only generated interleavings meet both answers (test/protect/interleavings.verify.ts) */
+    /* c8 ignore next: only generated interleavings give both answers (test/protect/interleavings.verify.ts) */
     if (mayClaim && (await this.#claimTheirs(id, { bytes: found, spans }, seen, entry)) === null) return true
     throw new StoreUnavailable(HALF, true)
   }
@@ -363,7 +363,7 @@ class Pair {
   async #latest(id: RecordId): Promise<Latest> {
     for (let round = 0; round < ROUNDS; round++) {
       const other = this.#other.get(id)
-      // The lead may be enough.
+      // The lead's answer may suffice.
       other.catch(() => {})
       const own = await this.#lead.get(id)
       const lead = own.bytes === null ? null : keptOf(own.bytes)
@@ -430,7 +430,7 @@ class Pair {
     const { bytes } = await this.#other.get(id)
     if (bytes === null) return
     const canBeRead = keptOf(bytes) !== null
-    // A person decides about it in that store.
+    // An operator must decide about it in that store.
     if (isRead && !canBeRead) throw unreadable(this.#other)
     if (isRead !== canBeRead) return
     if (!(await this.#other.remove(id, versionOf(bytes)))) throw busy(id)
@@ -451,7 +451,7 @@ function unreadable({ name }: Store): CorruptRecord {
   return new CorruptRecord(`the store ${name} has a record that this version cannot read`)
 }
 
-/** Whether it was taken back is unknown. */
+/** Whether it was withdrawn is unknown. */
 function lost(error: unknown): never {
   if (!(error instanceof StoreUnavailable)) throw error
   throw new StoreUnavailable(error.message, true, { cause: error })

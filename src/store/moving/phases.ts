@@ -21,7 +21,7 @@ import { areTheSame } from './copying.ts'
  * (docs/adr/0101).
  */
 
-/** How long a mark outlives its last renewal, and counts after it was seen: a failover may lose it, but not the replicas that renew it. */
+/** How long a mark outlives its last renewal, and counts after it was seen: a failover may lose the mark while its replicas live. */
 export const MARKED_FOR: Millis = 15_000
 export const MARK_SPANS: Spans = { dueIn: MARKED_FOR, dropIn: MARKED_FOR }
 /** How long a replica relies on its own mark: a claim sent by then arrives while the mark exists. */
@@ -29,7 +29,7 @@ export const SURE_FOR: Millis = 10_000
 export const RENEW_EVERY: Millis = 3_000
 export const RETRY_EVERY: Millis = 500
 
-/** The store of a migration that records come from, or go to. */
+/** The store that a migration moves records from, or to. */
 type Side = 'from' | 'to'
 
 /** The stores that decide who claims in a phase: neighbouring ones share one. */
@@ -70,12 +70,12 @@ const TOKEN = Buffer.alloc(16, 'mark')
 const STATE = 'failed_retryable'
 
 interface Mark {
-  /** 16 bytes: who has the same renews it. */
+  /** 16 bytes, shared by all who may renew it. */
   readonly token: Buffer
   readonly route: string
-  /** What it says. */
+  /** Its content, for machines. */
   readonly path: string
-  /** For people. */
+  /** Its meaning, for people. */
   readonly about: string
 }
 
@@ -88,7 +88,7 @@ export async function isMarked(store: Pick<Store, 'get'>, phase: Phase): Promise
   return (await store.get(markOf(phase))).bytes !== null
 }
 
-/** Who created the phase's mark; null: no living replica is in it. */
+/** The token of the replica that created the phase's mark; null: no replica is alive in it. */
 export async function enteredBy(store: Store, phase: Phase): Promise<readonly KeptNote[] | null> {
   return (await isMarked(store, phase)) ? store.history.read(markOf(phase)) : null
 }
@@ -121,13 +121,13 @@ interface Sides {
 
 interface PhaseOptions {
   readonly phase: Phase
-  /** Who this is, for people. */
+  /** Name of this replica, for people. */
   readonly replica: string
-  /** For the log: why it may not claim; null: it may again. */
+  /** Logs why it may not claim; null: it may again. */
   readonly say: (why: string | null) => void
   /** Monotonic. */
   readonly clock?: () => Millis
-  /** Waits by that clock. */
+  /** Sleeps by that clock. */
   readonly pause?: (time: Millis) => Promise<unknown>
 }
 
@@ -196,7 +196,7 @@ export class Presence implements PhaseGuard {
     const { from, to } = this.#sides
     const began = this.clock()
     const isNew = this.clock() >= this.sureUntil
-    // A replica that was unsure for a while must not stop those that were not.
+    // A replica that was unsure for a while must not stop the others.
     if (isNew && (await this.#findConflict())) return
     const isFirst = await markPhase(from, phase, 'from')
     const theirs = markPhase(to, phase, 'to')
@@ -222,7 +222,7 @@ export class Presence implements PhaseGuard {
     await this.#running
   }
 
-  /** Before phase `new` begins, replicas that claim in the old store alone must have stopped. */
+  /** Before phase `new` begins, replicas that claim only in the old store must have stopped. */
   async #isSeen(isFirst: boolean): Promise<boolean> {
     const { phase } = this.#options
     if (phase !== 'new') return true
@@ -233,9 +233,7 @@ export class Presence implements PhaseGuard {
       this.#seenFrom = null
       return true
     }
-    this.#report(
-      `phase new begins: for ${SURE_FOR / 1000} s it waits for replicas without store.migrate to see that`,
-    )
+    this.#report(`phase new begins: waiting ${SURE_FOR / 1000} s until replicas without store.migrate notice`)
     return false
   }
 
@@ -338,7 +336,7 @@ export class PhaseWatch implements PhaseGuard {
   }
 }
 
-/** Repeats the work, with a pause each time. The pauses do not keep the process alive. */
+/** Repeats the work, pausing in between. The pauses do not keep the process alive. */
 export async function untilAborted(
   signal: AbortSignal,
   pause: () => Millis,
@@ -350,7 +348,7 @@ export async function untilAborted(
   }
 }
 
-/** It is looked for again. */
+/** The next check retries. */
 function unlessBug(error: unknown): void {
   if (!(error instanceof StoreUnavailable || error instanceof CorruptRecord)) throw error
 }

@@ -6,7 +6,7 @@ import type { BatchItem } from './queue.ts'
 
 /* Records and lists as arguments and columns of SQL. */
 
-/** The columns that {@link bytesOf} makes a record of. */
+/** The columns from which {@link bytesOf} assembles a record. */
 export const COLUMNS =
   'version fence created_at updated_at due drop_at schema state token head payload'.split(' ')
 
@@ -40,8 +40,8 @@ const NUMBERS = {
 } satisfies Record<string, (item: BatchItem) => number>
 
 /**
- * As the functions for many take records: ids, `numbers` and spans as arrays, then where in the bytes of all, which come last, each record
- * begins, its payload begins, and it ends.
+ * Records as the batch functions take them: arrays of ids, `numbers` and spans; three arrays of offsets (start, payload, end of each
+ * record) into the concatenated bytes, which come last.
  */
 export function arraysOf(items: readonly BatchItem[], ...numbers: (keyof typeof NUMBERS)[]): SqlArg[] {
   const arrayOf = (of: (item: BatchItem) => string | number): string => `{${items.map(of).join()}}`
@@ -69,12 +69,12 @@ export function bytesOf(stored: SqlRow): Buffer | null {
   if (stored.length === COLUMNS.length && stored.every((column) => column === null)) return null
   if (token?.length !== TOKEN_LENGTH)
     throw new CorruptRecord('the token of the stored record has another length')
-  // Parses `\x6162…`. Half a byte of one would be completed by the next.
+  // Parses `\x6162…`. An odd digit would be completed by the next text.
   const isHex = [token, `${head}`, `${payload}`].every((one) => one.startsWith('\\x') && one.length % 2 === 0)
   const rest = `${token.slice(2)}${`${head}`.slice(2)}${`${payload}`.slice(2)}`
   const numbers = [version, fence, createdAt, updatedAt, due, dropAt]
   if (!numbers.every((one) => isNumber(one, MAX_U48)) || ![schema, state].every((one) => isNumber(one, 0xff)))
-    throw new CorruptRecord('the stored record has a number that it cannot have')
+    throw new CorruptRecord('the stored record has a number out of range')
   const bytes = Buffer.allocUnsafe(PREFIX.end - 16 + rest.length / 2)
   bytes.write('IP', 'latin1')
   bytes[PREFIX.schema] = Number(schema)

@@ -8,7 +8,7 @@ interface PostgresEpochsOptions extends Omit<EpochsOptions, 'servers' | 'shardOf
   readonly onSilence: () => void
 }
 
-/** One server has all records: its only shard is 0. Looks take turns, since one may still be asking the previous server. */
+/** One server has all records: its only shard is 0. Checks run one at a time, since one may still be asking the previous server. */
 export function postgresEpochs({ look, onSilence, ...options }: PostgresEpochsOptions): Epochs {
   let last: Promise<unknown> = Promise.resolve()
   let looks = 0

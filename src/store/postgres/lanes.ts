@@ -25,7 +25,7 @@ const LANES = 8
 const RESERVED = 2
 /** Maximum connections; more than {@link LANES} only while answers are late, since other clients need the server's connections, too. */
 const MAX_LANES = 16
-/** How many of them are reserved for statements that wait for no standby: hanging commits must not occupy all. */
+/** How many of them are reserved for statements that need not wait for a standby: hanging commits must not occupy all. */
 const LOCAL = 2
 /** How often to ask the server which statements it is executing, while answers are late. */
 const LOOK_EVERY: Millis = 1000
@@ -120,7 +120,7 @@ export class Lanes {
     this.#onUp = onUp
   }
 
-  /** Resolves after the first attempt: the process also starts without PostgreSQL. Rejects if only a person can fix the cause. */
+  /** Resolves after the first attempt: the process also starts without PostgreSQL. Rejects if only an operator can fix the cause. */
   async open(): Promise<void> {
     this.#recheck = setInterval(() => void this.#replaceOldest(), RECHECK).unref()
     try {
@@ -140,8 +140,8 @@ export class Lanes {
   }
 
   /**
-   * As {@link run}, but sent in one statement with others: those of this turn of the event loop, and those that come while another such
-   * statement is under way. What that one does not decide, or fails on, `text` does.
+   * Like {@link run}, but batched into one statement with other calls of this turn of the event loop, or those made while another batch is
+   * in flight. If the batch fails or leaves this call undecided, `text` is sent alone.
    */
   runTogether(
     batch: Batch,
@@ -341,7 +341,7 @@ export class Lanes {
     const late = [...this.#lanes].filter(({ lateAt }) => lateAt !== null)
     const statements = late.map(({ statement }) => statement)
     const [found] = await ask([this.#comment])
-    // Null: not even this statement, so the server reports nothing (track_activities). Lost connections must not count forever.
+    // Null: the list lacks even this statement, so track_activities is off. Lost connections must not count forever.
     const running = found?.split(' ')
     for (const number of abandoned) if (!running?.includes(number)) this.#abandoned.delete(number)
     for (const [n, lane] of late.entries())
@@ -411,7 +411,7 @@ export class Lanes {
   }
 
   async #replaceOldest(): Promise<void> {
-    /* c8 ignore next: only where the timer meets a connection that is being made */
+    /* c8 ignore next: only if the timer fires while a connection is being made */
     if (!this.#isUp || this.#isConnecting || this.#retry !== undefined) return
     const [oldest] = this.#lanes
     const { size } = this.#lanes

@@ -12,7 +12,7 @@ const NOT_ALLOWED = '42501'
 /** Tables that the functions write. */
 const WRITTEN = ['records', 'unresolved', 'notes', 'buckets', 'waits', 'pruning', 'epochs', 'graces']
 
-/** Only a person can fix this, so the process does not start. */
+/** Only an operator can fix this, so the process does not start. */
 export class Unusable extends StoreUnavailable {
   constructor(why: string) {
     super(`cannot use the PostgreSQL store: ${why}`, false)
@@ -46,8 +46,8 @@ export interface Identity {
 }
 
 /**
- * What it means that a connection leads to `found`, for people; null: nothing new. With two servers, each key could be claimed twice. After
- * a promotion the later timeline wins; an old primary that is still up does not know.
+ * A human-readable message about a connection that leads to `found`; null: nothing new. With two servers, each key could be claimed twice.
+ * After a promotion the later timeline wins; an old primary that is still up does not know.
  * @throws if it may not be used: an old primary, or an unrelated server while the one in use answers (`isInUse`).
  */
 export function changeOf(known: Identity | null, found: Identity, isInUse: boolean): string | null {

@@ -37,7 +37,7 @@ export class Listener extends Subscriptions {
     this.#skew = skew
   }
 
-  /** This process ended an attempt of the record. `waiting`: the channels of the replicas that wait, separated by blanks. */
+  /** This process ended an attempt of the record. `waiting`: the channels of the replicas that wait, separated by spaces. */
   tell(id: RecordId, waiting: string): void {
     this.changed(id)
     const others = waiting.split(' ').filter((channel) => channel !== '' && channel !== this.#channel)
@@ -98,7 +98,7 @@ export class Listener extends Subscriptions {
       if (this.#isClosed) return void link.end()
       link.onNotification((message) => this.#hear(message))
       await link.ask(`LISTEN ${this.#channel}`)
-      // By then it was sent long ago, or sending failed and ended the connection.
+      // Long ago sent, or sending failed and ended the connection.
       this.#retry = setTimeout(() => this.#giveUp(link), 2 * this.#options.timeoutMs)
       await this.#send([this.#channel], HELLO)
     } catch {

@@ -3,9 +3,9 @@ import type { SqlArg, SqlRow } from './link.ts'
 
 /** Operations of a batch, at most. */
 const ITEMS = 64
-/** Bytes of a batch's records, but for the first. */
+/** Bytes of a batch's records, except for the first. */
 const BYTES = 1024 * 1024
-/** How long a batch is collected while another is under way: about the time of a commit. */
+/** How long a batch is collected while another is in flight: about the time of a commit. */
 const GATHER: Millis = 2
 
 /** `urgent`: outcomes and leases, which go first. `local`: reads, and whatever commits without waiting for a standby. */
@@ -16,7 +16,7 @@ export interface BatchItem {
   readonly id: RecordId
   readonly bytes: Buffer
   readonly spans: Spans
-  /** What it depends on: the kind of a claim, or the states of which an outcome replaces one, as bits. */
+  /** Calls of a batch share it: the kind of a claim, or a bit mask of the states that an outcome may replace. */
   readonly rule: number
 }
 
@@ -27,49 +27,49 @@ export interface Batch {
 }
 
 export interface Call {
-  /** Of the operation alone. */
+  /** The statement for this operation alone. */
   readonly text: string
   readonly args: () => readonly SqlArg[]
   /** Null: sent alone. */
   together: { readonly batch: Batch; readonly item: BatchItem } | null
   readonly kind: Kind
-  /** Counted up. */
+  /** Order of arrival. */
   readonly order: number
   readonly collectedAt: Millis
   readonly timer: NodeJS.Timeout
   readonly resolve: (row: SqlRow) => void
   readonly reject: (error: Error) => void
   isSettled: boolean
-  /** And perhaps applied. */
+  /** Sent, so perhaps applied. */
   isSent: boolean
 }
 
 export interface Statement {
   readonly text: string
-  /** The first one is its number. */
+  /** The first is the statement's number. */
   readonly args: readonly SqlArg[]
   readonly kind: Kind
-  /** Several only of a batch. */
+  /** More than one only in a batch. */
   readonly calls: readonly Call[]
   readonly batch: Batch | null
   tries: number
 }
 
-/** It gets no other answer. */
+/** Marks the call as answered: later answers are ignored. */
 export function settle(call: Call): Call {
   clearTimeout(call.timer)
   call.isSettled = true
   return call
 }
 
-/** What waits for a connection. */
+/** Calls that wait for a connection. */
 export class Queue {
   readonly #onReady: () => void
   readonly #waiting: Record<Kind, Call[]> = { urgent: [], plain: [], local: [] }
   #turn: NodeJS.Immediate | undefined
   #gathering: NodeJS.Timeout | undefined
 
-  /** `onReady`: something may be sent that could not before. */
+  /** `onReady`: a call has become ready to be sent. */
   constructor(onReady: () => void) {
     this.#onReady = onReady
   }
@@ -87,7 +87,7 @@ export class Queue {
     })
   }
 
-  /** Nothing was done about them: each goes again, alone and before others. */
+  /** These were not applied: each is sent again, alone and before others. */
   again(calls: readonly Call[]): void {
     for (const call of calls.toReversed()) {
       Object.assign(call, { together: null, isSent: false })
@@ -107,7 +107,7 @@ export class Queue {
     return Object.values(this.#waiting).flatMap((waiting) => waiting.splice(0))
   }
 
-  /** The first that may be sent: while one of `batches` is under way, more are collected for the next. */
+  /** The first call that may be sent: while a batch is in flight, calls are collected for the next. */
   first(kind: Kind, batches: readonly (Batch | null)[]): Call | undefined {
     const waiting = this.#waiting[kind]
     const [first] = waiting
@@ -121,7 +121,7 @@ export class Queue {
     return
   }
 
-  /** Takes `first` out, and what goes with it. */
+  /** Removes `first` and the calls that share its batch. */
   take(first: Call, number: string): Statement {
     const { kind } = first
     const batch = first.together?.batch ?? null
@@ -135,7 +135,7 @@ export class Queue {
     this.#waiting[kind] = this.#waiting[kind].filter((call) => {
       const { together } = call
       if (together?.batch !== batch || taken.size >= ITEMS) return true
-      // Many of one key, as of a client that does not wait, do not wait for each other's batches.
+      // Many calls for one key, from a client that does not wait, must not each wait for a batch of their own.
       if (taken.has(together.item.id)) call.together = null
       if (call.together === null || (taken.size > 0 && bytes + together.item.bytes.length > BYTES))
         return true

@@ -30,9 +30,9 @@ import { postgresAddress } from './url.ts'
 
 /** Every replica tries; one per interval does the work. */
 const PRUNE_EVERY: Millis = 1000
-/** 8 MB: checked within milliseconds. */
+/** 8 MB of pages: scanned within milliseconds. */
 const PRUNE_PAGES = 1000
-/** Bounds the duration of a removal. */
+/** Bounds how long one removal takes. */
 const PRUNE_ROWS = 500
 
 export interface PostgresOptions extends Omit<LanesOptions, 'address'> {
@@ -78,7 +78,7 @@ const ADMIT = call('admit', 5, 'remaining, since')
 const PRUNE = call('prune', 5, 'pruned')
 /**
  * Resolves after the first attempt to connect, whatever its outcome: the process also starts without PostgreSQL.
- * @throws {StoreUnavailable} if only a person can help: a schema of a later release, a missing certificate.
+ * @throws {StoreUnavailable} if only an operator can fix the cause: a schema of a later release, a missing certificate.
  */
 export async function openPostgresStore(options: PostgresOptions): Promise<PostgresStore> {
   const store = new Postgres(options)
@@ -159,7 +159,8 @@ class Postgres implements PostgresStore {
           )
         : this.#lanes.run(PUT, args()))
     } catch (error) {
-      // No writes at present, but existing records answer, except this claim's own from a lost reply: the standby may not have it.
+      // No writes at present: answer from the existing record, unless it is this claim's own, whose reply was lost: the standby may not
+      // have it.
       const { now, bytes: found } = error instanceof PartlyUnavailable ? await this.get(id) : NOTHING
       if (found === null || tokenOf(found).equals(tokenOf(bytes))) throw error
       return { done: false, now, bytes: found }
@@ -188,7 +189,7 @@ class Postgres implements PostgresStore {
       row = await this.#lanes.runTogether(this.#outcomes, item, SWAP, args, 'urgent')
     } else row = await this.#lanes.run(SWAP, args(), 'urgent')
     const reply = writeReply(row)
-    // Null: no attempt was ended, nor by this swap if the upstream had already done so itself.
+    // Null: this call ended no attempt. A swap ends none if the upstream has already completed the record.
     const waiting = row[WAITING]
     if (waiting != null && !(reply.done && isAttempt)) this.#listener.tell(id, waiting)
     return reply
@@ -282,12 +283,12 @@ class Postgres implements PostgresStore {
     await Promise.all([this.#lanes.close(), this.#listener.close()])
   }
 
-  /** What most functions take first. */
+  /** The first arguments of most functions. */
   #now(): SqlArg[] {
     return [this.#options.service, this.#options.skew(), this.#wait]
   }
 
-  /** What functions for one record take first. */
+  /** The first arguments of functions for one record. */
   #of(id: string): SqlArg[] {
     return [this.#options.service, id, this.#options.skew(), this.#wait]
   }
@@ -311,7 +312,7 @@ class Postgres implements PostgresStore {
   }
 }
 
-/** The number of the statement comes first, and is returned first: a lost reply cannot be taken for that of another statement. */
+/** The statement's number is the first argument and the first column: a reply cannot be mistaken for another statement's. */
 function call(name: string, args: number, columns: string): string {
   const places = Array.from({ length: args }, (_, n) => `$${n + 2}`).join(', ')
   return `SELECT $1::bigint, ${columns} FROM idempotency.${name}(${places})`

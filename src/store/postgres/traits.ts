@@ -36,10 +36,10 @@ export function postgresTraits(row: SqlRow): StoreTraits {
   const isAsynchronous = standbys === '' && replicas > 0
   if (Number(dead) > Math.max(BLOATED, Number(live)))
     findings.push(
-      `${dead} dead rows and ${live} live ones in idempotency.records: VACUUM does not keep up, or may not remove them.`,
+      `${dead} dead rows and ${live} live ones in idempotency.records: VACUUM does not keep up, or is not allowed to remove them.`,
     )
   if (Number(open) > LONG_OPEN)
-    findings.push(`A transaction has been open for ${open} s: VACUUM keeps everything that it may still see.`)
+    findings.push(`A transaction has been open for ${open} s: VACUUM keeps all rows that it may still see.`)
   if (isolation !== 'read committed')
     findings.push(
       `default_transaction_isolation is ${isolation}: concurrent operations on one record are retried, where read committed would wait.`,

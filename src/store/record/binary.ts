@@ -4,7 +4,7 @@ import { CorruptRecord } from '../register.ts'
 
 /** 48 bits: enough for milliseconds until the year 10889, exact in a double and in Lua. */
 export const U48 = 6
-/** Of instants, versions and fences: the most that a record can hold. */
+/** Largest instant, version or fence that a record can hold. */
 export const MAX_U48 = 2 ** 48 - 1
 const HIGH = 2 ** 32
 

@@ -77,7 +77,7 @@ export function stateCode(state: State): number {
 
 /** Most records need less than this, bodies aside. */
 export const HEAD_ROOM = 2048
-/** The same for records without a sizeable body. */
+/** Enough for records without a sizeable body. */
 const SMALL_HEAD_ROOM = 512
 
 /** The store fills in the stamps. */
@@ -149,7 +149,10 @@ const EXTENSIONS = [
   ['span', 'span'],
   ['completion', 'completion'],
 ] as const
-/** Nobody waits for the owner of such a record any more, nor may its upstream end it. In a completed one, the upstream wrote that. */
+/**
+ * Omitted in these states: nobody waits for the owner any longer, nor may the upstream complete the record. A completed record with
+ * `completion` was written by the upstream.
+ */
 const LEFT_OUT: Readonly<Partial<Record<State, readonly (keyof Operation)[]>>> = {
   failed_retryable: ['lease'],
   completed: ['lease', 'completion'],
@@ -317,14 +320,14 @@ function endsOf(
 const FIXED = 67
 
 /**
- * The positions of a kept response's coding and of its payload. Null: the record keeps no response, or is not of this schema.
+ * The positions of a stored response's coding and of its payload. Null: the record has no response, or another schema.
  *
  * @throws {CorruptRecord} if it is cut off.
  */
 export function keptIn(bytes: Buffer): { readonly codingAt: number; readonly payloadAt: number } | null {
   if (bytes.length < HEAD_AT || !isRecord(bytes) || bytes[PREFIX.state] !== stateCode('completed'))
     return null
-  // With a key that is not available here.
+  // Sealed with a key that is not available here.
   if (sealingKeyOf(bytes) !== null) return null
   const payloadAt = HEAD_AT + bytes.readUInt32BE(PREFIX.end)
   const r = new BinaryReader(bytes, HEAD_AT + FIXED)
@@ -334,7 +337,7 @@ export function keptIn(bytes: Buffer): { readonly codingAt: number; readonly pay
   return r.u8() === RESPONSE_KEPT ? { codingAt: r.at, payloadAt } : null
 }
 
-/** Anyone with its key has already opened it. */
+/** With its key, it would have been opened before. */
 function refuseSealed(bytes: Buffer): void {
   const id = sealingKeyOf(bytes)
   if (id === null) return
@@ -379,7 +382,7 @@ export interface Stamps {
   readonly dropAt: Millis
 }
 
-/** In place. */
+/** Writes the stamps, in place. */
 export function stamp(bytes: Buffer, s: Stamps): void {
   writeU48(bytes, s.version, PREFIX.version)
   writeU48(bytes, s.fence, PREFIX.fence)
@@ -406,7 +409,7 @@ export function isUnresolved(bytes: Buffer): boolean {
   return code === stateCode('in_progress') || code === stateCode('unknown')
 }
 
-/** Offset of responses that end before their records: past all instants, so behind all unresolved records. */
+/** Offset of responses that end before their records: past all instants, so after all unresolved records. */
 export const BODIES_FROM = MAX_U48 + 1
 
 /** The record's place in the index: its `due` if unresolved; after these, the end of a response that ends first; null: none. */
@@ -416,7 +419,7 @@ export function indexPlace(bytes: Buffer, due: Millis): number | null {
   return (Number(bytes[HEAD_AT]) & FLAG_BODY_ENDS) === 0 ? null : BODIES_FROM + due
 }
 
-/** The places of what is due, from the first to the last. */
+/** The first and the last possible place of due entries. */
 export function placesDue(of: DueKind, now: Millis): { readonly from: number; readonly to: number } {
   const from = of === 'bodies' ? BODIES_FROM : 0
   return { from, to: from + now }
@@ -451,7 +454,7 @@ export function mayRenew(bytes: Buffer, token: Buffer): boolean {
   return meets(bytes, { token, states: ['unknown'] }) && (Number(bytes[HEAD_AT]) & FLAG_LEASE_EXPIRED) !== 0
 }
 
-/** Records up to this size have no body to speak of. A full store still accepts them in a swap, so that no outcome is lost. */
+/** Records up to this size have no sizeable body. A full store still accepts them in a swap, so that no outcome is lost. */
 export const SMALL_RECORD = 4096
 
 /** Stamps `bytes` as `Register.put` (`old` null) and `Register.swap` define. For stores that stamp in JavaScript. */
@@ -479,7 +482,7 @@ function instant(at: Millis): Millis {
   throw new RangeError(`${at} is no instant`)
 }
 
-/** Extends, in place, the lease of the owner's record, which becomes in progress, and its retention if that would end sooner. */
+/** Extends, in place, the lease of the owner's record, which becomes in progress, and its retention if it would end sooner. */
 export function prolongLease(bytes: Buffer, now: Millis, { dueIn, dropIn }: Spans): Stamps {
   const old = readStamps(bytes)
   const stamps = {

@@ -21,9 +21,9 @@ export type Compression = (typeof CODINGS)[number]
 const MIN_BODY = 512
 /** Bytes; larger payloads are not compressed, so nothing larger is ever decoded, even under a later configuration. */
 const MAX_PAYLOAD = 16 * 1024 ** 2
-/** Bytes; up to this size it takes less time than the thread pool would. */
+/** Bytes; up to this size, compressing takes less time than the thread pool would. */
 const AT_ONCE = 16 * 1024
-/** Share that it must shrink to. */
+/** Share of its size that a body must shrink to. */
 const WORTHWHILE = 0.9
 const LENGTH_BYTES = 4
 /** Level 1 for both: most of the gain for the least time. gzip includes a checksum anyway. */
@@ -88,7 +88,7 @@ export function decoded(bytes: Buffer, coding: number): Buffer {
   }
 }
 
-/** The same, on the thread pool if it is long. */
+/** Like {@link decoded}, on the thread pool if the payload is long. */
 export function decodedSoon(bytes: Buffer, coding: number): MaybePromise<Buffer> {
   const maxOutputLength = lengthOf(bytes, coding)
   if (maxOutputLength <= AT_ONCE) return decoded(bytes, coding)
@@ -120,7 +120,7 @@ function lengthOf(bytes: Buffer, coding: number): number {
 
 function whole({ buffer, engine }: Inflated, code: Buffer, length: number): Buffer {
   if (buffer.length === length && engine.bytesWritten === code.length) return buffer
-  throw new CorruptRecord('the stored response has another length than the record says')
+  throw new CorruptRecord('the stored response differs in length from what the record says')
 }
 
 function damaged(error: unknown): CorruptRecord {

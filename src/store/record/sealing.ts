@@ -88,7 +88,7 @@ export class Sealer {
     const name = sealingKeyOf(sealed)
     if (name === null) return sealed
     const key = this.#keys.get(name)
-    // Refused where it is decoded.
+    // The decoder refuses it.
     if (key === undefined) return sealed
     const end = HEAD_AT + SEALED.keyId + name.length
     const tagAt = sealed.length - TAG_BYTES
@@ -158,7 +158,7 @@ function altered(name: string): SealedRecord {
 
 /**
  * The store stamps the fence after sealing. It is at least the attempt's, and higher only if the attempt's claim was not answered, or was
- * lost and rewritten; a decision by somebody else keeps it.
+ * lost and rewritten; a decision by others keeps it.
  */
 function isAsSealed(sealed: Buffer): boolean {
   const given = readU48(sealed, HEAD_AT + SEALED.fence)
@@ -166,13 +166,13 @@ function isAsSealed(sealed: Buffer): boolean {
   return given === fence || (given < fence && NOBODY.compare(sealed, PREFIX.token, PREFIX.createdAt) !== 0)
 }
 
-/** A renewal has put it back in progress, after it was unknown only because its owner was silent. */
+/** A renewal has put it back in progress: it was unknown only because its owner was silent. */
 function isRevived(bytes: Buffer, state: number | undefined, flags: number): boolean {
   const isInProgress = bytes[PREFIX.state] === IN_PROGRESS && bytes[HEAD_AT] === 0
   return isInProgress && state === UNKNOWN && (flags & FLAG_LEASE_EXPIRED) !== 0
 }
 
-/** Shared buffer: its contents are used at once. */
+/** Shared buffer: its contents are used immediately. */
 const BOUND = Buffer.alloc(256)
 
 /** A sealed record is bound to this id, owner, state, fence and key. */
@@ -210,7 +210,7 @@ const NONCE_BYTES = SEALED.keyId - SEALED.nonce
 const NONCES = Buffer.alloc(256 * NONCE_BYTES)
 let nextNonce = NONCES.length
 
-/** Valid until the next draw: it is used at once. */
+/** Valid until the next draw: it is used immediately. */
 function newNonce(): Buffer {
   if (nextNonce === NONCES.length) {
     randomFillSync(NONCES)

@@ -39,7 +39,7 @@ export class Barriers {
     if (disk === 'none') return
     for (const { server } of this.servers.known()) {
       const error = await server.ask('waitaof', [1, 0, 1], countsIn).catch((failure: Error) => failure)
-      // A server that is down refuses its claims later, like any other that cannot wait.
+      // A server that is down refuses its claims later, like any server that cannot wait.
       if (!(error instanceof Refused)) continue
       const why = /unknown command/i.test(error.reply)
         ? 'the server has no WAITAOF; allowed: Redis 7.2 or later, or Valkey'
@@ -76,7 +76,7 @@ export class Barriers {
     return reply
   }
 
-  /** Why this master refuses claims, for people. */
+  /** Human-readable reasons why this master refuses claims. */
   async check({ server, shards }: MasterShards): Promise<readonly string[]> {
     try {
       await this.#of(await server.connected()).wait(shards[0] as number)
@@ -114,7 +114,7 @@ export class Barriers {
 /** The claims that wait for the replicas of one process. */
 class Barrier {
   readonly #link: Link
-  /** Another connection to it. */
+  /** A second connection to it. */
   readonly #server: RedisConnection
   readonly #all: Barriers
   #opened: Promise<void> | null = null
@@ -148,7 +148,7 @@ class Barrier {
 
   async #run(): Promise<void> {
     this.#isRunning = true
-    // After the claims whose replies arrived together with the first one's.
+    // Lets claims whose replies arrived together share the round.
     await immediately()
     while (this.#waiting.length > 0) {
       const claims = this.#waiting.splice(0)
@@ -164,7 +164,7 @@ class Barrier {
     this.#isRunning = false
   }
 
-  /** Rejects unless a marker in the shard, and so whatever came before it, is where it has to be. */
+  /** Rejects unless a marker in the shard, and so all earlier writes, is replicated as configured. */
   async #round(shard: number): Promise<void> {
     const { wait, keys } = this.#all
     const { replicas, disk, timeout } = wait
@@ -188,7 +188,7 @@ class Barrier {
         if (!this.#link.isOpen) throw new Error('the connection of the claim has ended')
         return
       }
-      // Unless they are newly found, and were not waited for.
+      // Unless replicas have joined since, for which it did not wait.
       if (this.#replicas <= asked)
         throw new Error(`${reached} of ${this.#replicas} replicas had it within ${timeout} ms`)
     }
@@ -203,7 +203,7 @@ class Barrier {
     await this.#server.close()
     throw new Error(
       identity === ''
-        ? 'INFO does not tell which process takes the claims'
+        ? 'INFO does not say which process takes the claims'
         : `a second connection to ${hostPortText(address)} reaches a different process from the one that takes the claims`,
     )
   }

@@ -7,7 +7,7 @@ import type { RedisOptions } from './keys.ts'
 import { type RespArg, type RespReply, type Script, script, source } from './resp.ts'
 
 const OPERATIONS = ['put', 'swap', 'get', 'renew', 'remove', 'due', 'throttle', 'note', 'notes', 'places']
-/** One function: making one for each of them would take as long as one of them. */
+/** One function for all: creating a closure per operation would take as long as an operation. */
 const SOURCE = [
   source('epoch'),
   source('shared'),
@@ -19,17 +19,17 @@ const SOURCE = [
 export const BATCH = script(SOURCE)
 export const BATCH_THOUGH_FULL = script(`#!lua flags=allow-oom\n${SOURCE}`)
 
-/** Operations per batch: the server does nothing else meanwhile. */
+/** Operations per batch: a script blocks the server. */
 const MAX_ITEMS = 64
 /** Bytes after which a batch is full. */
 const LARGE = 1024 * 1024
 const NOTHING = Buffer.of()
-/** Refusals that apply nothing, and may concern one operation: its slot is being moved, or it writes and others only read. */
+/** Refusals that apply nothing, and may concern one operation: its slot is being moved, or it alone writes. */
 const OF_ONE = /^Redis refuses: (TRYAGAIN|NOREPLICAS|MISCONF)/
-/** How often a batch that came too late is sent once more. */
+/** How often a batch that arrived too late is sent again. */
 const MAX_LATE = 2
 
-/** How many elements a result has, by the first one. */
+/** Number of elements of a result, by its first element. */
 const LENGTHS = [2, 4, 3, 2, 1, 1, 2, 2]
 export const YES = 4
 const [FOUND, HELD, FAILED, LINES] = [0, 2, 3, 7]
@@ -39,14 +39,14 @@ export type ReadResult<T> = (reply: readonly RespReply[], at: number, now: Milli
 
 export interface Operation<T> {
   readonly shard: number
-  /** Of the record or bucket. */
+  /** Key of the record or bucket. */
   readonly key: string
-  /** What else it touches, for servers that have to know. */
+  /** Other keys that it uses, for servers that require them. */
   readonly others?: readonly string[]
   /** See the files in lua/. */
   readonly head: Buffer
   readonly body?: Buffer
-  /** A full store must take it, too: the outcome of an execution, a lease's renewal, and in a grace what was lost. */
+  /** A full store must accept it, too: outcomes, lease renewals, and rewritten records in a grace. */
   readonly thoughFull?: boolean
   readonly read: ReadResult<T>
 }
@@ -60,18 +60,18 @@ type BatchOptions = Pick<RedisOptions, 'grace' | 'skew' | 'timeoutMs'>
 
 /**
  * Sends all operations of a turn of the event loop in one call of a script; in a cluster one for each shard (ADR 125). Each call carries
- * the last instant, by the server's clock, at which it may be applied: whatever delays it or sends it again, it does nothing after its caller
+ * the last instant, by the server's clock, at which it may be applied: however it is delayed or resent, it does nothing after its caller
  * has given up.
  */
 export class Batches {
   readonly #options: BatchOptions
   readonly #servers: Pick<Servers, 'run' | 'isCluster'>
-  /** The keys of a command have to be in one shard. */
+  /** All keys of a command must be in one shard. */
   #isByShard: boolean
-  /** Of this turn: by shard, or all in one. */
+  /** Operations of this turn, by shard; outside a cluster under one key. */
   #open = new Map<number, Pending[]>()
   #size = 0
-  /** By the same: the server's clock minus this process's own, at least. */
+  /** By the same key: a lower bound of the server's clock minus this process's. */
   readonly #clocks = new Map<number, Millis>()
 
   constructor(options: BatchOptions, servers: Pick<Servers, 'run' | 'isCluster'>) {
@@ -108,12 +108,12 @@ export class Batches {
     if (items?.length === MAX_ITEMS || this.#size > LARGE) this.flush()
   }
 
-  /** `until`: when the callers give up. `late`: how often it has come too late. */
+  /** `until`: when the callers give up. `late`: how often it has arrived too late. */
   #send(group: number, items: readonly Pending[], what: Script, until: Millis, late: number): void {
     const { grace = 0, skew } = this.#options
     const travelled = skew?.() ?? 0
     const clock = this.#clocks.get(group)
-    // Comes too late while the clock is unknown, which makes it known.
+    // While the clock is unknown the batch is late, and the reply brings the time.
     const notAfter = clock === undefined ? 0 : Math.floor(clock + until) + travelled
     const head = Buffer.allocUnsafe(3 * U48)
     head.writeUIntBE(grace, 0, U48)
@@ -140,7 +140,8 @@ export class Batches {
         if (!isLate) return
         if (late < MAX_LATE && performance.now() < until) this.#send(group, items, what, until, late + 1)
         else
-          for (const { reject } of items) reject(unanswered('it came too late for the server’s clock', false))
+          for (const { reject } of items)
+            reject(unanswered('it arrived too late by the server’s clock', false))
       },
       (error: unknown) => this.#fail(group, items, what, until, error),
     )
@@ -159,7 +160,7 @@ export class Batches {
   }
 }
 
-/** Gives each operation its result. Returns those that a full store is to be asked for once more. */
+/** Gives each operation its result. Returns those to send again to a full store. */
 function settle(
   items: readonly Pending[],
   reply: readonly RespReply[],
@@ -198,7 +199,7 @@ export function writeReply<Found>(reply: readonly RespReply[], at: number, now: 
   }
 }
 
-/** NaN: nothing that a batch returns. */
+/** NaN: not a result of a batch. */
 function lengthAt(reply: readonly RespReply[], at: number): number {
   const kind = reply[at] as number
   return (LENGTHS[kind] as number) + (kind === LINES ? (reply[at + 1] as number) : 0)

@@ -5,9 +5,9 @@ import { connectionError, RedisConnection, type RedisTarget, Refused, repliesMis
 import type { RedisKeys, RedisOptions } from './keys.ts'
 
 /**
- * Watches records by pub/sub, over one extra connection per server, opened for the first watcher and then kept. Channels are sharded
- * (Redis 7): in a cluster a message goes only to the slot of its record. Whatever is unclear ends the connection: the next one subscribes
- * to everything again, and every watcher is told.
+ * Watches records by pub/sub, over one extra connection per server, opened for the first watcher and then kept. Channels are sharded (Redis
+ * 7): in a cluster a message goes only to the slot of its record. Any doubt ends the connection: the next one subscribes to everything
+ * again, and every watcher is notified.
  */
 export class Channels extends Subscriptions {
   readonly #options: RedisOptions
@@ -25,7 +25,7 @@ export class Channels extends Subscriptions {
     this.#servers = servers
   }
 
-  /** The server was connected to again, and may have been replaced: what is left of the time before subscribes again. */
+  /** Reconnected; the server may have been replaced: subscribes again for all existing watchers. */
   renew({ target, lostAt }: RedisConnection): void {
     const connection = this.#connections.get(target)
     if (connection?.isReady && connection.readyAt <= lostAt) connection.reconnect()
@@ -117,7 +117,7 @@ export class Channels extends Subscriptions {
   }
 }
 
-/** Rejects a reply that is none, which ioredis takes all the same. */
+/** Rejects an invalid reply, which ioredis would accept. */
 function counted(reply: unknown): void {
   if (typeof reply !== 'number') throw repliesMismatch()
 }

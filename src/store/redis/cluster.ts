@@ -53,12 +53,12 @@ export interface View {
 /** The servers that `store.url` leads to. */
 export type Servers = Pick<Cluster, keyof Cluster>
 
-/** A server is ready for commands, perhaps again; without one: shards may have new masters. */
+/** A server is ready for commands, perhaps again. Without a server: shards may have new masters. */
 export type OnServers = (ready?: RedisConnection) => void
 
 /**
- * The masters of a cluster, a connection to each, and which of the 256 shards it has. The map may be stale: a node that does not have a
- * key's slot redirects to the one that does. Replicas are never asked for a key (ADR 124).
+ * The masters of a cluster, a connection to each, and the 256 shards among them. The map may be stale: a node that lacks a key's slot
+ * redirects to its owner. Keys are never read from replicas (ADR 124).
  */
 export class Cluster {
   /** All keys of a command must be in one shard. */
@@ -66,7 +66,7 @@ export class Cluster {
   readonly #url: ClusterUrl
   readonly #options: RedisOptions
   readonly #onServers: OnServers
-  /** By name: masters, now or a moment ago. */
+  /** Current and recent masters by name. */
   readonly #nodes = new Map<string, RedisConnection>()
   /** By shard; empty if still unknown. */
   #map: RedisConnection[] = []
@@ -88,7 +88,7 @@ export class Cluster {
 
   /**
    * Resolves after the first attempt, whatever its outcome: the process also starts without Redis.
-   * @throws {Misconfigured} if only a person can help.
+   * @throws {Misconfigured} if only an operator can fix the cause.
    */
   async open(): Promise<void> {
     await this.#read().catch((error: Error) => {
@@ -121,7 +121,7 @@ export class Cluster {
         ;({ node, asks } = redirect)
         const connected = node.attempted.then(() => true)
         if (!(await within(until - performance.now(), connected))) throw this.#partly(error, node)
-        // Leaves in one write with the next command.
+        // Sent in one write with the next command.
         if (asks) node.ask('asking', [], exactly('OK'), until).catch(() => {})
       }
   }
@@ -139,13 +139,13 @@ export class Cluster {
     return parts.length === 0 ? this.#refuse() : parts
   }
 
-  /** The same as last read. */
+  /** The masters as last read. */
   known(): readonly MasterShards[] {
     const byNode = Map.groupBy(this.#map.keys(), (shard) => this.#map[shard] as RedisConnection)
     return [...byNode].map(([server, shards]) => ({ name: server.leadsTo, server, shards }))
   }
 
-  /** The servers that, according to any master, have the shard, or any shard (null): not all learn of a move at once. */
+  /** The servers that, according to any master, have the shard, or any shard (null): masters do not learn of a move at the same time. */
   async view(shard: number | null): Promise<View> {
     const maps = await Promise.all(this.#all.map(slotsOf))
     const slot = shard === null ? null : (SLOT_OF_SHARD[shard] as number)
@@ -215,7 +215,7 @@ export class Cluster {
     if (kind === 'MOVED' && this.#map[shard] !== node) {
       this.#map[shard] = node
       this.#onServers()
-      // Slots rarely move alone.
+      // When one slot moves, others usually do.
       this.#readLater()
     }
     return { node, asks: kind === 'ASK' }
@@ -273,7 +273,7 @@ export class Cluster {
     if (this.#isClosed) return
     const map = SLOT_OF_SHARD.map((slot, shard) => {
       const master = ranges.find(({ first, last }) => first <= slot && slot <= last)?.nodes[0]
-      // A node removed from the cluster knows no slots. The previous owner will redirect if it lost the slot.
+      // A node removed from the cluster lists no slots. The previous owner redirects if it lost the slot.
       return master === undefined ? (this.#map[shard] as RedisConnection) : this.#nodeAt(master)
     })
     const isOther = map.some((node, shard) => node !== this.#map[shard])
@@ -353,7 +353,7 @@ function nodeIn(node: RespReply, queried: RedisConnection): HostPort {
   return placeOf(host, port, queried)
 }
 
-/** A node omits its own name if it does not know it. */
+/** A node that does not know its own name omits it. */
 function placeOf(host: string, port: number, queried: RedisConnection): HostPort {
   return { host: host === '' || host === '?' ? queried.place.host : host, port }
 }

@@ -25,7 +25,7 @@ export interface Login {
   readonly username: string
   readonly password: string
   readonly db: number
-  /** Asked for each connection. Absent: plain. */
+  /** Called for each connection. Absent: no TLS. */
   readonly tls?: () => object
 }
 
@@ -34,16 +34,16 @@ export type RedisAddress = HostPort & Login
 /** Where a connection leads. */
 export interface RedisTarget {
   readonly login: Login
-  /** Without a host: {@link find} tells. */
+  /** Without a host: {@link find} finds it. */
   readonly place: HostPort
-  /** Asked before each attempt. What it names must be a master: replicas may miss records. */
+  /** Called before each attempt. The address must be a master's: replicas may lack records. */
   find?(): Promise<HostPort>
 }
 
 /** One of the connections that a {@link RedisConnection} has had, from its greeting to its end. */
 export interface Link {
   readonly address: RedisAddress
-  /** The process at its other end, new after each start; '' if it does not tell, or need not. */
+  /** Id of the server process, new after each start; '' if unknown or not needed. */
   readonly identity: string
   isOpen: boolean
 }
@@ -71,10 +71,10 @@ interface ConnectionEvents {
   readonly onLost?: () => void
 }
 
-/** Its bytes are ready, and stay out of what ioredis tells of a command: errors, traces. */
+/** A command already serialized, so that its bytes never appear in ioredis's errors and traces. */
 class ReadyCommand extends Command {
   readonly #bytes: Buffer
-  /** Until it is written, only this process has seen it. */
+  /** False: not yet sent. */
   isWritten = false
 
   constructor(name: string, args: RespArgs) {
@@ -87,23 +87,23 @@ class ReadyCommand extends Command {
     return this.#bytes
   }
 
-  /** Has a deadline of its own. */
+  /** It has its own deadline. */
   override setTimeout(): void {}
 }
 
 /**
- * An ioredis client, which connects again by itself. It queues nothing and resends nothing, and each of its connections is greeted here before
- * it takes commands (ADR 124). Replies of scripts end with their command's number: if a reply is lost, no claim takes the next as its own.
+ * An ioredis client, which connects again by itself. It queues nothing and resends nothing, and each of its connections is greeted here
+ * before it takes commands (ADR 124). A script's reply ends with its command's number, so after a lost reply no claim takes another's.
  */
 export class RedisConnection {
   readonly target: RedisTarget
   readonly #settings: ConnectionSettings
   readonly #events: ConnectionEvents
-  /** For subscriptions; commands go through {@link run} and {@link ask}. */
+  /** Used for subscriptions; commands go through {@link run} and {@link ask}. */
   readonly redis: Redis
-  /** Of the latest attempt. */
+  /** Address of the latest attempt. */
   place: HostPort
-  /** Null: takes no commands. */
+  /** Null: not ready for commands. */
   #link: Link | null = null
   /** Why the last link failed; until the next one is ready. */
   #trouble: string | null = null
@@ -111,7 +111,7 @@ export class RedisConnection {
   /** When it last became ready, and when it was last lost, or an attempt failed. */
   readyAt: Millis = 0
   lostAt: Millis = 0
-  /** It is about to be ready, or lost. */
+  /** An attempt is in progress. */
   isTrying = false
   /** Settled unless it {@link isTrying}. */
   attempted: Promise<void> = Promise.resolve()
@@ -138,11 +138,11 @@ export class RedisConnection {
       ...(tls === undefined ? {} : { tls: {} }),
       Connector: this.#connector(),
       retryStrategy: () => reconnectDelay(++this.#attempts),
-      // What is in flight fails when its connection ends.
+      // Commands in flight fail when their connection ends.
       maxRetriesPerRequest: 0,
       lazyConnect: true,
       connectTimeout: grace ? Math.min(grace / 2, connectTimeout) : connectTimeout,
-      // Of its own commands.
+      // For ioredis's own commands.
       commandTimeout: settings.timeoutMs,
       enableReadyCheck: false,
       enableOfflineQueue: false,
@@ -165,7 +165,7 @@ export class RedisConnection {
     this.#isClosed = true
     const { status } = this.redis
     this.redis.disconnect()
-    // ioredis tells of no end between two attempts.
+    // Between two attempts ioredis emits no `end`.
     if (status === 'end' || status === 'reconnecting') return
     if (this.#link === null) this.reconnect()
     this.#shut()
@@ -175,7 +175,7 @@ export class RedisConnection {
   /** The server may have been replaced. Commands in flight may have been applied. */
   reconnect(why?: Error): void {
     this.#shut()
-    // Before the first attempt there is none.
+    // Before the first attempt there is no stream.
     ;(this.redis.stream as Redis['stream'] | undefined)?.destroy(why)
   }
 
@@ -193,8 +193,8 @@ export class RedisConnection {
   }
 
   /**
-   * Runs a script, which gets two more arguments: the identity of the process that it reaches ('': no grace), and a number with which its reply
-   * ends; `read` converts the rest. `until`: when the caller gives up. `isKnown`: otherwise it is sent in full.
+   * Runs a script, which gets two more arguments: the id of the server process ('': no grace) and a number with which its reply ends;
+   * `read` converts the rest. `until`: when the caller gives up. `isKnown`: the server has the script; otherwise it is sent in full.
    */
   run<T>(script: Script, args: RespArgs, read: Reader<T>, until: Millis, isKnown = true): Promise<T> {
     const link = this.#link
@@ -243,7 +243,7 @@ export class RedisConnection {
     return new Promise((resolve, reject) => {
       const expire = (): void => {
         reject(unanswered('Command timed out', true))
-        // After a redirect the time left may be too short for any server.
+        // After a redirect there may be too little time for any server.
         if (left < this.#settings.timeoutMs / 2) return
         // If other replies arrived but not this one, no later reply can be trusted.
         if (before !== this.#replies || ++this.#silentCommands >= SILENT_COMMANDS) this.reconnect()
@@ -282,7 +282,7 @@ export class RedisConnection {
     })
   }
 
-  /** ioredis's interface for whoever knows better where to connect: per attempt the address, and the files of TLS. */
+  /** ioredis's connector interface: the address and the TLS files of each attempt. */
   #connector() {
     const dial = () => this.#dial()
     return class extends AbstractConnector {
@@ -297,7 +297,7 @@ export class RedisConnection {
           this.firstError = error
           return new Socket().destroy()
         })
-        /* c8 ignore next: only where it is closed while it looks for the address */
+        /* c8 ignore next: only if it is closed while it looks up the address */
         if (!this.connecting) stream.destroy()
         this.stream = stream
         return stream
@@ -339,7 +339,7 @@ export class RedisConnection {
       this.#events.onEvent?.('connected', this.leadsTo)
       this.#attempt.resolve()
     } catch (error) {
-      // A connection that has ended has said why.
+      // A connection that has ended has already reported why.
       if (!stream.destroyed) this.#fail(error as Error)
     }
   }
@@ -397,7 +397,7 @@ export function hostPortText({ host, port }: HostPort): string {
   return `${host.includes(':') ? `[${host}]` : host}:${port}`
 }
 
-/** Expects this reply. */
+/** Accepts only this reply. */
 export function exactly(expected: string) {
   return (reply: RespReply): void => {
     if (!Buffer.isBuffer(reply) || String(reply) !== expected) throw repliesMismatch()
@@ -409,7 +409,7 @@ function runIdOf(reply: RespReply): string {
   return /^run_id:([0-9a-f]+)\r?$/m.exec(String(reply))?.[1] ?? ''
 }
 
-/** Takes this refusal as that answer. */
+/** Treats such a refusal as the answer `otherwise`. */
 export function unless<T>(harmless: RegExp, otherwise: T) {
   return (error: Error): T => {
     if (!harmless.test(error.message)) throw error
@@ -449,7 +449,7 @@ export function isRefusal(error: unknown, code: string): error is Refused {
   return error instanceof Refused && error.reply.startsWith(code)
 }
 
-/** Whatever ioredis reports, as one of ours. */
+/** Converts an error of ioredis to one of ours. */
 export function connectionError(error: Error & { readonly code?: string }): Error {
   if (error instanceof ReplyError) return redisFailure(error.message)
   // The error of a connection to several addresses has a code and no message.

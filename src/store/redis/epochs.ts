@@ -6,10 +6,10 @@ import type { RedisKeys, RedisOptions } from './keys.ts'
 import { script, source } from './resp.ts'
 
 export const ADMIT = script(source('epoch') + source('admit'))
-/** How many checks may pass while the server is silent. */
+/** Number of checks that a server may leave unanswered. */
 const SILENT = 2
 
-/** The epochs of the servers that are connected; in a cluster each shard is asked for by itself. */
+/** The epochs of the connected servers; in a cluster a query per shard. */
 export function redisEpochs(
   { grace = 0, skew, onNewEpoch, onHeld }: Pick<RedisOptions, 'grace' | 'skew' | 'onNewEpoch' | 'onHeld'>,
   { epochs, shardOf }: Pick<RedisKeys, 'epochs' | 'shardOf'>,

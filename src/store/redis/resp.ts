@@ -18,12 +18,12 @@ export function script(text: string): Script {
   return { source: text, sha: createHash('sha1').update(text).digest('hex') }
 }
 
-/** Of a script, or a part of one. */
+/** The source of a script or of a part of one. */
 export function source(name: string): string {
   return readFileSync(fileOf(`redis/lua/${name}.lua`), 'utf8')
 }
 
-/** As latin1: one byte per character keeps the lengths right for any input. */
+/** Encodes in latin1: one byte per character keeps the lengths right for any input. */
 export function encoded(name: string, args: RespArgs): Buffer {
   let command = `*${1 + args.length}\r\n$${name.length}\r\n${name}\r\n`
   for (const arg of args) {

@@ -15,9 +15,9 @@ import {
 import type { RespReply } from './resp.ts'
 import { Misconfigured, type SentinelUrl } from './url.ts'
 
-/** How long to wait for the others once one Sentinel has answered: the first may have slept through a failover. */
+/** How long to wait for the others once one Sentinel has answered: the first may have missed a failover. */
 const OTHERS: Millis = 250
-/** How often they are asked without a grace; with one, as often as servers are. */
+/** How often they are asked without a grace; with one, as often as the servers. */
 const EVERY: Millis = 500
 const UNKNOWN = 'No such master'
 
@@ -29,13 +29,13 @@ interface MasterReport {
 }
 
 /**
- * The master that the Sentinels monitor, wherever it is. They are asked again and again: ioredis's own connector believes the first that
- * answers, and announcements are lost while nobody listens (ADR 124).
+ * The master that the Sentinels monitor, wherever it is. They are polled: ioredis's own connector believes the first that answers, and
+ * announcements are lost while the connection is down (ADR 124).
  */
 export class Sentinels implements RedisTarget {
   readonly login: Login
   readonly place: HostPort = { host: '', port: 0 }
-  /** Set if every server answered that it knows no such master, or is no Sentinel: only a person can fix that. */
+  /** Set if every server answered that it knows no such master, or is not a Sentinel: only an operator can fix that. */
   misconfigured: Misconfigured | null = null
   readonly #master: string
   /** One connection to each. */

@@ -31,7 +31,7 @@ import { redisTraits, together } from './traits.ts'
 
 /**
  * Resolves after the first attempt to connect, whatever its outcome: the process also starts without Redis.
- * @throws {StoreUnavailable} if only a person can help.
+ * @throws {StoreUnavailable} if only an operator can fix the cause.
  */
 export async function openRedisStore(options: RedisOptions): Promise<Store> {
   const store = new RedisStore(options)
@@ -201,7 +201,7 @@ class RedisStore implements Store {
     return this.#barriers.claim(this.#keys.shardOf(id), bytes, send)
   }
 
-  /** The spans of a record that is to be written, and what is known of its server. */
+  /** The spans of a record to be written, and the server's known <since>. */
   #spansOf(id: RecordId, { dueIn, dropIn }: Spans): readonly [Millis, Millis, Millis] {
     return [dueIn, dropIn, this.#epochs?.seen[this.#keys.shardOf(id)] ?? 0]
   }
@@ -221,7 +221,7 @@ class RedisStore implements Store {
   }
 }
 
-/* The heads of operations, and their results: see lua/. */
+/* Heads and results of operations: see lua/. */
 
 const [GET, DUE, NOTE, NOTES] = [headOf('g'), headOf('u'), headOf('n'), headOf('h')]
 const [ZERO, ONE, TWO] = [Buffer.of(0), Buffer.of(1), Buffer.of(2)]

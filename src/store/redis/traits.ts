@@ -3,7 +3,7 @@ import type { StoreTraits } from '../register.ts'
 import { replicationText } from './barrier.ts'
 import type { Wait } from './keys.ts'
 
-/** If it is unknown whether the server evicts. */
+/** The consequence if eviction is unknown. */
 const STRICT_REFUSED = 'routes with profile strict answer 503'
 const ACCEPT = 'store.acceptRisk: true accepts the risk'
 const MIB = 1024 ** 2

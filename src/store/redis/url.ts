@@ -21,7 +21,7 @@ export interface ClusterUrl {
   readonly server: Login
 }
 
-/** The URL does not match the servers that it leads to: only a person can fix that. */
+/** The URL does not match the servers that it leads to: only an operator can fix that. */
 export class Misconfigured extends StoreUnavailable {
   constructor(message: string) {
     super(message, false)
@@ -45,7 +45,7 @@ export function redisUrl(url: string, onUnusable: OnUnusable): RedisUrl {
   const server = { username, password, db: Number(kind === undefined ? path : (db ?? 0)), ...tls }
   if (kind === undefined) return { kind: 'server', server: { ...placeOf(hosts, PORT), ...server } }
   if (kind === 'cluster') return { kind, hosts: all(PORT), server }
-  // A password without a user is often that of the Sentinels, too; a user is not known to them.
+  // A password without a user is often also the Sentinels'; a user is unknown to them.
   const own = {
     username: options.get('sentinelUsername') ?? '',
     password: options.get('sentinelPassword') ?? (username === '' ? password : ''),

@@ -3,9 +3,9 @@ import { type FileHandle, mkdir, open, readdir, readFile, rename, unlink } from 
 import { join } from 'node:path'
 import { lockFile } from '../../runtime/file-lock.ts'
 
-/** Segment size: few files when the spool is full, and little on disk that is no longer needed. */
+/** Segment size: few files when the spool is full, little space held by entries no longer needed. */
 const SEGMENTS = 16
-/** It holds responses. */
+/** Private: it holds responses. */
 const DIRECTORY_MODE = 0o700
 const FILE_MODE = 0o600
 const LOCK = 'spool.lock'
@@ -40,13 +40,13 @@ interface Segment extends SegmentName {
   readonly live: Set<number>
   /** Segments whose entries its tombstones revoke: it must outlive them. */
   readonly buries: Set<Segment>
-  /** Part of it could not be read: in the end it is set aside, not deleted. */
+  /** Part of it could not be read: it is set aside in the end instead of deleted. */
   damaged: boolean
 }
 
 interface TrackedEntry extends SpoolEntry {
   readonly number: number
-  /** Null: in none, or not yet. */
+  /** Null: not written, or not yet. */
   segment: Segment | null
   dropped: boolean
 }
@@ -131,7 +131,7 @@ export class Spool {
   append(payload: Buffer): SpoolEntry {
     const bytes = frameBytes(payload.length)
     if (this.#closing !== null) return refused('the spool is closed')
-    if (bytes > this.room) return refused(`the spool is full: it may take ${this.#maxBytes} bytes`)
+    if (bytes > this.room) return refused(`the spool is full: its limit is ${this.#maxBytes} bytes`)
     this.#bytes += bytes
     const { promise, resolve } = Promise.withResolvers<KeepResult>()
     const item: TrackedEntry = { number: ++this.#number, done: promise, segment: null, dropped: false }
@@ -204,7 +204,7 @@ export class Spool {
       bytes = frames.length
       await handle.appendFile(frames)
       await handle.datasync()
-      if ((await handle.stat()).nlink === 0) throw new Error(`somebody removed ${name}`)
+      if ((await handle.stat()).nlink === 0) throw new Error(`${name} was removed from outside`)
     } catch (error) {
       end = error as Error
       this.#owed = drops
@@ -353,7 +353,7 @@ async function segmentsIn(directory: string, say: SpoolLog): Promise<SegmentName
     else if (isDamagedName(name)) aside++
     else if (name !== LOCK) others.push(name)
   }
-  if (others.length > 0) say('the spool directory has other files; they are left alone', { files: others })
+  if (others.length > 0) say('the spool directory has other files; they are ignored', { files: others })
   if (aside > 0) say('damaged files of the spool were set aside; inspect and remove them', { files: aside })
   return names.sort((a, b) => a.number - b.number)
 }
@@ -363,7 +363,7 @@ function placeOf(marker: Buffer, number: number): string {
 }
 
 /*
- * A segment, version 1 (docs/record-format.md): frames one after the other, nothing before them. All numbers are big-endian.
+ * A segment, version 1 (docs/record-format.md): only a sequence of frames. All numbers are big-endian.
  *
  *   0  8  the segment's marker      9  6  number        19 16  SHA-256 of bytes 0–18 and the payload, cut off
  *   8  1  kind                     15  4  length        35     payload

@@ -72,7 +72,7 @@ export class Outbox {
       }
     }
     if (lapsed > 0)
-      say('outcomes in the spool are older than their records can be; they are dropped', {
+      say('outcomes in the spool have outlived their records; they are dropped', {
         outcomes: lapsed,
       })
     if (foreign > 0)
@@ -97,9 +97,9 @@ export class Outbox {
 }
 
 /*
- * An entry of the spool, version 2 (docs/record-format.md): version (1), length of the service's name (1), the name, flags (1),
- * record id (32), version that a lost claim expected (6), spans (6, 6), how long it is of use (6), when it was made (6), then the
- * record as for the store, including sealing. The name comes first, so that any version can leave it to its service.
+ * An entry of the spool, version 2 (docs/record-format.md): version (1), length of the service's name (1), the name, flags (1), record id
+ * (32), version that a lost claim expected (6), spans (6, 6), how long it is useful (6), when it was written (6), then the record as for
+ * the store, including sealing. The name comes first, so that any version can recognise another service's entry.
  */
 const VERSION = 2
 const FLAG = { claimed: 1, withdrawn: 2, over: 4, retry: 8 } as const

@@ -40,7 +40,9 @@ const CREATE_BUCKETS = `
   ) STRICT, WITHOUT ROWID;
   CREATE INDEX IF NOT EXISTS buckets_full_at ON buckets (full_at);
 `
-/** Likewise. `created_at` identifies the record under that id; the trigger lives in the file, so earlier releases clean up as well. */
+/**
+ * Also added later. `created_at` identifies the record under that id; the trigger lives in the file, so earlier releases clean up as well.
+ */
 const CREATE_NOTES = `
   CREATE TABLE IF NOT EXISTS notes (
     service TEXT NOT NULL,

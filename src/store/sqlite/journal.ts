@@ -5,7 +5,7 @@ import { PREFIX, SMALL_RECORD, stateCode } from '../record/codec.ts'
 /*
  * Holds a service's newest small records until they are moved to `records` together. All writes of one transaction are one row of
  * `journal`: consecutive entries of an id's length (1 byte), the id, the record's length (4 bytes, big-endian; 0: removed) and the record.
- * The sum of the rows is also kept in memory. Why: docs/adr/0077.
+ * The sum of the rows is also kept in memory. Reasons: docs/adr/0077.
  *
  * Every process that has the file open reads the others' rows. Rows never change, and a process that removes all rows leaves a later
  * one behind, so row numbers are never reused: a process whose last row is gone knows that another process has moved the records.
@@ -55,7 +55,7 @@ export class Journal {
     this.#clear = db.prepare('DELETE FROM journal WHERE service = ?')
   }
 
-  /** Call it first in every transaction. */
+  /** To be called first in every transaction. */
   refresh(): void {
     this.#undo = []
     this.#isWritten = false
@@ -94,7 +94,7 @@ export class Journal {
     return entry && recordIn(entry)
   }
 
-  /** Its records, or those in these states. The state is read in place: most records are in another. */
+  /** Its records, or those in these states. The state is read in place: few records match. */
   *records(states?: readonly State[]): Generator<[id: string, bytes: Buffer]> {
     const codes = states?.map(stateCode)
     for (const [id, entry] of this.#newest)
@@ -131,7 +131,7 @@ export class Journal {
     else this.#newest.set(id, entry)
   }
 
-  /** Call it before COMMIT. */
+  /** To be called before COMMIT. */
   write(): void {
     if (this.#pending.length > 0) this.#append(null, this.#pending)
   }
@@ -164,7 +164,7 @@ export class Journal {
   #restart(entries: readonly Entry[]): void {
     const { row } = this.#lastOfAll.get() as { row: number | null }
     this.#forget()
-    // First, since in a full file only this frees room.
+    // First: in a full file only this frees room.
     this.#clear.run(this.#service)
     for (const [id, entry] of entries) this.#newest.set(id, entry)
     const kept = [...this.#newest.values()]
@@ -173,7 +173,7 @@ export class Journal {
     this.#append(Number(row) + 1, kept)
   }
 
-  /** Call it after ROLLBACK. A failed COMMIT may have been applied: in that case the file is read again. */
+  /** To be called after ROLLBACK. A failed COMMIT may have been applied: in that case the file is read again. */
   rollback(): void {
     if (this.#isWritten) return this.#forget()
     // Only once: the next transaction may fail before it gets to `refresh`.

@@ -18,7 +18,7 @@ export type ReadResult<Bytes extends Uint8Array | null> = readonly [now: Millis,
 export interface ThreadOperations extends Sync<Pick<Register, 'remove' | 'ping'>> {
   due(limit: number, of: DueKind): RecordId[]
   put(id: RecordId, bytes: Buffer, dueIn: Millis, dropIn: Millis): WriteResult | ReadResult<Buffer>
-  /** `of`: the states in which the token's record is replaced, by blanks; or, whatever the token, the version that is. */
+  /** `of`: the states in which the token's record is replaced, separated by spaces; or the version, whatever the token. */
   swap(
     id: RecordId,
     bytes: Buffer,
@@ -43,9 +43,9 @@ export type Request = {
 
 /** Requests or results, in order. */
 export interface Packed {
-  /** Their number of parts and their parts; or {@link WHOLE} and what is no list. */
+  /** Their number of parts and their parts; or {@link WHOLE} and a value that is not a list. */
   readonly flat: readonly unknown[]
-  /** Where the bytes among the parts are, and their lengths (below 0: in memory of their own). */
+  /** Positions of byte arrays among the parts, and their lengths (below 0: in separate memory). */
   readonly bytes: readonly number[]
   readonly memory: ArrayBuffer
   readonly large: readonly ArrayBuffer[]

@@ -23,7 +23,7 @@ import type { ThreadOperations, WriteResult } from './messages.ts'
 
 /** Part of an id in {@link keysOf}. */
 const KEY_CHARACTERS = 5
-/** By then a running process of another service would have removed its own expired records. */
+/** By then a running process of another service has removed its own expired records. */
 const OTHERS_AFTER: Millis = 60_000
 
 const SQL = {
@@ -36,8 +36,8 @@ const SQL = {
   erase: 'DELETE FROM records WHERE key = ? AND service = ? AND id = ?',
   overdue: `SELECT due, id FROM records WHERE service = ? AND unresolved = 1 AND due BETWEEN ? AND ? AND drop_at > ?
      ORDER BY due, id LIMIT ?`,
-  // Not records that are in the journal again: their history would be removed, too. Expired records of other services are removed as well:
-  // their processes need not be running.
+  // Skips records that are in the journal again, since their history would be removed, too. Includes other services, whose processes may
+  // not be running.
   prune: `DELETE FROM records WHERE rowid IN (SELECT rowid FROM records WHERE drop_at <= ?
      AND CASE service WHEN ? THEN NOT in_journal(id) ELSE drop_at <= ? END LIMIT ?)`,
   selectIds: `SELECT due, id FROM records WHERE key BETWEEN ? AND ? AND service = ? AND id > ? AND id >= ? AND id < ? AND drop_at > ?
@@ -207,7 +207,7 @@ export class Operations implements ThreadOperations {
     return expired
   }
 
-  /** Removes what has expired, at most so many rows of each; returns how many. */
+  /** Removes expired rows, at most so many of each table; returns how many. */
   prune(limit: number): { readonly records: number; readonly buckets: number } {
     const at = this.#now()
     const buckets = Number(this.#sql.pruneBuckets.run(at, limit).changes)
@@ -233,7 +233,7 @@ export class Operations implements ThreadOperations {
     this.#keep(id, bytes, stamps)
   }
 
-  /** In the table. A lookup first, rather than a unique index: an index of short numbers is a quarter of the size. */
+  /** Writes to the table. A lookup instead of a unique index: an index of short numbers is a quarter of the size. */
   #keep(id: string, bytes: Buffer, { due, dropAt }: Pick<Stamps, 'due' | 'dropAt'>): void {
     const key = this.#keyOf(id)
     const place = indexPlace(bytes, due)
@@ -242,15 +242,15 @@ export class Operations implements ThreadOperations {
       this.#sql.insert.run(...row)
   }
 
-  /** From the table, with its history. */
+  /** Removes the record from the table, with its history. */
   #erase(id: string): void {
     this.#sql.erase.run(this.#keyOf(id), this.#service, id)
     this.#sql.eraseNotes.run(this.#service, id)
   }
 
   /**
-   * The first places, in order, among those found in the table by `rows` and those in the journal that are in these states and `wanted`. The
-   * states alone tell unresolved records from completed ones, whose places follow.
+   * The first places, in order, among those found in the table by `rows` and those in the journal that are in these states and `wanted`.
+   * The states alone distinguish unresolved records from completed ones, whose places follow.
    */
   #placesOf(
     rows: (limit: number) => Iterable<unknown>,

@@ -25,11 +25,11 @@ const RESPAWN_FROM: Millis = 100
 const RESPAWN_TO: Millis = 5000
 /** Limits how long operations wait for others to join their transaction: the commit time of a fast disk. */
 const GATHER_FOR: Millis = 2
-/** Longer than any batch takes to commit; then the worker is terminated. */
+/** Longer than any batch takes to commit; after that the worker is terminated. */
 const CLOSE_TIMEOUT: Millis = 5000
 
 export interface SqliteOptions {
-  /** Relative to the working directory. */
+  /** Path, relative to the working directory. */
   readonly path: string
   /** Hides the records of other services in the file. */
   readonly service: string
@@ -145,7 +145,7 @@ function bufferOf({ buffer, byteOffset, byteLength }: Uint8Array): Buffer {
   return Buffer.from(buffer, byteOffset, byteLength)
 }
 
-/** Takes the place of the result. */
+/** Stands in for the result. */
 export interface Failure {
   readonly message: string
   readonly full: boolean
@@ -186,7 +186,7 @@ class Thread {
   #asked: ThreadCall[] = []
   /** Earlier turns, held until the worker is idle. */
   #waiting: Turn[] = []
-  /** Unanswered requests, oldest first; the worker answers in order, and whatever it posts arrives before its exit. */
+  /** Unanswered requests, oldest first; the worker answers in order, and its messages arrive before its exit. */
   #sent: Turn[] = []
   #worker: Worker | null = null
   #respawn: NodeJS.Timeout | undefined
@@ -233,7 +233,7 @@ class Thread {
   }
 
   /**
-   * Sends waiting requests once the worker is idle and a turn of the event loop adds none: a transaction costs about the same for one
+   * Sends waiting requests once the worker is idle and a turn of the event loop has added none: a transaction costs about the same for one
    * operation as for sixty (docs/adr/0112).
    */
   #gather(): void {
@@ -277,7 +277,7 @@ class Thread {
     return {
       file: path.resolve(name),
       service,
-      // Shorter than the timeout, so that a file locked by another process is an honest "not applied".
+      // Shorter than the timeout, so that a locked file is reported as "not applied".
       busyMs: Math.floor(timeoutMs / 2),
       skew: this.skew,
       maxPages,
@@ -294,7 +294,7 @@ class Thread {
       new StoreUnavailable(`cannot open the store ${this.#options.path}: ${reason}`, false)
     // TypeScript in development, JavaScript in the package.
     const extension = import.meta.url.slice(-2)
-    // The image's command line has this flag for the main thread; it would override the limit below.
+    // The image sets this flag for the main thread; inherited, it would override the limit below.
     setFlagsFromString('--max-semi-space-size=0')
     let worker: Worker
     try {

@@ -12,8 +12,8 @@ import { failureOf, type Message, type WorkerOptions } from './store.ts'
 /** Limits how long a batch holds the lock that other processes wait for. */
 const BATCH = 256
 /**
- * After this many records (eight thousand first executions) or bytes, the journal is moved to the table: the more at once, the more of them
- * share a page of its index.
+ * After this many records (eight thousand first executions) or bytes, the journal is moved to the table: the more at once, the more share
+ * an index page.
  */
 const JOURNAL_ENTRIES = 16_000
 const JOURNAL_BYTES = 8 * 1024 * 1024

@@ -1,6 +1,6 @@
 -- Where a length-prefixed text of a record (docs/record-format.md) ends.
 CREATE OR REPLACE FUNCTION idempotency.text_end(_bytes bytea, _from integer) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
-  -- Of `<<` and `|`, neither goes first.
+  -- `<<` and `|` have the same precedence.
   SELECT _from + 4 + ((get_byte(_bytes, _from) << 24) | (get_byte(_bytes, _from + 1) << 16) | (get_byte(_bytes, _from + 2) << 8) | get_byte(_bytes, _from + 3));
 $$;
 
@@ -27,7 +27,7 @@ CREATE OR REPLACE FUNCTION idempotency.reason(_status integer) RETURNS text LANG
   }'::jsonb ->> _status::text, '');
 $$;
 
--- Header lines as a record stores them. Raises if one cannot be sent; `resolve` has the same rules.
+-- Header lines as a record stores them. Raises if a header cannot be sent, by the rules of `resolve`.
 CREATE OR REPLACE FUNCTION idempotency.header_lines(_headers jsonb) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
   lines text[] := '{}';
@@ -49,7 +49,7 @@ BEGIN
       RAISE EXCEPTION 'headers: "%" is not a field name', left(_name, 100) USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF _value COLLATE "C" !~ ('^[' || chr(9) || ' -~' || chr(128) || '-' || chr(255) || ']*$') OR _value <> btrim(_value, ' ' || chr(9)) THEN
-      RAISE EXCEPTION 'headers: the value of % is not one of a header line; allowed: Latin-1 without control characters, no blanks around it', _name
+      RAISE EXCEPTION 'headers: the value of % is not one of a header line; allowed: Latin-1 without control characters, no spaces around it', _name
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF lower(_name) IN (
@@ -84,10 +84,10 @@ DECLARE
   result_at integer;
   name_end integer;
   value_end integer;
-  -- The extension `completion` of the record, and so that of a route that has told its upstream of the record.
+  -- The record's extension `completion`: only routes that pass the record's id to the upstream set it.
   terms bigint[];
   ttl bigint;
-  -- How long the record answers after its response (`ttl.body`).
+  -- How long the record outlives its response (`ttl.body`).
   after_body bigint := 0;
   is_kept boolean;
   place text;
@@ -118,13 +118,12 @@ BEGIN
           (ARRAY['in_progress', 'completed', 'failed_retryable', 'unknown', 'expired'])[r.state], r.fence) END;
   END IF;
 
-  -- A plain head is no shorter (docs/record-format.md).
+  -- An unsealed head is never shorter (docs/record-format.md).
   IF octet_length(r.head) < 4 + 91 THEN
     RAISE EXCEPTION 'the record is sealed (store.encryption): its upstream cannot end it' USING ERRCODE = 'object_not_in_prerequisite_state';
   END IF;
 
-  -- Behind the length of all, the flags, attempts and two digests: recipe, route, method and path stay, as all before them but the flags; the
-  -- error and the status go; the extensions stay; the result is new.
+  -- After the fixed fields, keep recipe, route, method, path and the extensions; drop the error and the status; append the result.
   error_at := 71;
   FOR n IN 1 .. 4 LOOP
     error_at := idempotency.text_end(r.head, error_at);
@@ -134,7 +133,7 @@ BEGIN
   FOR n IN 1 .. get_byte(r.head, extensions_at) LOOP
     name_end := idempotency.text_end(r.head, result_at);
     value_end := idempotency.text_end(r.head, name_end);
-    -- Of an earlier call, and the last one.
+    -- The result of an earlier call, always last.
     EXIT WHEN substr(r.head, result_at + 5, name_end - result_at - 4) = convert_to('after-body', 'UTF8');
     IF substr(r.head, result_at + 5, name_end - result_at - 4) = convert_to('completion', 'UTF8') THEN
       terms := string_to_array(convert_from(substr(r.head, name_end + 5, value_end - name_end - 4), 'UTF8'), ' ')::bigint[];
@@ -147,7 +146,7 @@ BEGIN
       USING ERRCODE = 'object_not_in_prerequisite_state';
   END IF;
 
-  -- A repeat gets the Date of the first time.
+  -- A repeated call gets the Date of the first.
   IF r.state = 2 THEN
     at := r.updated_at;
   END IF;
@@ -170,7 +169,7 @@ BEGIN
   ELSE
     SELECT v.text INTO place FROM unnest(lines) WITH ORDINALITY AS l (text, n) JOIN unnest(lines) WITH ORDINALITY AS v (text, n) ON v.n = l.n + 1
     WHERE l.n % 2 = 1 AND lower(l.text) = 'location' ORDER BY l.n LIMIT 1;
-    -- Too large, or of a route that keeps the outcome alone.
+    -- Too large, or the route keeps only the outcome.
     _head := _head || decode(CASE terms[4] WHEN 0 THEN '0203' ELSE '0201' END, 'hex') || int2send(complete.status::smallint)
       || decode(CASE WHEN place IS NULL THEN '00' ELSE '01' END, 'hex') || idempotency.framed(coalesce(place, ''));
   END IF;

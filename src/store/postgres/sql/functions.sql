@@ -8,7 +8,8 @@ BEGIN
 END $$;
 
 -- Begins every operation. Refuses on a standby: a record missing there may exist on the primary. Settings of this transaction: how long it
--- waits for another one (then nothing was applied), how bytes are written, and that the proxy is warned of a commit that no standby has.
+-- waits for another one (then nothing was applied), how bytes are written, and that the proxy is warned of a commit that did not reach a
+-- standby.
 CREATE OR REPLACE FUNCTION idempotency.start(_wait integer) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF pg_is_in_recovery() THEN
@@ -44,8 +45,9 @@ BEGIN
   ON CONFLICT (id, service) DO UPDATE SET state = _state, token = _token, due = place, drop_at = _drop_at, renewals = 0;
 END $$;
 
--- Locks the record, then its lease (the same order everywhere), and reads both. is_there: there was a record to lock, and it has not expired.
--- own_version: without renewals. Taking the row lock writes WAL, so this commit also waits for the standby: what it returns is there, too.
+-- Locks the record, then its lease (the same order everywhere), and reads both. is_there: there was a record to lock, and it has not
+-- expired. own_version: without renewals. Taking the row lock writes WAL, so this commit also waits for the standby: what it returns is on
+-- the standby, too.
 CREATE OR REPLACE FUNCTION idempotency.take(
   _service text, _id text, _skew bigint, OUT is_there boolean, OUT at bigint, OUT own_version bigint, OUT stored idempotency.stored
 ) LANGUAGE plpgsql AS $$
@@ -128,7 +130,7 @@ BEGIN
       RETURN;
     END IF;
     EXIT WHEN is_locked;
-    -- Of those that notice the change, one writes it.
+    -- Of the proxies that notice the change, one records it.
     INSERT INTO idempotency.epochs (service) VALUES (_service) ON CONFLICT DO NOTHING;
     PERFORM 1 FROM idempotency.epochs e WHERE e.service = _service FOR UPDATE;
     is_locked := true;
@@ -217,7 +219,8 @@ BEGIN
     ELSIF stored.drop_at > at THEN
       done := false;
       IF stored.token <> _token THEN RETURN; END IF;
-      -- Its own, whose reply was lost: the standby may not have it. Taking the row lock writes WAL, so this commit waits for the standby.
+      -- This claim's own record, whose reply was lost: the standby may not have it. Taking the row lock writes WAL, so this commit waits
+      -- for the standby.
       PERFORM 1 FROM idempotency.records r WHERE r.id = _id AND r.service = _service FOR KEY SHARE;
       IF FOUND THEN RETURN; END IF;
     ELSE
@@ -251,7 +254,7 @@ BEGIN
   -- NULL counts as false.
   IF (stored.schema = 1 AND CASE WHEN _if_version IS NULL THEN stored.token = _if_token AND stored.state = ANY (_if_states)
     ELSE stored.version = _if_version END) IS NOT TRUE THEN
-    -- Its upstream has finished it by idempotency.complete. The owner still has to delete the lease and tell those who wait.
+    -- The upstream has completed it by idempotency.complete. The owner still has to delete the lease and notify waiters.
     IF stored.schema = 1 AND stored.state = 2 AND stored.token = _if_token THEN
       PERFORM idempotency.fold(_service, _id);
       waiting := idempotency.waiting(_service, _id);
@@ -307,7 +310,7 @@ BEGIN
   WHERE (s.stored).drop_at > claims.at AND (s.stored).token <> substr(_bytes, i.start + 17, 16);
   GET DIAGNOSTICS refused = ROW_COUNT;
   IF refused = cardinality(_ids) THEN RETURN; END IF;
-  -- After the look at records, as in `put`.
+  -- After reading records, as in `put`.
   SELECT h.remaining > 0 INTO is_held FROM idempotency.held(_service, _skew, 0, _grace, _seen) h;
   WITH claimed AS (
     INSERT INTO idempotency.records AS r (id, service, schema, state, version, fence, token, created_at, updated_at, due, drop_at, head, payload)
@@ -328,7 +331,7 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     RETURN;
   END IF;
-  -- As in `put`: it may have waited.
+  -- As in `put`: the INSERT may have waited.
   IF idempotency.now(_skew) > at + 5 THEN
     at := idempotency.now(_skew);
     UPDATE idempotency.records r SET version = claims.at, fence = coalesce(nullif(i.fence, 0), claims.at),
@@ -394,7 +397,7 @@ BEGIN
     INSERT INTO idempotency.unresolved (id, service, state, token, due, drop_at, renewals)
     SELECT e.id, _service, e.state, e.token, e.place, e.drop_at, 0 FROM ended e WHERE e.place IS NOT NULL
   )
-  -- As `waiting`, which would be one call for each.
+  -- As `waiting`, without a call per record.
   SELECT e.id, outcomes.at, true, e.version, e.fence, e.created_at,
     coalesce((SELECT string_agg(w.channel, ' ') FROM idempotency.waits w WHERE w.id = e.id AND w.service = _service), ''),
     NULL::idempotency.stored

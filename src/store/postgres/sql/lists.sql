@@ -1,7 +1,7 @@
 -- Lists, histories, rate limits, watchers, and the removal of what has expired.
 
--- The places of the index after one of them, in order, as "due id,due id". _what: "due" and "bodies", those whose time has come of unresolved
--- records and of responses that end before their records; "list", those of all unresolved records, of an unknown schema, too.
+-- Entries of the index after the given one, in order, as "due id,due id". _what: "due": unresolved records whose time has come; "bodies":
+-- the same for responses that end before their records; "list": all unresolved records, including those of an unknown schema.
 CREATE OR REPLACE FUNCTION idempotency.places(
   _service text, _skew bigint, _wait integer, _what text, _after_due bigint, _after_id text, _limit integer, OUT listed text
 ) LANGUAGE plpgsql AS $$
@@ -12,7 +12,7 @@ DECLARE
 BEGIN
   PERFORM idempotency.start(_wait);
   IF _what = 'due' THEN
-    -- Leases whose owners died after idempotency.complete would fill the limit.
+    -- Otherwise leases whose owners died after idempotency.complete would use up the limit.
     SELECT array_agg(d.id) INTO finished FROM (
       SELECT u.id FROM idempotency.unresolved u WHERE u.service = _service AND u.due <= at ORDER BY u.due, u.id LIMIT _limit
     ) d JOIN idempotency.records r ON r.id = d.id AND r.service = _service AND r.state = 2;
@@ -144,7 +144,7 @@ BEGIN
   END LOOP;
 END $$;
 
--- After it returns, no end of an attempt is missed: a writer has either committed before, or sees this row.
+-- Once it has returned, no end of an attempt is missed: a writer either committed before or sees this row.
 CREATE OR REPLACE FUNCTION idempotency.watch(
   _service text, _id text, _skew bigint, _wait integer, _channel text
 ) RETURNS void LANGUAGE plpgsql AS $$

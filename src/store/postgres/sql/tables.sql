@@ -1,5 +1,5 @@
--- What the PostgreSQL store of idempotency-proxy needs, made by the first proxy that may, or by hand (`migrate --print`). Running it again
--- changes nothing. If the proxy's role is another than the one that runs this, it needs:
+-- The schema of the PostgreSQL store of idempotency-proxy, created by the first proxy with the right to, or by hand (`migrate --print`).
+-- Running it again changes nothing. If the proxy uses another role than the one that runs this, its role needs:
 --   GRANT USAGE ON SCHEMA idempotency TO <role>;
 --   GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idempotency TO <role>;
 --   GRANT SELECT ON idempotency.layout, idempotency.stored TO <role>;
@@ -14,11 +14,11 @@ SET LOCAL search_path = pg_catalog, pg_temp;
 
 -- One at a time: replicas start together.
 SELECT pg_advisory_xact_lock(7236832157210483000);
--- Whoever waits for a table has everybody else wait behind. What is there already is not even locked: in the blocks below, each CREATE and
--- ALTER is behind a look at the catalog.
+-- A statement that waits for a table lock blocks all later ones. So nothing that exists is locked: the blocks below check the catalog
+-- before each CREATE and ALTER.
 SET LOCAL lock_timeout = '250ms';
 
--- What a later release has made is left as it is.
+-- Leave the schema of a later release as it is.
 DO $$
 DECLARE
   later boolean := false;
@@ -31,7 +31,7 @@ BEGIN
   END IF;
 END $$;
 
--- Who owns the schema can put something else in the place of what is made here.
+-- The owner of the schema could replace anything that is created here.
 DO $$
 DECLARE
   owner name;
@@ -40,22 +40,22 @@ BEGIN
   IF FOUND THEN
     RAISE EXCEPTION 'the schema belongs to %, and % is no member of that role', owner, current_user USING ERRCODE = 'insufficient_privilege';
   END IF;
-  -- IF NOT EXISTS asks for the right to make one, too.
+  -- IF NOT EXISTS requires the right to create one even if it exists.
   IF to_regnamespace('idempotency') IS NULL THEN
     CREATE SCHEMA idempotency;
   END IF;
 END $$;
 
--- The version changes with the tables, and no release uses one that it does not know. The revision changes with the functions, of which
--- later ones do for earlier releases, too.
+-- The version changes with the tables; a release refuses a version that it does not know. The revision changes with the functions; earlier
+-- releases can use later ones.
 CREATE TABLE IF NOT EXISTS idempotency.layout (
   only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
   version integer NOT NULL,
   revision integer NOT NULL
 );
 
--- Times are milliseconds since 1970. No index but the key: completing a record changes no indexed column, so the new row takes the place of
--- the old one on its page (HOT), and nothing is left for VACUUM in the index. head and payload: docs/record-format.md.
+-- Times are milliseconds since 1970. No index but the key: completing a record changes no indexed column, so updates are HOT and leave
+-- VACUUM nothing to do in the index. head and payload: docs/record-format.md.
 DO $$ BEGIN
 IF to_regclass('idempotency.records') IS NULL THEN
 CREATE TABLE idempotency.records (
@@ -79,8 +79,8 @@ ALTER TABLE idempotency.records ALTER COLUMN payload SET STORAGE EXTERNAL;
 END IF;
 END $$;
 
--- Leases live here: a renewal writes no record. Of a record that is in progress or unknown these say when it is due and gone, and each
--- renewal is one version more. A row whose record says otherwise means nothing.
+-- Leases live here: a renewal writes no record. For a record in progress or unknown, they hold the current due and drop_at, and each
+-- renewal adds one to the version. Rows of other records are ignored.
 DO $$ BEGIN
 IF to_regclass('idempotency.unresolved') IS NULL THEN
 CREATE TABLE idempotency.unresolved (
@@ -97,7 +97,7 @@ CREATE INDEX unresolved_due ON idempotency.unresolved (service, due, id);
 END IF;
 END $$;
 
--- Histories. created_at says of which record under that id.
+-- Histories. created_at identifies the record under that id.
 CREATE TABLE IF NOT EXISTS idempotency.notes (
   created_at bigint NOT NULL,
   id text COLLATE "C" NOT NULL,
@@ -106,7 +106,7 @@ CREATE TABLE IF NOT EXISTS idempotency.notes (
   PRIMARY KEY (id, service)
 ) WITH (fillfactor = 80);
 
--- Rate limits, lost in a crash: it harms nobody.
+-- Rate limits. Losing them in a crash does no harm.
 CREATE UNLOGGED TABLE IF NOT EXISTS idempotency.buckets (
   at bigint NOT NULL,
   debt bigint NOT NULL,
@@ -117,7 +117,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS idempotency.buckets (
   PRIMARY KEY (id, service)
 ) WITH (fillfactor = 80);
 
--- Who listens for the end of an attempt, by channel: only then is anybody notified. Whoever loses a message polls.
+-- Which channels wait for the end of an attempt: only those are notified. A replica that misses a message polls.
 CREATE UNLOGGED TABLE IF NOT EXISTS idempotency.waits (
   since bigint NOT NULL,
   id text COLLATE "C" NOT NULL,
@@ -134,20 +134,20 @@ CREATE TABLE IF NOT EXISTS idempotency.pruning (
 );
 INSERT INTO idempotency.pruning (page, done_at) VALUES (0, 0) ON CONFLICT DO NOTHING;
 
--- Which life of which server this is, as far as proxies have noticed (docs/adr/0091).
+-- The identity of the server, as last recorded by a proxy (docs/adr/0091).
 CREATE TABLE IF NOT EXISTS idempotency.epochs (
   service text COLLATE "C" PRIMARY KEY,
   started timestamptz,
   file oid
 );
--- Since when that is so, and until when claims are held. A crash empties it, which is how a crash is noticed.
+-- When that identity was first seen, and until when claims are held. A crash empties this table, which is how proxies notice it.
 CREATE UNLOGGED TABLE IF NOT EXISTS idempotency.graces (
   since bigint NOT NULL,
   till bigint NOT NULL,
   service text COLLATE "C" PRIMARY KEY
 );
 
--- Records with their leases. Those that idempotency.complete has finished still have one, which goes on counting as part of the version.
+-- Records with their leases. One completed by idempotency.complete may still have a lease, which counts towards its version.
 DO $$ BEGIN
 IF to_regclass('idempotency.stored') IS NULL THEN
 CREATE VIEW idempotency.stored AS

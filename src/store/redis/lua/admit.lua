@@ -1,12 +1,11 @@
--- Tells of shards for how long claims are held yet, and begins the grace of those that knew another process.
--- KEYS  the epochs of the shards
--- ARGV  1 grace, 2 skew, then for each key what the proxy has seen, identity, number
--- Returns for each key: how long, since when; then number
+-- Reports, per shard, how long claims are still held; starts the grace for shards last seen under another process id. KEYS the epochs of
+-- the shards ARGV 1 grace, 2 skew, then for each key the <since> that the proxy knows; then identity, number Returns for each key:
+-- remaining time, since; then number
 local number = tonumber(ARGV[#ARGV])
--- Writes nothing, but is refused as a write is: a master that has become a replica may know of no other process for long.
+-- Changes nothing, but a replica refuses it: a master that was just demoted may not know its successor yet.
 local writes = redis.pcall('PERSIST', KEYS[1])
 if type(writes) == 'table' and writes.err then
-  -- Whoever learns of a failover has to write at once.
+  -- A proxy that notices a failover has to record it at once.
   for _, refusal in ipairs({ 'READONLY', 'NOREPLICAS', 'MISCONF' }) do
     if writes.err:sub(1, #refusal) == refusal then return writes end
   end

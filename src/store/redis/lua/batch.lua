@@ -1,9 +1,8 @@
--- The operations of one turn of the event loop (docs/adr/0125). Before this, `apply(op, key, head, body)` has been made of them.
--- KEYS  the record, or bucket, of each operation; then, where all must be named, what else they touch
--- ARGV  1 grace, skew, the last instant at which the batch may be applied; then of each operation its head, which begins with the letter
---       of the operation, and its body; last identity, number
--- Returns {now, the results one after the other, number}, or {'late', now, number}: nothing was applied. 3, text: that operation failed,
--- the others did not
+-- The operations of one turn of the event loop (docs/adr/0125). The files of the operations come before it, as `apply(op, key, head,
+-- body)`. KEYS the record or bucket of each operation; then, in a cluster, the other keys that they use ARGV 1 grace, skew, the last
+-- instant at which the batch may be applied; then, for each operation, its head (which begins with its letter) and its body; then identity,
+-- number Returns {now, the results in order, number}, or {'late', now, number} if nothing was applied. The result 3, text: only that
+-- operation failed
 local reply = {now}
 local at = 1
 for n = 1, items do
@@ -11,7 +10,7 @@ for n = 1, items do
   local ok, kind, a, b, c = pcall(apply, head:sub(1, 1), KEYS[n], head, ARGV[2 * n + 1])
   if not ok then
     kind, a, b, c = 3, type(kind) == 'table' and kind.err or kind, nil, nil
-    -- So nothing has been written, and nothing will be.
+    -- These refuse every write, so nothing has been applied.
     if a:find('^READONLY') or a:find('^NOREPLICAS') or a:find('^MISCONF') then return {err = a} end
   end
   reply[at + 1] = kind
@@ -27,8 +26,8 @@ for n = 1, items do
     at = at + (c ~= nil and 4 or b ~= nil and 3 or a ~= nil and 2 or 1)
   end
 end
--- Messages are refused where the user has no right to channels, or an old server knows none: the writes stand. Mostly nobody listens, and one
--- question costs less than many messages.
+-- Ignore refusals: the user may have no right to channels, or the server may be too old. Usually nobody listens, and one query costs less
+-- than many messages.
 local listening = #ended > 1 and redis.pcall('PUBSUB', 'SHARDNUMSUB', unpack(ended)) or {}
 for n, channel in ipairs(ended) do
   if listening[2 * n] ~= 0 then redis.pcall('SPUBLISH', channel, '') end

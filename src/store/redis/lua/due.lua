@@ -1,5 +1,5 @@
--- Confirms a member of the index: a record may have expired, which tells the index nothing.
--- Returns 4 if the record is there, else 5 and a member without a record is removed
+-- Checks a member of the index: when a record expires, its member stays. Returns 4 if the record exists, else 5; removes a member without a
+-- record
 if op == 'u' then
   local stored = redis.call('GETRANGE', key, 0, 55)
   local is_live = lives(stored)

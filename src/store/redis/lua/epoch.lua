@@ -1,12 +1,11 @@
--- The grace after a failover (docs/adr/0091), for the scripts that hand out executions. `key` tells as which process the server was first
--- seen, when that was, and until when claims are held: "<run_id> <since> <till>"; `stored` is what it holds. `identity` is '' where there is
--- no grace. `seen` is the <since> that the proxy knows, 0 if this is its first look.
--- Returns how long claims are held yet, since when the server is who it is, and what the key holds now; or the error that keeps it from
--- being written.
+-- The grace after a failover (docs/adr/0091), for the scripts that grant claims. `key` holds `stored`: the server's process id, when it was
+-- first seen, and until when claims are held, as "<run_id> <since> <till>". `identity` is '' if there is no grace. `seen` is the <since>
+-- that the proxy knows, 0 on its first check. Returns how long claims are still held, the <since> now in force, and the new value of the
+-- key; or the error that a write got.
 local read, known, since_read, till_read
 local function grace_left(key, stored, identity, seen, grace, now, is_reclaim, is_check)
   if identity == '' then return 0, 0, stored end
-  -- The shards of a server mostly hold the same.
+  -- Usually all shards of a server hold the same value.
   if stored ~= read then
     read = stored
     known, since_read, till_read = (stored or ''):match('^(%S+) (%d+) (%d+)$')
@@ -14,25 +13,24 @@ local function grace_left(key, stored, identity, seen, grace, now, is_reclaim, i
   end
   local since, till = since_read, till_read
   if known == nil and seen == 0 then
-    -- A new store: as far as this proxy knows, nothing can be lost. One that knows better says so below.
+    -- A new store: this proxy has claimed nothing that could be lost. One that has takes the next branch.
     since, till = now, now
   elseif known ~= identity or since > now or (seen > since and till <= now) then
-    -- Another process, a key that is gone or a clock that went back; or the proxy has been at another server since: what was claimed may
-    -- be lost.
+    -- Another process, a lost key, a clock set back, or a proxy that has used another server since: claims may be lost.
     since, till = now, now + grace
   elseif seen ~= 0 and seen ~= since and (till == since or (is_check and till <= now)) then
-    -- The server was taken for a new one after it had lost what this proxy claimed on it, or this proxy comes late. A late claim proves nothing:
-    -- of several shards only the first is checked, so a proxy may never learn that one alone has lost its key.
+    -- Another proxy has recorded the server as new after it lost this proxy's claims, or this proxy reconnects late. A late claim does not
+    -- start a grace: only the first of several shards is checked, so a proxy may never notice that another one lost its key.
     till = now + grace
   elseif is_reclaim and till > now then
-    -- Where one claim is written again, others are likely to follow.
+    -- One claim is written again: others are likely to follow.
     till = math.max(till, math.min(now + 200, since + 2 * grace))
   else
     return till - now, since, stored
   end
   local value = string.format('%s %.0f %.0f', identity, since, till)
   local written = redis.pcall('SET', key, value)
-  -- Without room for it there is none for a claim; what is there answers all the same.
+  -- A full server has no room for claims either, but still answers from existing records.
   if type(written) == 'table' and written.err then
     if written.err:sub(1, 3) ~= 'OOM' then return written end
     value = stored

@@ -1,6 +1,5 @@
--- Adds to the history of a record, as history.ts. It expires with its record.
--- body  for each note a line: tag, count, how long ago the first and the last was, text
--- Returns 4, or 5 where there is no such record
+-- Adds to the history of a record, as `noted` in side-ports.ts does. It expires with its record. body a line for each note: tag, count,
+-- ages of the first and the last event, text Returns 4, or 5 if there is no such record
 if op == 'n' then
   if not lives(redis.call('GETRANGE', key, 0, 55)) then return 5 end
   local history = key:sub(1, own) .. 'h:' .. key:sub(own + 3)

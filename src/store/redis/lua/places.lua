@@ -1,7 +1,7 @@
--- Reads the index of a shard, which is the key: ids, each with the instant at which it is due; those of responses come after all instants.
--- Returns 7, how many texts, and them: id and instant in turn
+-- Reads the index of a shard (the key): ids, each with its due instant. Those of responses that end before their records sort last. Returns
+-- 7, the number of strings, the strings: id and instant alternate
 if op == 'i' or op == 'l' then
-  -- Due by now: of responses or not, at most that many. Listed: from that instant on, without so many, at most that many; no responses.
+  -- `i`: due by now, of responses or of records, up to a limit. `l`: records from an instant on, with an offset and a limit.
   local bodies, limit = unpacked('>BI6', head, 2)
   local from, to, offset = bodies * 281474976710656, bodies * 281474976710656 + now, 0
   if op == 'l' then

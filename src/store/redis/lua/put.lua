@@ -1,6 +1,6 @@
--- Claims: writes a record where nothing is, else gives back what is there.
--- head  entry (0 a claim, 1 one of a fresh key, 2 a record that is written again), dueIn, dropIn, what the proxy has seen
--- Returns 1, version, fence, createdAt; 0, bytes; or 2, since, left: held
+-- Claims: writes the record if there is none, else returns the existing one. head entry (0 a claim, 1 one of a fresh key, 2 a record that
+-- is written again), dueIn, dropIn, the <since> that the proxy knows Returns 1, version, fence, createdAt; 0, bytes; or 2, since, remaining
+-- time: claims are held
 if op == 'p' then
   local entry, due_in, drop_in, seen = unpacked('>Bi6i6I6', head, 2)
   local shard, due = key:sub(1, own), now + due_in
@@ -20,7 +20,7 @@ if op == 'p' then
   local ttl = math.max(1, drop_in)
   local old = redis.pcall('SET', key, value, 'NX', 'GET', 'PX', ttl)
   if type(old) == 'table' then
-    -- A full store refuses new claims, and still answers from what it has.
+    -- A full store refuses new claims, but still answers from existing records.
     local stored = old.err:sub(1, 3) == 'OOM' and redis.call('GET', key)
     if stored and lives(stored) ~= false then return 0, stored end
     error(old)

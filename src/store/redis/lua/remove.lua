@@ -1,6 +1,5 @@
--- Removes a record at exactly this version, with its history; of what is no record, its SHA-1 begins with it.
--- head  version
--- Returns 4 if it did, 5 if there is another version or none
+-- Removes a record at exactly this version, with its history. The version of anything else is the beginning of its SHA-1. head version
+-- Returns 4 if removed, 5 if there is another version or none
 if op == 'd' then
   local stored = redis.call('GETRANGE', key, 0, 55)
   local version

@@ -1,7 +1,5 @@
--- Prolongs the lease of a record that is in progress under this token, or unknown under it for nothing but its silence, and its
--- life where that would end sooner.
--- head  dueIn, dropIn, token
--- Returns 4 if it did, 5 if the record is not this owner's any more
+-- Renews the lease of a record that is in progress under this token, or unknown only because that lease expired; extends its retention if
+-- that would end sooner. head dueIn, dropIn, token Returns 4 if renewed, 5 if the record is no longer this owner's
 if op == 'r' then
   local due_in, drop_in, token = unpacked('>i6i6c16', head, 2)
   local stored = redis.call('GETRANGE', key, 0, 60)

@@ -1,4 +1,4 @@
--- What the operations of a batch share (batch.lua): the clock, the keys beside a record's, what all of them ask.
+-- Shared by the operations of a batch (batch.lua).
 local pack, unpacked = struct.pack, struct.unpack
 local number, identity = tonumber(ARGV[#ARGV]), ARGV[#ARGV - 1]
 local grace, skew, not_after = unpacked('>I6i6I6', ARGV[1])
@@ -7,10 +7,10 @@ local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000) + skew
 if now >= not_after then return {'late', now, number} end
 
--- Keys are "<of the shard>:r:<id>": what they begin with, up to the colon, is as long in all of them.
+-- Keys are "<shard prefix>:r:<id>"; the prefix has the same length in all of them.
 local own = KEYS[1]:find('}', 1, true) + 1
 
--- Whether a record lives; nil: it is none of this schema, and a later release knows what to do with it.
+-- Whether a record has not expired; nil: it has another schema and is left to a later release.
 local function lives(bytes)
   if #bytes < 56 or bytes:sub(1, 3) ~= 'IP\1' then return nil end
   return unpacked('>I6', bytes, 51) > now
@@ -18,7 +18,7 @@ end
 
 local epochs
 
--- How long claims of the shard are held yet, and since when its server is who it is.
+-- How long claims of the shard are still held, and when its server was first seen.
 local function held(shard, seen, is_reclaim)
   if identity == '' then return 0, 0 end
   local key = shard .. 'e'
@@ -46,13 +46,13 @@ end
 -- Channels of attempts that have ended.
 local ended = {}
 
--- What follows each write of a record.
+-- Updates the index, and collects the message, after a write of a record.
 local function wrote(shard, id, bytes, due, was_there)
   local state = bytes:byte(4)
   if state == 1 or state == 4 then
     redis.call('ZADD', shard .. 'u', due, id)
   elseif state == 2 and (bytes:byte(61) or 0) % 8 > 3 then
-    -- Its response ends before it: behind all instants.
+    -- Its response ends before it: sorts after all unresolved records.
     redis.call('ZADD', shard .. 'u', string.format('%.0f', 281474976710656 + due), id)
   elseif was_there then
     redis.call('ZREM', shard .. 'u', id)

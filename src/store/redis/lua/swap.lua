@@ -1,7 +1,7 @@
--- Replaces a record under a condition, else gives back what is there.
--- head  fence increment, dueIn, dropIn, what the proxy has seen; then the expected version, or the expected token and the bytes of the
+-- Replaces a record if the condition holds, else returns the existing one. head fence increment, dueIn, dropIn, the <since> that the proxy
+-- knows; then the expected version, or the expected token and the bytes of the
 --       expected states
--- Returns 1, version, fence, createdAt; 0, bytes or nil; or 2, since, left: held
+-- Returns 1, version, fence, createdAt; 0, bytes or nil; or 2, since, remaining time: claims are held
 if op == 's' then
   local stored = redis.call('GETRANGE', key, 0, 55)
   local is_live = lives(stored)
@@ -19,7 +19,7 @@ if op == 's' then
   local raise, due_in, drop_in, seen = unpacked('>Bi6i6I6', head, 2)
   local shard = key:sub(1, own)
   if raise > 0 then
-    -- The state that allows it may be an old one, to which a failover went back.
+    -- A failover may have gone back to this state.
     local left, since = held(shard, seen, false)
     if left > 0 then return 2, since, left end
   end

@@ -1,6 +1,5 @@
--- Takes a unit from a bucket, or gives one back: GCRA in whole numbers, as gcra.ts.
--- head  count, per, units (1 or -1)
--- Returns 6 and how long until the next unit is free in milliseconds, 0 where it was taken or given back
+-- Takes a unit from a bucket, or returns one, as `drawFromBucket` in side-ports.ts does. head count, per, units (1 or -1) Returns 6 and the
+-- milliseconds until a unit is free; 0: it was taken or returned
 if op == 't' then
   local count, per, units = unpacked('>I6I6i1', head, 2)
   local full, debt = count * per, 0
