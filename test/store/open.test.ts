@@ -153,7 +153,7 @@ void t.test('an unknown scheme is refused', async (t) => {
     await t.rejects(openStore(config(url), hooks), {
       name: 'StoreUnavailable',
       maybeApplied: false,
-      message: /known are memory: sqlite:/,
+      message: /allowed: memory: sqlite:/,
     })
 })
 
