@@ -1,9 +1,8 @@
-import { connect } from 'node:net'
 import t, { type Test } from 'tap'
 import { newKey, type Reply, send, until } from '../support/e2e.ts'
 import { metricIs } from '../support/exchange.ts'
 import { proxyInProcess, type TestProxy } from '../support/proxy.ts'
-import { post } from '../support/raw.ts'
+import { dial, post } from '../support/raw.ts'
 import {
   emptyStore,
   essenceOf,
@@ -102,9 +101,10 @@ for (const kind of KINDS.filter((one) => one !== 'memory'))
 
 /** A request on its own connection, which can be cut. */
 function rawSend(proxy: TestProxy, key: string, body = '{"amount":1}') {
-  const socket = connect(proxy.port, '127.0.0.1')
-  socket.on('error', () => {})
-  socket.write(post('/pay', key, body, ['Authorization: Bearer alice']))
+  const socket = dial(proxy.port, post('/pay', key, body, ['Authorization: Bearer alice'])).on(
+    'error',
+    () => {},
+  )
   return socket
 }
 

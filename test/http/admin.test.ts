@@ -1,7 +1,7 @@
 import { once } from 'node:events'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import type { Server } from 'node:http'
-import { type AddressInfo, connect } from 'node:net'
+import { type AddressInfo } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import t from 'tap'
@@ -9,6 +9,7 @@ import { adminServer, opsServer } from '../../src/http/admin.ts'
 import type { Health } from '../../src/http/health.ts'
 import { Metrics } from '../../src/observe/metrics.ts'
 import { proxyBefore } from '../support/exchange.ts'
+import { everything } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(300_000)
@@ -86,13 +87,7 @@ void t.test('O10 the open paths accept only GET and HEAD', async (t) => {
       t.equal(answer.status, 405)
       t.equal(answer.headers.get('allow'), 'GET, HEAD')
     }
-    const client = connect(ops.port, '127.0.0.1')
-    client.write(`HEAD ${path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n`)
-    let got = ''
-    client.on('data', (chunk: Buffer) => {
-      got += chunk.toString()
-    })
-    await once(client, 'end')
+    const got = await everything(ops.port, `HEAD ${path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n`)
     t.match(got, /^HTTP\/1.1 200 OK\r\n/)
     t.ok(got.endsWith('\r\n\r\n'), 'no body')
   }
@@ -106,25 +101,20 @@ void t.test('O10 a path that fails is answered 500, and the listener keeps worki
   t.equal((await fetch(`${ops.url}/livez`)).status, 200)
 })
 
-void t.test(
-  'S10 none of these paths exists on the traffic port, where the upstream answers them',
-  async (t) => {
-    await using upstream = await upstreamStub(
-      (seen, response) => void response.writeHead(418).end(seen.target),
-    )
-    const dir = mkdtempSync(join(tmpdir(), 'admin-'))
-    writeFileSync(join(dir, 'token'), 'right\n')
-    await using proxy = await proxyBefore(upstream, { more: 'ops: { listen: "127.0.0.1:0" }' })
-    for (const path of [...OPEN, '/v1/records', '/v1/config', '/v1/drain']) {
-      const answer = await fetch(proxy.url + path)
-      t.equal(answer.status, 418)
-      t.equal(await answer.text(), path)
-    }
-    t.equal(upstream.seen.length, OPEN.length + 3)
-    const listening = await proxy.logged((line) => line['msg'] === 'listening')
-    t.match(listening, { service: 'default' })
-    t.match(await (await fetch(`${String(listening['ops'])}/metrics`)).text(), /^idempotency_/m)
-    t.equal((await fetch(`${String(listening['ops'])}/v1/records`)).status, 404)
-    rmSync(dir, { recursive: true })
-  },
-)
+t.test('S10 none of these paths exists on the traffic port, where the upstream answers them', async (t) => {
+  await using upstream = await upstreamStub((seen, response) => void response.writeHead(418).end(seen.target))
+  const dir = mkdtempSync(join(tmpdir(), 'admin-'))
+  writeFileSync(join(dir, 'token'), 'right\n')
+  await using proxy = await proxyBefore(upstream, { more: 'ops: { listen: "127.0.0.1:0" }' })
+  for (const path of [...OPEN, '/v1/records', '/v1/config', '/v1/drain']) {
+    const answer = await fetch(proxy.url + path)
+    t.equal(answer.status, 418)
+    t.equal(await answer.text(), path)
+  }
+  t.equal(upstream.seen.length, OPEN.length + 3)
+  const listening = await proxy.logged((line) => line['msg'] === 'listening')
+  t.match(listening, { service: 'default' })
+  t.match(await (await fetch(`${String(listening['ops'])}/metrics`)).text(), /^idempotency_/m)
+  t.equal((await fetch(`${String(listening['ops'])}/v1/records`)).status, 404)
+  rmSync(dir, { recursive: true })
+})

@@ -35,29 +35,19 @@ t.test('app.inject() runs a whole protected request, and its replay', async (t) 
   await using upstream = await upstreamStub((_, response) => {
     response.writeHead(201, { 'Content-Type': 'application/json' }).end('{"id":1}')
   })
-  const config = configOf(
-    [
-      `upstream: { url: "${upstream.url}" }`,
-      'store: { url: "memory:" }',
-      'wellKnown: true',
-      'cors: { origins: "https://shop.example" }',
-      'routes: [{ name: pay, match: { path: "/pay/:id" }, key: required }]',
-    ].join('\n'),
-  )
+  const config = configOf(`upstream: { url: "${upstream.url}" }
+store: { url: "memory:" }
+wellKnown: true
+cors: { origins: "https://shop.example" }
+routes: [{ name: pay, match: { path: "/pay/:id" }, key: required }]`)
   const parts = await compose(config, pino({ level: 'silent' }), null, { acceptsRescope: false })
   t.teardown(() => parts.closing.disposeAsync())
   const { app } = parts.traffic
-  const pay = (key: string | null, amount: number) =>
-    app.inject({
-      method: 'POST',
-      url: '/pay/1',
-      headers: {
-        authorization: 'Bearer a',
-        origin: 'https://shop.example',
-        ...(key === null ? {} : { 'idempotency-key': key }),
-      },
-      payload: { amount },
-    })
+  const caller = { authorization: 'Bearer a', origin: 'https://shop.example' }
+  const pay = (key: string | null, amount: number) => {
+    const headers = { ...caller, ...(key === null ? {} : { 'idempotency-key': key }) }
+    return app.inject({ method: 'POST', url: '/pay/1', headers, payload: { amount } })
+  }
   const first = await pay('k', 1)
   t.match([first.statusCode, first.json(), upstream.seen.length], [201, { id: 1 }, 1])
   t.equal(first.headers['idempotent-replayed'], undefined)

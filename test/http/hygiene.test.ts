@@ -1,8 +1,8 @@
 import { once } from 'node:events'
-import { connect } from 'node:net'
-import t from 'tap'
+import t, { type Test } from 'tap'
 import { answering, problemOf, proxyBefore, scriptedPeer, storeCalls, values } from '../support/exchange.ts'
-import { everything, post, rawRequest, readAnswer } from '../support/raw.ts'
+import { type TestProxy } from '../support/proxy.ts'
+import { dial, everything, get, post, rawRequest, readAnswer } from '../support/raw.ts'
 
 t.setTimeout(300_000)
 
@@ -12,6 +12,16 @@ const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
 function namesIn(request: string): string[] {
   const [, ...lines] = request.slice(0, request.indexOf('\r\n\r\n')).split('\r\n')
   return lines.map((line) => line.slice(0, line.indexOf(':')).toLowerCase())
+}
+
+/** The connection ends with the problem. */
+async function refusedAndClosed(t: Test, proxy: TestProxy, request: string, problem: object): Promise<void> {
+  const client = dial(proxy.port, Buffer.from(request, 'latin1')).on('error', () => {})
+  const answer = await readAnswer(client)
+  t.match(problemOf(answer), problem, JSON.stringify(request.slice(0, 80)))
+  t.same(values(answer, 'connection'), ['close'])
+  client.resume()
+  await once(client, 'close')
 }
 
 const HANDSHAKE = [
@@ -55,10 +65,8 @@ void t.test('V06 Connection cannot remove a header that the proxy relies on', as
   const told = async (connections: readonly string[], target: string): Promise<string[]> => {
     const keyed = lines.map((line) => line.replace('KEY', target.slice(1)))
     const own = ['Host: a', ...keyed, ...connections, 'X-Mine: 1']
-    await rawRequest(
-      proxy.port,
-      `POST ${target} HTTP/1.1\r\n${own.join('\r\n')}\r\nContent-Length: 2\r\n\r\n{}`,
-    )
+    const head = [`POST ${target} HTTP/1.1`, ...own, 'Content-Length: 2']
+    await rawRequest(proxy.port, `${head.join('\r\n')}\r\n\r\n{}`)
     return namesIn(peer.requests.at(-1) ?? '')
   }
   for (const path of ['/a?', '/b?', '/c?', '/d?', '/other?']) {
@@ -66,40 +74,29 @@ void t.test('V06 Connection cannot remove a header that the proxy relies on', as
     for (const name of wanted) t.ok(names.includes(name), `${path} ${name}`)
     t.notOk(names.includes('x-mine'), 'P13 any other header is still hop-by-hop')
     t.ok(names.includes('content-length'))
-    const split = await told(
-      listed.map((name) => `connection: ${name.toUpperCase()}`),
-      `${path}2`,
-    )
-    t.same(split, names)
+    const split = listed.map((name) => `connection: ${name.toUpperCase()}`)
+    t.same(await told(split, `${path}2`), names)
   }
   t.ok((await told(['Connection: X-Told, Idempotency-Key'], '/e?3')).includes('x-told'))
   t.equal(peer.requests.length, 11)
 })
 
-void t.test(
-  'V06 Connection: <key header> changes neither what the upstream gets nor the record',
-  async (t) => {
-    await using peer = await answering(OK)
-    await using proxy = await proxyBefore(peer)
-    const answers = []
-    for (const more of [['Connection: Idempotency-Key'], [], ['Connection: idempotency-key, close']])
-      answers.push(values(await rawRequest(proxy.port, post('/p', 'k', '{}', more)), 'idempotent-replayed'))
-    t.same(answers, [[], ['true'], ['true']])
-    t.equal(peer.requests.length, 1)
-    t.match(peer.requests[0], /\r\nIdempotency-Key: k\r\n/)
-  },
-)
+t.test('V06 Connection: <key header> changes neither what the upstream gets nor the record', async (t) => {
+  await using peer = await answering(OK)
+  await using proxy = await proxyBefore(peer)
+  const answers = []
+  for (const more of [['Connection: Idempotency-Key'], [], ['Connection: idempotency-key, close']])
+    answers.push(values(await rawRequest(proxy.port, post('/p', 'k', '{}', more)), 'idempotent-replayed'))
+  t.same(answers, [[], ['true'], ['true']])
+  t.equal(peer.requests.length, 1)
+  t.match(peer.requests[0], /\r\nIdempotency-Key: k\r\n/)
+})
 
 void t.test('V06 a handshake keeps the headers that the proxy relies on, too', async (t) => {
   await using peer = await answering('HTTP/1.1 401 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n')
   await using proxy = await proxyBefore(peer)
-  const lines = [
-    'Connection: Upgrade, Authorization, X-Mine',
-    ...HANDSHAKE,
-    'Authorization: a',
-    'X_Forwarded_For: 1',
-  ]
-  await everything(proxy.port, `GET /ws HTTP/1.1\r\nHost: a\r\n${lines.join('\r\n')}\r\nX-Mine: 1\r\n\r\n`)
+  const lines = ['Connection: Upgrade, Authorization, X-Mine', 'Authorization: a', 'X_Forwarded_For: 1']
+  await everything(proxy.port, get('/ws', ...lines, ...HANDSHAKE, 'X-Mine: 1'))
   const names = namesIn(peer.requests[0] ?? '')
   t.ok(names.includes('authorization'))
   t.ok(names.includes('cdn-loop'))
@@ -162,90 +159,56 @@ void t.test('header names that CGI folds into one the proxy relies on are droppe
   t.equal(peer.requests.length, 4)
 })
 
-void t.test(
-  'P24 heads that two servers may read differently are refused, and nothing is claimed',
-  async (t) => {
-    await using peer = await answering(OK)
-    await using proxy = await proxyBefore(peer)
-    const before = await storeCalls(proxy)
-    for (const path of ['/p', '/other']) {
-      const coded = (version: string, ...codings: readonly string[]): string => {
-        const lines = codings.map((coding) => `Transfer-Encoding: ${coding}\r\n`).join('')
-        return `POST ${path} HTTP/${version}\r\nHost: a\r\nIdempotency-Key: k\r\n${lines}\r\n2\r\n{}\r\n0\r\n\r\n`
-      }
-      for (const [status, request] of [
-        [501, coded('1.1', 'gzip, chunked')],
-        [501, coded('1.1', 'gzip', 'chunked')],
-        [400, coded('1.0', 'chunked')],
-        [505, post(path, 'k', '{}').replace('HTTP/1.1', 'HTTP/2.0')],
-        [505, post(path, 'k', '{}').replace('HTTP/1.1', 'HTTP/0.9')],
-        [400, `POST ${path} HTTP/1.1\r\nIdempotency-Key: k\r\nContent-Length: 2\r\n\r\n{}`],
-        [400, post(path, 'k', '{}', ['Host: b'])],
-        [400, post('p', 'k', '{}')],
-        [400, post(`${path}#a`, 'k', '{}')],
-        [417, post(path, 'k', '{}', ['Expect: tea'])],
-      ] as const) {
-        const client = connect(proxy.port, '127.0.0.1')
-        client.on('error', () => {})
-        client.write(request)
-        const answer = await readAnswer(client)
-        t.match(
-          problemOf(answer),
-          { code: 'request_malformed', status, retry: 'no' },
-          JSON.stringify(request),
-        )
-        t.same(values(answer, 'connection'), ['close'])
-        client.resume()
-        await once(client, 'close')
-      }
+t.test('P24 heads that two servers may read differently are refused, and nothing is claimed', async (t) => {
+  await using peer = await answering(OK)
+  await using proxy = await proxyBefore(peer)
+  const before = await storeCalls(proxy)
+  for (const path of ['/p', '/other']) {
+    const coded = (version: string, ...codings: readonly string[]): string => {
+      const lines = codings.map((coding) => `Transfer-Encoding: ${coding}\r\n`).join('')
+      return `POST ${path} HTTP/${version}\r\nHost: a\r\nIdempotency-Key: k\r\n${lines}\r\n2\r\n{}\r\n0\r\n\r\n`
     }
-    // A request line without a version is HTTP/0.9.
-    t.notMatch(await everything(proxy.port, 'POST /p\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}'), / 201 /)
-    for (const line of ['HTTP/2.0', 'HTTP/1.1'])
-      t.match(
-        await everything(
-          proxy.port,
-          `GET /ws ${line}\r\nHost: a\r\nHost: b\r\nConnection: Upgrade\r\n${HANDSHAKE.join('\r\n')}\r\n\r\n`,
-        ),
-        /^HTTP\/1\.1 (?:505|400) [^]*request_malformed/,
-      )
-    t.equal(peer.requests.length, 0)
-    t.equal(await storeCalls(proxy), before, 'nothing was claimed')
-  },
-)
+    for (const [status, request] of [
+      [501, coded('1.1', 'gzip, chunked')],
+      [501, coded('1.1', 'gzip', 'chunked')],
+      [400, coded('1.0', 'chunked')],
+      [505, post(path, 'k', '{}').replace('HTTP/1.1', 'HTTP/2.0')],
+      [505, post(path, 'k', '{}').replace('HTTP/1.1', 'HTTP/0.9')],
+      [400, `POST ${path} HTTP/1.1\r\nIdempotency-Key: k\r\nContent-Length: 2\r\n\r\n{}`],
+      [400, post(path, 'k', '{}', ['Host: b'])],
+      [400, post('p', 'k', '{}')],
+      [400, post(`${path}#a`, 'k', '{}')],
+      [417, post(path, 'k', '{}', ['Expect: tea'])],
+    ] as const) {
+      await refusedAndClosed(t, proxy, request, { code: 'request_malformed', status, retry: 'no' })
+    }
+  }
+  // A request line without a version is HTTP/0.9.
+  t.notMatch(await everything(proxy.port, 'POST /p\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}'), / 201 /)
+  for (const version of ['HTTP/2.0', 'HTTP/1.1']) {
+    const twice = get('/ws', 'Host: b', 'Connection: Upgrade', ...HANDSHAKE).replace('HTTP/1.1', version)
+    t.match(await everything(proxy.port, twice), /^HTTP\/1\.1 (?:505|400) [^]*request_malformed/)
+  }
+  t.equal(peer.requests.length, 0)
+  t.equal(await storeCalls(proxy), before, 'nothing was claimed')
+})
 
 void t.test('K17 P24 a request that the parser refuses is answered with a problem, too', async (t) => {
   await using peer = await answering(OK)
   await using proxy = await proxyBefore(peer)
-  for (const [status, code, request] of [
-    [431, 'request_too_large', post('/p', 'k'.repeat(20_000), '{}')],
-    [400, 'request_malformed', 'POST /p HTTP/1.1\r\nHost: a\r\nX : 1\r\n\r\n'],
-    [400, 'request_malformed', 'nonsense\r\n\r\n'],
-    [400, 'request_malformed', 'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n'],
-    [
-      400,
-      'request_malformed',
-      post('/p', 'k', '{}').replace('Content-Length: 2', 'Content-Length: 2\r\nContent-Length: 3'),
-    ],
-    [
-      413,
-      'request_too_large',
-      `POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nTransfer-Encoding: chunked\r\n\r\n2;${'x'.repeat(20_000)}\r\n`,
-    ],
-    [
-      400,
-      'request_malformed',
-      'POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n',
-    ],
+  const chunked = (bytes: string) =>
+    `POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nTransfer-Encoding: chunked\r\n\r\n${bytes}\r\n`
+  for (const [status, request] of [
+    [431, post('/p', 'k'.repeat(20_000), '{}')],
+    [400, 'POST /p HTTP/1.1\r\nHost: a\r\nX : 1\r\n\r\n'],
+    [400, 'nonsense\r\n\r\n'],
+    [400, 'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n'],
+    [400, post('/p', 'k', '{}').replace('Content-Length: 2', 'Content-Length: 2\r\nContent-Length: 3')],
+    [413, chunked(`2;${'x'.repeat(20_000)}`)],
+    [400, chunked('zz')],
   ] as const) {
-    const client = connect(proxy.port, '127.0.0.1')
-    client.on('error', () => {})
-    client.write(Buffer.from(request, 'latin1'))
-    const answer = await readAnswer(client)
-    t.match(problemOf(answer), { code, status, retry: 'no' }, request.slice(0, 80))
-    t.same(values(answer, 'connection'), ['close'])
-    client.resume()
-    await once(client, 'close')
+    const code = status === 400 ? 'request_malformed' : 'request_too_large'
+    await refusedAndClosed(t, proxy, request, { code, status, retry: 'no' })
   }
   t.equal(peer.requests.length, 0)
 })
@@ -257,9 +220,7 @@ void t.test('P24 the refusal of a pipelined head is never taken for the answer b
       answer = () => void socket.write(OK)
     })
     await using proxy = await proxyBefore(peer)
-    const client = connect(proxy.port, '127.0.0.1')
-    client.on('error', () => {})
-    client.write(post(path, 'k', '{}'))
+    const client = dial(proxy.port, post(path, 'k', '{}')).on('error', () => {})
     while (peer.requests.length === 0) await new Promise((resolve) => setTimeout(resolve, 5))
     client.write('nonsense\r\n\r\n')
     await new Promise((resolve) => setTimeout(resolve, 50))
@@ -268,13 +229,8 @@ void t.test('P24 the refusal of a pipelined head is never taken for the answer b
     const got = await readAnswer(client)
     t.equal(got.status, 201)
     t.same(values(got, 'connection'), ['close'])
-    let rest = ''
-    client.on('data', (chunk: Buffer) => {
-      rest += chunk.toString()
-    })
-    client.resume()
-    await once(client, 'close')
-    t.equal(rest, '')
+    client.on('data', (chunk: Buffer) => t.fail(chunk.toString()))
+    await once(client.resume(), 'close')
   }
 })
 
@@ -283,10 +239,7 @@ void t.test('a request with more than 2000 header lines is forwarded whole', asy
   await using proxy = await proxyBefore(peer)
   const many = 'a:\r\n'.repeat(2500)
   for (const path of ['/p', '/other']) {
-    await rawRequest(
-      proxy.port,
-      `POST ${path} HTTP/1.1\r\nHost: a\r\n${many}Idempotency-Key: ${path}\r\nContent-Length: 2\r\n\r\n{}`,
-    )
+    await rawRequest(proxy.port, post(path, path, '{}').replace('Idempotency', `${many}Idempotency`))
     const request = peer.requests.at(-1) ?? ''
     t.ok(request.endsWith('\r\n\r\n{}'), 'its body, too')
     t.match(request, /\r\nIdempotency-Key: /)

@@ -1,75 +1,65 @@
 import { once } from 'node:events'
-import { connect, type Socket } from 'node:net'
+import { type Socket } from 'node:net'
 import t from 'tap'
 import { gate } from '../support/e2e.ts'
 import { metricIs, proxyBefore, values } from '../support/exchange.ts'
-import { everything, post, rawRequest, readAnswer } from '../support/raw.ts'
+import { dial, everything, get, post, rawRequest, readAnswer } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(300_000)
-
-function get(path: string): string {
-  return `GET ${path} HTTP/1.1\r\nHost: a\r\n\r\n`
-}
 
 const HANDSHAKE =
   'GET /ws HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n'
 const CONNECT = 'CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n'
 
 function open(port: number, bytes: string): Socket {
-  const client = connect(port, '127.0.0.1')
-  client.on('error', () => {})
-  client.write(bytes)
-  return client
+  return dial(port, bytes).on('error', () => {})
 }
 
 for (const [name, last] of [
   ['a WebSocket handshake', HANDSHAKE],
   ['CONNECT', CONNECT],
 ] as const)
-  void t.test(
-    `V10 a client that pipelines ${name} behind slow and large answers and leaves holds nothing`,
-    async (t) => {
-      const large = Buffer.alloc(4 * 1024 ** 2, 'x')
-      const held = gate()
-      await using upstream = await upstreamStub(async ({ target }, response) => {
-        if (target === '/slow') await held.opened
-        response.end(large)
-      })
-      await using proxy = await proxyBefore(upstream, {
-        upstream: 'connections: 4',
-        more: 'limits: { buffered: 24MiB }',
-      })
-      t.equal((await rawRequest(proxy.port, post('/p', 'stored', '{}'))).status, 200)
-      await metricIs(proxy, 'idempotency_buffered_bytes', 0)
-      const replay = post('/p', 'stored', '{}')
-      for (let round = 0; round < 1; round++)
-        for (const first of [
-          get('/slow'),
-          get('/large'),
-          get('/large') + get('/slow'),
-          replay,
-          replay.repeat(3),
-          post('/p', `slow-${round}`, '{}'),
-          get('/large') + replay,
-        ]) {
-          const client = open(proxy.port, first + last)
-          // Nobody reads an answer, so each is under way or cut off.
-          await new Promise((resolve) => setTimeout(resolve, 20))
-          client.destroy()
-        }
-      held.open()
-      await metricIs(proxy, 'idempotency_buffered_bytes', 0)
-      await metricIs(proxy, 'idempotency_in_flight', 0)
-      // Every upstream slot is free.
-      const answers = await Promise.all(
-        Array.from({ length: 8 }, (_, n) =>
-          rawRequest(proxy.port, n % 2 ? get('/') : post('/p', `k${n}`, '{}')),
-        ),
-      )
-      t.ok(answers.every(({ status }) => status === 200))
-    },
-  )
+  t.test(`V10 a client that pipelines ${name} behind slow answers and leaves holds nothing`, async (t) => {
+    const large = Buffer.alloc(4 * 1024 ** 2, 'x')
+    const held = gate()
+    await using upstream = await upstreamStub(async ({ target }, response) => {
+      if (target === '/slow') await held.opened
+      response.end(large)
+    })
+    await using proxy = await proxyBefore(upstream, {
+      upstream: 'connections: 4',
+      more: 'limits: { buffered: 24MiB }',
+    })
+    t.equal((await rawRequest(proxy.port, post('/p', 'stored', '{}'))).status, 200)
+    await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+    const replay = post('/p', 'stored', '{}')
+    for (let round = 0; round < 1; round++)
+      for (const first of [
+        get('/slow'),
+        get('/large'),
+        get('/large') + get('/slow'),
+        replay,
+        replay.repeat(3),
+        post('/p', `slow-${round}`, '{}'),
+        get('/large') + replay,
+      ]) {
+        const client = open(proxy.port, first + last)
+        // Nobody reads an answer, so each is under way or cut off.
+        await new Promise((resolve) => setTimeout(resolve, 20))
+        client.destroy()
+      }
+    held.open()
+    await metricIs(proxy, 'idempotency_buffered_bytes', 0)
+    await metricIs(proxy, 'idempotency_in_flight', 0)
+    // Every upstream slot is free.
+    const answers = await Promise.all(
+      Array.from({ length: 8 }, (_, n) =>
+        rawRequest(proxy.port, n % 2 ? get('/') : post('/p', `k${n}`, '{}')),
+      ),
+    )
+    t.ok(answers.every(({ status }) => status === 200))
+  })
 
 void t.test('V10 a handshake behind an unanswered request does not overtake its answer', async (t) => {
   const held = gate()
@@ -156,26 +146,23 @@ void t.test('V10 requests pipelined by a client that left are not executed', asy
   )
 })
 
-void t.test(
-  'V10 when many clients pipeline too far ahead, some are cut off and another client is served',
-  async (t) => {
-    const held = gate()
-    await using upstream = await upstreamStub(async ({ target }, response) => {
-      if (target === '/held') await held.opened
-      response.end(target)
-    })
-    await using proxy = await proxyBefore(upstream)
-    const greedy = get('/held') + get('/').repeat(5000)
-    const cut = Promise.withResolvers<void>()
-    const clients = Array.from({ length: 20 }, () =>
-      open(proxy.port, greedy).once('close', () => cut.resolve()),
-    )
-    await cut.promise
-    t.equal((await rawRequest(proxy.port, get('/other'))).body.toString(), '/other')
-    for (const client of clients) client.destroy()
-    held.open()
-  },
-)
+t.test('V10 when many clients pipeline too far, some are cut off and another is served', async (t) => {
+  const held = gate()
+  await using upstream = await upstreamStub(async ({ target }, response) => {
+    if (target === '/held') await held.opened
+    response.end(target)
+  })
+  await using proxy = await proxyBefore(upstream)
+  const greedy = get('/held') + get('/').repeat(5000)
+  const cut = Promise.withResolvers<void>()
+  const clients = Array.from({ length: 20 }, () =>
+    open(proxy.port, greedy).once('close', () => cut.resolve()),
+  )
+  await cut.promise
+  t.equal((await rawRequest(proxy.port, get('/other'))).body.toString(), '/other')
+  for (const client of clients) client.destroy()
+  held.open()
+})
 
 void t.test('V10 a client that leaves is noticed, however far ahead it has pipelined', async (t) => {
   await using upstream = await upstreamStub(({ target }, response) => {

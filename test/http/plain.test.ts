@@ -10,7 +10,7 @@ import { PlainRequest } from '../../src/http/plain.ts'
 import type { StreamRequest, TrafficRequest, TrafficResponse } from '../../src/http/request.ts'
 import { chunkable } from '../../src/http/write.ts'
 import { values } from '../support/exchange.ts'
-import { readAnswer } from '../support/raw.ts'
+import { dial, get, readAnswer } from '../support/raw.ts'
 
 t.setTimeout(300_000)
 
@@ -286,29 +286,26 @@ void t.test('a request read here is understood and answered exactly as with Node
   t.same(on.bugs, [])
 })
 
-void t.test(
-  'a request whose connection closes in the same turn is served, and its response closes',
-  async (t) => {
-    const closed: boolean[] = []
-    await using on = await serving((_request, response) => {
-      closed.push(response.closed)
-      response.once('close', () => closed.push(response.closed))
-    })
-    const client = connect(on.port, '127.0.0.1').on('error', () => {})
-    while (on.sockets.size < 1) await new Promise((resolve) => setTimeout(resolve, 2))
-    const [socket] = on.sockets.values()
-    socket?.on('data', () => socket.destroy())
-    client.write('GET / HTTP/1.1\r\nHost: a\r\n\r\n')
-    await once(client.resume(), 'close')
-    while (on.server.unanswered > 0) await new Promise((resolve) => setTimeout(resolve, 2))
-    t.same(closed, [false, true])
-  },
-)
+t.test('a request whose connection closes in the same turn is served, and then closed', async (t) => {
+  const closed: boolean[] = []
+  await using on = await serving((_request, response) => {
+    closed.push(response.closed)
+    response.once('close', () => closed.push(response.closed))
+  })
+  const client = connect(on.port, '127.0.0.1').on('error', () => {})
+  while (on.sockets.size < 1) await new Promise((resolve) => setTimeout(resolve, 2))
+  const [socket] = on.sockets.values()
+  socket?.on('data', () => socket.destroy())
+  client.write(get('/'))
+  await once(client.resume(), 'close')
+  while (on.server.unanswered > 0) await new Promise((resolve) => setTimeout(resolve, 2))
+  t.same(closed, [false, true])
+})
 
 void t.test('a request behind an unanswered one waits for its answer', async (t) => {
-  const first = 'GET /first HTTP/1.1\r\nHost: a\r\n\r\n'
+  const first = get('/first')
   for (const [behind, statuses] of [
-    ['GET /second HTTP/1.1\r\nHost: a\r\n\r\n', [200, 200]],
+    [get('/second'), [200, 200]],
     ['POST /second HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}', [200, 200]],
     // Nobody knows where another request would begin.
     ['nonsense\r\n\r\n', [200]],
@@ -325,8 +322,7 @@ void t.test('a request behind an unanswered one waits for its answer', async (t)
     on.server.on('clientError', (_error, socket) => {
       for (const answer of answersOn(socket)) answer.shouldKeepAlive = false
     })
-    const client = connect(on.port, '127.0.0.1')
-    client.write(first)
+    const client = dial(on.port, first)
     while (waiting.length === 0) await new Promise((resolve) => setTimeout(resolve, 2))
     client.write(behind)
     const [socket] = on.sockets.values()
@@ -366,8 +362,7 @@ void t.test('idle connections are closed', async (t) => {
   const silent = connect(on.port, '127.0.0.1')
   await once(silent.resume(), 'close')
   t.strictSame(errors, ['ERR_HTTP_REQUEST_TIMEOUT'], 'one that never sends a request')
-  const answered = connect(on.port, '127.0.0.1')
-  answered.write('GET / HTTP/1.1\r\nHost: a\r\n\r\n')
+  const answered = dial(on.port, get('/'))
   t.equal((await readAnswer(answered)).status, 200)
   await once(answered.resume(), 'close')
   t.strictSame(errors.length, 1, 'one that sends no other')
@@ -391,8 +386,7 @@ void t.test('a connection ends with its answer if the bytes behind the request w
         resolve()
       })
     })
-    const client = connect(on.port, '127.0.0.1')
-    client.write('GET / HTTP/1.1\r\nHost: a\r\n\r\n')
+    const client = dial(on.port, get('/'))
     while (answers.length === 0) await new Promise((resolve) => setTimeout(resolve, 2))
     client.write(behind)
     await givenUp
@@ -424,8 +418,7 @@ void t.test('a header that would split a line or change the framing is refused',
     response.end()
     refused.push(response.headersSent)
   })
-  const client = connect(on.port, '127.0.0.1')
-  client.write('GET / HTTP/1.1\r\nHost: a\r\n\r\n')
+  const client = dial(on.port, get('/'))
   t.equal((await readAnswer(client)).status, 200)
   client.destroy()
   t.strictSame(refused, [true])

@@ -49,18 +49,14 @@ t.test('the page of a form without its key says what to change before it is open
     t.match(refusalPage(refusal(code, '')), /may need JavaScript: .* allow it .* comes back, please tell us/)
 })
 
-t.test(
-  'the page blames no visitor for a caller that the operator has not configured, or that cannot be checked',
-  async (t) => {
-    const page = (status: number): string =>
-      refusalPage(refusal('idempotency_caller_missing', '', { status }))
-    t.match(page(401), 'Sign in')
-    for (const status of [400, 503]) t.notMatch(page(status), /sign in|who you are/i)
-    t.match(page(400), /Nothing was done\. This is our mistake, not yours.*tell us/)
-    t.match(page(503), 'We cannot take your request at the moment')
-    for (const status of [400, 503]) t.notMatch(page(status), /scope|caller|idempoten|key|proxy|record/i)
-  },
-)
+t.test('the page blames no visitor for a caller not configured, or not to be checked', async (t) => {
+  const page = (status: number): string => refusalPage(refusal('idempotency_caller_missing', '', { status }))
+  t.match(page(401), 'Sign in')
+  for (const status of [400, 503]) t.notMatch(page(status), /sign in|who you are/i)
+  t.match(page(400), /Nothing was done\. This is our mistake, not yours.*tell us/)
+  t.match(page(503), 'We cannot take your request at the moment')
+  for (const status of [400, 503]) t.notMatch(page(status), /scope|caller|idempoten|key|proxy|record/i)
+})
 
 t.test('no page promises that a reload is safe where it may find no record', async (t) => {
   for (const code of CODES)

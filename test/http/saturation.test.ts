@@ -1,19 +1,18 @@
 import { once } from 'node:events'
-import { connect, type Socket } from 'node:net'
+import { type Socket } from 'node:net'
 import t from 'tap'
 import { gate, until } from '../support/e2e.ts'
 import { answering, metricIs, problemOf, proxyBefore, scriptedPeer, values } from '../support/exchange.ts'
-import { post, rawRequest, readAnswer } from '../support/raw.ts'
+import { dial, get, post, rawRequest, readAnswer } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
 t.setTimeout(300_000)
 
 function open(port: number, bytes: string): Socket {
-  const client = connect(port, '127.0.0.1')
-  client.on('error', () => {})
-  client.write(bytes)
-  return client
+  return dial(port, bytes).on('error', () => {})
 }
+
+const stub = () => upstreamStub((_, response) => void response.writeHead(201).end('ok'))
 
 /** All but the last byte of a keyed POST. */
 function short(key: string, size: number, more: readonly string[] = []): string {
@@ -21,7 +20,7 @@ function short(key: string, size: number, more: readonly string[] = []): string 
 }
 
 void t.test('X02 requests that wait for their body take no place of limits.inFlight', async (t) => {
-  await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
+  await using upstream = await stub()
   await using proxy = await proxyBefore(upstream, { more: 'limits: { inFlight: 3 }' })
   const clients = Array.from({ length: 20 }, (_, n) =>
     open(proxy.port, post('/p', `slow${n}`, '').replace('Content-Length: 0', 'Content-Length: 10')),
@@ -60,7 +59,7 @@ void t.test('X02 stalled uploads make room for others, and no answer is lost to 
 })
 
 void t.test('X02 uploads that make progress are not given up for others', async (t) => {
-  await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
+  await using upstream = await stub()
   await using proxy = await proxyBefore(upstream, {
     more: 'limits: { request: 40KiB, response: 8KiB, buffered: 64KiB }',
   })
@@ -111,7 +110,7 @@ for (const [who, line] of [
   })
 
 void t.test('X02 one address cannot take all of limits.buffered, though a single body may', async (t) => {
-  await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
+  await using upstream = await stub()
   await using proxy = await proxyBefore(upstream, {
     more: 'limits: { request: 64KiB, response: 8KiB, buffered: 64KiB, upload: 60s }\ntrustProxy: [127.0.0.0/8]',
   })
@@ -133,7 +132,7 @@ void t.test('X02 one address cannot take all of limits.buffered, though a single
 })
 
 void t.test('X02 creeping uploads make room for others when none is stalled', async (t) => {
-  await using upstream = await upstreamStub((_, response) => void response.writeHead(201).end('ok'))
+  await using upstream = await stub()
   await using proxy = await proxyBefore(upstream, {
     more: 'limits: { request: 800KiB, response: 8KiB, buffered: 1MiB, upload: 60s }\ntrustProxy: [127.0.0.0/8]',
   })
@@ -156,6 +155,7 @@ void t.test('X02 creeping uploads make room for others when none is stalled', as
   for (const client of creeping) client.destroy()
 })
 
+const FILLER = 'x'.repeat(1300)
 const OK = 'HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok'
 
 void t.test('X02 limits.inFlight: requests beyond it are refused and not executed', async (t) => {
@@ -185,14 +185,7 @@ void t.test('X02 limits.buffered: a body without room is refused, an executed re
   // The first scrape loads code, which may take longer than an upload may stall.
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
   // Uploads under way fill the buffer.
-  const fillers = Array.from({ length: 3 }, (_, i) => {
-    const client = connect(proxy.port, '127.0.0.1')
-    client.on('error', () => {})
-    client.write(
-      `POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: f${i}\r\nContent-Length: 1300\r\n\r\n${'x'.repeat(1200)}`,
-    )
-    return client
-  })
+  const fillers = ['f0', 'f1', 'f2'].map((key) => open(proxy.port, post('/p', key, FILLER).slice(0, -100)))
   await metricIs(proxy, 'idempotency_buffered_bytes', 3600)
   const refused = await rawRequest(proxy.port, post('/p', 'k', body))
   t.match(problemOf(refused), { code: 'overloaded', status: 503, retry: 'same-key' })
@@ -201,11 +194,8 @@ void t.test('X02 limits.buffered: a body without room is refused, an executed re
   const executed = await rawRequest(proxy.port, post('/p', 'k', '{}'))
   t.equal(executed.status, 201)
   t.equal(executed.body.length, 5000, 'the first client gets all of it')
-  t.match(problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}'))), {
-    code: 'idempotency_response_unavailable',
-    originalStatus: 201,
-    location: '/done',
-  })
+  const done = { code: 'idempotency_response_unavailable', originalStatus: 201, location: '/done' }
+  t.match(problemOf(await rawRequest(proxy.port, post('/p', 'k', '{}'))), done)
   t.equal(peer.requests.length, 1)
   for (const client of fillers) client.destroy()
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
@@ -220,11 +210,7 @@ void t.test('X02 a response without room is passed on live and recorded as done'
   })
   // The first scrape loads code, which may take longer than an upload may stall.
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
-  const client = connect(proxy.port, '127.0.0.1')
-  client.on('error', () => {})
-  client.write(
-    `POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: f\r\nContent-Length: 1300\r\n\r\n${'x'.repeat(1200)}`,
-  )
+  const client = open(proxy.port, post('/p', 'f', FILLER).slice(0, -100))
   await metricIs(proxy, 'idempotency_buffered_bytes', 1200)
   const live = await rawRequest(proxy.port, post('/p', 'k', '{}'))
   t.equal(live.status, 201)
@@ -250,14 +236,9 @@ void t.test('X02 clients that leave while their token is verified free their pla
     routes: `{ name: r, match: { path: /p }, scope: { caller: "jwt:sub", jwt: { jwks: "${keys.url}/jwks" } } }`,
   })
   const token = 'eyJhbGciOiJSUzI1NiIsImtpZCI6ImEifQ.eyJzdWIiOiIxIn0.AAAA'
-  const clients = Array.from({ length: 5 }, (_, i) => {
-    const client = connect(proxy.port, '127.0.0.1')
-    client.on('error', () => {})
-    client.write(
-      `POST /p HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer ${token}\r\nIdempotency-Key: k${i}\r\nContent-Length: 9\r\n\r\n`,
-    )
-    return client
-  })
+  const clients = ['k0', 'k1', 'k2', 'k3', 'k4'].map((key) =>
+    open(proxy.port, post('/p', key, 'x'.repeat(9), [`Authorization: Bearer ${token}`]).slice(0, -9)),
+  )
   await asked.promise
   await metricIs(proxy, 'idempotency_in_flight', 5)
   for (const client of clients) client.destroy()
@@ -283,8 +264,7 @@ async function trickle(client: Socket, piece: number, pause: number): Promise<nu
 
 /** Bytes of the answer, head and body; the connection ends with it. */
 async function sizeOf(port: number, request: string): Promise<number> {
-  const client = connect(port, '127.0.0.1')
-  client.write(request.replace('Host:', 'Connection: close\r\nHost:'))
+  const client = dial(port, request.replace('Host:', 'Connection: close\r\nHost:'))
   let got = 0
   for await (const chunk of client) got += (chunk as Buffer).length
   return got
@@ -297,8 +277,7 @@ void t.test('V10 a replay read a little at a time is cut off and frees its bytes
     more: 'limits: { response: 32MiB, buffered: 64MiB }',
   })
   t.ok((await sizeOf(proxy.port, post('/p', 'k', '{}'))) > LARGE.length)
-  const client = connect(proxy.port, '127.0.0.1')
-  client.write(post('/p', 'k', '{}'))
+  const client = dial(proxy.port, post('/p', 'k', '{}'))
   // Some progress within each idle time.
   t.ok((await trickle(client, 16 * 1024, 20)) < LARGE.length)
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
@@ -311,32 +290,23 @@ void t.test('V10 whole answers that nobody reads make room for others', async (t
     more: 'limits: { response: 32MiB, request: 1MiB, buffered: 40MiB }',
   })
   t.ok((await sizeOf(proxy.port, post('/p', 'k', '{}'))) > LARGE.length)
-  const clients = [1, 2].map(() => {
-    const client = connect(proxy.port, '127.0.0.1')
-    client.on('error', () => {})
-    client.write(post('/p', 'k', '{}'))
-    return client
-  })
+  const clients = [1, 2].map(() => open(proxy.port, post('/p', 'k', '{}')))
   await metricIs(proxy, 'idempotency_buffered_bytes', 2 * LARGE.length)
   await until(async () => (await sizeOf(proxy.port, post('/p', 'k', '{}'))) > LARGE.length)
   for (const client of clients) client.destroy()
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
 })
 
-void t.test(
-  'V10 a pass-through answer read a little at a time is cut off and frees its connection',
-  async (t) => {
-    await using upstream = await upstreamStub(({ target }, response) => {
-      response.on('error', () => {})
-      response.end(target === '/large' ? LARGE : 'ok')
-    })
-    await using proxy = await proxyBefore(upstream, { upstream: 'connections: 1, idleTimeout: 200ms' })
-    const client = connect(proxy.port, '127.0.0.1')
-    client.write('GET /large HTTP/1.1\r\nHost: a\r\n\r\n')
-    await once(client, 'readable')
-    const reading = trickle(client, 1024, 20)
-    t.ok((await sizeOf(proxy.port, 'GET /other HTTP/1.1\r\nHost: a\r\n\r\n')) > 0)
-    client.destroy()
-    t.ok((await reading) < LARGE.length)
-  },
-)
+t.test('V10 a pass-through answer read bit by bit is cut off and frees its connection', async (t) => {
+  await using upstream = await upstreamStub(({ target }, response) => {
+    response.on('error', () => {})
+    response.end(target === '/large' ? LARGE : 'ok')
+  })
+  await using proxy = await proxyBefore(upstream, { upstream: 'connections: 1, idleTimeout: 200ms' })
+  const client = dial(proxy.port, get('/large'))
+  await once(client, 'readable')
+  const reading = trickle(client, 1024, 20)
+  t.ok((await sizeOf(proxy.port, get('/other'))) > 0)
+  client.destroy()
+  t.ok((await reading) < LARGE.length)
+})

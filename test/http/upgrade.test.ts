@@ -1,13 +1,15 @@
 import { once } from 'node:events'
-import { createServer, type Server } from 'node:http'
+import { createServer, type IncomingMessage, type Server } from 'node:http'
 import { createServer as createTls } from 'node:https'
 import { type AddressInfo, connect, type Socket } from 'node:net'
 import t from 'tap'
 import { WebSocket, WebSocketServer } from 'ws'
 import { firstOf } from '../../src/core/headers.ts'
 import { certificate } from '../support/certificates.ts'
+import { until } from '../support/e2e.ts'
 import { problemOf, proxyBefore, values } from '../support/exchange.ts'
-import { post, rawRequest, readAnswer } from '../support/raw.ts'
+import { type TestProxy } from '../support/proxy.ts'
+import { dial, get, post, rawRequest, readAnswer } from '../support/raw.ts'
 import { freePort } from '../support/redis.ts'
 import { tcpStub } from '../support/upstream.ts'
 
@@ -66,6 +68,19 @@ async function echo(server: Server = createServer()): Promise<Echo> {
   }
 }
 
+/** An open WebSocket to the proxy. */
+async function opened(
+  { url }: TestProxy,
+  path: string,
+  protocols: string[] = [],
+  headers: Record<string, string> = {},
+): Promise<WebSocket> {
+  const ws = new WebSocket(`${url.replace('http', 'ws')}${path}`, protocols, { headers })
+  await once(ws, 'open')
+  return ws
+}
+
+const SWITCHES = 'HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n'
 const HANDSHAKE = [
   'Connection: Upgrade',
   'Upgrade: websocket',
@@ -73,81 +88,69 @@ const HANDSHAKE = [
   'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==',
 ].join('\r\n')
 
-void t.test(
-  'M10 a WebSocket passes with its key, text, binary, subprotocol, close code and reason',
-  async (t) => {
-    await using upstream = await echo()
-    await using proxy = await proxyBefore(upstream, {
-      routes: '{ name: r, match: { methods: [GET], path: "/*" }, key: required }',
-    })
-    const ws = new WebSocket(`${proxy.url.replace('http', 'ws')}/a//b/c?x=%2F`, ['one', 'two'], {
-      headers: {
-        'Idempotency-Key': 'k',
-        'Idempotency-Fence': '7',
-        'X-Forwarded-For': '1.2.3.4',
-        'X-Mine': '1',
-      },
-    })
-    await once(ws, 'open')
-    t.equal(ws.protocol, 'two')
-    const large = 'x'.repeat(300_000)
-    for (const message of ['hello', large, '']) {
-      ws.send(message)
-      const [data, binary] = (await once(ws, 'message')) as [Buffer, boolean]
-      t.equal(data.toString(), message)
-      t.equal(binary, false)
-    }
-    const bytes = Buffer.from(Array.from({ length: 256 }, (_, i) => i))
-    ws.send(bytes)
+t.test('M10 a WebSocket passes with key, text, binary, subprotocol, close code and reason', async (t) => {
+  await using upstream = await echo()
+  await using proxy = await proxyBefore(upstream, {
+    routes: '{ name: r, match: { methods: [GET], path: "/*" }, key: required }',
+  })
+  const sent = {
+    'Idempotency-Key': 'k',
+    'Idempotency-Fence': '7',
+    'X-Forwarded-For': '1.2.3.4',
+    'X-Mine': '1',
+  }
+  const ws = await opened(proxy, '/a//b/c?x=%2F', ['one', 'two'], sent)
+  t.equal(ws.protocol, 'two')
+  const large = 'x'.repeat(300_000)
+  for (const message of ['hello', large, '']) {
+    ws.send(message)
     const [data, binary] = (await once(ws, 'message')) as [Buffer, boolean]
-    t.ok(binary)
-    t.same(data, bytes)
-    ws.send('bye')
-    const [code, reason] = (await once(ws, 'close')) as [number, Buffer]
-    t.equal(code, 4001)
-    t.equal(reason.toString(), 'so long')
-    const lines = (upstream.handshakes[0] ?? []).map((part) => part.toLowerCase())
-    t.same(upstream.targets, ['/a//b/c?x=%2F'], 'the target as sent')
-    t.ok(lines.includes('idempotency-key') && lines.includes('x-mine'))
-    t.notOk(lines.includes('idempotency-fence'))
-    t.equal(firstOf(lines, 'x-forwarded-for'), '127.0.0.1')
-    t.equal(firstOf(lines, 'host'), `127.0.0.1:${proxy.port}`)
-  },
-)
+    t.equal(data.toString(), message)
+    t.equal(binary, false)
+  }
+  const bytes = Buffer.from(Array.from({ length: 256 }, (_, i) => i))
+  ws.send(bytes)
+  const [data, binary] = (await once(ws, 'message')) as [Buffer, boolean]
+  t.ok(binary)
+  t.same(data, bytes)
+  ws.send('bye')
+  const [code, reason] = (await once(ws, 'close')) as [number, Buffer]
+  t.equal(code, 4001)
+  t.equal(reason.toString(), 'so long')
+  const lines = (upstream.handshakes[0] ?? []).map((part) => part.toLowerCase())
+  t.same(upstream.targets, ['/a//b/c?x=%2F'], 'the target as sent')
+  t.ok(lines.includes('idempotency-key') && lines.includes('x-mine'))
+  t.notOk(lines.includes('idempotency-fence'))
+  t.equal(firstOf(lines, 'x-forwarded-for'), '127.0.0.1')
+  t.equal(firstOf(lines, 'host'), `127.0.0.1:${proxy.port}`)
+})
 
-void t.test(
-  'M10 two WebSocket clients at once get their own messages, and a client may close first',
-  async (t) => {
-    await using upstream = await echo()
-    await using proxy = await proxyBefore(upstream)
-    const clients = await Promise.all(
-      ['a', 'b'].map(async (name) => {
-        const ws = new WebSocket(`${proxy.url.replace('http', 'ws')}/${name}`)
-        await once(ws, 'open')
-        ws.send(name)
-        t.equal(String((await once(ws, 'message'))[0]), name)
-        return ws
-      }),
-    )
-    for (const ws of clients) {
-      ws.close(3000, 'done')
-      const [code] = (await once(ws, 'close')) as [number]
-      t.equal(code, 3000)
-    }
-  },
-)
+t.test('M10 two WebSocket clients get their own messages, and a client may close first', async (t) => {
+  await using upstream = await echo()
+  await using proxy = await proxyBefore(upstream)
+  const clients = await Promise.all(
+    ['a', 'b'].map(async (name) => {
+      const ws = await opened(proxy, `/${name}`)
+      ws.send(name)
+      t.equal(String((await once(ws, 'message'))[0]), name)
+      return ws
+    }),
+  )
+  for (const ws of clients) {
+    ws.close(3000, 'done')
+    const [code] = (await once(ws, 'close')) as [number]
+    t.equal(code, 3000)
+  }
+})
 
 void t.test('M10 a refused handshake reaches the client as the upstream wrote it', async (t) => {
   await using upstream = await echo()
   await using proxy = await proxyBefore(upstream)
   const ws = new WebSocket(`${proxy.url.replace('http', 'ws')}/no`)
-  const [, response] = (await once(ws, 'unexpected-response')) as [
-    unknown,
-    import('node:http').IncomingMessage,
-  ]
+  const [, response] = (await once(ws, 'unexpected-response')) as [unknown, IncomingMessage]
   t.equal(response.statusCode, 401)
   response.resume()
-  const raw = await rawRequest(proxy.port, `GET /no HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)
+  const raw = await rawRequest(proxy.port, get('/no', HANDSHAKE))
   t.equal(raw.statusLine, 'HTTP/1.1 401 Who\xe9')
   t.same(values(raw, 'www-authenticate'), ['Basic realm="caf\xe9"'])
   t.same(values(raw, 'idempotent-replayed'), [])
@@ -155,7 +158,7 @@ void t.test('M10 a refused handshake reaches the client as the upstream wrote it
 })
 
 void t.test('U01 U04 a handshake with an absent, silent or broken upstream gets a problem', async (t) => {
-  const handshake = `GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`
+  const handshake = get('/x', HANDSHAKE)
   await using nobody = await proxyBefore({ url: `http://127.0.0.1:${await freePort()}` })
   t.match(problemOf(await rawRequest(nobody.port, handshake)), { code: 'upstream_unreachable', status: 502 })
   await using silent = await tcpStub(() => {})
@@ -164,109 +167,90 @@ void t.test('U01 U04 a handshake with an absent, silent or broken upstream gets 
   await using closing = await tcpStub((socket) => void socket.once('data', () => socket.end()))
   await using broken = await proxyBefore(closing)
   t.match(problemOf(await rawRequest(broken.port, handshake)), { code: 'upstream_failed', status: 502 })
-  t.equal(
-    (await rawRequest(broken.port, `GET ftp://x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)).status,
-    400,
-  )
+  t.equal((await rawRequest(broken.port, get('ftp://x', HANDSHAKE))).status, 400)
 })
 
-void t.test(
-  '§15.14 the answer to a handshake is carried up to limits.responseHead, or refused with its reason',
-  async (t) => {
-    const handshake = `GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`
-    for (const [bytes, expected] of [
-      [`HTTP/1.1 401 No\r\nX: ${'x'.repeat(40_000)}\r\nContent-Length: 0\r\n\r\n`, 401],
-      [`HTTP/1.1 401 No\r\nX: ${'x'.repeat(70_000)}\r\nContent-Length: 0\r\n\r\n`, /HPE_HEADER_OVERFLOW/],
-      ['HTTP/1.1 401 No\nContent-Length: 0\n\n', /HPE_/],
-    ] as const) {
-      await using peer = await tcpStub((socket) => void socket.once('data', () => socket.end(bytes)))
-      await using proxy = await proxyBefore(peer)
-      const answer = await rawRequest(proxy.port, handshake)
-      if (typeof expected === 'number') t.equal(answer.status, expected)
-      else t.match(problemOf(answer), { code: 'upstream_failed', detail: expected })
-    }
-  },
-)
+t.test('§15.14 the answer to a handshake is carried up to limits.responseHead, or refused', async (t) => {
+  const handshake = get('/x', HANDSHAKE)
+  for (const [bytes, expected] of [
+    [`HTTP/1.1 401 No\r\nX: ${'x'.repeat(40_000)}\r\nContent-Length: 0\r\n\r\n`, 401],
+    [`HTTP/1.1 401 No\r\nX: ${'x'.repeat(70_000)}\r\nContent-Length: 0\r\n\r\n`, /HPE_HEADER_OVERFLOW/],
+    ['HTTP/1.1 401 No\nContent-Length: 0\n\n', /HPE_/],
+  ] as const) {
+    await using peer = await tcpStub((socket) => void socket.once('data', () => socket.end(bytes)))
+    await using proxy = await proxyBefore(peer)
+    const answer = await rawRequest(proxy.port, handshake)
+    if (typeof expected === 'number') t.equal(answer.status, expected)
+    else t.match(problemOf(answer), { code: 'upstream_failed', detail: expected })
+  }
+})
 
-void t.test(
-  'X01 a client that leaves in the handshake or after it closes the upstream’s connection',
-  async (t) => {
-    for (const answer of [
-      '',
-      'HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n',
-    ]) {
-      const arrived = Promise.withResolvers<Socket>()
-      await using upstream = await tcpStub((socket) => {
-        socket.once('data', () => {
-          if (answer !== '') socket.write(answer)
-          arrived.resolve(socket)
-        })
-      })
-      await using proxy = await proxyBefore(upstream)
-      const client = connect(proxy.port, '127.0.0.1')
-      client.write(`GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)
-      const socket = await arrived.promise
-      if (answer !== '')
-        t.match(String((await once(client, 'data'))[0]), /^HTTP\/1.1 101 Switching Protocols\r\n/)
-      socket.resume()
-      const closed = once(socket, 'close')
-      client.destroy()
-      await closed
-      t.pass('closed')
-    }
-  },
-)
-
-void t.test(
-  'M10 bytes sent along with a handshake arrive; bytes behind a refused one are not a request',
-  async (t) => {
-    const seen: string[] = []
+t.test('X01 a client that leaves in a handshake or after closes the upstream’s connection', async (t) => {
+  for (const answer of ['', SWITCHES]) {
+    const arrived = Promise.withResolvers<Socket>()
     await using upstream = await tcpStub((socket) => {
-      socket.on('data', (chunk: Buffer) => {
-        seen.push(chunk.toString())
-        if (seen.length === 1)
-          socket.write(
-            'HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nhello',
-          )
+      socket.once('data', () => {
+        if (answer !== '') socket.write(answer)
+        arrived.resolve(socket)
       })
     })
     await using proxy = await proxyBefore(upstream)
-    const client = connect(proxy.port, '127.0.0.1')
-    client.write(`GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\nearly`)
-    let got = ''
-    while (!got.includes('hello')) got += String((await once(client, 'data'))[0])
-    while (!seen.join('').endsWith('early')) await new Promise((resolve) => setTimeout(resolve, 5))
+    const client = dial(proxy.port, get('/x', HANDSHAKE))
+    const socket = await arrived.promise
+    if (answer !== '')
+      t.match(String((await once(client, 'data'))[0]), /^HTTP\/1.1 101 Switching Protocols\r\n/)
+    socket.resume()
+    const closed = once(socket, 'close')
     client.destroy()
-    const requests: string[] = []
-    await using refusing = await tcpStub((socket) => {
-      socket.on('data', (chunk: Buffer) => {
-        requests.push(chunk.toString())
-        socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
-      })
+    await closed
+    t.pass('closed')
+  }
+})
+
+t.test('M10 bytes behind a handshake arrive; behind a refused one they are no request', async (t) => {
+  const seen: string[] = []
+  await using upstream = await tcpStub((socket) => {
+    socket.on('data', (chunk: Buffer) => {
+      seen.push(chunk.toString())
+      if (seen.length === 1) socket.write(`${SWITCHES}hello`)
     })
-    await using other = await proxyBefore(refusing)
-    const smuggler = connect(other.port, '127.0.0.1')
-    smuggler.write(`GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n${post('/p', 'k', '{}')}`)
-    t.equal((await readAnswer(smuggler)).body.toString(), 'ok')
-    smuggler.resume()
-    await once(smuggler, 'close')
-    t.equal(requests.length, 1)
-    t.notMatch(requests.join(''), 'POST')
-  },
-)
+  })
+  await using proxy = await proxyBefore(upstream)
+  const client = dial(proxy.port, `GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\nearly`)
+  let got = ''
+  while (!got.includes('hello')) got += String((await once(client, 'data'))[0])
+  while (!seen.join('').endsWith('early')) await new Promise((resolve) => setTimeout(resolve, 5))
+  client.destroy()
+  const requests: string[] = []
+  await using refusing = await tcpStub((socket) => {
+    socket.on('data', (chunk: Buffer) => {
+      requests.push(chunk.toString())
+      socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
+    })
+  })
+  await using other = await proxyBefore(refusing)
+  const smuggler = dial(
+    other.port,
+    `GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n${post('/p', 'k', '{}')}`,
+  )
+  t.equal((await readAnswer(smuggler)).body.toString(), 'ok')
+  smuggler.resume()
+  await once(smuggler, 'close')
+  t.equal(requests.length, 1)
+  t.notMatch(requests.join(''), 'POST')
+})
 
 void t.test('M10 a WebSocket passes over TLS to the upstream, verified', async (t) => {
   using good = certificate('IP:127.0.0.1')
   await using upstream = await echo(createTls({ cert: good.cert, key: good.key }))
   await using proxy = await proxyBefore(upstream, { upstream: `tls: { ca: "${good.certFile}" }` })
-  const ws = new WebSocket(`${proxy.url.replace('http', 'ws')}/x`)
-  await once(ws, 'open')
+  const ws = await opened(proxy, '/x')
   ws.send('hi')
   t.equal(String((await once(ws, 'message'))[0]), 'hi')
   ws.close()
   await once(ws, 'close')
   await using blind = await proxyBefore(upstream)
-  t.match(problemOf(await rawRequest(blind.port, `GET /x HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)), {
+  t.match(problemOf(await rawRequest(blind.port, get('/x', HANDSHAKE))), {
     code: 'upstream_unreachable',
   })
 })
@@ -274,8 +258,7 @@ void t.test('M10 a WebSocket passes over TLS to the upstream, verified', async (
 void t.test('X04 an open WebSocket does not keep the proxy from stopping', async (t) => {
   await using upstream = await echo()
   const proxy = await proxyBefore(upstream)
-  const ws = new WebSocket(`${proxy.url.replace('http', 'ws')}/x`)
-  await once(ws, 'open')
+  const ws = await opened(proxy, '/x')
   const closed = once(ws, 'close')
   await proxy.drain()
   await closed
@@ -285,18 +268,16 @@ void t.test('X04 an open WebSocket does not keep the proxy from stopping', async
 void t.test('M10 clients that reset their handshake at any moment do the proxy no harm', async (t) => {
   await using server = await echo()
   await using proxy = await proxyBefore(server)
-  const handshake = 'Host: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n'
   for (let round = 0; round < 96; round++) {
     const target = ['/ws', '/no', '*', '/gone'][round % 4]
     const client = connect(proxy.port, '127.0.0.1')
     client.on('error', () => {})
     await once(client, 'connect')
-    client.write(`GET ${target} HTTP/1.1\r\n${handshake}Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n`)
+    client.write(get(String(target), HANDSHAKE))
     for (let turns = round % 12; turns > 0; turns--) await new Promise((resolve) => setImmediate(resolve))
     client.resetAndDestroy()
   }
-  const socket = new WebSocket(`${proxy.url.replace('http', 'ws')}/ws`)
-  await once(socket, 'open')
+  const socket = await opened(proxy, '/ws')
   t.pass('the proxy is alive and upgrades')
   socket.terminate()
 })
@@ -305,9 +286,7 @@ void t.test('V10 handshakes beyond upstream.connections get 503, until tunnels a
   await using silent = await tcpStub((socket) => void socket.resume())
   await using proxy = await proxyBefore(silent, { upstream: 'connections: 4' })
   const ask = (): Socket => {
-    const client = connect(proxy.port, '127.0.0.1')
-    client.on('error', () => {})
-    client.write(`GET /ws HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)
+    const client = dial(proxy.port, get('/ws', HANDSHAKE)).on('error', () => {})
     return client
   }
   const held = Array.from({ length: 4 }, ask)
@@ -322,8 +301,7 @@ void t.test('V10 handshakes beyond upstream.connections get 503, until tunnels a
   }
   t.equal(silent.sockets.length, 4)
   for (const client of held) client.destroy()
-  while (!silent.sockets.every(({ destroyed }) => destroyed))
-    await new Promise((resolve) => setTimeout(resolve, 5))
+  await until(() => silent.sockets.every(({ destroyed }) => destroyed))
   const again = ask()
   while (silent.sockets.length < 5) await new Promise((resolve) => setTimeout(resolve, 5))
   again.destroy()
@@ -332,8 +310,7 @@ void t.test('V10 handshakes beyond upstream.connections get 503, until tunnels a
 void t.test('M10 a handshake with a Trailer line is tunnelled without it', async (t) => {
   await using server = await echo()
   await using proxy = await proxyBefore(server)
-  const client = connect(proxy.port, '127.0.0.1')
-  client.write(`GET /x HTTP/1.1\r\nHost: a\r\nTrailer: x\r\n${HANDSHAKE}\r\n\r\n`)
+  const client = dial(proxy.port, `GET /x HTTP/1.1\r\nHost: a\r\nTrailer: x\r\n${HANDSHAKE}\r\n\r\n`)
   t.match(String((await once(client, 'data'))[0]), /^HTTP\/1.1 101 /)
   client.destroy()
   t.notOk(server.handshakes[0]?.some((name) => /^trailer$/i.test(name)))
@@ -345,7 +322,7 @@ void t.test('V10 one address cannot take every tunnel', async (t) => {
   const ask = (localAddress: string): Socket => {
     const client = connect({ port: proxy.port, host: '127.0.0.1', localAddress })
     client.on('error', () => {})
-    client.write(`GET /ws HTTP/1.1\r\nHost: a\r\n${HANDSHAKE}\r\n\r\n`)
+    client.write(get('/ws', HANDSHAKE))
     return client
   }
   const held = Array.from({ length: 60 }, () => ask('127.0.0.1'))
@@ -356,8 +333,7 @@ void t.test('V10 one address cannot take every tunnel', async (t) => {
   while (silent.sockets.length < 61) await new Promise((resolve) => setTimeout(resolve, 5))
   // A client that leaves makes room in the share.
   held[0]?.destroy()
-  while (!silent.sockets.some(({ destroyed }) => destroyed))
-    await new Promise((resolve) => setTimeout(resolve, 5))
+  await until(() => silent.sockets.some(({ destroyed }) => destroyed))
   held.push(ask('127.0.0.1'))
   while (silent.sockets.length < 62) await new Promise((resolve) => setTimeout(resolve, 5))
   for (const client of [...held, excess]) client.destroy()

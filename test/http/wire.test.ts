@@ -1,9 +1,8 @@
 import { once } from 'node:events'
-import { connect } from 'node:net'
 import { gzipSync } from 'node:zlib'
 import t from 'tap'
 import { answering, proxyBefore, values, without } from '../support/exchange.ts'
-import { post, rawRequest } from '../support/raw.ts'
+import { dial, post, rawRequest } from '../support/raw.ts'
 import { IS_STOCK } from '../support/service.ts'
 import { OWN, twice } from '../support/twice.ts'
 import { upstreamStub } from '../support/upstream.ts'
@@ -201,8 +200,7 @@ void t.test('M03 PUT and HEAD are protected where a route says so', async (t) =>
   const head = 'HEAD /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nConnection: close\r\n\r\n'
   const answers: string[] = []
   for (let i = 0; i < 2; i++) {
-    const client = connect(proxy.port, '127.0.0.1')
-    client.write(head)
+    const client = dial(proxy.port, head)
     let got = ''
     client.on('data', (chunk: Buffer) => {
       got += chunk.toString('latin1')

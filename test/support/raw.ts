@@ -32,6 +32,18 @@ export function post(path: string, key: string | null, body: string, more: reado
   return lines.join('\r\n')
 }
 
+/** The bytes of a GET without a key. */
+export function get(path: string, ...lines: readonly string[]): string {
+  return [`GET ${path} HTTP/1.1`, 'Host: a', ...lines, '', ''].join('\r\n')
+}
+
+/** A connection on which these bytes are under way. */
+export function dial(port: number, bytes: string | Buffer): Socket {
+  const socket = connect(port, '127.0.0.1')
+  socket.write(bytes)
+  return socket
+}
+
 /** Reads the next final response of a connection, skipping interim ones. */
 export function readAnswer(socket: Socket): Promise<RawAnswer> {
   return new Promise((resolve, reject) => {
