@@ -62,15 +62,13 @@ void t.test('a change of any property without a reload rule needs a restart', as
 
 void t.test('§10 a change at the top, except of limits, needs a restart or identifies records', async (t) => {
   const token = tempFile(t, 'a-token')
+  const [trusted, host] = ['trustProxy: [10.0.0.0/8]', 'defaults: { scope: { host: true } }']
+  const idle = (time: string): string => `upstream: { idleTimeout: ${time} }`
   const cases: [before: string, after: string, line: string][] = [
     ['listen: 127.0.0.1:1', 'listen: 127.0.0.1:2', 'restart listen.address: 127.0.0.1:1 → 127.0.0.1:2'],
     ['', 'ops: { listen: "127.0.0.1:9901" }', 'restart ops.listen.address: none → 127.0.0.1:9901'],
     ['', `admin: { tokenFile: ${token} }`, 'restart admin.tokenFile: none → ***'],
-    [
-      'upstream: { idleTimeout: 30s }',
-      'upstream: { idleTimeout: 40s }',
-      'restart upstream.idleTimeout: 30s → 40s',
-    ],
+    [idle('30s'), idle('40s'), 'restart upstream.idleTimeout: 30s → 40s'],
     [
       'service: pay\nstore: { url: "redis://user:secret@h1/0" }',
       'service: pay\nstore: { url: "redis://user:other@h2/0" }',
@@ -78,15 +76,11 @@ void t.test('§10 a change at the top, except of limits, needs a restart or iden
     ],
     ['', 'log: { format: json }', 'restart log.format: auto → json'],
     ['', 'metrics: { defaults: false }', 'restart metrics.defaults: true → false'],
-    ['', 'trustProxy: [10.0.0.0/8]', 'restart trustProxy: [] → ["10.0.0.0/8"]'],
+    ['', trusted, 'restart trustProxy: [] → ["10.0.0.0/8"]'],
+    [host, `${trusted}\n${host}`, 'identifies trustProxy: [] → ["10.0.0.0/8"]'],
     [
-      'defaults: { scope: { host: true } }',
-      'trustProxy: [10.0.0.0/8]\ndefaults: { scope: { host: true } }',
-      'identifies trustProxy: [] → ["10.0.0.0/8"]',
-    ],
-    [
-      'unmatched: pass\ndefaults: { scope: { host: true } }',
-      'unmatched: pass\ntrustProxy: [10.0.0.0/8]\ndefaults: { scope: { host: true } }',
+      `unmatched: pass\n${host}`,
+      `unmatched: pass\n${trusted}\n${host}`,
       'restart trustProxy: [] → ["10.0.0.0/8"]',
     ],
     ['', 'status: { path: /status }', 'restart status.path: off → /status'],
@@ -146,10 +140,12 @@ routes:
   t.ok(live.includes('routes[pay].ttl: 24h → 48h'))
   t.ok(live.includes('limits.inFlight: 2000 → 10'))
   t.ok(live.includes('routes[pay].outcomes: {} → {"503":"release"}'))
-  const inside =
-    'routes: [{ name: pay, match: { path: /pay }, outcomes: [{ status: 5xx, when: { /a: 1 }, outcome: store }, { status: 503, outcome: release }] }]'
+  const pay = (more: string): string => `routes: [{ name: pay, match: { path: /pay }, ${more} }]`
+  const inside = pay(
+    'outcomes: [{ status: 5xx, when: { /a: 1 }, outcome: store }, { status: 503, outcome: release }]',
+  )
   t.strictSame(
-    changes('routes: [{ name: pay, match: { path: /pay } }]', inside).map(changeLine),
+    changes(before, inside).map(changeLine),
     [
       'routes[pay].outcomes: {} → [{"status":"5xx","when":{"/a":"1"},"outcome":"store"},{"status":"503","outcome":"release"}]',
     ],
@@ -158,11 +154,11 @@ routes:
   t.notMatch(live.join('\n'), /top-secret/)
   t.strictSame(refused(after, before), [], 'and back')
 
-  const ends = 'routes: [{ name: pay, match: { path: /pay }, ttl: { body: 90m } }]'
+  const ends = pay('ttl: { body: 90m }')
   t.strictSame(changes(before, ends).map(changeLine), [
     'routes[pay].ttl: 24h → {"record":"24h","body":"90m"}',
   ])
-  const later = 'routes: [{ name: pay, match: { path: /pay }, ttl: { body: 2h, record: 3d } }]'
+  const later = pay('ttl: { body: 2h, record: 3d }')
   t.strictSame(changes(ends, later).map(changeLine), [
     'routes[pay].ttl.record: 24h → 3d',
     'routes[pay].ttl.body: 90m → 2h',
@@ -174,6 +170,7 @@ routes:
 void t.test('§10 a change of what identifies records is refused, on a route and in defaults', async (t) => {
   const jwt = (more: string): string =>
     `scope: { caller: "jwt:sub", jwt: { jwks: "https://a.example/keys", ${more} } }`
+  const derived = (bucket: string): string => `key: { derive: { json: [/id], bucket: ${bucket} } }`
   const cases: [before: string, after: string, property: string][] = [
     ['', 'key: { from: ["header:x-key"] }', 'key.from'],
     ['', 'key: { from: ["header:idempotency-key", "json:/id"] }', 'key.from'],
@@ -182,11 +179,7 @@ void t.test('§10 a change of what identifies records is refused, on a route and
     ['', 'mode: off', 'mode'],
     ['mode: shadow', 'mode: off', 'mode'],
     ['', 'key: { derive: { json: [/id] } }', 'key.derive'],
-    [
-      'key: { derive: { json: [/id], bucket: 1h } }',
-      'key: { derive: { json: [/id], bucket: 2h } }',
-      'key.derive',
-    ],
+    [derived('1h'), derived('2h'), 'key.derive'],
     ['', 'key: { syntax: strict }', 'key.syntax'],
     ['', 'key: { minLength: 2 }', 'key.minLength'],
     ['', 'key: { maxLength: 254 }', 'key.maxLength'],
@@ -203,34 +196,21 @@ void t.test('§10 a change of what identifies records is refused, on a route and
     [jwt('audience: a'), jwt('audience: b'), 'scope.jwt'],
     [jwt('issuer: a'), jwt('issuer: b'), 'scope.jwt'],
   ]
-  for (const [before, after, property] of cases) {
-    const flow = (text: string): string => (text === '' ? '' : `, ${text}`)
-    const route = (text: string): string => `routes: [{ name: pay, match: { path: /pay }${flow(text)} }]`
-    t.strictSame(
-      paths(route(before), route(after), 'identifies'),
-      [`routes[pay].${property}`],
-      `route: ${after}`,
-    )
-    t.strictSame(
-      paths(`defaults: { ${before} }`, `defaults: { ${after} }`, 'identifies'),
-      [`defaults.${property}`],
-      `defaults: ${after}`,
-    )
-    t.strictSame(
-      paths(
-        `unmatched: pass\ndefaults: { ${before} }`,
-        `unmatched: pass\ndefaults: { ${after} }`,
-        'identifies',
-      ),
-      [],
-      'defaults that apply to no request',
-    )
-  }
+  const nobody = (more: string): string => `defaults: { scope: { caller: none${more} } }`
+  const places: [expected: (property: string) => string[], file: (text: string) => string][] = [
+    [
+      (property) => [`routes[pay].${property}`],
+      (text) => `routes: [{ name: pay, match: { path: /pay }${text === '' ? '' : `, ${text}`} }]`,
+    ],
+    [(property) => [`defaults.${property}`], (text) => `defaults: { ${text} }`],
+    // They apply to no request.
+    [() => [], (text) => `unmatched: pass\ndefaults: { ${text} }`],
+  ]
+  for (const [before, after, property] of cases)
+    for (const [expected, file] of places)
+      t.strictSame(paths(file(before), file(after), 'identifies'), expected(property), file(after))
   t.strictSame(
-    refused(
-      'defaults: { scope: { caller: none } }',
-      'defaults: { scope: { caller: none, anonymous: reject } }',
-    ),
+    refused(nobody(''), nobody(', anonymous: reject')),
     [],
     'with caller none, nobody is anonymous',
   )
@@ -275,19 +255,11 @@ void t.test('§10 a change of match on a route that stays is refused', async (t)
         `routes[pay].match.${property}`,
       ),
     )
-  t.strictSame(
-    refused(
-      routes('name: pay, match: { path: /pay, methods: [POST, PATCH] }'),
-      routes('name: pay, match: { path: /pay, methods: [PATCH, POST] }'),
-    ),
-    [],
-    'the order of methods does not count',
-  )
+  const by = (methods: string) => routes(`name: pay, match: { path: /pay, methods: [${methods}] }`)
+  t.strictSame(refused(by('POST, PATCH'), by('PATCH, POST')), [], 'the order of methods does not count')
+  const ignoring = (path: string) => routes(`name: a, match: { path: ${path} }, key: ignored`)
   t.match(
-    refused(
-      routes('name: a, match: { path: /a }, key: ignored'),
-      routes('name: a, match: { path: /b }, key: ignored'),
-    ),
+    refused(ignoring('/a'), ignoring('/b')),
     ['identifies routes[a].match.path: /a → /b'],
     'even where keys are ignored: its requests become protected',
   )
@@ -300,40 +272,30 @@ void t.test('routes may be added, removed and moved if their requests keep their
   t.strictSame(refused(routes(pay), routes(pay, refunds)), [], 'the same records as under defaults')
   t.strictSame(refused(routes(pay, refunds), routes(refunds)), [])
   t.strictSame(refused(routes(pay, refunds), routes(refunds, pay)), [])
-  t.strictSame(
-    refused(routes(pay, wide), routes(refunds, wide)),
-    [],
-    'the same records as under the wider route',
-  )
-  t.strictSame(
-    refused(routes(pay), routes('name: charge, match: { path: /pay }')),
-    [],
-    'a route may be renamed where its name is in no id',
-  )
-  t.match(
-    refused(
-      routes('name: a, match: { path: /a }, scope: { path: route }'),
-      routes('name: b, match: { path: /a }, scope: { path: route }'),
-    ),
-    ['identifies routes[b].name: a → b (POST /a, previously of route a)'],
-  )
+  t.strictSame(refused(routes(pay, wide), routes(refunds, wide)), [], 'the same records as under the wider')
+  const renamed = routes('name: charge, match: { path: /pay }')
+  t.strictSame(refused(routes(pay), renamed), [], 'a route may be renamed where its name is in no id')
+  const scoped = (name: string) => routes(`name: ${name}, match: { path: /a }, scope: { path: route }`)
+  t.match(refused(scoped('a'), scoped('b')), [
+    'identifies routes[b].name: a → b (POST /a, of route a before)',
+  ])
   t.match(
     refused(
       routes(pay),
       routes(pay, 'name: hooks, match: { path: "/hooks/*" }, key: { from: ["header:ce-id"] }'),
     ),
     [
-      'identifies routes[hooks].key.from: ["header:idempotency-key"] → ["header:ce-id"] (POST /hooks/*, previously of route default)',
+      'identifies routes[hooks].key.from: ["header:idempotency-key"] → ["header:ce-id"] (POST /hooks/*, of route default before)',
     ],
   )
   t.match(refused(routes(pay, 'name: free, match: { path: /free }, key: ignored'), routes(pay)), [
-    'identifies defaults: not protected → protected (POST /free, previously of route free)',
+    'identifies defaults: not protected → protected (POST /free, of route free before)',
   ])
   t.match(refused(routes(pay), routes(pay, 'name: put, match: { path: /put, methods: [PUT] }')), [
-    'identifies routes[put]: not protected → protected (PUT /put, previously of no route)',
+    'identifies routes[put]: not protected → protected (PUT /put, of no route before)',
   ])
   t.match(refused(`unmatched: pass\n${routes(pay)}`, `unmatched: pass\n${routes()}`), [
-    'identifies routes[pay]: protected → not protected (POST /pay, previously of route pay)',
+    'identifies routes[pay]: protected → not protected (POST /pay, of route pay before)',
   ])
   t.strictSame(
     refused(routes(pay), routes(pay, 'name: get, match: { path: /get, methods: [GET] }, key: ignored')),
@@ -341,7 +303,7 @@ void t.test('routes may be added, removed and moved if their requests keep their
     'unprotected before and after',
   )
   t.match(refused(routes(pay), routes('name: exact, match: { path: /pay, exact: true }', pay)), [
-    'identifies routes[exact].match.exact: false → true (POST /pay, previously of route pay)',
+    'identifies routes[exact].match.exact: false → true (POST /pay, of route pay before)',
   ])
 })
 
@@ -393,12 +355,12 @@ void t.test('a change that leaves unknown records without a reconciler is report
   const old = asks(BY_KEY)
   t.same(told(old, old), [])
   t.match(told(old, old.replace('pay', 'pays')), [
-    /^Route `pay`: no route has its name, so its unknown records stay unknown until an operator resolves them\.$/,
+    /^Route `pay`: no route has its name any more, so its unknown records stay unknown until an operator resolves them\.$/,
   ])
   t.match(told(old, 'name: pay'), [/it no longer has reconcile/])
   t.match(told(old, `${old}, mode: shadow`), [/mode shadow, which sends no status queries/])
   t.match(told(old, asks(BY_RECORD, FENCE)), [/\{record\}, which was not sent to the upstream before/])
-  t.match(told(asks(BY_RECORD, FENCE), old), [/\{key\}, which was not stored before/])
+  t.match(told(asks(BY_RECORD, FENCE), old), [/\{key\}, which was not kept before/])
   t.same(told(asks(BY_KEY, FENCE), asks(BY_RECORD, FENCE)), [], 'the record id was sent before, too')
   t.same(
     told(old, asks(BY_RECORD, FENCE).replace(', notFound: { status: 404 }', '')),

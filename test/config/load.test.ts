@@ -14,11 +14,9 @@ void t.test('flags override the file, and are enough without one', async (t) => 
   t.equal(alone.upstream.url, 'http://127.0.0.1:4000')
   t.strictSame(alone.listen.address, { host: '127.0.0.2', port: 80 })
   t.equal(alone.store.url, 'memory:')
-  const over = load(
-    'upstream: { url: http://a, timeout: 5s }\nlisten: 127.0.0.1:1\nstore: { url: "sqlite:x", timeout: 1s }\n',
-    { flags },
-  )
-  t.match(over, {
+  const file =
+    'upstream: { url: http://a, timeout: 5s }\nlisten: 127.0.0.1:1\nstore: { url: "sqlite:x", timeout: 1s }\n'
+  t.match(load(file, { flags }), {
     upstream: { url: 'http://127.0.0.1:4000', timeout: 5000 },
     listen: { address: { port: 80 } },
     store: { url: 'memory:', timeout: 1000 },
@@ -56,20 +54,14 @@ void t.test('W09 a migration needs two different stores that outlive a restart, 
   t.same(migrate, { from: 'sqlite:a.db', phase: 'both' })
   t.equal(load(store('{ url: "redis://h" }')).store.migrate, null)
   t.equal(load(store('{ url: "redis://h", migrate: off }')).store.migrate, null)
-  for (const [text, error] of [
-    ['{ url: "redis://h", migrate: { from: "redis://h", phase: both } }', /the same store twice/],
-    [
-      '{ url: "redis://h", migrate: { from: "memory:", phase: new } }',
-      /memory:, which ends with its process/,
-    ],
-    [
-      '{ url: "memory:", migrate: { from: "redis://h", phase: new } }',
-      /memory:, which ends with its process/,
-    ],
-    ['{ url: "redis://h", migrate: { from: "sqlite:a.db" } }', /phase/],
-    ['{ url: "redis://h", migrate: { from: "sqlite:a.db", phase: old } }', /mirror/],
+  for (const [url, migrate, error] of [
+    ['redis://h', 'from: "redis://h", phase: both', /the same store twice/],
+    ['redis://h', 'from: "memory:", phase: new', /memory:, which ends with its process/],
+    ['memory:', 'from: "redis://h", phase: new', /memory:, which ends with its process/],
+    ['redis://h', 'from: "sqlite:a.db"', /phase/],
+    ['redis://h', 'from: "sqlite:a.db", phase: old', /mirror/],
   ] as const)
-    t.match(errorsOf(store(text))[0], error)
+    t.match(errorsOf(store(`{ url: "${url}", migrate: { ${migrate} } }`))[0], error)
   t.match(errorsOf(`${UPSTREAM}store: { url: "sqlite:a.db", migrate: { from: "redis://h", phase: new } }`), [
     /no `service` to keep their records apart/,
   ])
@@ -101,26 +93,15 @@ void t.test('errors are file:line:column: path: message, in the order of the fil
 })
 
 void t.test('an empty file is accepted if a flag names the upstream', async (t) => {
-  for (const text of ['', '\n', '# nothing\n', '---\n', '~\n']) {
+  for (const text of ['', '\n', '# nothing\n', '---\n', '~\n'])
     t.equal(load(text, { flags: { upstream: 'http://a' } }).routes.length, 0)
-  }
 })
 
-void t.test(
-  'environment variables are put into parsed scalars, and read as the property’s type',
-  async (t) => {
-    const env = {
-      PORT: '9000',
-      COUNT: '7',
-      YES: 'true',
-      WAIT: '3s',
-      SIZE: '2MiB',
-      STATUS: '409',
-      EMPTY: '',
-      TRICK: 'a: b, # c',
-    }
-    const config = load(
-      `
+t.test('environment variables are put into parsed scalars, and read as the property’s type', async (t) => {
+  const numbers = { PORT: '9000', COUNT: '7', WAIT: '3s', SIZE: '2MiB', STATUS: '409' }
+  const env = { ...numbers, YES: 'true', EMPTY: '', TRICK: 'a: b, # c' }
+  const config = load(
+    `
 listen: "127.0.0.1:\${PORT}"
 upstream: { url: "http://\${HOST:-127.0.0.1}:3000", connections: "\${COUNT}", timeout: "\${WAIT}" }
 readiness: { store: "\${YES}" }
@@ -128,18 +109,17 @@ limits: { request: "\${SIZE}" }
 store: { url: "sqlite:\${TRICK}-\${EMPTY}-\${EMPTY:-filled}-$\${COUNT}-$5" }
 defaults: { misuse: { status: "\${STATUS}" }, scope: { caller: ["header:\${NAME:-x-user}"] } }
 `,
-      { env },
-    )
-    t.match(config, {
-      listen: { address: { port: 9000 } },
-      upstream: { url: 'http://127.0.0.1:3000', connections: 7, timeout: 3000 },
-      readiness: { store: true },
-      limits: { request: 2 * 1024 ** 2 },
-      defaults: { misuseStatus: 409, scope: { caller: [{ kind: 'header', name: 'x-user' }] } },
-    })
-    t.equal(config.store.url, 'sqlite:a: b, # c--filled-${COUNT}-$5')
-  },
-)
+    { env },
+  )
+  t.match(config, {
+    listen: { address: { port: 9000 } },
+    upstream: { url: 'http://127.0.0.1:3000', connections: 7, timeout: 3000 },
+    readiness: { store: true },
+    limits: { request: 2 * 1024 ** 2 },
+    defaults: { misuseStatus: 409, scope: { caller: [{ kind: 'header', name: 'x-user' }] } },
+  })
+  t.equal(config.store.url, 'sqlite:a: b, # c--filled-${COUNT}-$5')
+})
 
 void t.test('only values are substituted, not names', async (t) => {
   t.match(
@@ -213,18 +193,12 @@ void t.test('secret files are read without their last newline', async (t) => {
 })
 
 void t.test('the admin listener must be off, on loopback, or have a token', async (t) => {
-  t.equal(load(`${UPSTREAM}admin: { listen: none }\n`).admin.listen.address, null)
-  for (const host of ['127.0.0.1', '127.9.9.9', 'localhost', '"[::1]']) {
-    t.ok(
-      load(`${UPSTREAM}admin: { listen: ${host}:1${host.startsWith('"') ? '"' : ''} }\n`).admin.listen
-        .address,
-      host,
-    )
-  }
-  for (const host of ['0.0.0.0', '10.0.0.1', 'example.com', '"[::]']) {
-    const text = `${UPSTREAM}admin: { listen: ${host}:1${host.startsWith('"') ? '"' : ''} }\n`
-    t.match(errorsOf(text)[0], 'without `admin.tokenFile`', host)
-  }
+  const text = (address: string): string => `${UPSTREAM}admin: { listen: "${address}" }\n`
+  t.equal(load(text('none')).admin.listen.address, null)
+  for (const host of ['127.0.0.1', '127.9.9.9', 'localhost', '[::1]'])
+    t.ok(load(text(`${host}:1`)).admin.listen.address, host)
+  for (const host of ['0.0.0.0', '10.0.0.1', 'example.com', '[::]'])
+    t.match(errorsOf(text(`${host}:1`))[0], 'without `admin.tokenFile`', host)
 })
 
 void t.test('port 0 is no conflict, nor is one port on two addresses', async (t) => {
@@ -235,9 +209,8 @@ void t.test('port 0 is no conflict, nor is one port on two addresses', async (t)
 })
 
 void t.test('a check is skipped if a value that it compares could not be read', async (t) => {
-  const errors = errorsOf(
-    'upstream: { url: http://a, timeout: 2days }\ndefaults: { ttl: 1s, respondWithin: 90s }\n',
-  )
+  const late = 'defaults: { ttl: 1s, respondWithin: 90s }'
+  const errors = errorsOf(`upstream: { url: http://a, timeout: 2days }\n${late}\n`)
   t.strictSame(errors.length, 1)
   t.match(errors[0], 'upstream.timeout')
 })
@@ -261,18 +234,10 @@ void t.test('a JWK Set comes over https, or from this machine', async (t) => {
     'http://[::1]:8080/jwks': 'http://[::1]:8080/jwks',
   }))
     t.equal(load(text(url)).routes[0]?.scope.jwt?.jwks, kept)
-  for (const url of [
-    'http://localhost.example.com/jwks',
-    'http://10.0.0.1/jwks',
-    'http://127.0.0.1@id.example.com/jwks',
-    'https://user@id.example.com/jwks',
-    'https://',
-    'https:///jwks',
-    'https://id.example.com:0/jwks',
-    'https://id.example.com/a b',
-    'file:///jwks',
-    'data:application/json,{}',
-  ])
+  const local = 'http://localhost.example.com/jwks http://10.0.0.1/jwks http://127.0.0.1@id.example.com/jwks'
+  const remote = 'https://user@id.example.com/jwks https:// https:///jwks https://id.example.com:0/jwks'
+  const others = ['https://id.example.com/a b', 'file:///jwks', 'data:application/json,{}']
+  for (const url of [...`${local} ${remote}`.split(' '), ...others])
     t.match(
       errorsOf(text(url)),
       [/routes\[0\]\.scope\.jwt\.jwks: found .*; allowed: none, or the https:\/\/ URL/],
@@ -293,23 +258,8 @@ void t.test('an error in a key file is reported where the file is named', async 
 void t.test('paths of the proxy itself must be exact and normalised', async (t) => {
   const text = (path: string): string => `${UPSTREAM}status: { path: ${JSON.stringify(path)} }\n`
   for (const path of ['/a', '/v1/caf%C3%A9:batch', '/~a/-']) t.equal(load(text(path)).status.path, path)
-  for (const path of [
-    '',
-    '/',
-    '//a',
-    '/a//b',
-    '/a/',
-    '/a/./b',
-    '/a/../b',
-    '/a%2e',
-    '/%2f',
-    '/a/:id',
-    '/a/*',
-    '/a?b',
-    '/a#b',
-    '/a b',
-    '/é',
-  ])
+  const inexact = '/ //a /a//b /a/ /a/./b /a/../b /a%2e /%2f /a/:id /a/* /a?b /a#b /é'
+  for (const path of ['', '/a b', ...inexact.split(' ')])
     t.match(errorsOf(text(path)), [/status\.path: found .*; allowed: off, or one exact path/], path)
 })
 
@@ -418,35 +368,26 @@ void t.test('an invalid URL of a store gets one clear error, without its passwor
 
 void t.test('tiered: needs both a store that decides and a cache', async (t) => {
   const of = (store: string) => `service: a\n${UPSTREAM}store: { ${store} }\n`
-  const { store } = load(
-    of('url: "tiered:", primary: { url: "postgres://u@h/d" }, cache: { url: "redis://c" }'),
-  )
-  t.match(store, { url: 'postgres://u@h/d', cache: { url: 'redis://c' } })
-  const shown = effective(
-    load(of('url: "tiered:", primary: { url: "postgres://u@h/d" }, cache: { url: "redis://c" }')),
-  )
+  const tiered = load(of('url: "tiered:", primary: { url: "postgres://u@h/d" }, cache: { url: "redis://c" }'))
+  t.match(tiered.store, { url: 'postgres://u@h/d', cache: { url: 'redis://c' } })
   const tiers = { primary: { url: 'postgres://***@h/d' }, cache: { url: 'redis://c' } }
-  t.match(shown, { store: { url: 'tiered:', ...tiers } })
+  t.match(effective(tiered), { store: { url: 'tiered:', ...tiers } })
   t.equal(load(UPSTREAM).store.cache, undefined)
   const both = /required: store.primary.url, which decides, and store.cache.url/
+  const on = (primary: string, cache: string) =>
+    `url: "tiered:", primary: { url: "${primary}" }, cache: { url: "${cache}" }`
   for (const [text, why] of [
     ['url: "tiered:"', both],
     ['url: "tiered:", cache: { url: "memory:" }', both],
     ['url: "tiered:", primary: { url: "redis://h" }', both],
     ['url: "redis://h", cache: { url: "memory:" }', /found a tier without tiered:/],
-    [
-      'url: "tiered:", primary: { url: "redis://h" }, cache: { url: "memory:" }, migrate: { from: "redis://g", phase: both }',
-      /without a cache/,
-    ],
+    [`${on('redis://h', 'memory:')}, migrate: { from: "redis://g", phase: both }`, /without a cache/],
     ['url: "redis://h", migrate: { from: "tiered:", phase: both }', /without a cache/],
     ['url: "tiered://x"', /found "tiered:\/\/x"; allowed: memory:/],
-    [
-      'url: "tiered:", primary: { url: "memory:" }, cache: { url: "memory:" }',
-      /but not memory:, which loses its records/,
-    ],
-    ['url: "tiered:", primary: { url: "tiered:" }, cache: { url: "memory:" }', /found "tiered:"; allowed/],
-    ['url: "tiered:", primary: { url: "redis://h" }, cache: { url: "sqlite:a" }', /allowed: memory:, redis:/],
-    ['url: "tiered:", primary: { url: "redis://h" }, cache: { url: "redis:h" }', /allowed: memory:, sqlite/],
+    [on('memory:', 'memory:'), /but not memory:, which loses its records/],
+    [on('tiered:', 'memory:'), /found "tiered:"; allowed/],
+    [on('redis://h', 'sqlite:a'), /allowed: memory:, redis:/],
+    [on('redis://h', 'redis:h'), /allowed: memory:, sqlite/],
   ] as const)
     t.ok(
       errorsOf(of(text)).some((error) => why.test(error)),

@@ -175,39 +175,36 @@ void t.test('O08 after a reload that is not refused, each request finds its reco
   t.ok(seen.taken > numRuns / 10 && seen.refused > numRuns / 10, JSON.stringify(seen))
 })
 
-void t.test(
-  'Y20 configurations with the same digest find the same records, and a reload takes no others',
-  async (t) => {
-    const seen = { equal: 0, different: 0 }
-    fc.assert(
-      fc.property(pair, (both) => {
-        const [one, other] = both.map(yamlOf) as [string, string]
-        const [before, after] = [loaded(one), loaded(other)]
-        fc.pre(before !== null && after !== null)
-        const [own, theirs] = [before, after].map(identificationOf) as [Identification, Identification]
-        const isLive = changesBetween(before, after).every(({ effect }) => effect === 'live')
-        if (!own.digest.equals(theirs.digest)) {
-          seen.different++
-          if (isLive) throw new Error(`a reload takes it:\n${one}\n${other}`)
-          if (differencesBetween(own.parts, theirs.parts).length === 0) throw new Error('unexplained')
-          return
-        }
-        seen.equal++
-        const [old, next] = [before, after].map((config) => new Router(config.routes)) as [Router, Router]
-        for (const method of ['POST', 'PATCH', 'PUT'])
-          for (const target of TARGETS)
-            for (const headers of HEADERS) {
-              const ids = [
-                finds(before, old, method, target, headers),
-                finds(after, next, method, target, headers),
-              ]
-              const [was, now] = ids.map((found) => found?.split(' ')[0])
-              if (was !== now && was !== 'refused' && now !== 'refused')
-                throw new Error(`${method} ${target} ${headers.join(' ')}: ${was} → ${now}\n${one}\n${other}`)
-            }
-      }),
-      { numRuns },
-    )
-    t.ok(seen.equal > numRuns / 10 && seen.different > numRuns / 10, JSON.stringify(seen))
-  },
-)
+t.test('Y20 configurations with one digest find the same records; a reload takes no others', async (t) => {
+  const seen = { equal: 0, different: 0 }
+  fc.assert(
+    fc.property(pair, (both) => {
+      const [one, other] = both.map(yamlOf) as [string, string]
+      const [before, after] = [loaded(one), loaded(other)]
+      fc.pre(before !== null && after !== null)
+      const [own, theirs] = [before, after].map(identificationOf) as [Identification, Identification]
+      const isLive = changesBetween(before, after).every(({ effect }) => effect === 'live')
+      if (!own.digest.equals(theirs.digest)) {
+        seen.different++
+        if (isLive) throw new Error(`a reload takes it:\n${one}\n${other}`)
+        if (differencesBetween(own.parts, theirs.parts).length === 0) throw new Error('unexplained')
+        return
+      }
+      seen.equal++
+      const [old, next] = [before, after].map((config) => new Router(config.routes)) as [Router, Router]
+      for (const method of ['POST', 'PATCH', 'PUT'])
+        for (const target of TARGETS)
+          for (const headers of HEADERS) {
+            const ids = [
+              finds(before, old, method, target, headers),
+              finds(after, next, method, target, headers),
+            ]
+            const [was, now] = ids.map((found) => found?.split(' ')[0])
+            if (was !== now && was !== 'refused' && now !== 'refused')
+              throw new Error(`${method} ${target} ${headers.join(' ')}: ${was} → ${now}\n${one}\n${other}`)
+          }
+    }),
+    { numRuns },
+  )
+  t.ok(seen.equal > numRuns / 10 && seen.different > numRuns / 10, JSON.stringify(seen))
+})
