@@ -210,75 +210,72 @@ t.test('without cors, an answer is the upstream’s own, for whichever origin', 
   t.strictSame(marks(await ask(ADMIN, '2')), {})
 })
 
-t.test(
-  'Y03 a caller that changes between retries executes again, is counted, and warned of once',
-  async (t) => {
-    let n = 0
-    const [proxy] = await before(
-      t,
-      [
-        'routes:',
-        '  - { name: tokens, match: { path: /tokens }, scope: { caller: "header:authorization" } }',
-        '  - { name: form, match: { path: /form }, key: { from: ["form:k"] }, scope: { caller: "cookie:session" } }',
-        '  - { name: same, match: { path: /same }, key: { from: ["form:k"] }, scope: { caller: "cookie:session" } }',
-        '  - { name: live, match: { path: /live }, stream: always, scope: { caller: "cookie:session" } }',
-        '  - { name: none, match: { path: /none }, scope: { caller: none } }',
-        '  - { name: shadow, match: { path: /shadow }, mode: shadow, scope: { caller: "cookie:session" } }',
-      ].join('\n'),
-      ({ target }, response) => {
-        n++
-        const renewed = target === '/same' ? 'session=s0; Max-Age=60' : `session=s${n}`
-        response.writeHead(200, ['Set-Cookie', renewed]).end('done')
-      },
-    )
-    const send = (path: string, key: string, credential: string, body = 'k=1') => {
-      const type = 'Content-Type: application/x-www-form-urlencoded'
-      const lines = [credential, type, `Content-Length: ${body.length}`, `Idempotency-Key: ${key}`]
-      return rawRequest(proxy.port, [`POST ${path} HTTP/1.1`, 'Host: a', ...lines, '', body].join('\r\n'))
-    }
-    const changed = (route: string) => proxy.metric(`idempotency_caller_changed_total{route="${route}"}`)
-    const warned = () =>
-      proxy.log
-        .filter(({ msg }) => /another caller; set scope.caller/.test(String(msg)))
-        .map(({ route }) => route)
+t.test('Y03 a caller that changes between retries executes again, counted, and warned of once', async (t) => {
+  let n = 0
+  const [proxy] = await before(
+    t,
+    [
+      'routes:',
+      '  - { name: tokens, match: { path: /tokens }, scope: { caller: "header:authorization" } }',
+      '  - { name: form, match: { path: /form }, key: { from: ["form:k"] }, scope: { caller: "cookie:session" } }',
+      '  - { name: same, match: { path: /same }, key: { from: ["form:k"] }, scope: { caller: "cookie:session" } }',
+      '  - { name: live, match: { path: /live }, stream: always, scope: { caller: "cookie:session" } }',
+      '  - { name: none, match: { path: /none }, scope: { caller: none } }',
+      '  - { name: shadow, match: { path: /shadow }, mode: shadow, scope: { caller: "cookie:session" } }',
+    ].join('\n'),
+    ({ target }, response) => {
+      n++
+      const renewed = target === '/same' ? 'session=s0; Max-Age=60' : `session=s${n}`
+      response.writeHead(200, ['Set-Cookie', renewed]).end('done')
+    },
+  )
+  const send = (path: string, key: string, credential: string, body = 'k=1') => {
+    const type = 'Content-Type: application/x-www-form-urlencoded'
+    const lines = [credential, type, `Content-Length: ${body.length}`, `Idempotency-Key: ${key}`]
+    return rawRequest(proxy.port, [`POST ${path} HTTP/1.1`, 'Host: a', ...lines, '', body].join('\r\n'))
+  }
+  const changed = (route: string) => proxy.metric(`idempotency_caller_changed_total{route="${route}"}`)
+  const warned = () =>
+    proxy.log
+      .filter(({ msg }) => /another caller; set scope.caller/.test(String(msg)))
+      .map(({ route }) => route)
 
-    await send('/tokens', '1', 'Authorization: Bearer a')
-    await send('/tokens', '1', 'Authorization: Bearer a')
-    await send('/tokens', '2', 'Authorization: Bearer b')
-    await send('/tokens', '1', 'Authorization: Bearer b', 'k=2')
-    t.equal(n, 3)
-    t.equal(await changed('tokens'), 0, 'a retry; another key; another request')
-    t.match(
-      await fetch(`${proxy.adminUrl}/metrics`).then((one) => one.text()),
-      /caller_changed_total\{route="tokens"\} 0/,
-    )
-    await send('/tokens', '3', 'Authorization: Bearer a')
-    const again = await send('/tokens', '3', 'Authorization: Bearer b')
-    t.strictSame([again.status, values(again, 'idempotent-replayed')], [200, []])
-    t.equal(await changed('tokens'), 1)
-    await send('/tokens', '3', 'Authorization: Bearer c')
-    t.equal(await changed('tokens'), 2)
-    t.strictSame(warned(), ['tokens'], 'once per route')
+  await send('/tokens', '1', 'Authorization: Bearer a')
+  await send('/tokens', '1', 'Authorization: Bearer a')
+  await send('/tokens', '2', 'Authorization: Bearer b')
+  await send('/tokens', '1', 'Authorization: Bearer b', 'k=2')
+  t.equal(n, 3)
+  t.equal(await changed('tokens'), 0, 'a retry; another key; another request')
+  t.match(
+    await fetch(`${proxy.adminUrl}/metrics`).then((one) => one.text()),
+    /caller_changed_total\{route="tokens"\} 0/,
+  )
+  await send('/tokens', '3', 'Authorization: Bearer a')
+  const again = await send('/tokens', '3', 'Authorization: Bearer b')
+  t.strictSame([again.status, values(again, 'idempotent-replayed')], [200, []])
+  t.equal(await changed('tokens'), 1)
+  await send('/tokens', '3', 'Authorization: Bearer c')
+  t.equal(await changed('tokens'), 2)
+  t.strictSame(warned(), ['tokens'], 'once per route')
 
-    await send('/form', 'x', 'Cookie: session=s0')
-    t.equal(await changed('form'), 1, 'the response renews the cookie')
-    await send('/form', 'x', 'Cookie: session=s0')
-    t.equal(await changed('form'), 1, 'a replay is the same response')
-    await send('/form', 'x', 'Cookie: session=s6')
-    t.equal(await changed('form'), 3, 'the retry is another caller, and its response renews the cookie')
-    t.strictSame(warned(), ['tokens', 'form'])
+  await send('/form', 'x', 'Cookie: session=s0')
+  t.equal(await changed('form'), 1, 'the response renews the cookie')
+  await send('/form', 'x', 'Cookie: session=s0')
+  t.equal(await changed('form'), 1, 'a replay is the same response')
+  await send('/form', 'x', 'Cookie: session=s6')
+  t.equal(await changed('form'), 3, 'the retry is another caller, and its response renews the cookie')
+  t.strictSame(warned(), ['tokens', 'form'])
 
-    await send('/same', 'x', 'Cookie: session=s0')
-    t.equal(await changed('same'), 0, 'the same value for longer')
-    await send('/live', 'x', 'Cookie: session=s0')
-    while ((await changed('live')) === 0);
-    await send('/none', 'x', 'Cookie: session=s0')
-    await send('/none', 'x', 'Cookie: session=s1')
-    t.equal(await changed('none'), 0)
-    await send('/shadow', 'x', 'Cookie: session=s0')
-    while ((await changed('shadow')) < 1);
-    await send('/shadow', 'x', 'Cookie: session=s1')
-    while ((await changed('shadow')) < 3);
-    t.strictSame(warned(), ['tokens', 'form', 'live', 'shadow'])
-  },
-)
+  await send('/same', 'x', 'Cookie: session=s0')
+  t.equal(await changed('same'), 0, 'the same value for longer')
+  await send('/live', 'x', 'Cookie: session=s0')
+  while ((await changed('live')) === 0);
+  await send('/none', 'x', 'Cookie: session=s0')
+  await send('/none', 'x', 'Cookie: session=s1')
+  t.equal(await changed('none'), 0)
+  await send('/shadow', 'x', 'Cookie: session=s0')
+  while ((await changed('shadow')) < 1);
+  await send('/shadow', 'x', 'Cookie: session=s1')
+  while ((await changed('shadow')) < 3);
+  t.strictSame(warned(), ['tokens', 'form', 'live', 'shadow'])
+})

@@ -201,11 +201,8 @@ for (const kind of KINDS)
     t.equal((await ask(proxy, null)).status, 400, 'no key')
     t.equal((await ask(proxy, '"x')).status, 400, 'an invalid key')
     t.equal((await ask(proxy, key, { query: '' })).status, 404, 'no path')
-    t.equal(
-      (await ask(proxy, key, { query: 'method=GET&path=/pay' })).status,
-      404,
-      'nothing is protected there',
-    )
+    const reading = await ask(proxy, key, { query: 'method=GET&path=/pay' })
+    t.equal(reading.status, 404, 'nothing is protected there')
     t.strictSame(await recordsIn(store), kept, 'no record or expiry has changed')
     t.equal(upstream.seen.length, 1, 'the upstream is not asked')
     t.match(await send(proxy, key), { status: 201, replayed: true })
@@ -217,19 +214,9 @@ routes:
   - { name: exact, match: { path: "/exact/*", exact: true, methods: [POST, PUT, DELETE] }, inFlight: { status: 202 } }
   - { name: events, match: { path: /events }, key: { from: ["header:ce-id"] }, inFlight: { status: 202 } }`
 
-const TARGETS = [
-  '/pay',
-  '/pay?a=1&method=GET&path=/x',
-  '/pay/caf%C3%A9/%E2%82%AC',
-  '/pay/a%2Fb',
-  '/pay/a%252Fb',
-  '/pay/a+b%20c',
-  '/pay//double///slash/',
-  '/pay/%7Etilde%2e',
-  "/pay/a;b=c&d,e=f!$'()*:@",
-  '/exact//double/',
-  '/exact/%7Etilde',
-]
+const PLAIN = '/pay /pay?a=1&method=GET&path=/x /pay/caf%C3%A9/%E2%82%AC /pay/a%2Fb /pay/a%252Fb /pay/a+b%20c'
+const ODD = "/pay//double///slash/ /pay/%7Etilde%2e /pay/a;b=c&d,e=f!$'()*:@ /exact//double/ /exact/%7Etilde"
+const TARGETS = `${PLAIN} ${ODD}`.split(' ')
 
 for (const kind of KINDS)
   void t.test(`§6 I07 following the Location of a 202 gives the state: ${kind}`, async (t) => {
@@ -273,14 +260,10 @@ for (const kind of KINDS)
 
 void t.test('§6 I07 a 202 has a Location only where following it works', async (t) => {
   const upstream = await heldUpstream(t)
-  const proxy = await proxyWithStatus(
-    t,
-    upstream,
-    'memory:',
-    `routes:
+  const routes = `routes:
   - { name: hooks, match: { path: /hooks }, key: { from: ["header:idempotency-key", "json:/id"] }, inFlight: { status: 202 } }
-  - { name: derived, match: { path: /derived }, key: { derive: { json: [/id] } }, inFlight: { status: 202 } }`,
-  )
+  - { name: derived, match: { path: /derived }, key: { derive: { json: [/id] } }, inFlight: { status: 202 } }`
+  const proxy = await proxyWithStatus(t, upstream, 'memory:', routes)
   let n = 0
   for (const path of ['/hooks', '/derived'])
     for (const key of [null, 'k-1']) {

@@ -93,63 +93,57 @@ async function state(): Promise<number> {
   return stateOf((await onlyRecord(redis)).bytes)
 }
 
-void t.test(
-  'X01 clients that leave at any point leave nothing behind, and what was sent goes on and is stored',
-  async (t) => {
-    const { upstream, work, start } = await world(t)
-    const proxy = await start('limits: { response: 1MiB }')
-    const leave = async (path: string, cut: number, when: (socket: Socket) => unknown): Promise<void> => {
-      const socket = dial(t, proxy, path, cut)
-      await when(socket)
-      socket.destroy()
-      await turned(proxy)
-    }
-    await leave('/pay', 5, () => until(async () => (await proxy.metric('idempotency_buffered_bytes')) > 0))
-    await leave('/gated', 0, () => upstream.arrived(1))
-    await leave('/stream', 0, some)
-    await leave('/big', 0, some)
-    await leave('/pay', 0, () => {})
-    t.ok((await proxy.metric('idempotency_in_flight')) >= 2, 'requests that were sent go on')
-    work.open()
-    await until(async () => (await proxy.metric('idempotency_in_flight')) === 0)
-    await until(async () => (await proxy.metric('idempotency_buffered_bytes')) === 0)
-    const records = [...(await redisSnapshot(redis))].filter(([key]) => key.includes(':r:'))
-    t.ok(records.length >= 3)
-    for (const [, value] of records)
-      t.ok([STATE.completed, STATE.failed_retryable].includes(value.charCodeAt(3) as 2 | 3))
-  },
-)
+t.test('X01 clients may leave at any point: nothing stays behind, and what was sent is stored', async (t) => {
+  const { upstream, work, start } = await world(t)
+  const proxy = await start('limits: { response: 1MiB }')
+  const leave = async (path: string, cut: number, when: (socket: Socket) => unknown): Promise<void> => {
+    const socket = dial(t, proxy, path, cut)
+    await when(socket)
+    socket.destroy()
+    await turned(proxy)
+  }
+  await leave('/pay', 5, () => until(async () => (await proxy.metric('idempotency_buffered_bytes')) > 0))
+  await leave('/gated', 0, () => upstream.arrived(1))
+  await leave('/stream', 0, some)
+  await leave('/big', 0, some)
+  await leave('/pay', 0, () => {})
+  t.ok((await proxy.metric('idempotency_in_flight')) >= 2, 'requests that were sent go on')
+  work.open()
+  await until(async () => (await proxy.metric('idempotency_in_flight')) === 0)
+  await until(async () => (await proxy.metric('idempotency_buffered_bytes')) === 0)
+  const records = [...(await redisSnapshot(redis))].filter(([key]) => key.includes(':r:'))
+  t.ok(records.length >= 3)
+  for (const [, value] of records)
+    t.ok([STATE.completed, STATE.failed_retryable].includes(value.charCodeAt(3) as 2 | 3))
+})
 
-void t.test(
-  'X04 SIGTERM: readiness fails at once; calls in flight finish and are stored; exit 0',
-  async (t) => {
-    const { upstream, work, yaml, start } = await world(t)
-    await using proxy = await proxyProcess(configFile(tempDir(t), yaml('')))
-    const key = newKey()
-    const asked = send(proxy, key, { path: '/gated' })
-    await upstream.arrived(1)
-    t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 200)
-    proxy.kill('SIGTERM')
-    await proxy.logged(({ msg }) => msg === 'draining')
-    const ready = await fetch(`${proxy.adminUrl}/readyz`)
-    t.equal(ready.status, 503)
-    t.match(await ready.json(), { draining: true })
-    t.equal((await fetch(`${proxy.adminUrl}/livez`)).status, 200)
-    await refused(proxy)
-    // Further signals change nothing.
-    proxy.kill('SIGTERM')
-    proxy.kill('SIGINT')
-    await proxy.logged(({ msg, signal }) => msg === 'stopping' && signal === 'SIGINT')
-    work.open()
-    const reply = await asked
-    t.strictSame([reply.status, reply.body], [201, 'done /gated'])
-    t.equal(reply.headers.get('connection'), 'close')
-    t.equal(await proxy.exited, 0)
-    t.equal(await state(), STATE.completed)
-    t.ok((await send(await start(), key, { path: '/gated' })).replayed)
-    t.equal(upstream.seen.length, 1)
-  },
-)
+t.test('X04 SIGTERM: readiness fails at once; calls in flight finish and are stored; exit 0', async (t) => {
+  const { upstream, work, yaml, start } = await world(t)
+  await using proxy = await proxyProcess(configFile(tempDir(t), yaml('')))
+  const key = newKey()
+  const asked = send(proxy, key, { path: '/gated' })
+  await upstream.arrived(1)
+  t.equal((await fetch(`${proxy.adminUrl}/readyz`)).status, 200)
+  proxy.kill('SIGTERM')
+  await proxy.logged(({ msg }) => msg === 'draining')
+  const ready = await fetch(`${proxy.adminUrl}/readyz`)
+  t.equal(ready.status, 503)
+  t.match(await ready.json(), { draining: true })
+  t.equal((await fetch(`${proxy.adminUrl}/livez`)).status, 200)
+  await refused(proxy)
+  // Further signals change nothing.
+  proxy.kill('SIGTERM')
+  proxy.kill('SIGINT')
+  await proxy.logged(({ msg, signal }) => msg === 'stopping' && signal === 'SIGINT')
+  work.open()
+  const reply = await asked
+  t.strictSame([reply.status, reply.body], [201, 'done /gated'])
+  t.equal(reply.headers.get('connection'), 'close')
+  t.equal(await proxy.exited, 0)
+  t.equal(await state(), STATE.completed)
+  t.ok((await send(await start(), key, { path: '/gated' })).replayed)
+  t.equal(upstream.seen.length, 1)
+})
 
 void t.test('X04 O10 requests are still served for drain.delay, on new connections too', async (t) => {
   const { yaml } = await world(t)
@@ -224,33 +218,30 @@ void t.test('X04 a response that a client is still reading is not cut off', asyn
   await drained
 })
 
-void t.test(
-  'Y19 a drain serves the connections that were accepted last, also those that only the kernel has',
-  async (t) => {
-    const { start } = await world(t)
-    const proxy = await start('', 'memory:')
-    const dialled = (): Socket => {
-      const socket = connect(proxy.port, '127.0.0.1')
-      t.teardown(() => socket.destroy())
-      return socket
-    }
-    const bytes = (): string => post('/pay', newKey(), '{"amount":1}', ALICE)
-    const [silent, half] = [dialled(), dialled()]
-    await Promise.all([silent, half].map((socket) => once(socket, 'connect')))
-    const begun = bytes()
-    half.write(begun.slice(0, 40))
-    t.equal((await rawRequest(proxy.port, bytes())).status, 201, 'by now its beginning was read')
-    const drained = proxy.drain()
-    const last = Array.from({ length: 40 }, dialled)
-    for (const socket of last) socket.write(bytes())
-    const answers = Promise.all([...last, silent, half].map(readAnswer))
-    await refused(proxy)
-    half.write(begun.slice(40))
-    silent.write(bytes())
-    for (const { status } of await answers) t.equal(status, 201)
-    await drained
-  },
-)
+t.test('Y19 a drain serves the connections accepted last, also those that only the kernel has', async (t) => {
+  const { start } = await world(t)
+  const proxy = await start('', 'memory:')
+  const dialled = (): Socket => {
+    const socket = connect(proxy.port, '127.0.0.1')
+    t.teardown(() => socket.destroy())
+    return socket
+  }
+  const bytes = (): string => post('/pay', newKey(), '{"amount":1}', ALICE)
+  const [silent, half] = [dialled(), dialled()]
+  await Promise.all([silent, half].map((socket) => once(socket, 'connect')))
+  const begun = bytes()
+  half.write(begun.slice(0, 40))
+  t.equal((await rawRequest(proxy.port, bytes())).status, 201, 'by now its beginning was read')
+  const drained = proxy.drain()
+  const last = Array.from({ length: 40 }, dialled)
+  for (const socket of last) socket.write(bytes())
+  const answers = Promise.all([...last, silent, half].map(readAnswer))
+  await refused(proxy)
+  half.write(begun.slice(40))
+  silent.write(bytes())
+  for (const { status } of await answers) t.equal(status, 201)
+  await drained
+})
 
 void t.test('Y19 a drain serves the connections that come while the process is at other work', async (t) => {
   const { start } = await world(t)

@@ -51,7 +51,7 @@ for (const [name, topology] of Object.entries(TOPOLOGIES)) {
   const { start, stores } = topology
   const enough = Number(FAILOVERS ?? topology.failovers)
 
-  void t.test(
+  t.test(
     `W01 ${name}: ${enough} failovers under load execute no key twice`,
     { skip, buffered: true },
     async (t) => {
@@ -63,7 +63,7 @@ for (const [name, topology] of Object.entries(TOPOLOGIES)) {
     },
   )
 
-  void t.test(
+  t.test(
     `W01 ${name}: without a grace, failovers execute keys twice: the test can fail`,
     { skip, buffered: true },
     async (t) => {
@@ -84,44 +84,40 @@ async function again(proxy: TestProxy, key: string, ask = {}): Promise<Reply> {
   return reply
 }
 
-void t.test(
-  'W04 an owner cut off for longer than the grace finds another owner: a split brain',
-  async (t) => {
-    await using pair = await RedisPair.start()
-    const upstream = await heldUpstream(t)
-    const yaml = (url: string) =>
-      `upstream: { url: "${upstream.url}" }\nstore: { url: "${url}", grace: 2s }\n`
-    await using a = await proxyInProcess(yaml(pair.lateUrl))
-    await using b = await proxyInProcess(yaml(pair.url))
-    await until(async () => (await a.metric('idempotency_store_in_grace{store="redis"}')) === 0)
-    await pair.lag()
-    const [running, ended] = [newKey(), newKey()]
-    const first = send(a, running)
-    await until(() => upstream.seen.length === 1)
-    t.match(await send(a, ended, FAST), { status: 201 })
-    await pair.promote()
-    const second = again(b, running)
-    t.match(await again(b, ended, FAST), { status: 201, body: /execution [34]/ })
-    await until(() => upstream.seen.length === 4)
-    pair.tellLate()
-    await until(async () => (await a.metric('idempotency_split_total{route="default"}')) >= 2)
-    await a.logged(
-      ({ msg, fence, foundFence }) =>
-        String(msg).startsWith('split brain') && Number(fence) > 0 && Number(foundFence) > 0,
-    )
-    t.match(await send(b, running), { status: 409, code: 'idempotency_outcome_unknown' })
+t.test('W04 an owner cut off for longer than the grace finds another owner: a split brain', async (t) => {
+  await using pair = await RedisPair.start()
+  const upstream = await heldUpstream(t)
+  const yaml = (url: string) => `upstream: { url: "${upstream.url}" }\nstore: { url: "${url}", grace: 2s }\n`
+  await using a = await proxyInProcess(yaml(pair.lateUrl))
+  await using b = await proxyInProcess(yaml(pair.url))
+  await until(async () => (await a.metric('idempotency_store_in_grace{store="redis"}')) === 0)
+  await pair.lag()
+  const [running, ended] = [newKey(), newKey()]
+  const first = send(a, running)
+  await until(() => upstream.seen.length === 1)
+  t.match(await send(a, ended, FAST), { status: 201 })
+  await pair.promote()
+  const second = again(b, running)
+  t.match(await again(b, ended, FAST), { status: 201, body: /execution [34]/ })
+  await until(() => upstream.seen.length === 4)
+  pair.tellLate()
+  await until(async () => (await a.metric('idempotency_split_total{route="default"}')) >= 2)
+  await a.logged(
+    ({ msg, fence, foundFence }) =>
+      String(msg).startsWith('split brain') && Number(fence) > 0 && Number(foundFence) > 0,
+  )
+  t.match(await send(b, running), { status: 409, code: 'idempotency_outcome_unknown' })
+  t.match(
+    await send(b, ended, FAST),
+    { status: 201, replayed: true, body: /execution [34]/ },
+    'completed stays completed',
+  )
+  for (const n of [1, 2, 3, 4]) upstream.finish(n)
+  await Promise.all([first, second])
+  for (const proxy of [a, b])
     t.match(
-      await send(b, ended, FAST),
-      { status: 201, replayed: true, body: /execution [34]/ },
-      'completed stays completed',
+      await send(proxy, running),
+      { status: 409, code: 'idempotency_outcome_unknown' },
+      'neither outcome wins',
     )
-    for (const n of [1, 2, 3, 4]) upstream.finish(n)
-    await Promise.all([first, second])
-    for (const proxy of [a, b])
-      t.match(
-        await send(proxy, running),
-        { status: 409, code: 'idempotency_outcome_unknown' },
-        'neither outcome wins',
-      )
-  },
-)
+})

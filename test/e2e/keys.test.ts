@@ -63,6 +63,7 @@ interface Place {
   readonly isDerived?: true
 }
 
+type Lines = Readonly<Record<string, string>>
 const hook = (id: string, more = ''): Sent => ({
   path: '/hooks',
   body: `{ "type":"paid" , "id" : ${id}${more} }`,
@@ -72,11 +73,7 @@ const both = (id: string, key?: string): Sent => ({
   body: `{"id":"${id}"}`,
   ...(key && { key }),
 })
-const event = (headers: Readonly<Record<string, string>>, body: string): Sent => ({
-  path: '/events',
-  headers,
-  body,
-})
+const event = (headers: Lines, body: string): Sent => ({ path: '/events', headers, body })
 const binary = (source: string, id: string) => event({ 'ce-id': id, 'ce-source': source }, '{}')
 const STRUCTURED = { 'content-type': 'application/cloudevents+json; charset=utf-8' }
 const structured = (source: string, id: string) =>
@@ -217,13 +214,10 @@ for (const kind of KINDS)
     const store = await emptyStore(t, kind)
     const file = join(tempDir(t), 'secret')
     writeFileSync(file, 's'.repeat(32))
-    const proxy = await proxyWith(
-      t,
-      upstream,
-      store,
-      `issuer: { path: /idempotency-keys, secretFile: "${file}", ttl: 24h }
-routes: [{ name: pay, match: { path: /pay }, key: { issuedOnly: true, presence: required } }]`,
-    )
+    const issuer = `issuer: { path: /idempotency-keys, secretFile: "${file}", ttl: 24h }`
+    const routes =
+      'routes: [{ name: pay, match: { path: /pay }, key: { issuedOnly: true, presence: required } }]'
+    const proxy = await proxyWith(t, upstream, store, `${issuer}\n${routes}`)
     const asked = Date.now()
     const reply = await send(proxy, null, { path: '/idempotency-keys/', body: null })
     t.equal(reply.status, 201)
@@ -285,12 +279,14 @@ void t.test('§6 a browser gets a refusal as an HTML page, other clients as prob
   t.equal(reused.status, 422)
   t.match(reused.body, /<h1>You have sent this form before<\/h1>/)
   t.notOk(reused.body.includes(key))
-  t.strictSame(
-    ['content-type', 'cache-control', 'vary', 'idempotency-retry', 'x-content-type-options'].map((name) =>
-      reused.headers.get(name),
-    ),
-    ['text/html; charset=utf-8', 'no-store', 'Accept', 'new-key', 'nosniff'],
-  )
+  for (const [name, value] of Object.entries({
+    'content-type': 'text/html; charset=utf-8',
+    'cache-control': 'no-store',
+    vary: 'Accept',
+    'idempotency-retry': 'new-key',
+    'x-content-type-options': 'nosniff',
+  }))
+    t.equal(reused.headers.get(name), value)
   t.match(reused.headers.get('content-security-policy'), /^default-src 'none'; style-src 'sha256-/)
   t.equal((await post(BROWSER, 'amount=5')).status, 400)
   for (const accept of ['*/*', 'application/json', 'text/html, application/json', 'text/html;q=0.5, */*']) {

@@ -127,7 +127,7 @@ for (const [from, to] of [
   ['sqlite', 'redis'],
   ['redis', 'postgres'],
 ] as const)
-  void t.test(
+  t.test(
     `W09 three replicas under load move from ${from} to ${to} in three phases: no key is executed twice, none is lost`,
     { skip: to === 'postgres' && NO_POSTGRES },
     async (t) => {

@@ -76,37 +76,33 @@ const FRONTS = [
 ]
 
 for (const { name, skip, start } of FRONTS)
-  void t.test(
-    `X01 ${name} in front of two replicas resends a charge wherever it is cut: one charge each`,
-    { skip },
-    async (t) => {
-      await using redis = await RedisServer.start()
-      const api = await apiOf(t)
-      const a = await proxyOf(t, redis.url, api.url)
-      const b = await proxyOf(t, redis.url, api.url)
-      await using whole = await cutter(a.port)
-      t.equal((await charge(whole, newKey())).status, 200)
-      const cuts = cutsOf(whole.first.up.length, whole.first.down.length)
-      await using wire = await cutter(a.port, cuts)
-      const front = await start(t, wire.port, b)
+  t.test(`X01 ${name} before two replicas resends a cut charge: one charge each`, { skip }, async (t) => {
+    await using redis = await RedisServer.start()
+    const api = await apiOf(t)
+    const a = await proxyOf(t, redis.url, api.url)
+    const b = await proxyOf(t, redis.url, api.url)
+    await using whole = await cutter(a.port)
+    t.equal((await charge(whole, newKey())).status, 200)
+    const cuts = cutsOf(whole.first.up.length, whole.first.down.length)
+    await using wire = await cutter(a.port, cuts)
+    const front = await start(t, wire.port, b)
 
-      // Charges go to A first and to B first by turns: it takes twice as many to meet every cut.
-      for (let n = 0; n < 2 * cuts.length; n++) {
-        const key = newKey()
-        // After the head of a response it cannot resend: it cuts its client, which retries.
-        const first = await charge(front, key).catch(() => null)
-        const again = await charge(b, key)
-        t.equal(api.under(key).length, 1, `${n}: one charge`)
-        t.match(again, { status: 200, replayed: true, body: JSON.stringify(api.under(key)[0]) })
-        if (first !== null) t.match(first, { status: 200, body: again.body })
-      }
-      t.ok(wire.connections >= cuts.length, 'every cut happened')
-      const saved =
-        (await b.metric('idempotency_requests_total{route="charges",outcome="replayed"}')) +
-        (await b.metric('idempotency_requests_total{route="charges",outcome="waited"}'))
-      t.ok(saved > 2 * cuts.length, `it sent ${saved - 2 * cuts.length} duplicates`)
-    },
-  )
+    // Charges go to A first and to B first by turns: it takes twice as many to meet every cut.
+    for (let n = 0; n < 2 * cuts.length; n++) {
+      const key = newKey()
+      // After the head of a response it cannot resend: it cuts its client, which retries.
+      const first = await charge(front, key).catch(() => null)
+      const again = await charge(b, key)
+      t.equal(api.under(key).length, 1, `${n}: one charge`)
+      t.match(again, { status: 200, replayed: true, body: JSON.stringify(api.under(key)[0]) })
+      if (first !== null) t.match(first, { status: 200, body: again.body })
+    }
+    t.ok(wire.connections >= cuts.length, 'every cut happened')
+    const saved =
+      (await b.metric('idempotency_requests_total{route="charges",outcome="replayed"}')) +
+      (await b.metric('idempotency_requests_total{route="charges",outcome="waited"}'))
+    t.ok(saved > 2 * cuts.length, `it sent ${saved - 2 * cuts.length} duplicates`)
+  })
 
 /** Clients that charge with a new key each time, by turns where nginx resends a POST and where it does not. They end with the test. */
 class Clients implements AsyncDisposable {
@@ -144,58 +140,54 @@ class Clients implements AsyncDisposable {
   }
 }
 
-void t.test(
-  'Y19 two replicas behind nginx are restarted one after the other: no client sees an error, each key is charged once',
-  options,
-  async (t) => {
-    await using redis = await RedisServer.start()
-    const charged = new Map<string, number>()
-    await using api = await upstreamStub(({ headers }, response) => {
-      const key = headers[headers.findIndex((name) => name.toLowerCase() === 'idempotency-key') + 1] as string
-      charged.set(key, (charged.get(key) ?? 0) + 1)
-      response.writeHead(200).end(key)
-    })
-    const file = configFile(
-      tempDir(t),
-      `upstream: { url: "${api.url}" }
+t.test('Y19 replicas behind nginx restart in turn: no error, one charge a key', options, async (t) => {
+  await using redis = await RedisServer.start()
+  const charged = new Map<string, number>()
+  await using api = await upstreamStub(({ headers }, response) => {
+    const key = headers[headers.findIndex((name) => name.toLowerCase() === 'idempotency-key') + 1] as string
+    charged.set(key, (charged.get(key) ?? 0) + 1)
+    response.writeHead(200).end(key)
+  })
+  const file = configFile(
+    tempDir(t),
+    `upstream: { url: "${api.url}" }
 store: { url: "${redis.url}" }
 drain: { delay: 2s }
 routes:
   - { name: money, match: { methods: [POST], path: "/v1/*" }, key: required, inFlight: { mode: wait } }
 `,
-    )
-    const ports = [await freePort(), await freePort()] as const
-    const start = async (port: number) => {
-      const proxy = await proxyProcess(file, ['--listen', `127.0.0.1:${port}`])
-      t.teardown(() => proxy[Symbol.asyncDispose]())
-      return proxy
+  )
+  const ports = [await freePort(), await freePort()] as const
+  const start = async (port: number) => {
+    const proxy = await proxyProcess(file, ['--listen', `127.0.0.1:${port}`])
+    t.teardown(() => proxy[Symbol.asyncDispose]())
+    return proxy
+  }
+  let replicas = await Promise.all(ports.map(start))
+  const front = await nginx(t, example('in-front.conf', servers(...ports, [8080, 8081])))
+  await using clients = new Clients(front, 8)
+  await clients.go(100)
+  for (let round = 0; round < 2; round++) {
+    const next = []
+    for (const [n, replica] of replicas.entries()) {
+      replica.kill('SIGTERM')
+      t.equal(await replica.exited, 0)
+      next.push(await start(ports[n] as number))
     }
-    let replicas = await Promise.all(ports.map(start))
-    const front = await nginx(t, example('in-front.conf', servers(...ports, [8080, 8081])))
-    await using clients = new Clients(front, 8)
-    await clients.go(100)
-    for (let round = 0; round < 2; round++) {
-      const next = []
-      for (const [n, replica] of replicas.entries()) {
-        replica.kill('SIGTERM')
-        t.equal(await replica.exited, 0)
-        next.push(await start(ports[n] as number))
-      }
-      replicas = next
-    }
-    await clients.go(100)
-    await clients.stop()
-    t.ok(clients.got.length > 500, `${clients.got.length} charges`)
-    t.same(
-      clients.got.filter(([, status]) => status !== 200),
-      [],
-    )
-    t.same(
-      clients.got.filter(([key]) => charged.get(key) !== 1),
-      [],
-    )
-  },
-)
+    replicas = next
+  }
+  await clients.go(100)
+  await clients.stop()
+  t.ok(clients.got.length > 500, `${clients.got.length} charges`)
+  t.same(
+    clients.got.filter(([, status]) => status !== 200),
+    [],
+  )
+  t.same(
+    clients.got.filter(([key]) => charged.get(key) !== 1),
+    [],
+  )
+})
 
 void t.test('without the proxy the same nginx charges twice', options, async (t) => {
   const api = await apiOf(t)
@@ -257,19 +249,15 @@ void t.test('U08 nginx between proxy and API does not resend: 409, one charge', 
   t.equal(charges, 1)
 })
 
-void t.test(
-  'DANGER: with non_idempotent between proxy and API, one key is charged twice',
-  options,
-  async (t) => {
-    const { first, retry, charges } = await through(t, (api) =>
-      cutBetween(t, api, {
-        'proxy_next_upstream error timeout;': 'proxy_next_upstream error timeout non_idempotent;',
-      }),
-    )
-    t.match([first.status, retry.status, retry.replayed], [200, 200, true], 'the client notices nothing')
-    t.equal(charges, 2)
-  },
-)
+t.test('DANGER: non_idempotent between proxy and API charges one key twice', options, async (t) => {
+  const { first, retry, charges } = await through(t, (api) =>
+    cutBetween(t, api, {
+      'proxy_next_upstream error timeout;': 'proxy_next_upstream error timeout non_idempotent;',
+    }),
+  )
+  t.match([first.status, retry.status, retry.replayed], [200, 200, true], 'the client notices nothing')
+  t.equal(charges, 2)
+})
 
 void t.test('U01 nginx between proxy and API skips a server that is down: one charge', options, async (t) => {
   const { first, charges } = await through(t, (api) =>

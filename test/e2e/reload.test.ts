@@ -251,27 +251,24 @@ for (const scheme of ['http', 'https'] as const)
     for (const { status } of await Promise.all(more)) t.equal(status, 201)
   })
 
-void t.test(
-  'an invalid file changes nothing, is logged as check prints it, and shows in a metric until a valid one comes',
-  async (t) => {
-    const upstream = await heldUpstream(t)
-    const good = yamlOf(upstream, 'routes: [{ name: pay, match: { path: /fast }, key: required }]')
-    const { proxy, reload } = await served(t, good)
-    t.equal(await proxy.metric(SUCCESSFUL), 1)
-    const { errors } = await reload(`${good}lmits: { inFlight: 1 }\ndefaults: { ttl: 1x }\n`, INVALID)
-    t.match(errors, [
-      'test.yaml:7:1: lmits: found the unknown property',
-      'test.yaml:8:18: defaults.ttl: found "1x"',
-    ])
-    t.equal(await proxy.metric(SUCCESSFUL), 0)
-    t.strictSame(refusalOf(await send(proxy, null, { path: '/fast' })), [400, 'idempotency_key_missing'])
-    await reload('{{{', INVALID)
-    t.equal(await proxy.metric(SUCCESSFUL), 0)
-    await reload(good, SAME)
-    t.equal(await proxy.metric(SUCCESSFUL), 1)
-    t.notOk(proxy.log.some(({ msg }) => msg === RELOADED))
-  },
-)
+t.test('an invalid file changes nothing, is logged as by check, and shows in a metric', async (t) => {
+  const upstream = await heldUpstream(t)
+  const good = yamlOf(upstream, 'routes: [{ name: pay, match: { path: /fast }, key: required }]')
+  const { proxy, reload } = await served(t, good)
+  t.equal(await proxy.metric(SUCCESSFUL), 1)
+  const { errors } = await reload(`${good}lmits: { inFlight: 1 }\ndefaults: { ttl: 1x }\n`, INVALID)
+  t.match(errors, [
+    'test.yaml:7:1: lmits: found the unknown property',
+    'test.yaml:8:18: defaults.ttl: found "1x"',
+  ])
+  t.equal(await proxy.metric(SUCCESSFUL), 0)
+  t.strictSame(refusalOf(await send(proxy, null, { path: '/fast' })), [400, 'idempotency_key_missing'])
+  await reload('{{{', INVALID)
+  t.equal(await proxy.metric(SUCCESSFUL), 0)
+  await reload(good, SAME)
+  t.equal(await proxy.metric(SUCCESSFUL), 1)
+  t.notOk(proxy.log.some(({ msg }) => msg === RELOADED))
+})
 
 void t.test('§10 a reload that needs a restart says exactly why, and changes nothing at all', async (t) => {
   const upstream = await heldUpstream(t)
@@ -343,38 +340,35 @@ void t.test('§10 log.level changes without a restart, log.format does not', asy
   t.match(refused, { restart: ['log.format: auto → json'] })
 })
 
-void t.test(
-  'a process reloads on SIGHUP, and when its file is replaced; flags and environment stay',
-  async (t) => {
-    const upstream = await heldUpstream(t)
-    const dir = tempDir(t)
-    const file = join(dir, 'proxy.yaml')
-    const yaml = (rest: string): string =>
-      `listen: 127.0.0.1:0\n${adminYaml(t)}\nupstream: { url: "http://127.0.0.1:1" }\n${rest}`
-    writeFileSync(file, yaml(''))
-    await using proxy = await proxyProcess(file, ['--upstream', upstream.url, '--store', 'memory:'], {
-      TTL: '48h',
-    })
-    const changes = (change: RegExp) =>
-      proxy.logged(({ msg, changes }) => msg === RELOADED && change.test(String(changes)))
-    // As an editor does, without a signal.
-    const limited = yaml('limits: { inFlight: 2 }\n')
-    renameSync(file, `${file}~`)
-    writeFileSync(join(dir, 'new'), limited)
-    renameSync(join(dir, 'new'), file)
-    await changes(/limits.inFlight: \d+ → 2/)
-    // Half-written states are not read.
-    writeFileSync(file, '')
-    writeFileSync(file, limited)
-    proxy.kill('SIGHUP')
-    await proxy.logged(({ msg }) => msg === SAME)
-    t.notOk(proxy.log.some(({ msg }) => msg === INVALID))
-    writeFileSync(file, yaml('defaults: { ttl: "${TTL}" }\n'))
-    proxy.kill('SIGHUP')
-    await changes(/defaults.ttl: 24h → 48h/)
-    t.equal((await send(proxy, newKey(), { path: '/fast' })).status, 201)
-  },
-)
+t.test('a process reloads on SIGHUP, and when its file is replaced; flags and env stay', async (t) => {
+  const upstream = await heldUpstream(t)
+  const dir = tempDir(t)
+  const file = join(dir, 'proxy.yaml')
+  const yaml = (rest: string): string =>
+    `listen: 127.0.0.1:0\n${adminYaml(t)}\nupstream: { url: "http://127.0.0.1:1" }\n${rest}`
+  writeFileSync(file, yaml(''))
+  await using proxy = await proxyProcess(file, ['--upstream', upstream.url, '--store', 'memory:'], {
+    TTL: '48h',
+  })
+  const changes = (change: RegExp) =>
+    proxy.logged(({ msg, changes }) => msg === RELOADED && change.test(String(changes)))
+  // As an editor does, without a signal.
+  const limited = yaml('limits: { inFlight: 2 }\n')
+  renameSync(file, `${file}~`)
+  writeFileSync(join(dir, 'new'), limited)
+  renameSync(join(dir, 'new'), file)
+  await changes(/limits.inFlight: \d+ → 2/)
+  // Half-written states are not read.
+  writeFileSync(file, '')
+  writeFileSync(file, limited)
+  proxy.kill('SIGHUP')
+  await proxy.logged(({ msg }) => msg === SAME)
+  t.notOk(proxy.log.some(({ msg }) => msg === INVALID))
+  writeFileSync(file, yaml('defaults: { ttl: "${TTL}" }\n'))
+  proxy.kill('SIGHUP')
+  await changes(/defaults.ttl: 24h → 48h/)
+  t.equal((await send(proxy, newKey(), { path: '/fast' })).status, 201)
+})
 
 void t.test('a reload turns shadow into enforce, which honours its records, and back', async (t) => {
   const upstream = await heldUpstream(t)

@@ -84,92 +84,86 @@ async function lapsed(store: SharedServer): Promise<void> {
 
 for (const store of SHARED.map((kind) => servers[kind]))
   for (const policy of ['unknown', 'retry'] as const)
-    void t.test(
-      `L07 L08 ${store.kind}: when the owner is killed mid-flight, retries follow onLeaseExpired: ${policy}`,
-      async (t) => {
-        const upstream = await slowUpstream(t)
-        const [owner, other, third] = await processes(
-          t,
-          3,
-          `upstream: { url: "${upstream.url}" }\nstore: { url: "${store.url}" }\ndefaults: { lease: 2s, onLeaseExpired: ${policy} }`,
+    t.test(`L07 L08 ${store.kind}: after the kill of an owner, retries follow ${policy}`, async (t) => {
+      const upstream = await slowUpstream(t)
+      const [owner, other, third] = await processes(
+        t,
+        3,
+        `upstream: { url: "${upstream.url}" }\nstore: { url: "${store.url}" }\ndefaults: { lease: 2s, onLeaseExpired: ${policy} }`,
+      )
+      if (!owner || !other || !third) throw new Error('three are started')
+      const key = newKey()
+      const lost = send(owner, key, { path: '/slow' }).catch((error: unknown) => error)
+      await upstream.arrived(1)
+      owner.kill('SIGKILL')
+      t.ok((await lost) instanceof Error)
+      const early = await send(other, key, { path: '/slow' })
+      t.strictSame([early.status, early.code], [409, 'idempotency_key_in_progress'], 'within the lease')
+      const wait = Number(early.headers.get('retry-after'))
+      t.ok(wait >= 1 && wait <= 2, `Retry-After ${wait} is at most the rest of the lease`)
+      await lapsed(store)
+      if (policy === 'unknown') {
+        const first = await send(other, key, { path: '/slow' })
+        t.strictSame(
+          [first.status, first.code],
+          [409, 'idempotency_outcome_unknown'],
+          'it reads as unknown at once',
         )
-        if (!owner || !other || !third) throw new Error('three are started')
-        const key = newKey()
-        const lost = send(owner, key, { path: '/slow' }).catch((error: unknown) => error)
-        await upstream.arrived(1)
-        owner.kill('SIGKILL')
-        t.ok((await lost) instanceof Error)
-        const early = await send(other, key, { path: '/slow' })
-        t.strictSame([early.status, early.code], [409, 'idempotency_key_in_progress'], 'within the lease')
-        const wait = Number(early.headers.get('retry-after'))
-        t.ok(wait >= 1 && wait <= 2, `Retry-After ${wait} is at most the rest of the lease`)
-        await lapsed(store)
-        if (policy === 'unknown') {
-          const first = await send(other, key, { path: '/slow' })
-          t.strictSame(
-            [first.status, first.code],
-            [409, 'idempotency_outcome_unknown'],
-            'it reads as unknown at once',
-          )
-          // The sweeper writes that down within about a second; from then on nothing changes the record.
-          await until(async () => (await store.only()).state === STATE.unknown)
-          const before = await store.snapshot()
-          const late = await Promise.all(
-            Array.from({ length: 20 }, (_, i) => send(i % 2 ? other : third, key, { path: '/slow' })),
-          )
-          for (const { status, code, headers } of late) {
-            t.strictSame([status, code], [409, 'idempotency_outcome_unknown'])
-            t.ok(Number(headers.get('retry-after')) >= 1)
-          }
-          t.equal(upstream.seen.length, 1)
-          t.strictSame(await store.snapshot(), before, 'refused requests write nothing')
-          return
+        // The sweeper writes that down within about a second; from then on nothing changes the record.
+        await until(async () => (await store.only()).state === STATE.unknown)
+        const before = await store.snapshot()
+        const late = await Promise.all(
+          Array.from({ length: 20 }, (_, i) => send(i % 2 ? other : third, key, { path: '/slow' })),
+        )
+        for (const { status, code, headers } of late) {
+          t.strictSame([status, code], [409, 'idempotency_outcome_unknown'])
+          t.ok(Number(headers.get('retry-after')) >= 1)
         }
-        const late = Array.from({ length: 20 }, (_, i) => send(i % 2 ? other : third, key, { path: '/slow' }))
-        await upstream.arrived(2)
-        upstream.work.open()
-        asExpected(t, await Promise.all(late), 'execution 2')
-        t.equal(upstream.seen.length, 2, 'exactly one of twenty executes')
-        t.equal((await send(third, key, { path: '/slow' })).body, 'execution 2')
-        t.equal(
-          (await other.metric('idempotency_claims_total{route="default",result="failed_retry"}')) +
-            (await third.metric('idempotency_claims_total{route="default",result="failed_retry"}')),
-          1,
-        )
-      },
-    )
+        t.equal(upstream.seen.length, 1)
+        t.strictSame(await store.snapshot(), before, 'refused requests write nothing')
+        return
+      }
+      const late = Array.from({ length: 20 }, (_, i) => send(i % 2 ? other : third, key, { path: '/slow' }))
+      await upstream.arrived(2)
+      upstream.work.open()
+      asExpected(t, await Promise.all(late), 'execution 2')
+      t.equal(upstream.seen.length, 2, 'exactly one of twenty executes')
+      t.equal((await send(third, key, { path: '/slow' })).body, 'execution 2')
+      t.equal(
+        (await other.metric('idempotency_claims_total{route="default",result="failed_retry"}')) +
+          (await third.metric('idempotency_claims_total{route="default",result="failed_retry"}')),
+        1,
+      )
+    })
 
 for (const store of SHARED.map((kind) => servers[kind]))
-  void t.test(
-    `X07 ${store.kind}: an owner paused for two leases: unknown, then its late outcome counts`,
-    async (t) => {
-      const upstream = await slowUpstream(t)
-      const [owner, other] = (await processes(
-        t,
-        2,
-        `upstream: { url: "${upstream.url}" }\nstore: { url: "${store.url}" }\ndefaults: { lease: 1s }`,
-      )) as [ChildProxy, ChildProxy]
-      const key = newKey()
-      const asked = send(owner, key, { path: '/slow' })
-      await upstream.arrived(1)
-      owner.kill('SIGSTOP')
-      await lapsed(store)
-      t.equal((await send(other, key, { path: '/slow' })).code, 'idempotency_outcome_unknown')
-      owner.kill('SIGCONT')
-      upstream.work.open()
-      t.equal((await asked).body, 'execution 1')
-      for (const replica of [owner, other])
-        t.match(await send(replica, key, { path: '/slow' }), { replayed: true, body: 'execution 1' })
-      t.equal(upstream.seen.length, 1)
-    },
-  )
+  t.test(`X07 ${store.kind}: an owner paused for two leases: unknown, then its outcome counts`, async (t) => {
+    const upstream = await slowUpstream(t)
+    const [owner, other] = (await processes(
+      t,
+      2,
+      `upstream: { url: "${upstream.url}" }\nstore: { url: "${store.url}" }\ndefaults: { lease: 1s }`,
+    )) as [ChildProxy, ChildProxy]
+    const key = newKey()
+    const asked = send(owner, key, { path: '/slow' })
+    await upstream.arrived(1)
+    owner.kill('SIGSTOP')
+    await lapsed(store)
+    t.equal((await send(other, key, { path: '/slow' })).code, 'idempotency_outcome_unknown')
+    owner.kill('SIGCONT')
+    upstream.work.open()
+    t.equal((await asked).body, 'execution 1')
+    for (const replica of [owner, other])
+      t.match(await send(replica, key, { path: '/slow' }), { replayed: true, body: 'execution 1' })
+    t.equal(upstream.seen.length, 1)
+  })
 
 const LIBRARY = [
   '/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1',
   '/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1',
 ].find((path) => existsSync(path))
 
-void t.test(
+t.test(
   'L12 replicas whose clocks differ by 20 minutes agree on leases and retention',
   LIBRARY === undefined ? { skip: 'libfaketime is not installed (apt-get install faketime)' } : {},
   async (t) => {

@@ -44,65 +44,54 @@ for (const kind of KINDS.filter((store) => store !== 'memory'))
     t.match(await command(['inspect', mine, '--store', store, '--service', 'payments']), { code: 0 })
   })
 
-void t.test(
-  'V03 with scope.host, inspect --host and POST /v1/outcomes find the record of that host',
-  async (t) => {
-    const { proxy, where, audit, upstream } = await operated(
-      t,
-      await emptyStore(t, 'sqlite'),
-      'service: hosts\ntrustProxy: [127.0.0.1]\nstatus: { path: /status }\ndefaults: { scope: { host: true } }',
-    )
-    const key = newKey()
-    const to = (host: string) => send(proxy, key, { path: '/break', headers: { 'x-forwarded-host': host } })
-    const idOf = async (host: string): Promise<string> =>
-      (JSON.parse((await to(host)).body) as { instance: string }).instance
-    const ids = { 'a.test': await idOf('a.test'), 'b.test': await idOf('b.test') }
-    t.not(ids['a.test'], ids['b.test'])
-    for (const [name, status] of Object.entries({ 'a.test': 200, 'c.test': 404 })) {
-      const headers = { authorization: 'Bearer alice', 'idempotency-key': key, 'x-forwarded-host': name }
-      const asked = await fetch(`${proxy.url}/status?method=POST&path=/break`, { headers })
-      t.equal(asked.status, status, name)
-    }
+t.test('V03 with scope.host, inspect --host and /v1/outcomes find the record of that host', async (t) => {
+  const { proxy, where, audit, upstream } = await operated(
+    t,
+    await emptyStore(t, 'sqlite'),
+    'service: hosts\ntrustProxy: [127.0.0.1]\nstatus: { path: /status }\ndefaults: { scope: { host: true } }',
+  )
+  const key = newKey()
+  const to = (host: string) => send(proxy, key, { path: '/break', headers: { 'x-forwarded-host': host } })
+  const idOf = async (host: string): Promise<string> =>
+    (JSON.parse((await to(host)).body) as { instance: string }).instance
+  const ids = { 'a.test': await idOf('a.test'), 'b.test': await idOf('b.test') }
+  t.not(ids['a.test'], ids['b.test'])
+  for (const [name, status] of Object.entries({ 'a.test': 200, 'c.test': 404 })) {
+    const headers = { authorization: 'Bearer alice', 'idempotency-key': key, 'x-forwarded-host': name }
+    const asked = await fetch(`${proxy.url}/status?method=POST&path=/break`, { headers })
+    t.equal(asked.status, status, name)
+  }
 
-    const words = [
-      '--method',
-      'POST',
-      '--path',
-      '/break',
-      '--caller',
-      'authorization: Bearer alice',
-      '--json',
-    ]
-    for (const source of [where.admin, where.config]) {
-      const inspect = (...host: string[]) => command(['inspect', key, ...words, ...host, ...source])
-      for (const [host, id] of Object.entries(ids)) {
-        const { code, out } = await inspect('--host', host.toUpperCase())
-        t.equal(code, 0)
-        t.match(JSON.parse(out), { id, state: 'unknown' })
-      }
-      t.match(await inspect('--host', 'c.test'), { code: 1, out: '', err: /record_not_found/ })
-      t.match(await inspect(), { code: 2, out: '', err: /--host: required/ })
+  const words = ['--method', 'POST', '--path', '/break', '--caller', 'authorization: Bearer alice', '--json']
+  for (const source of [where.admin, where.config]) {
+    const inspect = (...host: string[]) => command(['inspect', key, ...words, ...host, ...source])
+    for (const [host, id] of Object.entries(ids)) {
+      const { code, out } = await inspect('--host', host.toUpperCase())
+      t.equal(code, 0)
+      t.match(JSON.parse(out), { id, state: 'unknown' })
     }
+    t.match(await inspect('--host', 'c.test'), { code: 1, out: '', err: /record_not_found/ })
+    t.match(await inspect(), { code: 2, out: '', err: /--host: required/ })
+  }
 
-    const subject = { key, caller: { authorization: 'Bearer alice' }, method: 'POST', path: '/break' }
-    const outcome = (more: object) =>
-      ask(proxy, '/v1/outcomes', {
-        method: 'POST',
-        body: { ...subject, outcome: 'retryable', reason: 'looked', ...more },
-      })
-    t.match(await outcome({}), { status: 400, code: 'invalid_request' })
-    t.match(await outcome({ host: 'c.test' }), { status: 404, code: 'record_not_found' })
-    t.match(await outcome({ host: 'a.test' }), { status: 200 })
-    t.equal((await to('b.test')).code, 'idempotency_outcome_unknown', "the other host's record is unchanged")
-    t.equal(upstream.seen.length, 2)
-    t.equal((await to('a.test')).code, 'upstream_failed', 'executed again')
-    t.equal(upstream.seen.length, 3)
-    t.match(
-      readFileSync(audit, 'utf8')
-        .trim()
-        .split('\n')
-        .map((line) => JSON.parse(line) as unknown),
-      [{ service: 'hosts', what: 'outcome', record: ids['a.test'] }],
-    )
-  },
-)
+  const subject = { key, caller: { authorization: 'Bearer alice' }, method: 'POST', path: '/break' }
+  const outcome = (more: object) =>
+    ask(proxy, '/v1/outcomes', {
+      method: 'POST',
+      body: { ...subject, outcome: 'retryable', reason: 'looked', ...more },
+    })
+  t.match(await outcome({}), { status: 400, code: 'invalid_request' })
+  t.match(await outcome({ host: 'c.test' }), { status: 404, code: 'record_not_found' })
+  t.match(await outcome({ host: 'a.test' }), { status: 200 })
+  t.equal((await to('b.test')).code, 'idempotency_outcome_unknown', "the other host's record is unchanged")
+  t.equal(upstream.seen.length, 2)
+  t.equal((await to('a.test')).code, 'upstream_failed', 'executed again')
+  t.equal(upstream.seen.length, 3)
+  t.match(
+    readFileSync(audit, 'utf8')
+      .trim()
+      .split('\n')
+      .map((line) => JSON.parse(line) as unknown),
+    [{ service: 'hosts', what: 'outcome', record: ids['a.test'] }],
+  )
+})

@@ -37,26 +37,13 @@ async function traced(
   { store = redis.url, delay = 50 } = {},
 ): Promise<Traced> {
   const upstream = await heldUpstream(t)
-  const file = configFile(
-    tempDir(t),
-    `${/^upstream:/m.test(rest) ? '' : `upstream: { url: "${upstream.url}" }\n`}store: { url: "${store}" }\n${rest}\n`,
-  )
-  const env =
-    to === null
-      ? {}
-      : {
-          NODE_OPTIONS: `--import ${SDK}`,
-          OTEL_EXPORTER_OTLP_ENDPOINT: to.url,
-          OTEL_BSP_SCHEDULE_DELAY: String(delay),
-        }
+  const own = /^upstream:/m.test(rest) ? '' : `upstream: { url: "${upstream.url}" }\n`
+  const file = configFile(tempDir(t), `${own}store: { url: "${store}" }\n${rest}\n`)
+  const sdk = { NODE_OPTIONS: `--import ${SDK}`, OTEL_BSP_SCHEDULE_DELAY: String(delay) }
+  const env = to === null ? {} : { ...sdk, OTEL_EXPORTER_OTLP_ENDPOINT: to.url }
   const proxy = await proxyProcess(file, [], env)
   t.teardown(() => proxy[Symbol.asyncDispose]())
-  return {
-    proxy,
-    seen: upstream.seen,
-    finish: (n) => upstream.finish(n),
-    arrived: (n) => upstream.arrived(n),
-  }
+  return { proxy, seen: upstream.seen, finish: upstream.finish, arrived: upstream.arrived }
 }
 
 interface Client {
@@ -92,117 +79,107 @@ function only(spans: readonly SpanSeen[], kind: number, name: string): SpanSeen 
 
 const ROUTE = 'routes: [{ name: pay, match: { path: "/fast/:account/*" } }]'
 
-void t.test(
-  "K22 a first execution has server, store and upstream spans; the upstream continues the proxy's trace",
-  async (t) => {
-    const told = await collector(t)
-    const { proxy, seen } = await traced(t, told, ROUTE)
-    const key = newKey()
-    const path = `/fast/token-${key}/x?secret=query-secret`
-    const caller = client()
-    const headers = {
-      ...caller.headers,
-      tracestate: 'vendor=1',
-      baggage: 'tenant=7',
-      cookie: 'sid=cookie-secret',
-    }
-    t.equal((await send(proxy, key, { path, headers })).status, 201)
-    const spans = await told.trace(caller.traceId, 4)
-    t.equal(spans.length, 4)
+t.test('K22 a first execution has server, store and upstream spans, and one trace', async (t) => {
+  const told = await collector(t)
+  const { proxy, seen } = await traced(t, told, ROUTE)
+  const key = newKey()
+  const path = `/fast/token-${key}/x?secret=query-secret`
+  const caller = client()
+  const more = { tracestate: 'vendor=1', baggage: 'tenant=7', cookie: 'sid=cookie-secret' }
+  const headers = { ...caller.headers, ...more }
+  t.equal((await send(proxy, key, { path, headers })).status, 201)
+  const spans = await told.trace(caller.traceId, 4)
+  t.equal(spans.length, 4)
 
-    const server = only(spans, KIND.server, 'POST /fast/:account/*')
-    t.equal(server.parentSpanId, caller.spanId)
-    t.match(server.attributes, {
-      'http.request.method': 'POST',
-      'http.route': '/fast/:account/*',
-      'url.scheme': 'http',
-      'url.path': '/fast/REDACTED/REDACTED',
-      'http.response.status_code': 201,
-      'idempotency.route': 'pay',
-      'idempotency.outcome': 'executed',
-      'idempotency.record': /^[\w-]{12}$/,
-      'idempotency.state.before': 'absent',
-      'idempotency.state.after': 'completed',
-    })
-    t.equal(server.status, 0)
-    const upstream = only(spans, KIND.client, 'POST /fast/:account/*')
-    t.equal(upstream.parentSpanId, server.spanId)
-    t.match(upstream.attributes, {
-      'http.request.method': 'POST',
+  const server = only(spans, KIND.server, 'POST /fast/:account/*')
+  t.equal(server.parentSpanId, caller.spanId)
+  t.match(server.attributes, {
+    'http.request.method': 'POST',
+    'http.route': '/fast/:account/*',
+    'url.scheme': 'http',
+    'url.path': '/fast/REDACTED/REDACTED',
+    'http.response.status_code': 201,
+    'idempotency.route': 'pay',
+    'idempotency.outcome': 'executed',
+    'idempotency.record': /^[\w-]{12}$/,
+    'idempotency.state.before': 'absent',
+    'idempotency.state.after': 'completed',
+  })
+  t.equal(server.status, 0)
+  const upstream = only(spans, KIND.client, 'POST /fast/:account/*')
+  t.equal(upstream.parentSpanId, server.spanId)
+  t.match(upstream.attributes, {
+    'http.request.method': 'POST',
+    'server.address': '127.0.0.1',
+    'server.port': Number,
+    'url.full': /^http:\/\/127\.0\.0\.1:\d+\/fast\/REDACTED\/REDACTED$/,
+    'http.response.status_code': 201,
+  })
+  for (const operation of ['put', 'swap']) {
+    const span = only(spans, KIND.client, operation)
+    t.equal(span.parentSpanId, server.spanId)
+    t.match(span.attributes, {
+      'db.system.name': 'redis',
+      'db.operation.name': operation,
+      'db.namespace': '0',
       'server.address': '127.0.0.1',
       'server.port': Number,
-      'url.full': /^http:\/\/127\.0\.0\.1:\d+\/fast\/REDACTED\/REDACTED$/,
-      'http.response.status_code': 201,
     })
-    for (const operation of ['put', 'swap']) {
-      const span = only(spans, KIND.client, operation)
-      t.equal(span.parentSpanId, server.spanId)
-      t.match(span.attributes, {
-        'db.system.name': 'redis',
-        'db.operation.name': operation,
-        'db.namespace': '0',
-        'server.address': '127.0.0.1',
-        'server.port': Number,
-      })
-    }
-    const got = seen[0] as Seen
-    t.strictSame(linesOf(got, 'traceparent'), [`00-${caller.traceId}-${upstream.spanId}-01`])
-    t.strictSame(linesOf(got, 'tracestate'), ['vendor=1'])
-    t.strictSame(linesOf(got, 'baggage'), ['tenant=7'])
-    t.match(await proxy.logged(({ msg }) => msg === 'request'), { traceId: caller.traceId })
+  }
+  const got = seen[0] as Seen
+  t.strictSame(linesOf(got, 'traceparent'), [`00-${caller.traceId}-${upstream.spanId}-01`])
+  t.strictSame(linesOf(got, 'tracestate'), ['vendor=1'])
+  t.strictSame(linesOf(got, 'baggage'), ['tenant=7'])
+  t.match(await proxy.logged(({ msg }) => msg === 'request'), { traceId: caller.traceId })
 
-    for (const secret of [key, 'alice', 'query-secret', 'cookie-secret', '"amount"'])
-      t.notOk(
-        told.said.some((body) => body.includes(secret)),
-        `no span contains ${secret}`,
+  for (const secret of [key, 'alice', 'query-secret', 'cookie-secret', '"amount"'])
+    t.notOk(
+      told.said.some((body) => body.includes(secret)),
+      `no span contains ${secret}`,
+    )
+})
+
+t.test('a replay links to the trace of its execution, and so does a duplicate that waited', async (t) => {
+  for (const store of [redis.url, `sqlite:${join(tempDir(t), 'store.db')}`]) {
+    const told = await collector(t)
+    const { proxy, finish, arrived, seen } = await traced(t, told, 'defaults: { inFlight: wait }', {
+      store,
+    })
+    const key = newKey()
+    const [first, waiter, later] = [client(), client(), client()]
+    const running = send(proxy, key, { headers: first.headers })
+    await arrived(1)
+    const waiting = send(proxy, key, { headers: waiter.headers })
+    await metricIs(proxy, 'idempotency_waiters', 1)
+    finish(1)
+    t.equal((await running).status, 201)
+    t.ok((await waiting).replayed)
+    t.ok((await send(proxy, key, { headers: later.headers })).replayed)
+    t.equal(seen.length, 1)
+    const execution = only(await told.trace(first.traceId, 4), KIND.server, 'POST')
+    t.same(execution.links, [])
+    for (const [who, outcome] of [
+      [waiter, 'waited'],
+      [later, 'replayed'],
+    ] as const) {
+      await until(() =>
+        told.spans.some(({ traceId, kind }) => traceId === who.traceId && kind === KIND.server),
       )
-  },
-)
-
-void t.test(
-  'a replay links to the trace of its execution, and so does a duplicate that waited',
-  async (t) => {
-    for (const store of [redis.url, `sqlite:${join(tempDir(t), 'store.db')}`]) {
-      const told = await collector(t)
-      const { proxy, finish, arrived, seen } = await traced(t, told, 'defaults: { inFlight: wait }', {
-        store,
-      })
-      const key = newKey()
-      const [first, waiter, later] = [client(), client(), client()]
-      const running = send(proxy, key, { headers: first.headers })
-      await arrived(1)
-      const waiting = send(proxy, key, { headers: waiter.headers })
-      await metricIs(proxy, 'idempotency_waiters', 1)
-      finish(1)
-      t.equal((await running).status, 201)
-      t.ok((await waiting).replayed)
-      t.ok((await send(proxy, key, { headers: later.headers })).replayed)
-      t.equal(seen.length, 1)
-      const execution = only(await told.trace(first.traceId, 4), KIND.server, 'POST')
-      t.same(execution.links, [])
-      for (const [who, outcome] of [
-        [waiter, 'waited'],
-        [later, 'replayed'],
-      ] as const) {
-        await until(() =>
-          told.spans.some(({ traceId, kind }) => traceId === who.traceId && kind === KIND.server),
-        )
-        const spans = await told.trace(who.traceId, 2)
-        const replay = only(spans, KIND.server, 'POST')
-        t.match(replay.links, [{ traceId: first.traceId, spanId: execution.spanId }], outcome)
-        t.equal(replay.links.length, 1)
-        t.equal(replay.attributes['idempotency.outcome'], outcome)
-        t.equal(replay.attributes['http.route'], undefined, 'no route, no pattern')
-        t.notOk(
-          spans.some(({ attributes }) => 'url.full' in attributes),
-          'no upstream span',
-        )
-      }
-      const system = store === redis.url ? 'redis' : 'sqlite'
-      t.ok(told.spans.some(({ attributes }) => attributes['db.system.name'] === system))
+      const spans = await told.trace(who.traceId, 2)
+      const replay = only(spans, KIND.server, 'POST')
+      t.match(replay.links, [{ traceId: first.traceId, spanId: execution.spanId }], outcome)
+      t.equal(replay.links.length, 1)
+      t.equal(replay.attributes['idempotency.outcome'], outcome)
+      t.equal(replay.attributes['http.route'], undefined, 'no route, no pattern')
+      t.notOk(
+        spans.some(({ attributes }) => 'url.full' in attributes),
+        'no upstream span',
+      )
     }
-  },
-)
+    const system = store === redis.url ? 'redis' : 'sqlite'
+    t.ok(told.spans.some(({ attributes }) => attributes['db.system.name'] === system))
+  }
+})
 
 void t.test('without a traceparent the proxy starts a trace, and the log has its id', async (t) => {
   const told = await collector(t)
@@ -222,12 +199,9 @@ void t.test('spans show an upstream that drops the connection, refuses or is dow
     if (seen.target === '/break') response.destroy()
     else response.writeHead(422).end()
   })
-  const { proxy } = await traced(
-    t,
-    told,
-    `upstream: { url: "${upstream.url}" }\nroutes: [{ name: break, match: { path: /break } }, { name: bad, match: { path: /bad } }]`,
-    { store: 'memory:' },
-  )
+  const routes = 'routes: [{ name: break, match: { path: /break } }, { name: bad, match: { path: /bad } }]'
+  const yaml = `upstream: { url: "${upstream.url}" }\n${routes}`
+  const { proxy } = await traced(t, told, yaml, { store: 'memory:' })
   const spansOf = async (path: string): Promise<[server: SpanSeen, upstream: SpanSeen]> => {
     const caller = client()
     await send(proxy, newKey(), { path, headers: caller.headers })
@@ -236,10 +210,8 @@ void t.test('spans show an upstream that drops the connection, refuses or is dow
   }
   const ERROR = 2
   const broken = await spansOf('/break')
-  t.match(broken[0], {
-    status: ERROR,
-    attributes: { 'error.type': '502', 'idempotency.outcome': 'upstream_failed' },
-  })
+  const failed = { 'error.type': '502', 'idempotency.outcome': 'upstream_failed' }
+  t.match(broken[0], { status: ERROR, attributes: failed })
   t.match(broken[1], { status: ERROR, attributes: { 'error.type': 'broken_off' } })
   const bad = await spansOf('/bad')
   t.match(bad[0], { status: 0, attributes: { 'http.response.status_code': 422 } })
@@ -252,12 +224,9 @@ void t.test('spans show an upstream that drops the connection, refuses or is dow
 
 void t.test('the authorizeReplay request has its own span, with the configured path', async (t) => {
   const told = await collector(t)
-  const { proxy, seen } = await traced(
-    t,
-    told,
-    'routes: [{ name: pay, match: { path: /fast }, authorizeReplay: { path: "/fast/me?full=1" } }]',
-    { store: 'memory:' },
-  )
+  const routes =
+    'routes: [{ name: pay, match: { path: /fast }, authorizeReplay: { path: "/fast/me?full=1" } }]'
+  const { proxy, seen } = await traced(t, told, routes, { store: 'memory:' })
   const key = newKey()
   await send(proxy, key, { path: '/fast' })
   const caller = client()
@@ -276,25 +245,21 @@ void t.test('spans cover a streamed response, a late one, and a client that leav
     setTimeout(() => response.end('end'), 300)
   })
   t.teardown(() => upstream[Symbol.asyncDispose]())
-  const { proxy } = await traced(
-    t,
-    told,
-    `upstream: { url: "${upstream.url}" }
-routes: [{ name: stream, match: { path: /stream } }, { name: late, match: { path: /late }, respondWithin: 50ms }, { name: slow, match: { path: /slow } }]`,
-    { store: 'memory:' },
-  )
+  const yaml = `upstream: { url: "${upstream.url}" }
+routes: [{ name: stream, match: { path: /stream } }, { name: late, match: { path: /late }, respondWithin: 50ms }, { name: slow, match: { path: /slow } }]`
+  const { proxy } = await traced(t, told, yaml, { store: 'memory:' })
   const ended = async (
     path: string,
-    act: (headers: Client['headers']) => Promise<unknown>,
+    act = (headers: Client['headers']): Promise<unknown> => send(proxy, newKey(), { path, headers }),
   ): Promise<SpanSeen[]> => {
     const caller = client()
     await act(caller.headers)
     const spans = await told.trace(caller.traceId, 2)
     return [only(spans, KIND.server, `POST ${path}`), only(spans, KIND.client, `POST ${path}`)]
   }
-  const stream = await ended('/stream', (headers) => send(proxy, newKey(), { path: '/stream', headers }))
+  const stream = await ended('/stream')
   for (const span of stream) t.match(span, { status: 0, attributes: { 'http.response.status_code': 200 } })
-  const late = await ended('/late', (headers) => send(proxy, newKey(), { path: '/late', headers }))
+  const late = await ended('/late')
   t.match(late[0], { attributes: { 'error.type': '504', 'idempotency.outcome': 'upstream_slow' } })
   t.match(late[1], { status: 0, attributes: { 'http.response.status_code': 200 } })
   const slow = await ended('/slow', async (headers) => {
@@ -310,36 +275,28 @@ routes: [{ name: stream, match: { path: /stream } }, { name: late, match: { path
     await sent.catch(() => {})
   })
   t.match(slow[0], { attributes: { 'error.type': 'aborted' } })
-  t.match(
-    slow[1],
-    { status: 0, attributes: { 'http.response.status_code': 200 } },
-    'the upstream call runs to its end',
-  )
+  const whole = { status: 0, attributes: { 'http.response.status_code': 200 } }
+  t.match(slow[1], whole, 'the upstream call runs to its end')
 })
 
-void t.test(
-  'an unsampled trace is neither exported nor kept; pass-through requests have no span',
-  async (t) => {
-    const told = await collector(t)
-    const { proxy, seen } = await traced(t, told, ROUTE)
-    const key = newKey()
-    const unsampled = client('00')
-    await send(proxy, key, { path: '/fast/a/b', headers: unsampled.headers })
-    t.match(
-      linesOf(seen[0] as Seen, 'traceparent')[0],
-      new RegExp(`^00-${unsampled.traceId}-[0-9a-f]{16}-00$`),
-    )
-    t.equal(decodeRecord((await onlyRecord(redis)).bytes).span, undefined)
-    const passed = client()
-    await send(proxy, null, { method: 'GET', path: '/fast/x', body: null, headers: passed.headers })
-    t.strictSame(linesOf(seen[1] as Seen, 'traceparent'), [passed.headers.traceparent], 'untouched')
-    const replay = client()
-    t.ok((await send(proxy, key, { path: '/fast/a/b', headers: replay.headers })).replayed)
-    const spans = await told.trace(replay.traceId, 2)
-    t.same(only(spans, KIND.server, 'POST /fast/:account/*').links, [])
-    t.notOk(told.spans.some(({ traceId }) => traceId === unsampled.traceId || traceId === passed.traceId))
-  },
-)
+t.test('an unsampled trace is neither exported nor kept; pass-through has no span', async (t) => {
+  const told = await collector(t)
+  const { proxy, seen } = await traced(t, told, ROUTE)
+  const key = newKey()
+  const unsampled = client('00')
+  await send(proxy, key, { path: '/fast/a/b', headers: unsampled.headers })
+  const continued = new RegExp(`^00-${unsampled.traceId}-[0-9a-f]{16}-00$`)
+  t.match(linesOf(seen[0] as Seen, 'traceparent')[0], continued)
+  t.equal(decodeRecord((await onlyRecord(redis)).bytes).span, undefined)
+  const passed = client()
+  await send(proxy, null, { method: 'GET', path: '/fast/x', body: null, headers: passed.headers })
+  t.strictSame(linesOf(seen[1] as Seen, 'traceparent'), [passed.headers.traceparent], 'untouched')
+  const replay = client()
+  t.ok((await send(proxy, key, { path: '/fast/a/b', headers: replay.headers })).replayed)
+  const spans = await told.trace(replay.traceId, 2)
+  t.same(only(spans, KIND.server, 'POST /fast/:account/*').links, [])
+  t.notOk(told.spans.some(({ traceId }) => traceId === unsampled.traceId || traceId === passed.traceId))
+})
 
 void t.test('a shutdown exports the last spans', async (t) => {
   const told = await collector(t)
