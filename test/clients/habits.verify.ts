@@ -8,8 +8,8 @@ import axiosRetry from 'axios-retry'
 import { Stripe } from 'stripe'
 import t from 'tap'
 import { Agent, RetryAgent, request } from 'undici'
-import { proxyInProcess } from '../support/proxy.ts'
-import { tcpStub } from '../support/upstream.ts'
+import { proxyBefore } from '../support/exchange.ts'
+import { tcpStub, upstreamStub } from '../support/upstream.ts'
 import { AMOUNT, NO_CURL, REAL_CLIENTS } from './real.ts'
 
 t.setTimeout(120_000)
@@ -20,6 +20,7 @@ function file(path: string): string {
 
 const DOCUMENT = file('docs/clients.md')
 
+const CURL = ['--silent', '--retry', '3', '--fail', '--data', 'amount=4200&currency=eur']
 const CHARGE = JSON.stringify({ id: 'ch_1', object: 'charge', amount: 4200 })
 const FORM = 'amount=4200&currency=eur'
 
@@ -97,17 +98,7 @@ const PLAIN: Readonly<Record<string, (url: string, key: string) => Promise<unkno
   },
   'retry.sh (curl)': (url, key) =>
     new Promise((resolve) => {
-      const args = [
-        '--silent',
-        '--retry',
-        '3',
-        '--fail',
-        '--data',
-        FORM,
-        '--header',
-        `Idempotency-Key: ${key}`,
-      ]
-      execFile('curl', [...args, `${url}/v1/charges`], resolve)
+      execFile('curl', [...CURL, '--header', `Idempotency-Key: ${key}`, `${url}/v1/charges`], resolve)
     }),
 }
 
@@ -146,66 +137,41 @@ void t.test('docs/clients.md says what each client retries by default, and what 
 })
 
 void t.test('docs/clients.md leads to the files that the tests run', async (t) => {
-  for (const path of [
-    'clients/stripe.ts',
-    'clients/undici.ts',
-    'clients/axios.ts',
-    'retry.sh',
-    'charges-api/proxy.yaml',
-  ])
+  const clients = ['stripe', 'undici', 'axios'].map((name) => `clients/${name}.ts`)
+  for (const path of [...clients, 'retry.sh', 'charges-api/proxy.yaml'])
     t.ok(DOCUMENT.includes(`](../examples/${path})`), path)
 })
 
+/** A charge with stripe-node, whose own retries are off. */
+function stripeAt(url: string, idempotencyKey: string): Promise<Stripe.Response<Stripe.Charge>> {
+  const { hostname, port } = new URL(url)
+  const settings = { host: hostname, port, protocol: 'http', maxNetworkRetries: 0 } as const
+  const stripe = new Stripe('sk_test_example', settings)
+  return stripe.charges.create({ amount: AMOUNT, currency: 'eur' }, { idempotencyKey })
+}
+
 void t.test('stripe-node takes a refusal without `error` for a charge; only its status tells', async (t) => {
   const problem = JSON.stringify({ type: 'urn:x', status: 409, code: 'idempotency_outcome_unknown' })
-  const refusing = createServer((_req, response) =>
-    response.writeHead(409, { 'Content-Type': 'application/problem+json' }).end(problem),
+  await using refusing = await upstreamStub(
+    (_seen, response) =>
+      void response.writeHead(409, { 'Content-Type': 'application/problem+json' }).end(problem),
   )
-  refusing.listen(0, '127.0.0.1')
-  await once(refusing, 'listening')
-  t.teardown(() => {
-    refusing.close()
-    refusing.closeAllConnections()
-  })
-  const { port } = refusing.address() as AddressInfo
-  const stripe = new Stripe('sk_test_example', {
-    host: '127.0.0.1',
-    port,
-    protocol: 'http',
-    maxNetworkRetries: 0,
-  })
-  const charge = await stripe.charges.create({ amount: AMOUNT, currency: 'eur' }, { idempotencyKey: 'k' })
+  const charge = await stripeAt(refusing.url, 'k')
   t.match(charge, { code: 'idempotency_outcome_unknown' })
   t.equal(charge.lastResponse.statusCode, 409)
 })
 
 void t.test('stripe-node throws on a refusal of profile stripe, which has a member `error`', async (t) => {
   await using breaking = await tcpStub((socket) => void socket.once('data', () => socket.destroy()))
-  await using proxy = await proxyInProcess(
-    [
-      `upstream: { url: "${breaking.url}" }`,
-      'store: { url: "memory:" }',
-      'routes: [{ name: charges, match: { path: /v1/charges }, profile: stripe }]',
-    ].join('\n'),
-  )
-  const { hostname, port } = new URL(proxy.url)
-  const settings = { host: hostname, port, protocol: 'http', maxNetworkRetries: 0 } as const
-  const charging = new Stripe('sk_test_example', settings).charges.create(
-    { amount: AMOUNT, currency: 'eur' },
-    { idempotencyKey: 'k' },
-  )
-  await t.rejects(charging, { code: 'upstream_failed', statusCode: 502 })
+  await using proxy = await proxyBefore(breaking, {
+    routes: '{ name: charges, match: { path: /v1/charges }, profile: stripe }',
+  })
+  await t.rejects(stripeAt(proxy.url, 'k'), { code: 'upstream_failed', statusCode: 502 })
 })
 
 void t.test('stripe-node retries a closed connection once even where retries are off', async (t) => {
-  const { hostname, port } = new URL(url)
-  const settings = { host: hostname, port, protocol: 'http', maxNetworkRetries: 0 } as const
   const key = 'connection closed, no answer/no retries'
-  const stripe = new Stripe('sk_test_example', settings)
-  await stripe.charges.create(
-    { amount: AMOUNT, currency: 'eur' },
-    { idempotencyKey: encodeURIComponent(key) },
-  )
+  await stripeAt(url, encodeURIComponent(key))
   t.equal(countOf(key), 2)
 })
 
@@ -223,27 +189,13 @@ void t.test('a key made in an axios interceptor is a new one for every try', asy
   t.equal(countOf(`${key} 2`), 1)
 })
 
-void t.test(
-  'curl takes a broken head for a complete response, even with --retry-all-errors',
-  { skip: NO_CURL },
-  async (t) => {
-    const key = 'answer breaks off in its head/all errors'
-    const header = `Idempotency-Key: ${encodeURIComponent(key)}`
-    const args = [
-      '--silent',
-      '--retry',
-      '3',
-      '--retry-all-errors',
-      '--fail',
-      '--data',
-      FORM,
-      '--header',
-      header,
-    ]
-    const ended = await new Promise((resolve) =>
-      execFile('curl', [...args, `${url}/v1/charges`], (error, stdout) => resolve({ error, stdout })),
-    )
-    t.same(ended, { error: null, stdout: '' })
-    t.equal(countOf(key), 1)
-  },
-)
+t.test('curl takes a broken head for whole, even with --retry-all-errors', { skip: NO_CURL }, async (t) => {
+  const key = 'answer breaks off in its head/all errors'
+  const header = `Idempotency-Key: ${encodeURIComponent(key)}`
+  const args = [...CURL, '--retry-all-errors', '--header', header, `${url}/v1/charges`]
+  const ended = await new Promise((resolve) =>
+    execFile('curl', args, (error, stdout) => resolve({ error, stdout })),
+  )
+  t.same(ended, { error: null, stdout: '' })
+  t.equal(countOf(key), 1)
+})

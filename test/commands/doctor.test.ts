@@ -225,66 +225,61 @@ void t.test('doctor finds a record that the Redis index has lost, and unreadable
   )
 })
 
-void t.test(
-  'doctor finds outcomes in the spool and edits of the audit log, and shows warnings',
-  async (t) => {
-    const { dir, where, unknown } = await operated(t, redis.url)
-    await command(['resolve', await unknown(), '--retryable', '--reason', 'x', '--yes', ...where.config])
-    await command(['resolve', await unknown(), '--retryable', '--reason', 'x', '--yes', ...where.config])
-    const audit = join(dir, 'audit.log')
-    const spool = join(dir, 'spool')
-    const file = join(dir, 'doctor.yaml')
-    writeFileSync(
-      file,
-      `service: ${SERVICE}\nupstream: { url: "${upstream.url}" }\nstore: { url: "${redis.url}", spool: ${spool} }\naudit: { file: ${audit} }\ndefaults: { onLeaseExpired: retry }\n`,
-    )
-    const fresh = await examine(t, ['--config', file])
-    t.strictSame(fresh.findings, [])
-    t.match(fresh.of('configuration'), /onLeaseExpired retry/)
-    t.match(fresh.of('spool'), /does not exist yet: a proxy creates it/)
-    mkdirSync(spool)
-    t.match((await examine(t, ['--config', file])).of('spool'), /is empty/)
-    const opened = { directory: spool, maxBytes: 1024 ** 2, say: () => {} }
-    const { spool: open } = await Spool.open(opened)
-    for (const service of [SERVICE, 'orders', SERVICE, 'orders', 'orders'])
-      await open.append(encodeEntry(outcome(), service, null)).done
-    t.match((await examine(t, ['--config', file])).findings, [
-      /spool: 2 outcomes in .* that the store has not accepted/,
-      /spool: 3 outcomes of service orders in .* that test will not write: start a proxy of orders on it/,
-    ])
-    await open.append(Buffer.from('an outcome')).done
-    t.match((await examine(t, ['--config', file])).findings.slice(2), [
-      /spool: 1 outcome of another version in .* that this one cannot read \(the entry has version 97, not 2\)/,
-    ])
-    await open.close()
-    writeFileSync(join(spool, damagedName(newSegmentName(1).name)), 'x')
-    t.match((await examine(t, ['--config', file])).findings, [
-      /spool: 2 outcomes in /,
-      /spool: 3 outcomes of service orders in /,
-      /spool: 1 outcome of another version in /,
-      /spool: 1 damaged file set aside in .*: inspect and remove them/,
-    ])
-    rmSync(spool, { recursive: true })
+t.test('doctor finds outcomes in the spool and edits of the audit log, and shows warnings', async (t) => {
+  const { dir, where, unknown } = await operated(t, redis.url)
+  await command(['resolve', await unknown(), '--retryable', '--reason', 'x', '--yes', ...where.config])
+  await command(['resolve', await unknown(), '--retryable', '--reason', 'x', '--yes', ...where.config])
+  const audit = join(dir, 'audit.log')
+  const spool = join(dir, 'spool')
+  const file = join(dir, 'doctor.yaml')
+  writeFileSync(
+    file,
+    `service: ${SERVICE}\nupstream: { url: "${upstream.url}" }\nstore: { url: "${redis.url}", spool: ${spool} }\naudit: { file: ${audit} }\ndefaults: { onLeaseExpired: retry }\n`,
+  )
+  const fresh = await examine(t, ['--config', file])
+  t.strictSame(fresh.findings, [])
+  t.match(fresh.of('configuration'), /onLeaseExpired retry/)
+  t.match(fresh.of('spool'), /does not exist yet: a proxy creates it/)
+  mkdirSync(spool)
+  t.match((await examine(t, ['--config', file])).of('spool'), /is empty/)
+  const opened = { directory: spool, maxBytes: 1024 ** 2, say: () => {} }
+  const { spool: open } = await Spool.open(opened)
+  for (const service of [SERVICE, 'orders', SERVICE, 'orders', 'orders'])
+    await open.append(encodeEntry(outcome(), service, null)).done
+  t.match((await examine(t, ['--config', file])).findings, [
+    /spool: 2 outcomes in .* that the store has not accepted/,
+    /spool: 3 outcomes of service orders in .* that test will not write: start a proxy of orders on it/,
+  ])
+  await open.append(Buffer.from('an outcome')).done
+  t.match((await examine(t, ['--config', file])).findings.slice(2), [
+    /spool: 1 outcome of another version in .* that this one cannot read \(the entry has version 97, not 2\)/,
+  ])
+  await open.close()
+  writeFileSync(join(spool, damagedName(newSegmentName(1).name)), 'x')
+  t.match((await examine(t, ['--config', file])).findings, [
+    /spool: 2 outcomes in /,
+    /spool: 3 outcomes of service orders in /,
+    /spool: 1 outcome of another version in /,
+    /spool: 1 damaged file set aside in .*: inspect and remove them/,
+  ])
+  rmSync(spool, { recursive: true })
 
-    const whole = readFileSync(audit, 'utf8')
-    writeFileSync(audit, whole.replace('retryable', 'completed'))
-    t.match((await examine(t, ['--config', file])).findings, [
-      /audit log: .*audit\.log:1: the line was edited/,
-    ])
-    writeFileSync(audit, '')
-    t.match(
-      (await examine(t, ['--config', file])).of('audit log'),
-      /audit\.log is empty: nothing has been changed/,
-    )
-    writeFileSync(audit, whole.split('\n').slice(1).join('\n'))
-    t.match((await examine(t, ['--config', file])).findings, [
-      /audit\.log:1: lines before this one were removed/,
-    ])
-    writeFileSync(audit, whole)
-    appendFileSync(audit, '{"torn')
-    t.match((await examine(t, ['--config', file])).findings, [/audit\.log:3: the line is incomplete/])
-  },
-)
+  const whole = readFileSync(audit, 'utf8')
+  writeFileSync(audit, whole.replace('retryable', 'completed'))
+  t.match((await examine(t, ['--config', file])).findings, [/audit log: .*audit\.log:1: the line was edited/])
+  writeFileSync(audit, '')
+  t.match(
+    (await examine(t, ['--config', file])).of('audit log'),
+    /audit\.log is empty: nothing has been changed/,
+  )
+  writeFileSync(audit, whole.split('\n').slice(1).join('\n'))
+  t.match((await examine(t, ['--config', file])).findings, [
+    /audit\.log:1: lines before this one were removed/,
+  ])
+  writeFileSync(audit, whole)
+  appendFileSync(audit, '{"torn')
+  t.match((await examine(t, ['--config', file])).findings, [/audit\.log:3: the line is incomplete/])
+})
 
 void t.test('doctor finds a wrong token, no proxy, one that drains, and its troubles', async (t) => {
   const { dir, where } = await operated(t, 'memory:')

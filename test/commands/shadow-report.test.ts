@@ -217,65 +217,59 @@ void t.test('every verdict is known, and report --log refuses a missing file', a
   t.match(await command(['report', '--log', none]), { code: 1, out: '', err: /ENOENT/ })
 })
 
-void t.test(
-  'O06 inspect and report count the duplicates that shadow mode forwarded, even later',
-  async (t) => {
-    const shadow = 'defaults: { mode: shadow, key: required }'
-    const { proxy, upstream, where, dir } = await operated(t, redis.url, shadow)
-    const key = newKey()
-    const asked = ['--caller', 'authorization: Bearer alice', '--method', 'POST', '--path', '/pay']
-    const inspect = async (...from: readonly string[]): Promise<string> =>
-      (await command(['inspect', key, ...asked, ...from])).out
-    await send(proxy, key)
-    await metricIs(proxy, 'idempotency_shadow_total{route="pay",verdict="first"}', 1)
-    await until(async () => (await inspect(...where.admin)).includes('verdict=first'))
-    t.match(
-      await inspect(...where.admin),
-      /\nIt was executed at least once, and sent upstream at least once\./,
-    )
-    await send(proxy, key)
-    await send(proxy, key)
-    await send(proxy, key, { body: '{"amount":2}' })
-    t.equal(upstream.seen.length, 4)
-    await until(async () => (await inspect(...where.admin)).includes('verdict=misuse'))
+t.test('O06 inspect and report count the duplicates that shadow mode forwarded, even later', async (t) => {
+  const shadow = 'defaults: { mode: shadow, key: required }'
+  const { proxy, upstream, where, dir } = await operated(t, redis.url, shadow)
+  const key = newKey()
+  const asked = ['--caller', 'authorization: Bearer alice', '--method', 'POST', '--path', '/pay']
+  const inspect = async (...from: readonly string[]): Promise<string> =>
+    (await command(['inspect', key, ...asked, ...from])).out
+  await send(proxy, key)
+  await metricIs(proxy, 'idempotency_shadow_total{route="pay",verdict="first"}', 1)
+  await until(async () => (await inspect(...where.admin)).includes('verdict=first'))
+  t.match(await inspect(...where.admin), /\nIt was executed at least once, and sent upstream at least once\./)
+  await send(proxy, key)
+  await send(proxy, key)
+  await send(proxy, key, { body: '{"amount":2}' })
+  t.equal(upstream.seen.length, 4)
+  await until(async () => (await inspect(...where.admin)).includes('verdict=misuse'))
 
-    const executed = /\nIt was executed at least once, and sent upstream at least 3 times\./
-    const besides =
-      /\n2 duplicates were forwarded in shadow mode and may also have been executed; .*\n1 request with this key but different content was forwarded in shadow mode\./
-    for (const from of [where.admin, where.config]) {
-      const told = await inspect(...from)
-      t.match(told, executed)
-      t.match(told, besides)
-      t.match(told, /\nattempts +1 .*, and at least 2 duplicates in shadow mode\n/)
-      t.match(told, /shadowed +2 +.*verdict=replay_same/)
-      t.match(told, /is in mode shadow: retries are executed again/)
-      t.notMatch(told, /executed once|is not executed|Retries get it/)
-    }
-    const view = JSON.parse(await inspect('--json', ...where.admin)) as FullView
-    t.match(view, { attempts: 1, shadowed: { duplicates: 2, misuse: 1 } })
-    const alone = (await command(['inspect', view.id, '--store', redis.url, '--service', SERVICE])).out
-    t.match(alone, executed)
-    t.match(alone, /What to do:\nNothing, if the route is in mode enforce/)
-    const report = JSON.parse((await command(['report', '--format', 'json', ...where.admin])).out) as Report
-    t.match(report.period, [{ route: 'pay', records: 1, executed: 1, attempts: 3, prevented: 0 }])
+  const executed = /\nIt was executed at least once, and sent upstream at least 3 times\./
+  const besides =
+    /\n2 duplicates were forwarded in shadow mode and may also have been executed; .*\n1 request with this key but different content was forwarded in shadow mode\./
+  for (const from of [where.admin, where.config]) {
+    const told = await inspect(...from)
+    t.match(told, executed)
+    t.match(told, besides)
+    t.match(told, /\nattempts +1 .*, and at least 2 duplicates in shadow mode\n/)
+    t.match(told, /shadowed +2 +.*verdict=replay_same/)
+    t.match(told, /is in mode shadow: retries are executed again/)
+    t.notMatch(told, /executed once|is not executed|Retries get it/)
+  }
+  const view = JSON.parse(await inspect('--json', ...where.admin)) as FullView
+  t.match(view, { attempts: 1, shadowed: { duplicates: 2, misuse: 1 } })
+  const alone = (await command(['inspect', view.id, '--store', redis.url, '--service', SERVICE])).out
+  t.match(alone, executed)
+  t.match(alone, /What to do:\nNothing, if the route is in mode enforce/)
+  const report = JSON.parse((await command(['report', '--format', 'json', ...where.admin])).out) as Report
+  t.match(report.period, [{ route: 'pay', records: 1, executed: 1, attempts: 3, prevented: 0 }])
 
-    await proxy.drain()
-    const file = join(dir, 'proxy.yaml')
-    writeFileSync(file, readFileSync(file, 'utf8').replace(shadow, ''))
-    const enforce = await proxyInProcess(readFileSync(file, 'utf8'))
-    t.teardown(() => enforce.drain())
-    t.equal((await send(enforce, key)).replayed, true)
-    t.equal(upstream.seen.length, 4)
-    await until(async () => (await inspect(...where.config)).includes('replayed'))
-    const after = await inspect(...where.config)
-    t.match(after, executed)
-    t.match(after, besides)
-    t.match(
-      after,
-      /\n1 retry was answered without executing: [^]*Nothing\. A retry with the same key is not executed\.\n$/,
-    )
-  },
-)
+  await proxy.drain()
+  const file = join(dir, 'proxy.yaml')
+  writeFileSync(file, readFileSync(file, 'utf8').replace(shadow, ''))
+  const enforce = await proxyInProcess(readFileSync(file, 'utf8'))
+  t.teardown(() => enforce.drain())
+  t.equal((await send(enforce, key)).replayed, true)
+  t.equal(upstream.seen.length, 4)
+  await until(async () => (await inspect(...where.config)).includes('replayed'))
+  const after = await inspect(...where.config)
+  t.match(after, executed)
+  t.match(after, besides)
+  t.match(
+    after,
+    /\n1 retry was answered without executing: [^]*Nothing\. A retry with the same key is not executed\.\n$/,
+  )
+})
 
 void t.test('shadow counts as duplicates what enforce would have answered without executing', async (t) => {
   const duplicates = namesOf(SHADOW_VERDICTS).filter(isDuplicate)

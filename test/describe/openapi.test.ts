@@ -56,13 +56,8 @@ void t.test('POST and PATCH become routes, and PUT and DELETE only if they decla
   delete: { operationId: delete-b, ${key} }`,
   )
   t.strictSame(
-    config.routes.map(({ name, match }) => [name, match.methods.join(), match.path]),
-    [
-      ['put-b', 'PUT', '/b'],
-      ['delete-b', 'DELETE', '/b'],
-      ['post-a', 'POST', '/a'],
-      ['patch-a', 'PATCH', '/a'],
-    ].toSorted((a, b) => (a[2] as string).localeCompare(b[2] as string)),
+    config.routes.map(({ name, match }) => `${name} ${match.methods.join()} ${match.path}`),
+    ['post-a POST /a', 'patch-a PATCH /a', 'put-b PUT /b', 'delete-b DELETE /b'],
   )
   t.match(out, /4 routes for 9 operations/)
 })
@@ -116,13 +111,13 @@ void t.test('the narrower route comes first, whatever the order of the descripti
 /{c}/{d}: { patch: { operationId: patch } }`,
   )
   const router = new Router(config.routes)
-  for (const [path, name] of [
-    ['/x/y', 'x-y'],
-    ['/x/z', 'x-any'],
-    ['/z/y', 'any-y'],
-    ['/z/z', 'any'],
-  ])
-    t.equal(router.match('POST', parseTarget(path as string) as never)?.name, name)
+  for (const [path, name] of Object.entries({
+    '/x/y': 'x-y',
+    '/x/z': 'x-any',
+    '/z/y': 'any-y',
+    '/z/z': 'any',
+  }))
+    t.equal(router.match('POST', parseTarget(path) as never)?.name, name)
 })
 
 void t.test('routes are named after operations, with unique and valid names', async (t) => {
@@ -140,18 +135,9 @@ void t.test('routes are named after operations, with unique and valid names', as
 /i: { post: { operationId: "__x" } }
 /j: { post: { operationId: "\\u00e4\\n" } }`,
   )
-  t.strictSame(Object.keys(routes), [
-    'create-it',
-    'create-it-2',
-    'post-default',
-    long.slice(0, 64),
-    `${long.slice(0, 62)}-2`,
-    'post-f-id',
-    'post-root',
-    'post-h',
-    'x',
-    'post-root-2',
-  ])
+  const shortened = `${long.slice(0, 64)} ${long.slice(0, 62)}-2`
+  const names = `create-it create-it-2 post-default ${shortened} post-f-id post-root post-h x post-root-2`
+  t.strictSame(Object.keys(routes).join(' '), names)
   t.match(commentsOf(out, 'post-f-id'), /No operationId: named after its path/)
 })
 
@@ -171,33 +157,23 @@ void t.test('a route takes the header, presence and lengths of its key from the 
   post: { operationId: over, parameters: [ ${header('IDEMPOTENCY-KEY')} ] }
   patch: { operationId: inherited }`,
   )
-  const told = Object.fromEntries(
-    Object.entries(routes).map(([name, { key }]) => [
-      name,
-      [
-        key.presence,
-        key.from.map((source) => (source.kind === 'header' ? source.name : '')).join(),
-        key.minLength,
-        key.maxLength,
-      ],
-    ]),
-  )
-  t.strictSame(told, {
-    required: ['required', 'idempotency-key', 1, 255],
-    optional: ['optional', 'idempotency-key', 1, 255],
-    none: ['optional', 'idempotency-key', 1, 255],
-    paypal: ['required', 'paypal-request-id', 1, 255],
-    both: ['required', 'x-idempotency-key,idempotency-key', 8, 300],
-    silly: ['optional', 'idempotency-key', 1, 255],
-    huge: ['optional', 'idempotency-key', 1, 255],
-    over: ['optional', 'idempotency-key', 1, 255],
-    inherited: ['required', 'idempotency-key', 1, 255],
+  const told = Object.values(routes).map(({ name, key }) => {
+    const from = key.from.map((source) => (source.kind === 'header' ? source.name : ''))
+    return `${name}: ${key.presence} ${from.join()} ${key.minLength}-${key.maxLength}`
   })
+  t.strictSame(told, [
+    'required: required idempotency-key 1-255',
+    'optional: optional idempotency-key 1-255',
+    'none: optional idempotency-key 1-255',
+    'paypal: required paypal-request-id 1-255',
+    'both: required x-idempotency-key,idempotency-key 8-300',
+    'silly: optional idempotency-key 1-255',
+    'huge: optional idempotency-key 1-255',
+    'over: optional idempotency-key 1-255',
+    'inherited: required idempotency-key 1-255',
+  ])
   t.match(commentsOf(out, 'none'), /The description has no key header/)
-  t.match(
-    commentsOf(out, 'both'),
-    /lists the headers X-Idempotency-Key, Idempotency-Key and requires one of them/,
-  )
+  t.match(commentsOf(out, 'both'), /headers X-Idempotency-Key, Idempotency-Key and requires one of them/)
   t.match(commentsOf(out, 'optional'), /DECIDE: required, if every client sends it/)
 })
 
@@ -217,16 +193,8 @@ t.test('bodies are compared by media type, and uploads get a comment about their
     ].join('\n'),
   )
   t.strictSame(
-    Object.values(routes).map(({ name, fingerprint }) => [name, fingerprint.body]),
-    [
-      ['json', 'auto'],
-      ['upload', 'multipart'],
-      ['form', 'form'],
-      ['mixed', 'auto'],
-      ['image', 'auto'],
-      ['xml', 'auto'],
-      ['nothing', 'auto'],
-    ],
+    Object.values(routes).map(({ name, fingerprint }) => `${name} ${fingerprint.body}`),
+    ['json auto', 'upload multipart', 'form form', 'mixed auto', 'image auto', 'xml auto', 'nothing auto'],
   )
   for (const name of ['upload', 'mixed', 'image'])
     t.match(commentsOf(out, name), /over limits\.request \(1MiB\) are refused with 413/, name)
@@ -269,19 +237,16 @@ components:
   const callers = ({ scope }: RoutePolicy) => scope.caller.map(({ kind, name }) => `${kind}:${name}`).join()
   t.equal(callers(config.defaults), 'header:authorization')
   t.notOk(config.defaults.scope.callerIsDefault, 'written, so that strict can be chosen')
-  t.strictSame(Object.fromEntries(Object.entries(routes).map(([name, route]) => [name, callers(route)])), {
-    inherits: 'header:authorization',
-    same: 'header:authorization',
+  const own: Readonly<Record<string, string>> = {
     key: 'header:x-api-key',
     cookie: 'cookie:SID',
     both: 'header:authorization,header:x-api-key',
     either: 'header:authorization,cookie:SID',
-    open: 'header:authorization',
-    signed: 'header:authorization',
-    query: 'header:authorization',
     mutual: 'header:x-api-key',
-    odd: 'header:authorization',
-  })
+  }
+  for (const [name, route] of Object.entries(routes))
+    t.equal(callers(route), own[name] ?? 'header:authorization', name)
+  t.equal(Object.keys(routes).length, 11)
   t.match(out, /# Callers are identified by the description's security schemes: bearer \(http bearer\)\./)
   t.match(commentsOf(out, 'either'), /Requests without any are accepted, and share one key space/)
   t.match(commentsOf(out, 'open'), /DECIDE: this operation accepts anonymous requests/)
@@ -333,21 +298,16 @@ void t.test('servers that cannot be read are reported, and their paths left out'
     ['https://{host}/a', /server https:\/\/\{host\}\/a: no default for host; its path is left out/],
     ['http://[', /server http:\/\/\[: no URL; its path is left out/],
   ] as const) {
-    const { routes, err } = await made(
-      t,
-      '/a: { post: { operationId: a } }',
-      `servers: [ { url: "${url}" } ]`,
-    )
+    const servers = `servers: [ { url: "${url}" } ]`
+    const { routes, err } = await made(t, '/a: { post: { operationId: a } }', servers)
     t.equal(routes['a']?.match.path, '/a')
     t.match(err, says)
   }
 })
 
 void t.test('invalid operations are reported and left out', async (t) => {
-  const { config, err } = await made(
-    t,
-    '/a: { post: 7, patch: { operationId: a, parameters: nonsense } }\n/b: 1',
-  )
+  const paths = '/a: { post: 7, patch: { operationId: a, parameters: nonsense } }\n/b: 1'
+  const { config, err } = await made(t, paths)
   t.equal(config.routes.length, 1)
   t.match(err, /api\.yaml:5: POST \/a: found no mapping; left out/)
 })

@@ -13,16 +13,13 @@ for (const [what, api, routes] of [
   ['the example as OpenAPI 3.0', example.replace('3.1.0', '3.0.3'), ROUTES],
   ['an awkward description', AWKWARD, AWKWARD_ROUTES],
 ] as const)
-  void t.test(
-    `the overlay of ${what} is applied by a third-party tool, and the result is valid`,
-    async (t) => {
-      const made = await applied(t, api, routes)
-      const { data, resultData } = await openapiFormat.openapiOverlay(parse(api), {
-        overlaySet: made.overlay,
-      } as Any)
-      t.equal((resultData as Any).totalUnusedActions, 0, 'every action finds its target')
-      t.same(data, made.api)
-      const checked = await new Validator().validate(structuredClone(data) as Any)
-      t.ok(checked.valid, `valid OpenAPI: ${JSON.stringify(checked.errors)}`)
-    },
-  )
+  t.test(`the overlay of ${what} is applied by a third-party tool, and the result is valid`, async (t) => {
+    const made = await applied(t, api, routes)
+    const { data, resultData } = await openapiFormat.openapiOverlay(parse(api), {
+      overlaySet: made.overlay,
+    } as Any)
+    t.equal((resultData as Any).totalUnusedActions, 0, 'every action finds its target')
+    t.same(data, made.api)
+    const checked = await new Validator().validate(structuredClone(data) as Any)
+    t.ok(checked.valid, `valid OpenAPI: ${JSON.stringify(checked.errors)}`)
+  })

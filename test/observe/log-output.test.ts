@@ -22,19 +22,15 @@ function run(program: string, stdout: number | 'pipe', format: 'auto' | 'json' |
 }
 
 void t.test('§14 lines before an uncaught exception are written, without a terminal as JSON', async (t) => {
-  const { status, said } = run(
-    `logger.info('one'); logger.info('two'); throw new Error('a bug')`,
-    'pipe',
-    'auto',
-  )
+  const program = `logger.info('one'); logger.info('two'); throw new Error('a bug')`
+  const { status, said } = run(program, 'pipe', 'auto')
   t.equal(status, 1)
-  t.strictSame(
-    said
-      .trim()
-      .split('\n')
-      .map((line) => JSON.parse(line).msg),
-    ['one', 'two'],
+  const lines = said.trim().split('\n')
+  t.match(
+    lines.map((line) => JSON.parse(line)),
+    [{ msg: 'one' }, { msg: 'two' }],
   )
+  t.equal(lines.length, 2)
 })
 
 void t.test('lines are written to a file in order, long ones with non-ASCII text complete', async (t) => {
@@ -92,55 +88,41 @@ const REQUEST = {
 const said = (line: object, colors = false): string => prettyLine(`${JSON.stringify(line)}\n`, colors)
 
 void t.test('§14 a request is one pretty line', async (t) => {
-  t.equal(
-    said(REQUEST),
-    '10:05:44.053  POST create-payment  executed  201  23 ms (upstream 14, store 5)  rbCgBzeqe9zG  absent → completed  fence 1795255544034\n',
-  )
+  const says = (line: object, rest: string) =>
+    t.equal(said(line), `10:05:44.053  POST create-payment  ${rest}\n`)
+  const after = 'rbCgBzeqe9zG  absent → completed'
+  says(REQUEST, `executed  201  23 ms (upstream 14, store 5)  ${after}  fence 1795255544034`)
   const same = { before: 'completed', fence: null, ms: 1.97, upstreamMs: 0, storeMs: 1.23 }
-  t.equal(
-    said({ ...REQUEST, ...same, outcome: 'replayed', traceId: '4bf9' }),
-    '10:05:44.053  POST create-payment  replayed  201  2 ms (upstream 0, store 1.2)  rbCgBzeqe9zG  traceId 4bf9\n',
+  says(
+    { ...REQUEST, ...same, outcome: 'replayed', traceId: '4bf9' },
+    'replayed  201  2 ms (upstream 0, store 1.2)  rbCgBzeqe9zG  traceId 4bf9',
   )
   const refused = { record: null, before: null, after: null, status: 400, outcome: 'key_invalid' }
-  t.equal(
-    said({ ...REQUEST, ...refused, fence: null, upstreamMs: 0, storeMs: 0, cause: 'no quotes' }),
-    '10:05:44.053  POST create-payment  key_invalid  400  23 ms (upstream 0, store 0)  cause no quotes\n',
+  says(
+    { ...REQUEST, ...refused, fence: null, upstreamMs: 0, storeMs: 0, cause: 'no quotes' },
+    'key_invalid  400  23 ms (upstream 0, store 0)  cause no quotes',
   )
   const { outcome: _o, status: _s, upstreamMs: _u, storeMs: _m, ...rest } = REQUEST
-  t.equal(
-    said({ ...rest, fence: null, msg: 'shadow', verdict: 'first', level: 'info' }),
-    '10:05:44.053  POST create-payment  shadow: first  23 ms  rbCgBzeqe9zG  absent → completed\n',
-  )
+  says({ ...rest, fence: null, msg: 'shadow', verdict: 'first' }, `shadow: first  23 ms  ${after}`)
 })
 
 void t.test('other lines show their level if above info, their message and their members', async (t) => {
-  const { time } = REQUEST
-  t.equal(
-    said({ level: 'info', time, url: 'http://127.0.0.1:8080', ops: null, store: 'redis', msg: 'listening' }),
-    '10:05:44.053  listening  url http://127.0.0.1:8080  store redis\n',
-  )
-  t.equal(
-    said({ level: 'warn', time, changes: ['a: 1s → 2s', 'b: 3 → 4'], msg: 'reloaded' }),
-    '10:05:44.053  WARN  reloaded  changes a: 1s → 2s; b: 3 → 4\n',
-  )
-  t.equal(
-    said({ level: 'info', time, audit: { who: 'ada' }, msg: 'audit' }),
-    '10:05:44.053  audit  audit {"who":"ada"}\n',
-  )
   const err = { type: 'Error', message: 'no\u001b[2J', stack: 'Error: no\n    at one (a.ts:1)\n    at two' }
-  t.equal(
-    said({ level: 'error', time, err, msg: 'internal error' }),
-    '10:05:44.053  ERROR  internal error  no\\u001b[2J\n    at one (a.ts:1)\n    at two\n',
-  )
-  t.equal(
-    said({ level: 'error', time, restart: ['a: 1 → 2'], identifies: [], msg: 'no' }),
-    '10:05:44.053  ERROR  no  restart a: 1 → 2\n',
-    'an empty list is left out',
-  )
-  t.equal(
-    said({ level: 'fatal', time, '\u202e': '\u0007\n' }),
-    '10:05:44.053  FATAL  \\u202e \\u0007\\u000a\n',
-  )
+  const url = 'http://127.0.0.1:8080'
+  const stack = 'no\\u001b[2J\n    at one (a.ts:1)\n    at two'
+  for (const [line, shown] of [
+    [{ url, ops: null, store: 'redis', msg: 'listening' }, `listening  url ${url}  store redis`],
+    [
+      { level: 'warn', changes: ['a: 1s → 2s', 'b: 3 → 4'], msg: 'reloaded' },
+      'WARN  reloaded  changes a: 1s → 2s; b: 3 → 4',
+    ],
+    [{ audit: { who: 'ada' }, msg: 'audit' }, 'audit  audit {"who":"ada"}'],
+    [{ level: 'error', err, msg: 'internal error' }, `ERROR  internal error  ${stack}`],
+    // An empty list is left out.
+    [{ level: 'error', restart: ['a: 1 → 2'], identifies: [], msg: 'no' }, 'ERROR  no  restart a: 1 → 2'],
+    [{ level: 'fatal', '\u202e': '\u0007\n' }, 'FATAL  \\u202e \\u0007\\u000a'],
+  ] as const)
+    t.equal(said({ level: 'info', time: REQUEST.time, ...line }), `10:05:44.053  ${shown}\n`)
 })
 
 void t.test('colours mark outcomes and levels', async (t) => {

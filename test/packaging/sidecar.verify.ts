@@ -175,41 +175,24 @@ for (const [name, helm] of Object.entries(tools.helm)) {
     const file = 'templates/idempotency-proxy.yaml'
     const [, , template] = STEPS
 
-    refused(
-      t,
-      /upstream\.port is 3000, and no container of Deployment shop-demo has that containerPort: found demo 80\./,
-      'idempotencyProxy.upstream.port=3000',
-    )
+    const absent =
+      /upstream\.port is 3000, and no container of Deployment shop-demo has that containerPort: found demo 80\./
+    refused(t, absent, 'idempotencyProxy.upstream.port=3000')
     refused(t, /Set idempotencyProxy\.upstream\.port/, 'idempotencyProxy.upstream.port=0')
     refused(t, /no image is published yet/, PORT, 'idempotencyProxy.image.repository=')
     refused(t, /Set idempotencyProxy\.store\.url/, PORT, 'idempotencyProxy.store.existingSecret.name=')
-    refused(
-      t,
-      /container demo has port 8080, and so has idempotencyProxy\.port\./,
-      PORT,
-      'service.port=8080',
-      'idempotencyProxy.upstream.port=9000',
-    )
-    refused(
-      t,
-      /has a volume idempotency-proxy-config already/,
-      PORT,
-      'volumes=[{"name":"idempotency-proxy-config","emptyDir":{}}]',
-    )
-    refused(
-      t,
-      /has a volume mine already/,
-      PORT,
-      'volumes=[{"name":"mine","emptyDir":{}}]',
-      'idempotencyProxy.extraVolumes=[{"name":"mine","emptyDir":{}}]',
-    )
+    const taken = ['service.port=8080', 'idempotencyProxy.upstream.port=9000']
+    refused(t, /container demo has port 8080, and so has idempotencyProxy\.port\./, PORT, ...taken)
+    const volume = (name: string) => `olumes=[{"name":"${name}","emptyDir":{}}]`
+    const config = `v${volume('idempotency-proxy-config')}`
+    refused(t, /has a volume idempotency-proxy-config already/, PORT, config)
+    const both = [`v${volume('mine')}`, `idempotencyProxy.extraV${volume('mine')}`]
+    refused(t, /has a volume mine already/, PORT, ...both)
 
     chart.write(file, template.replace(' "_service.yaml"', ''))
-    refused(
-      t,
-      /No Service in _deployment\.yaml sends traffic to port 80 of the pods of Deployment shop-demo/,
-      PORT,
-    )
+    const unserved =
+      /No Service in _deployment\.yaml sends traffic to port 80 of the pods of Deployment shop-demo/
+    refused(t, unserved, PORT)
     chart.write(file, template.replace(' "_deployment.yaml"', ''))
     refused(t, /_service\.yaml: found 0 workloads/, PORT)
     chart.write(file, template.replace('"_deployment.yaml"', '"_deployment.yaml" "_deployment.yaml"'))
@@ -361,16 +344,10 @@ void t.test('two charts of one release have their own names, also where names ar
   using chart = new Created(helm).followSteps()
   const umbrella = chart.path('../umbrella')
   mkdirSync(umbrella)
-  const dependencies = ['one', 'two'].map((alias) => ({
-    name: 'demo',
-    alias,
-    version: '0.1.0',
-    repository: 'file://../demo',
-  }))
-  writeFileSync(
-    join(umbrella, 'Chart.yaml'),
-    JSON.stringify({ apiVersion: 'v2', name: 'umbrella', version: '1.0.0', dependencies }),
-  )
+  const demo = { name: 'demo', version: '0.1.0', repository: 'file://../demo' }
+  const dependencies = ['one', 'two'].map((alias) => ({ ...demo, alias }))
+  const chartOf = { apiVersion: 'v2', name: 'umbrella', version: '1.0.0', dependencies }
+  writeFileSync(join(umbrella, 'Chart.yaml'), JSON.stringify(chartOf))
   const charts = new Charts(helm)
   t.teardown(() => charts[Symbol.dispose]())
   t.ok(charts.run('dependency', 'build', umbrella).ok)
@@ -392,16 +369,8 @@ void t.test('two charts of one release have their own names, also where names ar
     () => services('r'.repeat(53), 'n'.repeat(63)),
     /Set idempotencyProxy\.service: its default, .* has more than 64/,
   )
-  const { out } = charts.run(
-    'template',
-    'shop',
-    umbrella,
-    '--namespace',
-    'a',
-    ...ports,
-    '--set',
-    'one.idempotencyProxy.service=payments',
-  )
+  const named = ['--set', 'one.idempotencyProxy.service=payments']
+  const { out } = charts.run('template', 'shop', umbrella, '--namespace', 'a', ...ports, ...named)
   t.match(out, 'service: payments')
 })
 

@@ -284,25 +284,22 @@ void t.test('§10 limits.newKeys', async (t) => {
     t.match(await a.get({ ...sent, key: '2' }), { status: 201 })
     await refused(t, a, { ...sent, key: '3' }, 'rate_limited')
   })
-  await t.test(
-    'a key over the rate replays if another replica has just claimed it, not freed it',
-    async (t) => {
-      for (const isFreed of [false, true]) {
-        const { a, b, store } = pair(t)
-        await b.get({ ...sent, key: '1' })
-        store.gate = async ({ op, by }) => {
-          if (op !== 'throttle' || by !== a) return
-          store.gate = null
-          if (isFreed) b.script.push(NOT_SENT)
-          await b.get({ ...sent, key: '2' })
-        }
-        const answer = await a.get({ ...sent, key: '2' })
-        t.match(answer, isFreed ? { code: 'rate_limited' } : { status: 201, replayed: true })
-        t.equal(a.n, 0)
-        if (isFreed) t.match(await a.get({ ...sent, key: '2' }), { status: 201, replayed: false })
+  await t.test('a key over the rate replays if another replica has just claimed, not freed it', async (t) => {
+    for (const isFreed of [false, true]) {
+      const { a, b, store } = pair(t)
+      await b.get({ ...sent, key: '1' })
+      store.gate = async ({ op, by }) => {
+        if (op !== 'throttle' || by !== a) return
+        store.gate = null
+        if (isFreed) b.script.push(NOT_SENT)
+        await b.get({ ...sent, key: '2' })
       }
-    },
-  )
+      const answer = await a.get({ ...sent, key: '2' })
+      t.match(answer, isFreed ? { code: 'rate_limited' } : { status: 201, replayed: true })
+      t.equal(a.n, 0)
+      if (isFreed) t.match(await a.get({ ...sent, key: '2' }), { status: 201, replayed: false })
+    }
+  })
   await t.test('a request that could not claim a new key spends nothing', async (t) => {
     const { a, b, store } = pair(t)
     for (const fault of ['down', 'full'] as const) {

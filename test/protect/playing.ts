@@ -312,7 +312,7 @@ export function explore(t: Test, runs: number, runsMigrating: number): void {
       )
     }
     for (const places of NEIGHBOURS)
-      void t.test(
+      t.test(
         `W09 ${places.join(' beside ')}: ${what} executes at most once, also in later phases`,
         async (t) => t.equal(await explored(route(), { deadly, runs: runsMigrating, places }), ''),
       )

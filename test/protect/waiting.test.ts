@@ -625,13 +625,10 @@ async function heldThroughout(t: Test, over: Sent, holdAtMost = 60) {
   return store.calls
 }
 
-void t.test(
-  'Y21 graces that begin again and again hold a request for twice store.grace, then 503',
-  async (t) => {
-    // At 0, 20, 40 and 60 ms, each of the two requests; timers are early or late by a millisecond.
-    t.ok((await heldThroughout(t, {})) < 2 * 8)
-  },
-)
+t.test('Y21 graces that begin again and again hold a request for twice store.grace, then 503', async (t) => {
+  // At 0, 20, 40 and 60 ms, each of the two requests; timers are early or late by a millisecond.
+  t.ok((await heldThroughout(t, {})) < 2 * 8)
+})
 
 void t.test('Y21 requests that claim one after the other do not wait one after the other', async (t) => {
   const { limits } = route()
@@ -640,26 +637,22 @@ void t.test('Y21 requests that claim one after the other do not wait one after t
   t.ok((await heldThroughout(t, { route: counted })) < 8 + 3 + 4)
 })
 
-void t.test(
-  'Y21 a request that was held, waited for another and is held again has one such wait',
-  async (t) => {
-    const store = new Held()
-    const [a, b] = [replica(t, { store, holdAtMost: MINUTE }), replica(t, { store })]
-    // Held while the key is claimed elsewhere; then it waits for that, which comes to nothing.
-    const held = a.get(waiting)
-    await until(() => a.ports.waiters.size === 1)
-    const instant = performance.now()
-    t.intercept(performance, 'now', { value: () => instant + MINUTE })
-    store.isHeld = false
-    const run = await b.working({}, () => NOT_SENT)
-    await until(() => a.ports.waiters.awaited.has(a.id))
-    store.fault = ({ op, by }) =>
-      by === a && op === 'swap' ? new InGrace(store.now, store.now, MINUTE) : null
-    await run.end()
-    t.match(await held, { status: 503, code: 'idempotency_store_unavailable' })
-    t.equal(a.n, 0)
-  },
-)
+t.test('Y21 a request that was held, waited for another and is held again has one such wait', async (t) => {
+  const store = new Held()
+  const [a, b] = [replica(t, { store, holdAtMost: MINUTE }), replica(t, { store })]
+  // Held while the key is claimed elsewhere; then it waits for that, which comes to nothing.
+  const held = a.get(waiting)
+  await until(() => a.ports.waiters.size === 1)
+  const instant = performance.now()
+  t.intercept(performance, 'now', { value: () => instant + MINUTE })
+  store.isHeld = false
+  const run = await b.working({}, () => NOT_SENT)
+  await until(() => a.ports.waiters.awaited.has(a.id))
+  store.fault = ({ op, by }) => (by === a && op === 'swap' ? new InGrace(store.now, store.now, MINUTE) : null)
+  await run.end()
+  t.match(await held, { status: 503, code: 'idempotency_store_unavailable' })
+  t.equal(a.n, 0)
+})
 
 void t.test('W01 a request whose grace is over each time it asks is refused in the end', async (t) => {
   const store = new Held()

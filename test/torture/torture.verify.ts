@@ -19,7 +19,7 @@ const OF_STORE: Readonly<Record<string, readonly string[]>> = {
 }
 
 for (const store of Object.keys(TORMENTED))
-  void t.test(
+  t.test(
     `${store}: under faults nothing is executed twice, answered wrongly, lost or stuck`,
     { skip: store === 'postgres' && NO_POSTGRES, buffered: true },
     async (t) => {

@@ -88,53 +88,44 @@ function heard(witness: ExchangeTap, { dispatcher }: Upstream, signal?: AbortSig
 const OK = 'HTTP/1.1 201 Made\r\nX-A: 1\r\nx-a: 2\r\nConnection: X-B\r\nX-B: 3\r\nContent-Length: 2\r\n\r\nok'
 
 for (const http of DISPATCHERS) {
-  void t.test(
-    `${http}: the tap keeps the answer as the guard’s own exchange would, and the sender gets it`,
-    async (t) => {
-      const { witness, budget, ask } = await world(t, http, OK)
-      t.notOk(witness.over)
-      t.equal(await ask(), '201 ok')
-      const ended = await witness.ended
-      t.ok(witness.over)
-      t.match(ended, {
-        proof: 'responded',
-        response: { status: 201, reason: 'Made', headers: ['X-A', '1', 'x-a', '2', 'Date', String] },
-      })
-      t.equal(budget.held, 2)
-      witness.ignore()
-      witness.gone()
-      t.equal(await witness.ended, ended)
-      if (ended.proof === 'responded') ended.release()
-      t.equal(budget.held, 0)
-    },
-  )
+  t.test(`${http}: the tap keeps the answer as an exchange would, and the sender gets it`, async (t) => {
+    const { witness, budget, ask } = await world(t, http, OK)
+    t.notOk(witness.over)
+    t.equal(await ask(), '201 ok')
+    const ended = await witness.ended
+    t.ok(witness.over)
+    t.match(ended, {
+      proof: 'responded',
+      response: { status: 201, reason: 'Made', headers: ['X-A', '1', 'x-a', '2', 'Date', String] },
+    })
+    t.equal(budget.held, 2)
+    witness.ignore()
+    witness.gone()
+    t.equal(await witness.ended, ended)
+    if (ended.proof === 'responded') ended.release()
+    t.equal(budget.held, 0)
+  })
 
-  void t.test(
-    `${http}: without a connection, or with a closed client, the tap proves that nothing was sent`,
-    async (t) => {
-      const nowhere = await world(t, http, '', `http://127.0.0.1:${await freePort()}`)
-      t.equal(await nowhere.ask(), 'ECONNREFUSED')
-      t.match(await nowhere.witness.ended, { proof: 'not_sent' })
+  t.test(`${http}: without a connection or a client, the tap proves that nothing was sent`, async (t) => {
+    const nowhere = await world(t, http, '', `http://127.0.0.1:${await freePort()}`)
+    t.equal(await nowhere.ask(), 'ECONNREFUSED')
+    t.match(await nowhere.witness.ended, { proof: 'not_sent' })
 
-      const never = new ExchangeTap(HEARD, nowhere.budget, noBug)
-      const upstream = await opened('http://127.0.0.1:1', http)
-      await upstream.close()
-      await t.rejects(heard(never, upstream))
-      t.match(await never.ended, { proof: 'not_sent' })
-    },
-  )
+    const never = new ExchangeTap(HEARD, nowhere.budget, noBug)
+    const upstream = await opened('http://127.0.0.1:1', http)
+    await upstream.close()
+    await t.rejects(heard(never, upstream))
+    t.match(await never.ended, { proof: 'not_sent' })
+  })
 
-  void t.test(
-    `${http}: an ignored exchange proves nothing, and its sender still gets the answer`,
-    async (t) => {
-      const { witness, ask } = await world(t, http, OK)
-      const asked = ask()
-      witness.ignore()
-      t.ok(witness.over)
-      t.match(await witness.ended, { proof: 'unknown' })
-      t.equal(await asked, '201 ok')
-    },
-  )
+  t.test(`${http}: an ignored exchange proves nothing, and its sender still gets the answer`, async (t) => {
+    const { witness, ask } = await world(t, http, OK)
+    const asked = ask()
+    witness.ignore()
+    t.ok(witness.over)
+    t.match(await witness.ended, { proof: 'unknown' })
+    t.equal(await asked, '201 ok')
+  })
 
   void t.test(`${http}: an exchange given up before a connection is free was not sent`, async (t) => {
     const peer = await scriptedPeer(() => {})

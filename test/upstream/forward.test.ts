@@ -138,31 +138,16 @@ async function leavesUnknown(
 }
 
 onBoth('U03 a peer that reads the request and then closes or resets leaves it unknown', async (t) => {
-  await leavesUnknown(
-    t,
-    'its end',
-    reads((socket) => socket.end()),
-  )
-  await leavesUnknown(
-    t,
-    'its close',
-    reads((socket) => socket.destroy()),
-  )
-  await leavesUnknown(
-    t,
-    'its reset',
-    reads((socket) => socket.resetAndDestroy()),
-  )
+  for (const how of ['end', 'destroy', 'resetAndDestroy'] as const) {
+    const leaves = reads((socket) => void socket[how]())
+    await leavesUnknown(t, how, leaves)
+  }
   await leavesUnknown(t, 'a reset at once', (socket) => socket.once('data', () => socket.resetAndDestroy()))
 })
 
 onBoth('U04 U07 an answer without a final head in time is timed out, and unknown', async (t) => {
-  for (const bytes of [
-    '',
-    'HTTP/1.1 201 Cre',
-    'HTTP/1.1 100 Continue\r\n\r\n',
-    'HTTP/1.1 199 Odd\r\nX: 1\r\n\r\n',
-  ])
+  const interim = ['HTTP/1.1 100 Continue\r\n\r\n', 'HTTP/1.1 199 Odd\r\nX: 1\r\n\r\n']
+  for (const bytes of ['', 'HTTP/1.1 201 Cre', ...interim])
     await leavesUnknown(t, bytes, says(bytes), { timedOut: true, status: null }, { timeout: () => 100 })
 })
 
@@ -174,69 +159,50 @@ onBoth('U04 U05 a body that trickles too long, or stalls, is timed out, and unkn
   })
   await leavesUnknown(t, 'a trickle', trickles, { timedOut: true }, { timeout: () => 200 })
   clearInterval(timer)
-  for (const head of ['Content-Length: 10\r\n\r\nabc', 'Transfer-Encoding: chunked\r\n\r\n5\r\nab'])
-    await leavesUnknown(
-      t,
-      head,
-      says(`HTTP/1.1 201 Created\r\n${head}`),
-      { timedOut: true },
-      { idleTimeout: 100 },
-    )
+  for (const head of ['Content-Length: 10\r\n\r\nabc', 'Transfer-Encoding: chunked\r\n\r\n5\r\nab']) {
+    const stalls = says(`HTTP/1.1 201 Created\r\n${head}`)
+    await leavesUnknown(t, head, stalls, { timedOut: true }, { idleTimeout: 100 })
+  }
 })
 
 onBoth('U05 a cut body leaves it unknown, with its status noted', async (t) => {
-  for (const rest of [
-    'Content-Length: 10\r\n\r\nabc',
-    'Content-Length: 10\r\n\r\n',
-    'Transfer-Encoding: chunked\r\n\r\n5\r\nab',
-    'Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n',
-    'Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\nX-T: 1\r\n',
-  ])
-    await leavesUnknown(t, rest, says(`HTTP/1.1 201 Created\r\n${rest}`, true), {
-      status: 201,
-      timedOut: false,
-    })
+  const cut = { status: 201, timedOut: false }
+  for (const part of ['abc', ''])
+    await leavesUnknown(t, part, says(`HTTP/1.1 201 Created\r\nContent-Length: 10\r\n\r\n${part}`, true), cut)
+  for (const part of ['5\r\nab', '2\r\nab\r\n', '2\r\nab\r\n0\r\nX-T: 1\r\n']) {
+    const bytes = `HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n${part}`
+    await leavesUnknown(t, part, says(bytes, true), cut)
+  }
   const head = 'HTTP/1.1 201 Created\r\nContent-Length: 10\r\n\r\nabc'
-  await leavesUnknown(
-    t,
-    'a reset',
-    reads((socket) => void socket.write(head, () => socket.resetAndDestroy())),
-  )
+  const resets = reads((socket) => void socket.write(head, () => socket.resetAndDestroy()))
+  await leavesUnknown(t, 'a reset', resets)
 })
 
 onBoth('U06 a close-delimited answer is complete', async (t) => {
   for (const version of ['1.1', '1.0']) {
     await using peer = await faulty(says(`HTTP/${version} 201 Created\r\nX: 1\r\n\r\nwhole`, true))
     await using one = await rig(peer.url)
-    t.match(await one.forward(REQUEST), {
-      proof: 'responded',
-      response: { status: 201, body: Buffer.from('whole') },
-    })
+    const whole = { status: 201, body: Buffer.from('whole') }
+    t.match(await one.forward(REQUEST), { proof: 'responded', response: whole })
     t.match(await one.forward(REQUEST), { proof: 'responded', response: { body: Buffer.from('ok') } })
   }
 })
 
 onBoth('U07 a malformed answer leaves it unknown', async (t) => {
+  const ok = (rest: string) => `HTTP/1.1 200 OK\r\n${rest}`
+  const chunks = ['zz\r\nok\r\n0\r\n\r\n', '2\r\nokk\r\n0\r\n\r\n', 'ffffffffffffffffff\r\nok']
   for (const bytes of [
     'garbage\r\n\r\n',
     'garbage without an end',
-    'HTTP/3.7 200 OK\r\n\r\n',
-    'ICY 200 OK\r\n\r\n',
-    'HTTP/1.1 20x OK\r\n\r\n',
+    ...['HTTP/3.7 200', 'ICY 200', 'HTTP/1.1 20x'].map((status) => `${status} OK\r\n\r\n`),
     'HTTP/1.1 1000 OK\r\nContent-Length: 0\r\n\r\n',
     'HTTP/1.1 099 OK\r\nContent-Length: 2\r\n\r\nok',
     'HTTP/1.1 099 OK\r\nContent-Length: 0\r\n\r\n\r\n\r\nx',
     'HTTP/1.1 199 OK\r\nContent-Length: 2\r\n\r\nok\r\n\r\n',
-    'HTTP/1.1 200 OK\r\nX Y: 1\r\nContent-Length: 0\r\n\r\n',
-    'HTTP/1.1 200 OK\r\nno colon\r\n\r\n',
-    'HTTP/1.1 200 OK\r\nX: a\0b\r\nContent-Length: 0\r\n\r\n',
-    'HTTP/1.1 200 OK\r\nX: a\x01b\r\nContent-Length: 0\r\n\r\n',
-    'HTTP/1.1 200 OK\r\nContent-Length: nine\r\n\r\n',
-    'HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n',
-    'HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nokk',
-    'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nok\r\n0\r\n\r\n',
-    'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nokk\r\n0\r\n\r\n',
-    'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\nok',
+    ...['X Y: 1', 'X: a\0b', 'X: a\x01b'].map((line) => ok(`${line}\r\nContent-Length: 0\r\n\r\n`)),
+    ...['no colon', 'Content-Length: nine', 'Content-Length: -1'].map((line) => ok(`${line}\r\n\r\n`)),
+    ok('Content-Length: 2\r\nContent-Length: 3\r\n\r\nokk'),
+    ...chunks.map((chunk) => ok(`Transfer-Encoding: chunked\r\n\r\n${chunk}`)),
     'HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nraw',
     `HTTP/1.1 200 OK\r\n${`X-Fill: ${'f'.repeat(1000)}\r\n`.repeat(66)}Content-Length: 0\r\n\r\n`,
   ])

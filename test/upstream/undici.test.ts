@@ -33,16 +33,13 @@ void t.test('§15.14 it refuses more, and says so', async (t) => {
   }
 })
 
-void t.test(
-  '§15.14 malformed transfer codings are no coding: the answer ends with its connection',
-  async (t) => {
-    await using peer = await scriptedPeer((socket) => {
-      socket.end('HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, gzip\r\n\r\n2\r\nok\r\n0\r\n\r\n')
-    })
-    const { dispatcher } = await opened(t, peer.url)
-    t.equal(await new Asked(dispatcher).end, '200 2\r\nok\r\n0\r\n\r\n')
-  },
-)
+t.test('§15.14 malformed transfer codings are no coding: the answer ends with its connection', async (t) => {
+  await using peer = await scriptedPeer((socket) => {
+    socket.end('HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, gzip\r\n\r\n2\r\nok\r\n0\r\n\r\n')
+  })
+  const { dispatcher } = await opened(t, peer.url)
+  t.equal(await new Asked(dispatcher).end, '200 2\r\nok\r\n0\r\n\r\n')
+})
 
 void t.test('§15.26 a byte that came unasked ends its own connection only', async (t) => {
   const sockets: Socket[] = []
@@ -65,23 +62,20 @@ void t.test('§15.15 it keeps a connection for all but 2 s of what is announced,
   t.equal(peer.sockets.length, 1)
 })
 
-void t.test(
-  'U07 after an early answer the next request waits behind the rest of the one before',
-  async (t) => {
-    await using peer = await tcpStub((socket) => {
-      socket.once('data', () => {
-        socket.pause()
-        socket.write(OK)
-      })
+t.test('U07 after an early answer the next request waits behind the rest of the one before', async (t) => {
+  await using peer = await tcpStub((socket) => {
+    socket.once('data', () => {
+      socket.pause()
+      socket.write(OK)
     })
-    const { dispatcher } = await opened(t, peer.url)
-    const body = Buffer.alloc(16 * 1024 * 1024)
-    t.equal(await new Asked(dispatcher, { method: 'POST', body }).end, '200 ok')
-    const next = new Asked(dispatcher, { headersTimeout: 100 })
-    t.match(await next.end, /^broken/)
-    t.equal(peer.sockets.length, 1)
-  },
-)
+  })
+  const { dispatcher } = await opened(t, peer.url)
+  const body = Buffer.alloc(16 * 1024 * 1024)
+  t.equal(await new Asked(dispatcher, { method: 'POST', body }).end, '200 ok')
+  const next = new Asked(dispatcher, { headersTimeout: 100 })
+  t.match(await next.end, /^broken/)
+  t.equal(peer.sockets.length, 1)
+})
 
 void t.test('it sends an absolute target, a Connection line and a length without a body', async (t) => {
   await using peer = await answering(OK)

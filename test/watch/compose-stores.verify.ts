@@ -90,46 +90,43 @@ function redisArgs({ services }: Compose, name: string, at: (text: string) => st
 }
 
 for (const name of [null, ...NAMES])
-  void t.test(
-    `${name ?? 'alone'}: containers have what they need, within their limits, on loopback only`,
-    async (t) => {
-      const compose = merged(name)
-      for (const [
-        service,
-        { mem_limit, ports = [], depends_on = {}, volumes = [], configs = [], ...one },
-      ] of Object.entries(compose.services)) {
-        t.match(mem_limit, /^\d+m$/, service)
-        for (const port of ports) t.match(port, /^127\.0\.0\.1:/, service)
-        for (const [needed, { condition }] of Object.entries(depends_on)) {
-          t.ok(compose.services[needed], `${service} depends on ${needed}`)
-          if (condition === 'service_healthy' && needed !== 'payments')
-            t.ok(compose.services[needed]?.healthcheck?.test, needed)
-        }
-        for (const volume of volumes) t.ok((volume.split(':')[0] as string) in compose.volumes, volume)
-        for (const { source } of configs) t.ok(compose.configs[source], source)
-        t.notMatch(one.healthcheck?.test ?? [], /\bnode\b/)
-        const { command = [] } = one
-        if (command[0] !== 'redis-server') continue
-        const value = (flag: string) => command[command.indexOf(flag) + 1]
-        t.equal(value('--appendonly'), 'yes', service)
-        t.equal(value('--maxmemory-policy'), 'noeviction', service)
-        t.ok(
-          Number.parseInt(mem_limit as string) >= 2 * Number.parseInt(value('--maxmemory') as string),
-          service,
-        )
-        t.ok(
-          volumes.some((volume) => volume.endsWith(':/data')),
-          `${service} keeps its records`,
-        )
+  t.test(`${name ?? 'alone'}: containers have what they need, within limits, on loopback`, async (t) => {
+    const compose = merged(name)
+    for (const [
+      service,
+      { mem_limit, ports = [], depends_on = {}, volumes = [], configs = [], ...one },
+    ] of Object.entries(compose.services)) {
+      t.match(mem_limit, /^\d+m$/, service)
+      for (const port of ports) t.match(port, /^127\.0\.0\.1:/, service)
+      for (const [needed, { condition }] of Object.entries(depends_on)) {
+        t.ok(compose.services[needed], `${service} depends on ${needed}`)
+        if (condition === 'service_healthy' && needed !== 'payments')
+          t.ok(compose.services[needed]?.healthcheck?.test, needed)
       }
-      for (const { file } of Object.values(compose.configs)) t.ok(readFileSync(join(ROOT, file)))
-      const token = join(tempDir(t), 'token')
-      writeFileSync(token, 'a-token-of-this-test')
-      const env = { ...compose.services['proxy']?.environment, ADMIN_TOKEN_FILE: token }
-      const text = readFileSync(join(ROOT, 'examples/compose/proxy.yaml'), 'utf8')
-      t.equal(load(text, { env }).store.url, storeUrl(compose))
-    },
-  )
+      for (const volume of volumes) t.ok((volume.split(':')[0] as string) in compose.volumes, volume)
+      for (const { source } of configs) t.ok(compose.configs[source], source)
+      t.notMatch(one.healthcheck?.test ?? [], /\bnode\b/)
+      const { command = [] } = one
+      if (command[0] !== 'redis-server') continue
+      const value = (flag: string) => command[command.indexOf(flag) + 1]
+      t.equal(value('--appendonly'), 'yes', service)
+      t.equal(value('--maxmemory-policy'), 'noeviction', service)
+      t.ok(
+        Number.parseInt(mem_limit as string) >= 2 * Number.parseInt(value('--maxmemory') as string),
+        service,
+      )
+      t.ok(
+        volumes.some((volume) => volume.endsWith(':/data')),
+        `${service} keeps its records`,
+      )
+    }
+    for (const { file } of Object.values(compose.configs)) t.ok(readFileSync(join(ROOT, file)))
+    const token = join(tempDir(t), 'token')
+    writeFileSync(token, 'a-token-of-this-test')
+    const env = { ...compose.services['proxy']?.environment, ADMIN_TOKEN_FILE: token }
+    const text = readFileSync(join(ROOT, 'examples/compose/proxy.yaml'), 'utf8')
+    t.equal(load(text, { env }).store.url, storeUrl(compose))
+  })
 
 void t.test('postgres: the proxy has user, password and database of the server, and no Redis', async (t) => {
   const compose = merged('postgres')
