@@ -3,16 +3,9 @@ import t from 'tap'
 import type { Config } from '../../src/config/config.ts'
 import { formatConfigError, loadConfig } from '../../src/config/load.ts'
 import { effective } from '../../src/config/written.ts'
-import { FILES } from '../config/support.ts'
+import { FILES, load } from '../config/support.ts'
 
-const loaded = loadConfig({
-  file: 'good-everything.yaml',
-  text: readFileSync('test/config/everything.yaml', 'utf8'),
-  env: {},
-  flags: {},
-})
-if (!loaded.ok) throw new Error('the fixture is bad')
-const { config } = loaded
+const config = load(readFileSync('test/config/everything.yaml', 'utf8'))
 
 /** Every string in a value, however deep, with the name of its member. */
 function texts(value: unknown, name = ''): [string, string][] {
@@ -61,28 +54,16 @@ void t.test('K22 a configuration with every property shows no secret', async (t)
 void t.test('K22 tokens in queries, key files and the reconciler’s credentials are masked', async (t) => {
   const [route] = config.routes
   const secret = 'hunter2'
+  const jwks = `https://id.example.com/keys?token=${secret}&${secret}`
+  const headers = ['Authorization', `Bearer ${secret}`]
   const changed = {
     ...config,
     store: { ...config.store, url: `redis://user:${secret}@h:1/0` },
     routes: [
       {
         ...route,
-        scope: {
-          ...route?.scope,
-          jwt: {
-            jwks: `https://id.example.com/keys?token=${secret}&${secret}`,
-            keyFile: secret,
-            issuer: 'i',
-            audience: [],
-          },
-        },
-        reconcile: {
-          request: {
-            method: 'GET',
-            path: `/v1/p?k={key}&api_key=${secret}`,
-            headers: ['Authorization', `Bearer ${secret}`],
-          },
-        },
+        scope: { ...route?.scope, jwt: { jwks, keyFile: secret, issuer: 'i', audience: [] } },
+        reconcile: { request: { method: 'GET', path: `/v1/p?k={key}&api_key=${secret}`, headers } },
         key: { ...route?.key, pattern: /^(?:a+)$/u },
         outcomes: [{ status: 503, when: [], outcome: 'release' }],
         excludeHeaders: new Set(['x-a']),
@@ -128,17 +109,16 @@ void t.test('/v1/config, read as a file, is the same configuration', async (t) =
     (all, [mask, value]) => all.replaceAll(mask, value),
     JSON.stringify({ ...shown, defaults: policy }),
   )
-  const again = loadConfig({ file: 'shown.json', text, env: {}, flags: {} })
-  if (!again.ok) throw new Error(again.errors.map(formatConfigError).join('\n'))
+  const again = load(text)
   // What is written out is no longer a default.
   const written = (given: Config): unknown =>
     JSON.parse(JSON.stringify(effective({ ...given, spelled: new Map() })))
-  t.strictSame(written(again.config), written(config))
+  t.strictSame(written(again), written(config))
   const plain = ({ spelled: _s, warnings: _w, routes, defaults: own, ...rest }: Config): unknown => ({
     ...rest,
     policies: [...routes, own].map(({ scope, ...more }) => ({ ...more, ...scope, callerIsDefault: false })),
   })
-  t.same(plain(again.config), plain(config))
+  t.same(plain(again), plain(config))
 })
 
 void t.test('durations and sizes are shown as the file spells them', async (t) => {

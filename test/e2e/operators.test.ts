@@ -26,14 +26,10 @@ const RETRYABLE = { outcome: 'retryable' } as const
 async function race(t: Test, kind: StoreKind): Promise<void> {
   const url = await emptyStore(t, kind)
   const audit = join(tempDir(t), 'audit.log')
-  await using proxy = await proxyInProcess(
-    [
-      adminYaml(t),
-      `audit: { file: ${audit} }`,
-      'upstream: { url: "http://127.0.0.1:9" }',
-      `store: { url: "${url}" }`,
-    ].join('\n'),
-  )
+  await using proxy = await proxyInProcess(`${adminYaml(t)}
+audit: { file: ${audit} }
+upstream: { url: "http://127.0.0.1:9" }
+store: { url: "${url}" }`)
   const store = { ...PLAIN_STORE, url }
   const service = kind === 'sqlite' ? 'default' : SERVICE
   const register = await openStore({ service, store }, { onEvent: () => {}, onBreaker: () => {} })
@@ -48,22 +44,16 @@ async function race(t: Test, kind: StoreKind): Promise<void> {
     const claim = await records.claim(id, claimed, { dueIn: 0, dropIn: HOUR })
     if (claim.kind !== 'claimed') throw new Error('claimed before')
     const headers = { 'if-match': `"${claim.stamp.version}"` }
-    const own = outcomeDraft(
-      claimed,
-      { token, attempts: 1, fence: claim.stamp.fence },
-      { kind: 'completed', result: response() },
-      0,
-    )
+    const attempt = { token, attempts: 1, fence: claim.stamp.fence }
+    const own = outcomeDraft(claimed, attempt, { kind: 'completed', result: response() }, 0)
     const resolve = () => ask(proxy, `/v1/records/${id}/resolve`, { method: 'POST', headers, body })
     const late = () =>
       new Promise((next) => setTimeout(next, n % 5)).then(() =>
         records.settle(id, own, { dueIn: HOUR, dropIn: HOUR }),
       )
     const [reply, settled] = await Promise.all([resolve(), late()])
-    const { status, state } = {
-      status: reply.status,
-      state: recordOf(await ask(proxy, `/v1/records/${id}`)).state,
-    }
+    const { status } = reply
+    const { state } = recordOf(await ask(proxy, `/v1/records/${id}`))
     t.equal(state, 'completed', 'one of them stands')
     const { body: kept } = await stored(records, id)
     if (reply.status === 200 && body.outcome === 'completed') {
@@ -72,11 +62,8 @@ async function race(t: Test, kind: StoreKind): Promise<void> {
       won.operator++
     } else {
       t.ok([200, 409, 412].includes(status), String(status))
-      t.equal(
-        settled.kind,
-        'written',
-        'a late proof beats "not executed", and a decision after it is refused',
-      )
+      const why = 'a late proof beats "not executed", and a decision after it is refused'
+      t.equal(settled.kind, 'written', why)
       t.not(kept, 'by hand')
       won.owner++
     }
@@ -87,9 +74,8 @@ async function race(t: Test, kind: StoreKind): Promise<void> {
 
 async function stored(records: Records, id: RecordId): Promise<{ body: string | null }> {
   const { record } = orThrow(await records.get(id))
-  return {
-    body: record?.state === 'completed' && record.result.kept ? record.result.response.body.toString() : null,
-  }
+  const kept = record?.state === 'completed' && record.result.kept
+  return { body: kept ? record.result.response.body.toString() : null }
 }
 
 for (const kind of KINDS.filter((one) => one !== 'memory'))
@@ -165,11 +151,9 @@ for (const kind of KINDS.filter((one) => one === 'sqlite' || one === 'redis'))
       refused.err,
       /^unreadable: .*sealed with the key one.*first bytes say completed; it is at version \d+\nIt does not show whether/,
     )
-    t.match(await run(undefined), { code: 2, err: /no terminal for the confirmation/ })
-    t.match(await run(['yes'], '--version', '1'), {
-      code: 1,
-      err: /version_mismatch: it is now at version \d+/,
-    })
+    t.match(await run(undefined), { code: 2, err: /no terminal to confirm at/ })
+    const stale = await run(['yes'], '--version', '1')
+    t.match(stale, { code: 1, err: /version_mismatch: it is now at version \d+/ })
     t.match(await run(['yes']), { code: 0, out: `${id} is deleted. A retry with its key is executed.\n` })
     t.match(await run(undefined, '--yes'), { code: 1, err: /record_not_found/ })
     t.same(
@@ -283,22 +267,16 @@ routes:
     t.equal(found.route, route)
     known.add(found.id)
     t.equal((await look({ ...lookup, key: `${String(lookup['key'])}x` })).status, 404)
-    const other = {
-      ...(lookup['caller'] as object),
-      authorization: 'Bearer eve',
-      'x-tenant': 't2',
-      sub: 'eve',
-    }
+    const eve = { authorization: 'Bearer eve', 'x-tenant': 't2', sub: 'eve' }
+    const other = { ...(lookup['caller'] as object), ...eve }
     if (lookup['caller'] !== undefined && !['events', 'structured'].includes(route))
       t.equal((await look({ ...lookup, caller: other })).status, 404, `${title}: another caller`)
   }
   // The derived key is the one that the upstream got.
   await send(proxy, null, { path: '/derived', body: '{"a":1}', headers: json })
   const key = valueOf(upstream.seen.at(-1) ?? { headers: [] }, 'x-key')
-  t.match((await look({ key, route: 'derived', method: 'POST' })).json, {
-    route: 'derived',
-    state: 'completed',
-  })
+  const { json: found } = await look({ key, route: 'derived', method: 'POST' })
+  t.match(found, { route: 'derived', state: 'completed' })
   for (const wrong of [
     { key: 'k', method: 'POST', path: '/open' },
     { key: 'k', method: 'GET', path: '/header' },

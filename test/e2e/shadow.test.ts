@@ -69,18 +69,11 @@ void t.test('shadow mode changes neither the request nor the response', async (t
   const ask = post('/pay?x=1', key, '{"a": 1}', ['X-Twice: 1', 'x-twice: 2', 'Idempotency-Fence: 9'])
   const answers = []
   for (const mode of ['off', 'shadow'] as const) {
-    const proxy = await proxyOf(
-      t,
-      upstream,
-      'memory:',
-      `mode: ${mode}, key: { forward: none, forwardFence: true }`,
-    )
+    const route = `mode: ${mode}, key: { forward: none, forwardFence: true }`
+    const proxy = await proxyOf(t, upstream, 'memory:', route)
     const { statusLine, headers, body } = await rawRequest(proxy.port, ask)
-    answers.push([
-      statusLine,
-      headers.filter((_, i) => !/^date$/i.test(headers[i - (i % 2)] as string)),
-      body,
-    ])
+    const undated = headers.filter((_, i) => !/^date$/i.test(headers[i - (i % 2)] as string))
+    answers.push([statusLine, undated, body])
   }
   t.same(answers[1], answers[0])
   const [off, shadow] = upstream.seen
@@ -115,10 +108,8 @@ void t.test('shadow mode passes a stream on live, and records it as done', async
   const store = sqlite(t)
   const shadow = await proxyOf(t, upstream, store, 'mode: shadow')
   const key = newKey()
-  const sent = httpRequest(`${shadow.url}/events`, {
-    method: 'POST',
-    headers: { 'idempotency-key': key },
-  }).end()
+  const keyed = { method: 'POST', headers: { 'idempotency-key': key } }
+  const sent = httpRequest(`${shadow.url}/events`, keyed).end()
   const [answer] = (await once(sent, 'response')) as [IncomingMessage]
   const [first] = (await once(answer, 'data')) as [Buffer]
   t.equal(first.toString(), 'data: 1\n\n')
@@ -127,10 +118,7 @@ void t.test('shadow mode passes a stream on live, and records it as done', async
   await verdict(shadow, 'first')
   await shadow.drain()
   const enforce = await proxyOf(t, upstream, store, '')
-  const again = await fetch(`${enforce.url}/events`, {
-    method: 'POST',
-    headers: { 'idempotency-key': key },
-  })
+  const again = await fetch(`${enforce.url}/events`, keyed)
   t.match(await again.json(), { code: 'idempotency_response_unavailable', originalStatus: 200 })
   t.equal(upstream.seen.length, 1)
 })
@@ -143,11 +131,8 @@ void t.test('shadow mode forwards bodies over the limits, and fingerprints other
   const store = sqlite(t)
   const shadow = await proxyOf(t, upstream, store, 'mode: shadow')
   const upload = async (proxy: TestProxy, key: string, body: Buffer, chunked: boolean): Promise<string> => {
-    const framing = chunked ? {} : { 'content-length': body.length }
-    const sent = httpRequest(`${proxy.url}/up`, {
-      method: 'POST',
-      headers: { 'idempotency-key': key, ...framing },
-    })
+    const headers = { 'idempotency-key': key, ...(chunked ? {} : { 'content-length': body.length }) }
+    const sent = httpRequest(`${proxy.url}/up`, { method: 'POST', headers })
     for (let at = 0; at < body.length; at += 10_000)
       if (!sent.write(body.subarray(at, at + 10_000))) await once(sent, 'drain')
     sent.end()
@@ -170,11 +155,8 @@ void t.test('shadow mode forwards bodies over the limits, and fingerprints other
   t.equal(await shadow.metric('idempotency_buffered_bytes'), 0)
   await shadow.drain()
   const enforce = await proxyOf(t, upstream, store, '')
-  t.equal(
-    await upload(enforce, small, body, false),
-    'execution 3',
-    'the same body: the fingerprint covers all of it',
-  )
+  const same = await upload(enforce, small, body, false)
+  t.equal(same, 'execution 3', 'the same body: the fingerprint covers all of it')
   const other = Buffer.from(body)
   other[899_999] = 0
   t.match(await upload(enforce, small, other, false), /idempotency_key_reused/)
