@@ -90,7 +90,7 @@ void t.test('check --against names what a reload refuses, and then exits 1', asy
   t.match(await command(['check', live, '--against', old]), applied)
   const ignoring = 'routes: [{ name: pay, match: { path: /pay }, key: ignored }]'
   const other = file('other.yaml', `status: { path: /s }\n${ignoring}`)
-  const identifies = 'changes which record a request finds: restart, after waiting out ttl'
+  const identifies = 'changes which record a request finds: restart, after ttl has passed'
   t.match(await command(['check', other, '--against', old]), {
     code: 1,
     out: `routes[pay].key.presence: optional → ignored: ${identifies}\nstatus.path: off → /s: needs a restart\n`,
@@ -100,7 +100,7 @@ void t.test('check --against names what a reload refuses, and then exits 1', asy
     await command(['check', other, '--against', old, ...shared]),
     {
       code: 1,
-      out: /\nroutes\[pay\]\.match: replicas with this file wait .* all at once \(Recreate\), or start with --accept-rescope, and keys of pay may execute twice\n$/,
+      out: /\nroutes\[pay\]\.match: replicas with this file do not claim until .* all at once \(Recreate\), or start with --accept-rescope, and keys of pay may execute twice\n$/,
     },
     'Y20 on a shared store',
   )
@@ -169,7 +169,7 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
     [`list ${admin} --token-file ${dir}/none`,
       /--token-file: found no such file at ".*none"; allowed: a readable file/],
     [`list ${admin} --token-file ${file('blank', 'two words\n')}`,
-      /--token-file: found something else on line 1 in ".*blank"; allowed: one token a line, of printable ASCII/],
+      /--token-file: found something else on line 1 in ".*blank"; allowed: one token per line, in printable ASCII/],
     [`inspect ${store}`, /inspect needs the id of a record, or a key/],
     [`inspect a b ${store}`, /inspect takes one id or key, found 2 arguments/],
     [`inspect my-secret-key! ${store}`, /found neither a record id nor the first 8 or more .* a key needs --method/],
@@ -187,7 +187,7 @@ void t.test('a usage error exits 2 and says what was found and what is allowed',
     [`resolve ${ID} --retryable --yes ${store}`, /--reason is required; it goes into the audit log/],
     [`resolve ${ID} --retryable --reason ~ --yes ${store}`, /--reason is required/],
     [`resolve ${ID} --retryable --version v1 ${by}`, /--version: found "v1"; allowed: a whole number/],
-    [`resolve ${ID} --retryable --reason x ${store}`, /no terminal to confirm at: add --yes/],
+    [`resolve ${ID} --retryable --reason x ${store}`, /no terminal for the confirmation: add --yes/],
     [`resolve ${ID} --retryable ${by}`, /found --store alone; allowed: with --config FILE, or --admin URL/],
     [`resolve ${ID} --completed ${dir}/none ${by}`, /--completed: ".*none": found ENOENT.*allowed: \{"status"/],
     [completed('t.json', 'x'), /"[^"]*t.json": found no JSON in UTF-8; allowed/],

@@ -277,7 +277,7 @@ void t.test('routes may be added, removed and moved if their requests keep their
   t.strictSame(refused(routes(pay), renamed), [], 'a route may be renamed where its name is in no id')
   const scoped = (name: string) => routes(`name: ${name}, match: { path: /a }, scope: { path: route }`)
   t.match(refused(scoped('a'), scoped('b')), [
-    'identifies routes[b].name: a → b (POST /a, of route a before)',
+    'identifies routes[b].name: a → b (POST /a, previously of route a)',
   ])
   t.match(
     refused(
@@ -285,17 +285,17 @@ void t.test('routes may be added, removed and moved if their requests keep their
       routes(pay, 'name: hooks, match: { path: "/hooks/*" }, key: { from: ["header:ce-id"] }'),
     ),
     [
-      'identifies routes[hooks].key.from: ["header:idempotency-key"] → ["header:ce-id"] (POST /hooks/*, of route default before)',
+      'identifies routes[hooks].key.from: ["header:idempotency-key"] → ["header:ce-id"] (POST /hooks/*, previously of route default)',
     ],
   )
   t.match(refused(routes(pay, 'name: free, match: { path: /free }, key: ignored'), routes(pay)), [
-    'identifies defaults: not protected → protected (POST /free, of route free before)',
+    'identifies defaults: not protected → protected (POST /free, previously of route free)',
   ])
   t.match(refused(routes(pay), routes(pay, 'name: put, match: { path: /put, methods: [PUT] }')), [
-    'identifies routes[put]: not protected → protected (PUT /put, of no route before)',
+    'identifies routes[put]: not protected → protected (PUT /put, previously of no route)',
   ])
   t.match(refused(`unmatched: pass\n${routes(pay)}`, `unmatched: pass\n${routes()}`), [
-    'identifies routes[pay]: protected → not protected (POST /pay, of route pay before)',
+    'identifies routes[pay]: protected → not protected (POST /pay, previously of route pay)',
   ])
   t.strictSame(
     refused(routes(pay), routes(pay, 'name: get, match: { path: /get, methods: [GET] }, key: ignored')),
@@ -303,7 +303,7 @@ void t.test('routes may be added, removed and moved if their requests keep their
     'unprotected before and after',
   )
   t.match(refused(routes(pay), routes('name: exact, match: { path: /pay, exact: true }', pay)), [
-    'identifies routes[exact].match.exact: false → true (POST /pay, of route pay before)',
+    'identifies routes[exact].match.exact: false → true (POST /pay, previously of route pay)',
   ])
 })
 
@@ -355,12 +355,12 @@ void t.test('a change that leaves unknown records without a reconciler is report
   const old = asks(BY_KEY)
   t.same(told(old, old), [])
   t.match(told(old, old.replace('pay', 'pays')), [
-    /^Route `pay`: no route has its name any more, so its unknown records stay unknown until an operator resolves them\.$/,
+    /^Route `pay`: no route has its name, so its unknown records stay unknown until an operator resolves them\.$/,
   ])
   t.match(told(old, 'name: pay'), [/it no longer has reconcile/])
   t.match(told(old, `${old}, mode: shadow`), [/mode shadow, which sends no status queries/])
   t.match(told(old, asks(BY_RECORD, FENCE)), [/\{record\}, which was not sent to the upstream before/])
-  t.match(told(asks(BY_RECORD, FENCE), old), [/\{key\}, which was not kept before/])
+  t.match(told(asks(BY_RECORD, FENCE), old), [/\{key\}, which was not stored before/])
   t.same(told(asks(BY_KEY, FENCE), asks(BY_RECORD, FENCE)), [], 'the record id was sent before, too')
   t.same(
     told(old, asks(BY_RECORD, FENCE).replace(', notFound: { status: 404 }', '')),

@@ -236,7 +236,7 @@ t.test('Y07 paths fold where asked, and a near miss is counted where not', async
     t.equal((await ask(proxy, null, {}, undefined, path)).status, 201, `${path} matches no route`)
   t.equal((await ask(proxy, null, {}, undefined, '/v1/other.json')).status, 201)
   t.equal(await proxy.metric('idempotency_route_near_miss_total{route="pay"}'), 4)
-  const warned = proxy.log.filter(({ msg }) => /matches no route, and would match/.test(String(msg)))
+  const warned = proxy.log.filter(({ msg }) => /matches no route, but would match/.test(String(msg)))
   t.equal(warned.length, 1, 'warned once')
 })
 

@@ -151,7 +151,7 @@ for (const kind of KINDS.filter((one) => one === 'sqlite' || one === 'redis'))
       refused.err,
       /^unreadable: .*sealed with the key one.*first bytes say completed; it is at version \d+\nIt does not show whether/,
     )
-    t.match(await run(undefined), { code: 2, err: /no terminal to confirm at/ })
+    t.match(await run(undefined), { code: 2, err: /no terminal for the confirmation/ })
     const stale = await run(['yes'], '--version', '1')
     t.match(stale, { code: 1, err: /version_mismatch: it is now at version \d+/ })
     t.match(await run(['yes']), { code: 0, out: `${id} is deleted. A retry with its key is executed.\n` })
