@@ -117,7 +117,7 @@ function nginx(world: World, port: number, found: ReturnType<typeof findNginx>, 
  * change the cost of a request. Only the memory store, whose 64 MiB would fill up within seconds, has another route, which keeps
  * its answers for three seconds.
  */
-function proxy(world: World, port: number, store: string, more = '') {
+function proxy(world: World, port: number, store: string, more = '', workers = 1) {
   const file = join(world.folder, `proxy-${port}.yaml`)
   const route = (name: string, path: string) => `{ name: ${name}, match: { methods: [POST], path: "${path}" }`
   const short = store === 'memory:'
@@ -127,6 +127,7 @@ function proxy(world: World, port: number, store: string, more = '') {
 admin: { listen: "127.0.0.1:0" }
 upstream: { url: "http://127.0.0.1:${world.upstreamPort}"${short ? ', timeout: 3s' : ''} }
 service: bench
+workers: ${workers}
 store: { url: "${store}", timeout: 5s${more} }
 log: { format: json }
 routes:
@@ -162,14 +163,16 @@ export async function startCandidate(
   return typeof how === 'string' ? how : await spawn(world, port, how, nodeFlags)
 }
 
-/** The proxy on a store of its own, with Node flags in addition to the image's. */
+/** The proxy on a store of its own, with Node flags in addition to the image's. Several workers have as many cores. */
 export async function startProxy(
   world: World,
   store: string,
   nodeFlags: readonly string[] = [],
+  { workers = 1 }: { readonly workers?: number } = {},
 ): Promise<Child> {
   const port = await freePort()
-  return await spawn(world, port, proxy(world, port, store), nodeFlags)
+  const cores = { ...world.cores, candidate: world.cores.several(workers) }
+  return await spawn({ ...world, cores }, port, proxy(world, port, store, '', workers), nodeFlags)
 }
 
 function spawn(world: World, port: number, how: Command, nodeFlags: readonly string[]): Promise<Child> {

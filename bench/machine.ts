@@ -15,17 +15,24 @@ export interface Cores {
   readonly remark: string
   /** Words before the candidate's command. */
   readonly candidate: readonly string[]
+  /** The same on that many cores, which it may have to share. */
+  readonly several: (count: number) => readonly string[]
 }
 
 /** Moves this process, and those it starts from now on, off the candidate's core. */
 export function pinCores(): Cores {
   const cores = availableParallelism()
   if (cores < 2)
-    return { remark: 'one core only: candidate, load, upstream and Redis share it', candidate: [] }
+    return {
+      remark: 'one core only: candidate, load, upstream and Redis share it',
+      candidate: [],
+      several: () => [],
+    }
   if (spawnSync('taskset', ['-V']).status !== 0)
     return {
       remark: '`taskset` (Debian: util-linux) is missing: nothing is pinned, so times vary more',
       candidate: [],
+      several: () => [],
     }
   const own = cores - 1
   const others = own === 1 ? '0' : `0-${own - 1}`
@@ -33,6 +40,7 @@ export function pinCores(): Cores {
   return {
     remark: `the candidate has core ${own} to itself, load, upstream and Redis are on ${others}`,
     candidate: ['taskset', '-c', String(own)],
+    several: (count) => ['taskset', '-c', `${Math.max(0, cores - count)}-${own}`],
   }
 }
 

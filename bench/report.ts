@@ -8,6 +8,7 @@ import type { LiveRecords } from './records.ts'
 import type { StartUp } from './start.ts'
 import type { Stop } from './stops.ts'
 import type { Tail } from './tail.ts'
+import type { Workers } from './workers.ts'
 
 export interface Results {
   readonly cells: readonly Cell[]
@@ -16,6 +17,7 @@ export interface Results {
   readonly start: readonly StartUp[] | null
   readonly records: readonly LiveRecords[] | null
   readonly stops: readonly Stop[] | null
+  readonly workers: readonly Workers[] | null
   /** Why candidates are missing. */
   readonly skipped: readonly string[]
   readonly cores: Cores
@@ -134,11 +136,22 @@ const GOALS: readonly Goal[] = [
     aim: 1.5,
     measured: ({ tail }) => tailRatio(tail ?? [], 'replay'),
   },
+  {
+    title: 'first execution, Redis, CPU: two workers ÷ one process',
+    must: 1.1,
+    measured: ({ workers }) => ofWorkers(workers, (one, two) => two.cpuPerRequest / one.cpuPerRequest),
+  },
+  {
+    title: 'first execution, Redis, CPU of the busiest process: two workers ÷ one process',
+    must: 0.625,
+    aim: 0.55,
+    measured: ({ workers }) => ofWorkers(workers, (one, two) => two.busiest / one.busiest),
+  },
 ]
 
 /** The result as Markdown. */
 export function report(results: Results): string {
-  const { cells, tail, cost, start, records, stops, skipped, cores, plan } = results
+  const { cells, tail, cost, start, records, stops, workers, skipped, cores, plan } = results
   const parts = [
     `Node ${process.versions.node}, ${cpus()[0]?.model.trim()}; ${cores.remark}. ` +
       `${plan.connections} connections, medians of ${plan.rounds} rounds of ${plan.milliseconds / 1000} s.`,
@@ -154,6 +167,7 @@ export function report(results: Results): string {
   if (start !== null) parts.push(startTable(start))
   if (records !== null) parts.push(recordsTable(records))
   if (stops !== null) parts.push(stopsText(stops))
+  if (workers !== null) parts.push(workersTable(workers))
   const goals = goalRows(results)
   if (goals.length > 0) parts.push(table(['goal', 'must', 'aim', 'measured', ''], goals))
   return parts.join('\n\n')
@@ -265,6 +279,33 @@ function recordsTable(records: readonly LiveRecords[]): string {
       one.replay.cpuPerRequest.toFixed(1),
     ]),
   )
+}
+
+function workersTable(workers: readonly Workers[]): string {
+  return table(
+    [
+      'first execution on Redis',
+      'CPU µs',
+      'of that the busiest process',
+      'requests/s',
+      'MB of the largest process',
+      'MB of all',
+    ],
+    workers.map(({ workers, cpuPerRequest, busiest, perSecond, largestMb, allMb }) => [
+      workers === 1 ? 'one process' : `${workers} workers`,
+      ...[cpuPerRequest, busiest].map((value) => value.toFixed(1)),
+      Math.round(perSecond).toLocaleString('en'),
+      ...[largestMb, allMb].map((value) => value.toFixed(0)),
+    ]),
+  )
+}
+
+function ofWorkers(
+  workers: readonly Workers[] | null,
+  ratio: (one: Workers, two: Workers) => number,
+): number | null {
+  const [one, two] = workers ?? []
+  return one === undefined || two === undefined ? null : ratio(one, two)
 }
 
 /** The three that stop it for longest. */

@@ -3,7 +3,7 @@
  *
  *   --quick          one short round each: checks that everything works, measures nothing
  *   --only ID,…      these scenarios (get post first replay in-flight first-large replay-large) or parts
- *                    (tail start records stops costs)
+ *                    (tail start records stops costs workers)
  *   --candidates …   these candidates
  *   --stores         only first executions and replays of this proxy on Redis, PostgreSQL and the stores of stores.ts;
  *                    --write updates their own section
@@ -31,6 +31,7 @@ import { startUp } from './start.ts'
 import { longestStops } from './stops.ts'
 import { STORE_CANDIDATES, startStores } from './stores.ts'
 import { type Tail, tails } from './tail.ts'
+import { severalWorkers } from './workers.ts'
 
 const { values: flags } = parseArgs({
   options: {
@@ -110,9 +111,10 @@ const start = wants('start') ? await startUp(world, flags.quick) : null
 const records = wants('records') ? await liveRecords(world, flags.quick, plan) : null
 const stops = wants('stops') ? await longestStops(world, flags.quick) : null
 
+const workers = wants('workers') ? await severalWorkers(world, flags.quick, plan) : null
 const cost = wants('costs') ? await costs(world, wanted, plan) : null
 
-const text = report({ cells, tail, cost, start, records, stops, skipped, cores, plan })
+const text = report({ cells, tail, cost, start, records, stops, workers, skipped, cores, plan })
 process.stdout.write(`${text}\n`)
 if (flags.write) write(text, flags.stores ? 'bench stores' : 'bench')
 

@@ -22,6 +22,7 @@ export async function build(into: string): Promise<void> {
     input: {
       cli: 'src/cli.ts',
       'store/sqlite/worker': 'src/store/sqlite/worker.ts',
+      'workers/worker': 'src/workers/worker.ts',
       'core/key-pattern': 'src/core/key-pattern.ts',
     },
     platform: 'node',

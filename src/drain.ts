@@ -1,5 +1,5 @@
 import { setTimeout as wait } from 'node:timers/promises'
-import type { ProxyParts } from './compose/proxy.ts'
+import type { TrafficParts } from './compose/proxy.ts'
 import type { Millis } from './core/record.ts'
 import { unknownBecause } from './core/settle.ts'
 import { closeServer } from './http/connections.ts'
@@ -9,17 +9,17 @@ import { within } from './runtime/scheduling.ts'
 const CHECK_EVERY: Millis = 20
 
 /**
- * Announces the shutdown, keeps serving for `drain.delay`, then stops: running requests finish and are stored, up to `drain.timeout`
- * (contract §11).
+ * Announces the shutdown, keeps serving for `drain.delay` or until `unlistened`, then stops: running requests finish and are stored, up to
+ * `drain.timeout` (contract §11).
  */
-export async function drain(parts: ProxyParts): Promise<void> {
+export async function drain(parts: TrafficParts, unlistened: Promise<unknown> | null = null): Promise<void> {
   const { log, state, settler, waiters, running, inFlight, shadow, reconciler, data, closing } = parts
   const { delay, timeout } = state.config.drain
   state.stopping = true
   state.draining = true
   const reconciled = reconciler.stop()
   log.info({ inFlight: inFlight.count, unsettled: settler.size }, 'draining')
-  await wait(delay)
+  await (unlistened ?? wait(delay))
 
   const deadline = performance.now() + timeout
   const left = (): Millis => Math.max(0, deadline - performance.now())

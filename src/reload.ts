@@ -1,4 +1,4 @@
-import type { ProxyParts } from './compose/proxy.ts'
+import type { ProxyParts, TrafficParts } from './compose/proxy.ts'
 import type { Config } from './config/config.ts'
 import { type ConfigChange, changeLine, changesBetween, orphanedBy } from './config/diff.ts'
 import { formatConfigError, type Loaded } from './config/load.ts'
@@ -6,42 +6,62 @@ import { formatConfigError, type Loaded } from './config/load.ts'
 /** Number of changes logged per reload: a new file may differ in every line. */
 const MAX_LOGGED = 100
 
+/** A configuration that all who serve traffic can put in force, or why one of them cannot. */
+export type Readiness =
+  | { readonly use: () => Promise<void>; readonly drop: () => void }
+  | { readonly refused: string }
+
+/** Whoever serves traffic. `text`: of the file. */
+interface Serving {
+  prepare(config: Config, text: string): Promise<Readiness>
+}
+
+type Settable = Pick<
+  TrafficParts,
+  'log' | 'state' | 'metrics' | 'reconciler' | 'budgets' | 'upstreams' | 'inFlight' | 'waiters'
+>
+
 /**
  * Applies a configuration that was read while the proxy runs, if it is valid and all its changes can be made without a restart; otherwise
  * nothing changes, and the log says why (contract §10).
  */
-export function reloader(parts: ProxyParts): (loaded: Loaded) => Promise<void> {
-  const { log, metrics, state, traffic } = parts
-  const count = (successful: boolean): void =>
-    metrics.set('idempotency_config_last_reload_successful', {}, successful ? 1 : 0)
+export function reloader(
+  parts: Settable & Pick<ProxyParts, 'followTokensOf'>,
+  serving: Serving,
+): (loaded: Loaded) => Promise<void> {
+  const { log, metrics, state } = parts
+  const refuse = (why: object, message: string): void => {
+    metrics.set('idempotency_config_last_reload_successful', {}, 0)
+    log.error(why, message)
+  }
   const reload = async (loaded: Loaded): Promise<void> => {
     if (!loaded.ok) {
-      count(false)
       const errors = loaded.errors.map(formatConfigError)
-      log.error({ errors }, 'the configuration is invalid; the previous one stays in force')
-      return
+      return refuse({ errors }, 'the configuration is invalid; the previous one stays in force')
     }
-    const { config } = loaded
+    const { config, text } = loaded
     const changes = changesBetween(state.config, config)
     const refused = changes.filter(({ effect }) => effect !== 'live')
-    if (refused.length > 0) {
-      count(false)
-      log.error(
+    if (refused.length > 0)
+      return refuse(
         { restart: linesOf(refused, 'restart'), identifies: linesOf(refused, 'identifies') },
         refused.some(({ effect }) => effect === 'identifies')
           ? 'the configuration changes which record a request finds: restart, after ttl has passed; all of the previous one stays in force'
           : 'the configuration needs a restart; all of the previous one stays in force',
       )
-      return
-    }
+    const readiness = await serving.prepare(config, text)
+    if ('refused' in readiness)
+      return refuse(
+        { why: readiness.refused },
+        'a worker cannot use the configuration; the previous one stays in force in all',
+      )
     const known = state.config.warnings
     const orphaned = orphanedBy(state.config, config)
     const { tokenFile } = state.config.admin
-    await traffic.use(config)
-    state.config = config
+    await readiness.use()
     apply(parts, config)
     if (config.admin.tokenFile !== tokenFile) parts.followTokensOf(config)
-    count(true)
+    metrics.set('idempotency_config_last_reload_successful', {}, 1)
     if (changes.length === 0) return log.info('the configuration was read again: nothing has changed')
     const { level } = config.log
     // The lines below are logged under the more verbose of the two levels, so that a change to `warn` is confirmed.
@@ -56,11 +76,33 @@ export function reloader(parts: ProxyParts): (loaded: Loaded) => Promise<void> {
   return (loaded) => (last = last.catch(() => {}).then(() => reload(loaded)))
 }
 
-/** Updates parts that do not read the configuration themselves. */
+/** In a worker: the first process, which has read the same text, asks and logs. */
+export async function prepareReload(
+  parts: Settable & Pick<TrafficParts, 'traffic'>,
+  loaded: Loaded,
+): Promise<Readiness> {
+  if (!loaded.ok) return { refused: loaded.errors.map(formatConfigError).join('; ') }
+  const { config } = loaded
+  // Files that the text names may have changed since.
+  const refused = changesBetween(parts.state.config, config).filter(({ effect }) => effect !== 'live')
+  if (refused.length > 0) return { refused: refused.map(changeLine).join('; ') }
+  const prepared = await parts.traffic.prepare(config)
+  return {
+    drop: prepared.drop,
+    use: async () => {
+      await prepared.use()
+      apply(parts, config)
+      parts.log.level = config.log.level
+    },
+  }
+}
+
+/** Puts it in force, also in parts that do not read the configuration themselves. */
 function apply(
-  { reconciler, metrics, budgets, upstreams, inFlight, waiters }: ProxyParts,
+  { state, reconciler, metrics, budgets, upstreams, inFlight, waiters }: Settable,
   config: Config,
 ): void {
+  state.config = config
   reconciler.check(config)
   metrics.startRoutes(config)
   for (const budget of budgets) budget.resize(config.limits.buffered)

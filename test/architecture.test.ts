@@ -42,7 +42,7 @@ function layerOf(path: string): string {
 }
 
 /** The start and the end of a process. */
-const STARTS = ['main', 'compose', 'drain']
+const STARTS = ['main', 'compose', 'drain', 'workers']
 
 /** Ports and values that every module may import; main chooses the adapters behind them. */
 const PORTS = new Set(['store/spool/outbox.ts', 'store/records.ts', 'store/register.ts', 'upstream/port.ts'])
@@ -102,9 +102,12 @@ const ALLOWED: Readonly<Record<string, readonly string[]>> = {
     'observe',
     'version',
   ],
+  // One proxy in several processes.
+  workers: ['main', 'compose', 'drain', 'reload', 'http', 'config', 'observe'],
   // From main only `serve`; the rest look from outside, `doctor` at the upstream too.
   commands: [
     'main',
+    'workers',
     'admin',
     'protect/outcomes.ts',
     'describe',
@@ -127,7 +130,7 @@ void t.test('the scan finds every import, and every file of src is imported or a
   const paths = new Set(modules.map(({ path }) => path))
   for (const { path, own } of modules)
     for (const target of own) if (!paths.has(target)) t.fail(`${path} imports ${target}, which is not there`)
-  const seen = new Set(['main.ts', 'cli.ts', 'store/sqlite/worker.ts'])
+  const seen = new Set(['main.ts', 'cli.ts', 'store/sqlite/worker.ts', 'workers/worker.ts'])
   for (const { own } of modules) for (const target of own) seen.add(target)
   t.strictSame(
     [...paths].filter((path) => !seen.has(path)),
@@ -211,10 +214,10 @@ void t.test('the guard knows ports, not adapters; nobody but main imports http',
   )
 })
 
-void t.test('only the command serve starts a proxy', async (t) => {
+void t.test('only the command serve starts a proxy, and its workers', async (t) => {
   t.strictSame(
     modules.filter(({ own }) => own.includes('main.ts')).map(({ path }) => path),
-    ['commands/serve.ts'],
+    ['commands/serve.ts', 'workers/first.ts', 'workers/worker.ts'],
   )
 })
 

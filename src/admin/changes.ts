@@ -116,7 +116,7 @@ function responseOf({ outcome, response }: Resolving): StoredResponse | null {
 /** What this process knows about a record beyond the store. */
 export interface OwnAttempts {
   /** Whether this replica is executing it. */
-  readonly isRunning: (id: RecordId) => boolean
+  readonly isRunning: (id: RecordId) => boolean | Promise<boolean>
   /** Writes the outcome that this replica holds, if any. False: the store refuses it. */
   readonly tell: (id: RecordId) => Promise<boolean>
   /** Remembers a decision that a failover may lose. Absent: no process is running to notice one. */
@@ -386,7 +386,7 @@ async function removableUnread(
     throw new AdminProblem('version_mismatch', detail, { instance: id, version })
   }
   if (leaseUntil !== null && leaseUntil > now) throw leased(id, leaseUntil, { version })
-  if (own.isRunning(id)) throw running(id, { version })
+  if (await own.isRunning(id)) throw running(id, { version })
   return { version, before: { state, version, unreadable: reply.error.message } }
 }
 
@@ -417,7 +417,7 @@ async function decidable(
   if (stored === null || view === null) return null
   if (version !== null && version !== etag(view)) throw otherVersion(id, view)
   check(view)
-  if (own.isRunning(id)) throw running(id, { record: view })
+  if (await own.isRunning(id)) throw running(id, { record: view })
   if (!isTold)
     throw new AdminProblem(
       'outcome_held',

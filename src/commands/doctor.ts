@@ -13,6 +13,7 @@ import { asObserver, asOne, openStores, type Stores } from '../store/open.ts'
 import { sealerOf } from '../store/record/sealing.ts'
 import { orThrow, Records } from '../store/records.ts'
 import { SealedRecord, type Store } from '../store/register.ts'
+import { workerFolder, workerFolders } from '../store/spool/folders.ts'
 import { isDamagedName, readSpool } from '../store/spool/log.ts'
 import { type Decoded, decodeEntry } from '../store/spool/outbox.ts'
 import { VERSION } from '../version.ts'
@@ -270,12 +271,18 @@ async function lostOf(
 }
 
 /** Outcomes in the spool that the store has not accepted yet. Read only. */
-async function spoolChecks({ service, store }: Config): Promise<CheckResult[]> {
-  const directory = store.spool
-  if (directory === null)
+async function spoolChecks(config: Config): Promise<CheckResult[]> {
+  const { spool } = config.store
+  if (spool === null)
     return [
       note('spool', 'store.spool is off: outcomes that the store has not accepted are lost with the process'),
     ]
+  const folders = (await workerFolders(spool).catch(() => [])).map((number) => workerFolder(spool, number))
+  const checked = await Promise.all([spool, ...folders].map((folder) => folderChecks(config, folder)))
+  return checked.flat()
+}
+
+async function folderChecks({ service, store }: Config, directory: string): Promise<CheckResult[]> {
   try {
     await access(directory, constants.R_OK | constants.W_OK | constants.X_OK)
     const { found } = await readSpool(directory, () => {})
@@ -380,6 +387,10 @@ function sampleCheck(line: string): CheckResult | [] {
         : finding('proxy store', `its store is graded ${GRADES[value] ?? value}, not strict`)
     case 'idempotency_spooled':
       return value === 0 ? [] : finding('proxy spool', `${value} outcomes are waiting to be written`)
+    case 'idempotency_workers_ended_total':
+      return value === 0
+        ? []
+        : finding('proxy workers', `${counted(value, 'worker')} ended unasked since it started: see its log`)
     default:
       return []
   }

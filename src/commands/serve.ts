@@ -1,9 +1,11 @@
-import { setFlagsFromString } from 'node:v8'
+import { availableParallelism } from 'node:os'
+import { type Config, workersOf } from '../config/config.ts'
 import { FileWatch } from '../config/files.ts'
 import type { Loaded } from '../config/load.ts'
-import { start } from '../main.ts'
-import { openLog } from '../observe/log.ts'
+import { type Proxy, start, tuneForTraffic } from '../main.ts'
+import { type Logger, type LogOutput, openLog } from '../observe/log.ts'
 import { VERSION } from '../version.ts'
+import type { Begin } from '../workers/messages.ts'
 import {
   type Args,
   type Command,
@@ -32,20 +34,6 @@ export const serve: Command = {
   },
   run: runServe,
 }
-
-/**
- * Without it, a burst at startup makes V8 allocate every later request in the old generation: one start in three stayed slow
- * (docs/adr/0017). With it, V8 rejects the code cache of Node's own modules, and a thread starts in 50 ms instead of 25. So it is set once
- * everything has started.
- */
-const NO_PRETENURING = '--no-allocation-site-pretenuring'
-
-/**
- * Lets the heap double before a full collection. Bodies lie outside the heap and are freed at once, but V8 counts them as garbage to
- * collect: otherwise 64 concurrent requests of 64 KiB would trigger one (docs/adr/0017). Not with SQLite, whose thread holds the bodies as
- * well.
- */
-const FEWER_COLLECTIONS = '--heap-growing-percent=100'
 
 async function runServe(args: Args, io: Io): Promise<number> {
   if (args.has('version')) {
@@ -76,17 +64,16 @@ async function runServe(args: Args, io: Io): Promise<number> {
   process.on('SIGINT', stop)
   // By default, SIGHUP ends the process.
   process.on('SIGHUP', () => reload())
-  let proxy: Awaited<ReturnType<typeof start>>
+  const { config, text } = loaded
+  const source = { ...(file === null ? {} : { file }), text, flags: servingFlags(args) }
+  let proxy: Proxy
   try {
-    proxy = await start(loaded.config, log, output, { acceptsRescope: args.has('accept-rescope') })
+    proxy = await startAny(config, log, output, { source, acceptsRescope: args.has('accept-rescope') })
   } catch (error) {
     log.fatal(`cannot start: ${(error as Error).message}`)
     return FINDING
   }
-  void proxy.settled.then(() => {
-    setFlagsFromString(NO_PRETENURING)
-    if (!loaded.config.store.url.startsWith('sqlite:')) setFlagsFromString(FEWER_COLLECTIONS)
-  })
+  void proxy.settled.then(() => tuneForTraffic(config.store.url))
   reload = () => {
     if (file === null) return log.warn('SIGHUP does nothing without a configuration file')
     const reloading = async (): Promise<void> => proxy.reload(read(true))
@@ -103,4 +90,18 @@ async function runServe(args: Args, io: Io): Promise<number> {
     return FINDING
   }
   return FINE
+}
+
+/** In one process, or in several, whose code is then loaded (docs/adr/0074). */
+async function startAny(
+  config: Config,
+  log: Logger,
+  output: LogOutput,
+  begin: { readonly source: Begin['source']; readonly acceptsRescope: boolean },
+): Promise<Proxy> {
+  const count = workersOf(config, availableParallelism())
+  const { acceptsRescope } = begin
+  if (count === 1) return start(config, log, output, { acceptsRescope })
+  const { startWithWorkers } = await import('../workers/first.ts')
+  return startWithWorkers(config, log, output, { begin, count })
 }

@@ -1,11 +1,13 @@
 import type { Server } from 'node:http'
 import { openAdminAccess } from '../admin/access.ts'
 import type { Config } from '../config/config.ts'
+import type { RecordId } from '../core/record.ts'
 import { adminServer, opsServer } from '../http/admin.ts'
 import { closeServer } from '../http/connections.ts'
 import { type Health, healthOf } from '../http/health.ts'
 import { Traffic } from '../http/traffic.ts'
 import { auditLog } from '../observe/log.ts'
+import type { CountedSample, Exposition, Metrics } from '../observe/metrics.ts'
 import { passObserver } from '../observe/observer.ts'
 import { Recheck } from '../reconcile/control.ts'
 import { VERSION } from '../version.ts'
@@ -57,6 +59,21 @@ export async function makeTraffic(
   return traffic
 }
 
+/** The workers, as operators see them through the first process. */
+export interface OtherProcesses {
+  /** Whether one of them executes the record, or cannot say. */
+  readonly isRunning: (id: RecordId) => Promise<boolean>
+  /** Writes the outcome of the record that one of them holds. False: one could not, or cannot say. */
+  readonly tell: (id: RecordId) => Promise<boolean>
+  readonly announceDrain: (draining: boolean) => void
+  readonly samples: (own: Metrics) => Promise<readonly CountedSample[]>
+  readonly exposition: (own: Metrics) => Promise<Exposition>
+  /** Whether there is one that serves. */
+  readonly isServed: () => boolean
+  /** Resolves once the event loop of each has turned. */
+  readonly turned: () => Promise<void>
+}
+
 type AdminAccess = Awaited<ReturnType<typeof openAdminAccess>>
 
 /** The admin API and its tokens, which a reload may read from another file. */
@@ -65,6 +82,7 @@ export async function openAdmin(
   { records, store, history }: OpenStore,
   { queries }: OpenUpstream,
   { settler, waiters, running, reclaimer }: Guard,
+  workers: OtherProcesses | null,
 ): Promise<{ readonly access: AdminAccess; readonly followTokensOf: (next: Config) => void }> {
   const startedAt = Date.now()
   let following = followTokens(config, log)
@@ -80,14 +98,21 @@ export async function openAdmin(
     store,
     waiters,
     own: {
-      isRunning: (id) => running.has(id),
-      tell: (id) => settler.flush(id),
+      isRunning: async (id) => running.has(id) || ((await workers?.isRunning(id)) ?? false),
+      tell: async (id) => (await settler.flush(id)) && ((await workers?.tell(id)) ?? true),
       decided: reclaimer.decided,
     },
     history,
-    announceDrain: (draining) => (state.draining = draining || state.stopping),
+    announceDrain: (draining) => {
+      state.draining = draining || state.stopping
+      workers?.announceDrain(state.draining)
+      return state.draining
+    },
     recheck: new Recheck(queries),
-    counters: async () => ({ since: startedAt, samples: await metrics.samples() }),
+    counters: async () => ({
+      since: startedAt,
+      samples: await (workers?.samples(metrics) ?? metrics.samples()),
+    }),
     version: VERSION,
     onAudit: auditLog(log, config.audit.file === null ? output : null),
   })
@@ -107,14 +132,17 @@ export async function makeServers(
   base: Base,
   { store, agreement }: OpenStore,
   access: AdminAccess,
+  workers: OtherProcesses | null,
 ): Promise<{ readonly admin: Server | null; readonly ops: Server | null }> {
   const { config, state, metrics, closing, onBug } = base
   const health: Health = {
     draining: () => state.draining,
     started: () => state.started,
+    isServed: () => workers?.isServed() ?? true,
+    turned: async () => workers?.turned(),
     readinessNeedsStore: config.readiness.store,
     conflict: () => agreement?.conflict ?? null,
-    metrics,
+    exposition: () => workers?.exposition(metrics) ?? metrics.exposition(),
     store: () => healthOf(store),
   }
   const [forAdmin, forOps] = [

@@ -1,7 +1,9 @@
 import { hostname } from 'node:os'
+import { setTimeout as wait } from 'node:timers/promises'
 import type { Config } from '../config/config.ts'
 import { isSharedStore } from '../config/urls.ts'
 import { identificationOf } from '../core/identification.ts'
+import type { Millis } from '../core/record.ts'
 import { History } from '../observe/history.ts'
 import type { Logger } from '../observe/log.ts'
 import { StoreHealth } from '../observe/observer.ts'
@@ -15,13 +17,28 @@ import { RecentWrites } from '../store/recent.ts'
 import { sealerOf } from '../store/record/sealing.ts'
 import { Records } from '../store/records.ts'
 import { type NewEpoch, SEAL_ERRORS, type SealError, type Store } from '../store/register.ts'
+import { workerFolder, workerFolders } from '../store/spool/folders.ts'
+import { SpoolInUse } from '../store/spool/log.ts'
 import { type LeftOutcome, Outbox } from '../store/spool/outbox.ts'
 import { type Base, clock } from './base.ts'
 
+/** Which of several processes of one proxy this is, from 1. */
+export interface WorkerPlace {
+  readonly number: number
+  readonly of: number
+}
+/** `alone`: there are no others; `first`: it has workers, and no traffic of its own. */
+export type Place = 'alone' | 'first' | WorkerPlace
+
 export interface StartOptions {
+  readonly place: Place
   /** Claims beside replicas that identify records differently (`--accept-rescope`). */
   readonly acceptsRescope: boolean
 }
+
+/** How long an earlier worker may take beyond its drain. */
+const ENDS_WITHIN: Millis = 5000
+const LOCK_POLL: Millis = 50
 
 /** Called after a failover, and when the store answers again. Null: nothing to rewrite or retry yet. */
 export interface StoreListeners {
@@ -33,7 +50,7 @@ export interface StoreListeners {
 export type OpenStore = Awaited<ReturnType<typeof openStore>>
 
 /** @throws if the embedded store cannot be opened. */
-export async function openStore(base: Base, { acceptsRescope }: StartOptions) {
+export async function openStore(base: Base, { acceptsRescope }: Omit<StartOptions, 'place'>) {
   const { config, log, metrics, tracing, closing, onBug } = base
   const storeHealth = new StoreHealth(storeName(config.store.url), metrics, log)
   if (config.store.wait !== null) storeHealth.startWaits()
@@ -66,7 +83,7 @@ export async function openStore(base: Base, { acceptsRescope }: StartOptions) {
   return { store, records, history, storeHealth, recent, presence, agreement, listeners }
 }
 
-interface StoreHooks extends StartOptions {
+interface StoreHooks extends Omit<StartOptions, 'place'> {
   readonly storeHealth: StoreHealth
   readonly onNewEpoch: (epoch: NewEpoch) => void
   /** A store answers again. */
@@ -147,24 +164,76 @@ function phaseOf(
   return new Presence(sides, { phase, replica, say })
 }
 
+type Spooled = Awaited<ReturnType<typeof Outbox.open>>
+
 /**
  * Opens the spool, where outcomes survive this process, and reads those that an earlier one left.
  * @throws if it cannot be opened.
  */
-export async function openOutbox({
-  config: { service, store, limits },
-  log,
-}: Base): Promise<{ outbox: Outbox | null; left: readonly LeftOutcome[] }> {
-  if (store.spool === null) return { outbox: null, left: [] }
-  try {
-    return await Outbox.open({
+export async function openOutbox(
+  base: Base,
+  place: Place,
+): Promise<{ outbox: Outbox | null; left: readonly LeftOutcome[] }> {
+  const { config, log, closing } = base
+  const { service, store, limits } = config
+  const { spool } = store
+  if (spool === null || place === 'first') return { outbox: null, left: [] }
+  const open = (directory: string): Promise<Spooled> =>
+    Outbox.open({
       service,
       sealer: sealerOf(store),
-      directory: store.spool,
+      directory,
       maxBytes: spoolRoom(limits.buffered),
       say: (message, detail) => log.warn(detail, message),
     })
+  try {
+    const own = place === 'alone' ? await open(spool) : await openFree(base, place, open)
+    const left = [...own.left]
+    for (const folder of await othersOf(spool, place)) {
+      const found = await open(folder).catch((error: unknown) => {
+        // Its process may still be ending: it writes them itself, or the next start does.
+        log.warn({ folder, error: String(error) }, 'outcomes in another spool cannot be taken over now')
+        return null
+      })
+      if (found === null) continue
+      closing.defer(() => found.outbox.close())
+      left.push(...found.left)
+    }
+    return { outbox: own.outbox, left }
   } catch (error) {
     throw new Error(`store.spool: ${(error as Error).message}`, { cause: error })
   }
+}
+
+/**
+ * A worker that was killed leaves its folder to the one that replaces it. One that outlives its first process finishes in it:
+ * that is waited for, so that no outcome is left behind, but not for ever.
+ */
+async function openFree(
+  { config: { store, drain }, log }: Base,
+  { number, of }: WorkerPlace,
+  open: (directory: string) => Promise<Spooled>,
+): Promise<Spooled> {
+  const spool = store.spool as string
+  const until = clock() + drain.timeout + ENDS_WITHIN
+  for (let folder = number, isSaid = false; ; ) {
+    try {
+      return await open(workerFolder(spool, folder))
+    } catch (error) {
+      if (!((error as Error).cause instanceof SpoolInUse)) throw error
+    }
+    if (clock() > until) folder += of
+    else await wait(LOCK_POLL)
+    if (!isSaid) log.warn({ folder: workerFolder(spool, folder) }, 'an earlier worker still uses this spool')
+    isSaid = true
+  }
+}
+
+/** Folders that no process of this configuration has for its own: there were more workers before, or none. One process takes them. */
+async function othersOf(spool: string, place: 'alone' | WorkerPlace): Promise<string[]> {
+  if (place !== 'alone' && place.number > 1) return []
+  const taken = place === 'alone' ? 0 : place.of
+  const numbers = (await workerFolders(spool)).filter((number) => number > taken)
+  const folders = numbers.map((number) => workerFolder(spool, number))
+  return place === 'alone' ? folders : [spool, ...folders]
 }

@@ -290,14 +290,14 @@ export function checkOwnPaths(
   ])
 }
 
-type Listening = Pick<Config, 'listen' | 'admin' | 'ops' | 'upstream' | 'cors'> & {
+type Listening = Pick<Config, 'listen' | 'workers' | 'admin' | 'ops' | 'upstream' | 'cors'> & {
   readonly store: Pick<Config['store'], 'url' | 'wait' | 'migrate'>
   readonly isTiered: boolean
 }
 
 /** Properties outside `defaults` and `routes`. */
 export function checkFile(findings: Findings, file: Listening): void {
-  const { listen, admin, ops, upstream, store, cors, isTiered } = file
+  const { listen, workers, admin, ops, upstream, store, cors, isTiered } = file
   const isAnyOrigin = cors?.origins?.includes('*') === true
   const tiers = ['store.primary.url', 'store.cache.url'].filter((path) => findings.isWritten(path))
   const from = store.migrate?.from ?? null
@@ -318,6 +318,7 @@ export function checkFile(findings: Findings, file: Listening): void {
   const port = Number(origin?.port || (origin?.protocol === 'https:' ? 443 : 80))
   const own = open.find(([, at]) => origin !== null && at.port === port && reaches(origin.hostname, at))?.[0]
   const operators = admin.listen.address
+  const alone = [store.url, from].find((one) => one !== null && !isSharedStore(one))?.replace(/:.*/, ':')
   const isExposed = operators !== null && admin.tokenFile === null && !isLoopback(operators.host)
   // biome-ignore format: a table
   report(findings, [
@@ -334,6 +335,8 @@ export function checkFile(findings: Findings, file: Listening): void {
       'found the same store twice; allowed: `url`, where the records go, and `migrate.from`, where they are'],
     [!findings.isWritten('service') && [store.url, ...(from === null ? [] : [from])].some(isSharedStore), ['store.url'],
       'found a store that other services can share, and no `service` to keep their records apart: a client could get the response of another service; write `service: NAME`, or give --service NAME, a name that no other API on this store has'],
+    [workers !== 'auto' && workers > 1 && alone !== undefined, ['workers', 'store.url', 'store.migrate.from'],
+      `found ${workers} workers with ${alone}, which one process alone can open; allowed: workers: 1 or auto, or a store that processes share, such as redis://`],
     [wait !== null && !/^rediss?[:+]/.test(store.url), ['store.wait', 'store.url'],
       `found wait with ${others}; allowed: wait with Redis, or wait: off`],
     [isAlone && wait.disk !== 'local', ['store.wait.replicas', 'store.wait.disk'],

@@ -2,6 +2,7 @@ import type { Namespace } from '../core/identity.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import type { FilledFile } from './properties.ts'
+import { isSharedStore } from './urls.ts'
 
 export type { Address } from './urls.ts'
 
@@ -52,6 +53,12 @@ export interface SealingKey {
 export type Limits = Omit<FilledFile['limits'], 'newKeys'>
 
 export type IssuerConfig = Omit<FilledFile['issuer'], 'secretFile'> & { readonly secret: Buffer }
+
+/** How many processes serve traffic. `auto` is as many as there are cores, and one where no other process can open the store. */
+export function workersOf({ workers, store: { url, migrate } }: Config, cores: number): number {
+  if (workers !== 'auto') return workers
+  return [url, migrate?.from ?? url].every(isSharedStore) ? cores : 1
+}
 
 export function namespaceOf({ service, store }: Config): Namespace {
   return { service, secret: store.secret }

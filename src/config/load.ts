@@ -55,7 +55,8 @@ export interface ConfigInput {
 }
 
 export type Loaded =
-  | { readonly ok: true; readonly config: Config }
+  /** `text`: of the file. */
+  | { readonly ok: true; readonly config: Config; readonly text: string }
   | { readonly ok: false; readonly errors: readonly ConfigError[] }
 
 export { type ConfigError, formatConfigError }
@@ -68,7 +69,7 @@ export function loadConfig({ file: name = '', text, env, isReload = false, flags
   if (file === null) return { ok: false, errors: findings.sorted() }
   const config = { ...resolve(withFlags(file, flags, findings), isReload, findings), spelled }
   const errors = findings.sorted()
-  return errors.length === 0 ? { ok: true, config } : { ok: false, errors }
+  return errors.length === 0 ? { ok: true, config, text } : { ok: false, errors }
 }
 
 /** Matches nothing until the route is known. */
@@ -120,7 +121,7 @@ function resolve(file: FileConfig, isReload: boolean, findings: Findings): Omit<
     issuer: file.issuer === undefined ? null : issuerOf(filled.issuer, findings),
   }
   const { upstream, store } = common
-  const listeners = { listen, admin: filled.admin, ops }
+  const listeners = { listen, workers: filled.workers, admin: filled.admin, ops }
   if (!isReload) checkRotating(findings, filled)
   checkFile(findings, { ...listeners, upstream, store, cors, isTiered: ownStore.url === 'tiered:' })
 

@@ -311,6 +311,8 @@ export const PROPERTIES = {
   }, { short: true, help: 'Where clients are served.' }),
   http: row(['plain', 'node'], 'plain', restart,
     'Who speaks HTTP: `plain`: a reader for usual requests (Node.js for others) and a client of our own; `node`: only Node.js and undici, with more CPU and fewer guarantees about odd answers (docs/adr/0128).'),
+  workers: row('workers', 1, restart,
+    'Processes that serve traffic; `auto`: one a core, or one where the store belongs to a single process. `limits` and `upstream.connections` count for each (docs/operations.md#workers).'),
   admin: group({
     listen: group({
       address: row('addressOrNone', '127.0.0.1:9464', restart,

@@ -37,6 +37,8 @@ const MAX_TIMER = 24 * DAY
 const MAX_RETENTION = 3650 * DAY
 /** Longer than any client keeps a connection open for a response. */
 const MAX_WAIT = 3_600_000
+/** Each takes the memory and the connections of a replica. */
+const MOST_WORKERS = 128
 /** Larger ones do not fit into Node's limit for a request head (16 KiB). */
 const MAX_KEY = 8192
 /** Bodies are held in memory, and Redis limits values to 512 MiB. */
@@ -116,6 +118,20 @@ function whole(min: number, max: number): Scalar<number> {
       /^\d{1,15}$/.test(text) && Number(text) >= min && Number(text) <= max
         ? parsed(Number(text))
         : refused(text, allowed),
+  }
+}
+
+function autoOrWhole(min: number, max: number): Scalar<number | 'auto'> {
+  const number = whole(min, max)
+  const allowed = `auto, or ${number.allowed}`
+  return {
+    schema: { ...number.schema, type: ['integer', 'string'], pattern: '^auto$' },
+    allowed,
+    parse: (text) => {
+      if (text === 'auto') return parsed(text)
+      const read = number.parse(text)
+      return read.ok ? read : refused(text, allowed)
+    },
   }
 }
 
@@ -304,6 +320,7 @@ export const SCALARS = {
   timeout: duration(1, MAX_TIMER),
   tombstone: orWord(duration(0, MAX_RETENTION), 'off', 0),
   wait: duration(1, MAX_WAIT),
+  workers: autoOrWhole(1, MOST_WORKERS),
   upstreamUrl,
 } satisfies Record<string, Scalar<unknown>>
 

@@ -39,8 +39,11 @@ const HEALTH_PATHS = ['/livez', '/startupz', '/readyz', '/metrics']
 const OPEN = { config: { isOpen: true } } as const
 
 function serveHealth(app: AdminApp, health: Health): void {
-  // Any answer shows that the event loop runs.
-  app.get('/livez', OPEN, async () => ({ status: 'ok' }))
+  // Any answer shows that the event loops run.
+  app.get('/livez', OPEN, async () => {
+    await health.turned()
+    return { status: 'ok' }
+  })
   app.get('/startupz', OPEN, async (_request, reply) => {
     const isStarted = health.started()
     return reply.code(isStarted ? 200 : 503).send({ status: isStarted ? 'ok' : 'starting' })
@@ -50,12 +53,16 @@ function serveHealth(app: AdminApp, health: Health): void {
     const draining = health.draining()
     const conflict = health.conflict()
     const isReady =
-      health.started() && !draining && conflict === null && (store.up || !health.readinessNeedsStore)
+      health.started() &&
+      health.isServed() &&
+      !draining &&
+      conflict === null &&
+      (store.up || !health.readinessNeedsStore)
     const status = isReady ? 'ok' : draining ? 'draining' : 'not ready'
     return reply.code(isReady ? 200 : 503).send({ status, draining, conflict, store })
   })
   app.get('/metrics', OPEN, async (_request, reply) => {
-    const { contentType, text } = await health.metrics.exposition()
+    const { contentType, text } = await health.exposition()
     return reply.header('content-type', contentType).send(text)
   })
 }

@@ -1,6 +1,6 @@
 import { once } from 'node:events'
 import type { Server as HttpServer, ServerOptions } from 'node:http'
-import type { AddressInfo, Socket } from 'node:net'
+import type { AddressInfo, Server as NetServer, Socket } from 'node:net'
 import { setImmediate as immediately } from 'node:timers/promises'
 import type { TLSSocket } from 'node:tls'
 import type { Address, Config } from '../config/config.ts'
@@ -199,17 +199,23 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
    * connections that the kernel has accepted but this process has not seen yet.
    */
   async closeListener(): Promise<void> {
-    // Its first run would take several times as long, and a busy machine might interrupt it.
-    new Listener().close()
-    let isQuiet = false
-    for (let turn = 0; turn < BUSY_TURNS && !isQuiet; turn++) {
-      const moves = this.#moves
-      const since = performance.now()
-      await immediately()
-      isQuiet = this.#moves === moves && performance.now() - since < SHORT_TURN
-    }
     // Node's own for HTTP ends idle connections first.
-    Listener.prototype.close.call(this)
+    await inQuietTurn(
+      () => this.#moves,
+      () => Listener.prototype.close.call(this),
+    )
+  }
+
+  /** Serves the connections that another process accepts. */
+  takeConnections(): void {
+    this.emit('listening')
+  }
+
+  /** Serves a connection that another process has accepted, as if this server had. */
+  take(connection: Socket): void {
+    connection.allowHalfOpen = true
+    connection.setNoDelay(true)
+    this.emit('connection', connection)
   }
 
   override close(done?: (error?: Error) => void): this {
@@ -410,6 +416,20 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   }
 }
 
+/** Closes a listener right after a short turn of the event loop in which nothing has moved. */
+export async function inQuietTurn(moves: () => number, close: () => void): Promise<void> {
+  // Run for the first time, it would take several times as long, which a busy machine interrupts.
+  new Listener().close()
+  let isQuiet = false
+  for (let turn = 0; turn < BUSY_TURNS && !isQuiet; turn++) {
+    const before = moves()
+    const since = performance.now()
+    await immediately()
+    isQuiet = moves() === before && performance.now() - since < SHORT_TURN
+  }
+  close()
+}
+
 /** A copy of Node's own, which is not exported. */
 class HeadTimeout extends Error {
   readonly code = 'ERR_HTTP_REQUEST_TIMEOUT'
@@ -446,7 +466,7 @@ export function resetConnection(connection: Socket): void {
  * @throws with the name of the `property` whose address cannot be used.
  */
 export async function listen(
-  server: HttpServer,
+  server: NetServer,
   property: string,
   { address, tls }: Config['ops']['listen'],
 ): Promise<string> {

@@ -53,6 +53,12 @@ interface InForce {
   readonly routing: Routing
 }
 
+/** A configuration that may be put in force, or not. */
+export interface Prepared {
+  readonly use: () => Promise<void>
+  readonly drop: () => void
+}
+
 const kPeer = Symbol('peer')
 interface PeerSocket {
   readonly remoteAddress?: string | undefined
@@ -72,7 +78,7 @@ export class Traffic {
 
   static async open(options: TrafficOptions): Promise<Traffic> {
     const traffic = new Traffic(options)
-    await traffic.use(options.config)
+    traffic.#now = await traffic.#build(options.config)
     return traffic
   }
 
@@ -111,7 +117,8 @@ export class Traffic {
   readonly #upload = async (response: TrafficResponse): Promise<void> => {
     const { req: request } = response
     this.#uploads ??= (await import('./uploads.ts')).uploads
-    if (!this.#now.routing.hasUploads) await this.use(this.#now.config)
+    if (!this.#now.routing.hasUploads)
+      await this.#inTurn(async () => this.#use(await this.#build(this.#now.config)))
     request.url = request.originalUrl
     this.#now.app.routing(request as never, response as never)
   }
@@ -120,15 +127,25 @@ export class Traffic {
     return this.#now.app
   }
 
-  /** Gives further requests to an application of this configuration; the previous one finishes its own. */
-  use(config: Config): Promise<void> {
-    const used = this.#turn.then(async () => {
-      const before = this.#now as InForce | undefined
-      this.#now = await this.#build(config)
-      if (before !== undefined) void this.server.allAnswered().then(() => before.app.close())
-    })
-    this.#turn = used.catch(() => {})
-    return used
+  /** Makes an application of this configuration. Once used, it gets further requests; the previous one finishes its own. */
+  async prepare(config: Config): Promise<Prepared> {
+    const next = await this.#inTurn(() => this.#build(config))
+    return {
+      use: () => this.#inTurn(async () => this.#use(next)),
+      drop: () => void next.app.close(),
+    }
+  }
+
+  #use(next: InForce): void {
+    const before = this.#now
+    this.#now = next
+    void this.server.allAnswered().then(() => before.app.close())
+  }
+
+  #inTurn<T>(make: () => Promise<T>): Promise<T> {
+    const made = this.#turn.then(make)
+    this.#turn = made.catch(() => {})
+    return made
   }
 
   async close(): Promise<void> {

@@ -7,10 +7,13 @@ import { prettyLine } from './pretty.ts'
 
 export type { Logger }
 
-/** JSON lines, or readable ones if standard output is a terminal (contract §14). */
-export function openLog(config: Config['log']): { logger: Logger; output: LogOutput } {
+/** JSON lines, or readable ones if standard output is a terminal (contract §14). `worker`: its number, in every line. */
+export function openLog(
+  config: Config['log'],
+  worker: number | null = null,
+): { logger: Logger; output: LogOutput } {
   const isPretty = config.format === 'pretty' || (config.format === 'auto' && process.stdout.isTTY)
-  const options = { level: config.level, base: null, timestamp }
+  const options = { level: config.level, base: worker === null ? null : { worker }, timestamp }
   const output = new LogOutput(1)
   const logger = pino(
     { ...options, formatters: { level: (level) => ({ level }) } },
@@ -28,11 +31,14 @@ export function openLog(config: Config['log']): { logger: Logger; output: LogOut
  */
 export function writeLine(logger: Logger, level: 'info' | 'warn', members: string, message: string): void {
   if (!logger.isLevelEnabled(level)) return
-  const stream = (logger as unknown as Streaming)[pino.symbols.streamSym]
-  stream.write(`{"level":"${level}"${timestamp()}${members},"msg":"${message}"}\n`)
+  const { [pino.symbols.streamSym]: stream, [pino.symbols.chindingsSym]: bindings } =
+    logger as unknown as Streaming
+  stream.write(`{"level":"${level}"${timestamp()}${bindings}${members},"msg":"${message}"}\n`)
 }
 
 interface Streaming {
+  /** Members of every line, as JSON that starts with a comma. */
+  readonly [pino.symbols.chindingsSym]: string
   readonly [pino.symbols.streamSym]: { write(line: string): void }
 }
 

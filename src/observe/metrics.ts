@@ -37,7 +37,9 @@ const results = (table: Readonly<Record<string, unknown>>): Labels[] =>
 
 const counter = (labels: LabelNames, help: string, start: Start = none) =>
   ({ kind: 'counter', labels, help, start }) as const
-const gauge = (labels: LabelNames, help: string) => ({ kind: 'gauge', labels, help }) as const
+/** `merged`: what the values of several workers are together. */
+const gauge = (labels: LabelNames, help: string, merged: 'sum' | 'min' | 'max' = 'sum') =>
+  ({ kind: 'gauge', labels, help, merged }) as const
 const histogram = (labels: LabelNames, help: string, buckets: readonly number[]) =>
   ({ kind: 'histogram', labels, help, buckets }) as const
 
@@ -62,10 +64,10 @@ export const METRICS = {
   idempotency_store_operation_seconds: histogram(['store', 'operation'], 'Duration of store operations.',
     STORE_TIMES),
   idempotency_store_errors_total: counter(['store'], 'Store operations that failed.'),
-  idempotency_store_up: gauge(['store'], '1 if the store answered the last operation, else 0.'),
-  idempotency_breaker_state: gauge(['store'], 'Circuit breaker of the store: 0 closed, 1 half open, 2 open.'),
+  idempotency_store_up: gauge(['store'], '1 if the store answered the last operation, else 0.', 'min'),
+  idempotency_breaker_state: gauge(['store'], 'Circuit breaker of the store: 0 closed, 1 half open, 2 open.', 'max'),
   idempotency_store_in_grace: gauge(['store'],
-    '1 while nothing new is claimed because the store may have lost claims (store.grace), else 0.'),
+    '1 while nothing new is claimed because the store may have lost claims (store.grace), else 0.', 'max'),
   idempotency_store_graces_total: counter(['store'],
     'Grace periods that this replica has seen begin: the store failed over, restarted or lost its data (store.grace).'),
   idempotency_store_waits_total: counter(['store', 'result'],
@@ -82,7 +84,7 @@ export const METRICS = {
   idempotency_lease_expired_total: counter(['route'],
     'Leases that expired before their request finished; each is counted once.', always),
   idempotency_records: gauge(['state'],
-    'Records with an unknown outcome, dead-lettered ones counted separately.'),
+    'Records with an unknown outcome, dead-lettered ones counted separately.', 'max'),
   idempotency_pruned_total: counter(['store'],
     'Expired records removed from the store (not by Redis, which does not report them).'),
   idempotency_reconcile_total: counter(['route', 'result'], 'Reconciliation of unknown records, by result.',
@@ -92,7 +94,7 @@ export const METRICS = {
   idempotency_retry_age_seconds: histogram(['route'], 'Age of a completed record when a retry arrived.',
     AGES),
   idempotency_retention_seconds: gauge(['route'],
-    'The ttl of the route: how long a completed record answers retries.'),
+    'The ttl of the route: how long a completed record answers retries.', 'max'),
   idempotency_shadow_total: counter(['route', 'verdict'],
     'Requests seen in shadow mode, by what enforce would have done.'),
   idempotency_lease_use_ratio: histogram(['route'], 'Upstream time divided by the lease.', RATIOS),
@@ -107,16 +109,59 @@ export const METRICS = {
   idempotency_seal_errors_total: counter(['reason'],
     'Sealed records that could not be opened: unknown_key, or altered since they were sealed.'),
   idempotency_store_grade: gauge(['store'],
-    'How far the store can be trusted: 0 unfit, 1 volatile, 2 unknown, 3 strict (docs/stores.md#the-grade).'),
+    'How far the store can be trusted: 0 unfit, 1 volatile, 2 unknown, 3 strict (docs/stores.md#the-grade).', 'min'),
   idempotency_log_lines_dropped_total: counter([],
     'Log lines dropped because standard output was full or not read.'),
+  idempotency_workers: gauge([], 'Processes that serve traffic.'),
+  idempotency_workers_ended_total: counter([],
+    'Workers that ended unasked and were replaced; what they were executing becomes unknown.'),
   idempotency_config_last_reload_successful: gauge([],
-    '1 if the configuration last read is in force, 0 if it was invalid or needs a restart.'),
+    '1 if the configuration last read is in force, 0 if it was invalid or needs a restart.', 'min'),
   idempotency_tls_certificate_expires_seconds: gauge(['listener'],
-    'When the first certificate of a listener expires, in seconds since 1970.'),
-  idempotency_build_info: gauge(['version', 'node'], 'Version of the proxy and of Node.js; always 1.'),
+    'When the first certificate of a listener expires, in seconds since 1970.', 'min'),
+  idempotency_build_info: gauge(['version', 'node'], 'Version of the proxy and of Node.js; always 1.', 'max'),
 }
 export type MetricName = keyof typeof METRICS
+
+/** Of the process; several processes have no common one. */
+export const START_TIME = 'process_start_time_seconds'
+
+/** What a scrape gets. */
+export interface Exposition {
+  readonly contentType: string
+  readonly text: string
+}
+
+/** All metrics of a process with their samples, as prom-client exchanges them. */
+export type CollectedMetrics = readonly {
+  readonly name: string
+  readonly type: string
+  readonly values: readonly Sample[]
+}[]
+
+export interface CountedSample {
+  readonly name: string
+  readonly labels: Labels
+  readonly value: number
+}
+
+const AGES_OF_RETRIES: MetricName = 'idempotency_retry_age_seconds'
+
+/** As {@link Metrics.samples}, of metrics that were merged. */
+export function samplesOf(metrics: CollectedMetrics): CountedSample[] {
+  const isOwn = (name: string): name is MetricName => Object.hasOwn(METRICS, name)
+  return samplesIn(
+    metrics.filter(({ name, type }) => isOwn(name) && (type === 'counter' || name === AGES_OF_RETRIES)),
+  )
+}
+
+function samplesIn(metrics: readonly Pick<CollectedMetrics[number], 'values'>[]): CountedSample[] {
+  return metrics.flatMap(({ values }) =>
+    values
+      .filter(({ value }) => value > 0)
+      .map(({ metricName: name, labels, value }) => ({ name, labels, value })),
+  )
+}
 
 /** The metrics of one process. Values are set by name; an unknown name is a compile error. */
 export class Metrics {
@@ -178,21 +223,21 @@ export class Metrics {
   }
 
   /** Counters above 0, without Node's; and the ages of retries, by their buckets. */
-  async samples(): Promise<{ name: string; labels: Labels; value: number }[]> {
+  async samples(): Promise<CountedSample[]> {
     const counted = [...this.#values.values()].filter(({ kind }) => kind === 'counter')
-    const ages = this.#histograms.get('idempotency_retry_age_seconds') as Series<Distribution>
-    const metrics = await Promise.all([...counted, ages].map((series) => series.get()))
-    return metrics.flatMap(({ values }) =>
-      values
-        .filter(({ value }) => value > 0)
-        .map(({ metricName: name, labels, value }) => ({ name, labels, value })),
-    )
+    const ages = this.#histograms.get(AGES_OF_RETRIES) as Series<Distribution>
+    return samplesIn(await Promise.all([...counted, ages].map((series) => series.get())))
   }
 
   /** The exposition for Prometheus. */
-  async exposition(): Promise<{ readonly contentType: string; readonly text: string }> {
+  async exposition(): Promise<Exposition> {
     const registry = await this.#registry.get()
     return { contentType: registry.contentType, text: await registry.metrics() }
+  }
+
+  /** The same, to be merged with that of other processes. */
+  async collected(): Promise<CollectedMetrics> {
+    return (await this.#registry.get()).getMetricsAsJSON() as unknown as CollectedMetrics
   }
 
   /** On the first scrape: prom-client takes long to load, and the values are here (docs/adr/0074). */
@@ -207,7 +252,7 @@ export class Metrics {
     } else {
       // Alerts on single events need it (docs/adr/0024).
       const help = 'Start time of the process since unix epoch in seconds.'
-      const gauge = new Gauge({ name: 'process_start_time_seconds', help, registers: [registry] })
+      const gauge = new Gauge({ name: START_TIME, help, registers: [registry], aggregator: 'omit' })
       gauge.set(Math.round(performance.timeOrigin / 1000))
     }
     for (const name of namesOf(METRICS)) {
@@ -237,6 +282,7 @@ interface MetricDescription {
   readonly kind: 'counter' | 'gauge' | 'histogram'
   readonly help: string
   readonly labels: readonly string[]
+  readonly merged?: 'sum' | 'min' | 'max'
 }
 
 /** One series of a metric. */
@@ -276,7 +322,8 @@ class Series<V extends Sampled> {
   async get() {
     const { name, kind: type } = this
     const values = [...this.#values.values()].flatMap(({ labels, value }) => value.samples(name, labels))
-    return { name, help: this.#about.help, type, values, aggregator: 'sum' }
+    const { help, merged: aggregator = 'sum' } = this.#about
+    return { name, help, type, values, aggregator }
   }
 }
 

@@ -98,6 +98,13 @@ t.test('a missing candidate is left out with a sentence', async (t) => {
   t.ok(Number(cell(text, 'pass-through GET: CPU µs', 'plain @fastify/http-proxy')) > 0)
 })
 
+t.test('--only workers compares several processes with one', async (t) => {
+  const text = await bench('--no-build', '--only', 'workers', '--candidates', 'proxy-redis')
+  for (const row of ['one process', '2 workers'])
+    t.match(text, new RegExp(`^\\| ${row} \\| [\\d.]+ \\| [\\d.]+ \\| [\\d,]+ \\| \\d+ \\| \\d+ \\|$`, 'm'))
+  t.match(text, /^\| first execution, Redis, CPU: two workers ÷ one process \| 1.1 \|/m)
+})
+
 t.test('the longest stop of the event loop by one request is a row of the goals', async (t) => {
   const text = await bench('--no-build', '--only', 'stops', '--candidates', 'proxy-redis')
   t.match(

@@ -72,6 +72,7 @@ void t.test('a minimal file has every default of the property table (contract §
     problems: { baseUrl: 'urn:idempotency-proxy:' },
     drain: { delay: 0, timeout: 65 * SECOND },
     metrics: { defaults: true },
+    workers: 1,
     log: { level: 'info', format: 'auto' },
     trustProxy: [],
     unmatched: 'protect',

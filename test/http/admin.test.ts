@@ -26,7 +26,10 @@ class Fake implements Health {
   isUp = true
   why: string | null = null
   readinessNeedsStore = false
-  readonly metrics = new Metrics()
+  readonly #metrics = new Metrics()
+  readonly exposition = () => this.#metrics.exposition()
+  readonly isServed = () => true
+  readonly turned = () => Promise.resolve()
   readonly draining = () => this.isDraining
   readonly started = () => this.isStarted
   readonly conflict = () => this.why

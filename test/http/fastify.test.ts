@@ -35,12 +35,19 @@ t.test('app.inject() runs a whole protected request, and its replay', async (t) 
   await using upstream = await upstreamStub((_, response) => {
     response.writeHead(201, { 'Content-Type': 'application/json' }).end('{"id":1}')
   })
-  const config = configOf(`upstream: { url: "${upstream.url}" }
-store: { url: "memory:" }
-wellKnown: true
-cors: { origins: "https://shop.example" }
-routes: [{ name: pay, match: { path: "/pay/:id" }, key: required }]`)
-  const parts = await compose(config, pino({ level: 'silent' }), null, { acceptsRescope: false })
+  const config = configOf(
+    [
+      `upstream: { url: "${upstream.url}" }`,
+      'store: { url: "memory:" }',
+      'wellKnown: true',
+      'cors: { origins: "https://shop.example" }',
+      'routes: [{ name: pay, match: { path: "/pay/:id" }, key: required }]',
+    ].join('\n'),
+  )
+  const parts = await compose(config, pino({ level: 'silent' }), null, {
+    acceptsRescope: false,
+    place: 'alone',
+  })
   t.teardown(() => parts.closing.disposeAsync())
   const { app } = parts.traffic
   const caller = { authorization: 'Bearer a', origin: 'https://shop.example' }

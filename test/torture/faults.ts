@@ -53,6 +53,7 @@ export function faultsOf(
   store: TormentedStore,
   disk: Disk,
   random: Random,
+  workers: number,
 ): ReadonlyMap<string, Fault> {
   const any = (): Replica => random.pick(replicas)
   // The first one lives as long as the run: whether it grows is judged at the end.
@@ -65,9 +66,9 @@ export function faultsOf(
       'replica paused',
       silent(async (duration) => {
         const replica = any()
-        replica.signal('SIGSTOP')
+        replica.signalAll('SIGSTOP')
         await wait(duration + (random.chance(0.5) ? LEASE : 0))
-        replica.signal('SIGCONT')
+        replica.signalAll('SIGCONT')
       }),
     ],
     [
@@ -88,6 +89,33 @@ export function faultsOf(
       },
     ],
   ])
+  if (workers > 1) {
+    faults.set(
+      'worker killed',
+      silent(async (duration) => {
+        any().signalWorker(random, 'SIGKILL')
+        await wait(duration / 4)
+      }),
+    )
+    faults.set(
+      'worker paused',
+      silent(async (duration) => {
+        const replica = any()
+        replica.signalWorker(random, 'SIGSTOP')
+        await wait(duration)
+        replica.signalAll('SIGCONT')
+      }),
+    )
+    faults.set(
+      'first process paused',
+      silent(async (duration) => {
+        const replica = any()
+        replica.signal('SIGSTOP')
+        await wait(duration)
+        replica.signal('SIGCONT')
+      }),
+    )
+  }
   for (const [name, torment] of Object.entries(LINKS)) {
     faults.set(`upstream ${name}`, (duration) => torment(any().upstream, duration))
     if (store.port !== null)

@@ -18,6 +18,8 @@ import { fileURLToPath } from 'node:url'
 import { ask, TOKEN } from '../support/admin.ts'
 import { freePort } from '../support/redis.ts'
 import { type Relay, relay } from '../support/relay.ts'
+import { gone, kill, workersOf } from '../support/workers.ts'
+import type { Random } from './random.ts'
 import type { TormentedStore } from './stores.ts'
 
 export const LEASE = 1000
@@ -37,7 +39,12 @@ export interface Held {
   readonly descriptors: number
 }
 
-/** A replica as a process, with its own relays in front of the upstream and the store. */
+export interface ReplicaOptions {
+  readonly workers: number
+  readonly env: Readonly<Record<string, string>>
+}
+
+/** A replica as a process, or one with workers, with its own relays in front of the upstream and the store. */
 export class Replica implements AsyncDisposable {
   readonly port: number
   readonly upstream: Relay
@@ -78,7 +85,7 @@ export class Replica implements AsyncDisposable {
     disk: string,
     store: TormentedStore,
     upstreamPort: number,
-    env: Readonly<Record<string, string>>,
+    { workers, env }: ReplicaOptions,
   ): Promise<Replica> {
     const ports = { own: await freePort(), admin: await freePort() }
     const upstream = await relay(upstreamPort)
@@ -87,7 +94,8 @@ export class Replica implements AsyncDisposable {
     const spool = join(disk, `spool-${ports.own}`)
     mkdirSync(spool)
     writeFileSync(join(dir, 'token'), TOKEN)
-    const text = configuration(ports, upstream.port, store, store.url(before?.port ?? null), dir, spool)
+    const url = store.url(before?.port ?? null)
+    const text = `workers: ${workers}\n${configuration(ports, upstream.port, store, url, dir, spool)}`
     const replica = new Replica(ports, upstream, before, dir, text, env)
     await replica.#start()
     return replica
@@ -103,6 +111,22 @@ export class Replica implements AsyncDisposable {
 
   signal(signal: NodeJS.Signals): void {
     this.#process?.kill(signal)
+  }
+
+  /** To the process and its workers. */
+  signalAll(signal: NodeJS.Signals): void {
+    this.signal(signal)
+    for (const pid of this.#workers) kill(pid, signal)
+  }
+
+  /** One of its workers, or none if they are just being replaced. */
+  signalWorker(random: Random, signal: NodeJS.Signals): void {
+    const workers = this.#workers
+    if (workers.length > 0) kill(random.pick(workers), signal)
+  }
+
+  get #workers(): number[] {
+    return this.#process === null ? [] : workersOf({ child: this.#process })
   }
 
   /** A changed file takes effect, a broken one changes nothing. SIGHUP would end a process that is starting: it waits until it serves. */
@@ -141,15 +165,17 @@ export class Replica implements AsyncDisposable {
   }
 
   async held(): Promise<Held> {
-    const of = `/proc/${this.#process?.pid}`
-    const kilobytes = /VmRSS:\s+(\d+)/.exec(readFileSync(`${of}/status`, 'utf8'))?.[1]
+    const pids = [this.#process?.pid, ...this.#workers]
+    const kilobytes = pids.map(
+      (pid) => /VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1],
+    )
     const mebibytes = async (sample: string) => Math.round((await this.metric(sample)) / 2 ** 20)
     return {
-      memory: Math.round(Number(kilobytes) / 1024),
+      memory: Math.round(kilobytes.reduce((sum, one) => sum + Number(one), 0) / 1024),
       heap: await mebibytes('nodejs_heap_size_used_bytes'),
       heapSize: await mebibytes('nodejs_heap_size_total_bytes'),
       external: await mebibytes('nodejs_external_memory_bytes'),
-      descriptors: readdirSync(`${of}/fd`).length,
+      descriptors: pids.reduce<number>((sum, pid) => sum + readdirSync(`/proc/${pid}/fd`).length, 0),
     }
   }
 
@@ -159,7 +185,7 @@ export class Replica implements AsyncDisposable {
       Object.assign(one, { accept: true, passReplies: true })
       one.release()
     }
-    this.signal('SIGCONT')
+    this.signalAll('SIGCONT')
   }
 
   async ready(): Promise<void> {
@@ -168,7 +194,10 @@ export class Replica implements AsyncDisposable {
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
+    const workers = this.#workers
     await this.#end('SIGKILL')
+    for (const pid of workers) kill(pid, 'SIGKILL')
+    await gone(workers)
     await this.upstream[Symbol.asyncDispose]()
     await this.store?.[Symbol.asyncDispose]()
   }
@@ -183,9 +212,10 @@ export class Replica implements AsyncDisposable {
     const child = this.#process
     if (child === null || child.exitCode !== null || child.signalCode !== null) return
     const exited = once(child, 'exit')
+    const workers = this.#workers
     child.kill(signal)
-    // A stopped process handles SIGTERM only after it continues.
-    child.kill('SIGCONT')
+    // A stopped process handles SIGTERM, or the end of the first process, only after it continues.
+    for (const pid of [child.pid as number, ...workers]) kill(pid, 'SIGCONT')
     await exited
   }
 
@@ -237,11 +267,12 @@ export class Fleet implements AsyncDisposable {
     disk: string,
     store: TormentedStore,
     upstreamPort: number,
-    env: Readonly<Record<string, string>>,
+    options: ReplicaOptions,
   ): Promise<Fleet> {
     const folder = mkdtempSync(join(tmpdir(), 'torture-'))
     const replicas: Replica[] = []
-    for (let n = 0; n < count; n++) replicas.push(await Replica.start(folder, disk, store, upstreamPort, env))
+    for (let n = 0; n < count; n++)
+      replicas.push(await Replica.start(folder, disk, store, upstreamPort, options))
     return new Fleet(replicas, folder)
   }
 

@@ -9,6 +9,7 @@
  *   --faults N       and this many faults, spread evenly (a thousandth of the requests)
  *   --seed N         chosen at random, and printed
  *   --replicas N     3
+ *   --workers N      processes of each: 1 (redis, postgres, sentinel, cluster)
  *   --lanes N        clients at a time: 32
  *   --only TEXT      only faults whose name contains it, such as 'replica killed'
  *   --grace off      without the grace after a failover (sentinel, cluster): torture should find it
@@ -26,6 +27,7 @@ const { values } = parseArgs({
     faults: { type: 'string' },
     seed: { type: 'string' },
     replicas: { type: 'string', default: '3' },
+    workers: { type: 'string', default: '1' },
     lanes: { type: 'string', default: '32' },
     only: { type: 'string' },
     grace: { type: 'string' },
@@ -55,6 +57,7 @@ const result = await torture({
           faults: positive('faults', values.faults ?? `${Math.ceil(requestsWanted / 1000)}`),
         },
   replicas: positive('replicas', values.replicas),
+  workers: positive('workers', values.workers),
   lanes: positive('lanes', values.lanes),
   ...(values.only === undefined ? {} : { only: values.only }),
   ...(values.grace === 'off' ? { grace: values.grace } : {}),

@@ -17,6 +17,8 @@ export interface TortureOptions {
   readonly seed: number
   readonly goal: Goal
   readonly replicas?: number
+  /** Processes of each. */
+  readonly workers?: number
   readonly lanes?: number
   /** Instead of the store's own grace: without one a failover executes twice, and torture must find that. */
   readonly grace?: 'off'
@@ -77,7 +79,7 @@ const TIMELINES = 10
  * each is judged. Round after round with the same processes, until the goal is reached or a promise is broken.
  */
 export async function torture(options: TortureOptions): Promise<TortureResult> {
-  const { seed, goal, replicas = 3, lanes = 32, env = {}, say = () => {} } = options
+  const { seed, goal, replicas = 3, workers = 1, lanes = 32, env = {}, say = () => {} } = options
   const openStore = TORMENTED[options.store]
   if (openStore === undefined)
     throw new Error(`--store: found ${options.store}; allowed: ${Object.keys(TORMENTED).join(', ')}`)
@@ -92,11 +94,11 @@ export async function torture(options: TortureOptions): Promise<TortureResult> {
     disk.folder,
     options.grace === undefined ? store : { ...store, grace: options.grace },
     bank.port,
-    env,
+    { workers, env },
   )
   const ports = fleet.replicas.map(({ port }) => port)
   await using clients = new Clients(history, new Random(seed + 1), ports, lanes)
-  const possible = faultsOf(fleet.replicas, store, disk, random)
+  const possible = faultsOf(fleet.replicas, store, disk, random, workers)
   const names = [...possible.keys()].filter((name) => name.includes(options.only ?? ''))
   if (names.length === 0)
     throw new Error(`--only: found ${options.only}; faults are ${[...possible.keys()].join(', ')}`)

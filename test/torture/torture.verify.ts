@@ -44,6 +44,16 @@ for (const store of Object.keys(TORMENTED))
     },
   )
 
+void t.test('redis, with workers: the same', { buffered: true }, async (t) => {
+  const seed = Math.floor(Math.random() * 2 ** 31)
+  t.comment(`seed ${seed}`)
+  const goal = { requests: 1, faults: FAULTS }
+  const { findings, leftOvers, faults } = await torture({ ...SHORT, workers: 2, store: 'redis', seed, goal })
+  for (const { what, timeline } of findings) t.comment(`${what}\n${timeline}`)
+  t.strictSame([findings.map(({ what }) => what), leftOvers], [[], []])
+  for (const name of ['worker killed', 'worker paused', 'first process paused']) t.ok(faults.has(name), name)
+})
+
 void t.test('torture can fail: it finds a bug planted in the proxies', { buffered: true }, async (t) => {
   const { findings } = await torture({
     ...SHORT,

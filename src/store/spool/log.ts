@@ -2,6 +2,7 @@ import { createHash, randomBytes } from 'node:crypto'
 import { type FileHandle, mkdir, open, readdir, readFile, rename, unlink } from 'node:fs/promises'
 import { join } from 'node:path'
 import { lockFile } from '../../runtime/file-lock.ts'
+import { isWorkerFolder } from './folders.ts'
 
 /** Segment size: few files when the spool is full, little space held by entries no longer needed. */
 const SEGMENTS = 16
@@ -20,6 +21,8 @@ export type KeepResult = 'kept' | Error
 export interface SpoolEntry {
   readonly done: Promise<KeepResult>
 }
+
+export class SpoolInUse extends Error {}
 
 /** Left by an earlier process. */
 export interface RecoveredEntry {
@@ -100,7 +103,7 @@ export class Spool {
 
   /**
    * Opens the directory, creating it if necessary, and returns what earlier processes left in it.
-   * @throws if it cannot be created, read or written, or another process uses it.
+   * @throws if it cannot be created, read or written, or another process uses it ({@link SpoolInUse} is the cause).
    */
   static async open(options: SpoolOptions): Promise<{ spool: Spool; found: readonly RecoveredEntry[] }> {
     const { directory, say } = options
@@ -108,7 +111,7 @@ export class Spool {
     try {
       await mkdir(directory, { recursive: true, mode: DIRECTORY_MODE })
       unlock = lockFile(join(directory, LOCK))
-      if (unlock === null) throw new Error('another process is using it; each needs its own')
+      if (unlock === null) throw new SpoolInUse('another process is using it; each needs its own')
       const spool = new Spool(options, unlock)
       const { segments, number, found } = await readSpool(directory, say)
       spool.#segments = segments
@@ -351,7 +354,7 @@ async function segmentsIn(directory: string, say: SpoolLog): Promise<SegmentName
     const segment = parseSegmentName(name)
     if (segment !== null) names.push(segment)
     else if (isDamagedName(name)) aside++
-    else if (name !== LOCK) others.push(name)
+    else if (name !== LOCK && !isWorkerFolder(name)) others.push(name)
   }
   if (others.length > 0) say('the spool directory has other files; they are ignored', { files: others })
   if (aside > 0) say('damaged files of the spool were set aside; inspect and remove them', { files: aside })
