@@ -24,6 +24,7 @@ export async function build(into: string): Promise<void> {
       'store/sqlite/worker': 'src/store/sqlite/worker.ts',
       'workers/worker': 'src/workers/worker.ts',
       'core/key-pattern': 'src/core/key-pattern.ts',
+      'core/rpc/descriptors': 'src/core/rpc/descriptors.ts',
     },
     platform: 'node',
     // The globals of these names are accessors, which V8 calls at each use: some forty times per protected request.

@@ -1,7 +1,7 @@
 /**
  * `npm test`, `npm run verify` and `npm run check` run this first; `check` needs the packages of scripts/tools alone. The tests start their own servers, so they need three programs that npm does
  * not install: `redis-server` (7 or later), PostgreSQL and `openssl` (certificates for the TLS tests). `verify` also uses Chromium
- * for the operators' page, `prometheus` and `promtool` for dashboards and alerts, PgBouncer, and psycopg2 for an example; without them
+ * for the operators' page, `prometheus` and `promtool` for dashboards and alerts, PgBouncer, psycopg2 for an example, and grpcio; without them
  * tests are skipped. Run as root on a machine with apt-get, this installs what is missing; elsewhere it prints one sentence on what to do.
  * REDIS_SERVER, POSTGRES_BIN (a folder) and CHROMIUM point to other binaries.
  */
@@ -73,6 +73,15 @@ const needs: readonly Need[] = [
     optional: true,
     missing: () =>
       ['python3', '/usr/bin/python3'].every((python) => output(python, ['-c', 'import psycopg2']) === null)
+        ? 'no python3 has it'
+        : null,
+  },
+  {
+    name: 'grpc for Python',
+    debian: 'python3-grpcio',
+    optional: true,
+    missing: () =>
+      ['python3', '/usr/bin/python3'].every((python) => output(python, ['-c', 'import grpc']) === null)
         ? 'no python3 has it'
         : null,
   },

@@ -9,6 +9,9 @@ import { formatDuration } from '../src/config/units.ts'
 import { classify } from '../src/core/classify.ts'
 import { ALWAYS_DIFFERENT } from '../src/core/fingerprint.ts'
 import { REFUSALS } from '../src/core/refusal.ts'
+import { RPC_CODES, type RpcCode } from '../src/core/rpc/codes.ts'
+import { rpcAction } from '../src/core/rpc/status.ts'
+import { rpcCodeFor } from '../src/http/rpc-answers.ts'
 import { METRICS } from '../src/observe/metrics.ts'
 import { FILES, load } from './config/support.ts'
 
@@ -35,6 +38,18 @@ void t.test('docs/errors.md lists every refusal of the proxy with status and adv
   const told = rows('docs/errors.md').map(([code, status, retry]) => [code, Number(status), retry])
   const known = Object.entries(REFUSALS).map(([code, { status, retry }]) => [code, status, retry])
   t.same(told, known)
+})
+
+void t.test('docs/guides/grpc.md says the code of every refusal', async (t) => {
+  const told = rows('docs/guides/grpc.md').flatMap(([codes = '', code]) =>
+    codes.split(', ').map((refused) => [refused, code]),
+  )
+  const known = Object.entries(REFUSALS).map(([code, { status }]) => [
+    code,
+    rpcCodeFor({ code: code as keyof typeof REFUSALS, status }),
+  ])
+  t.same(new Map(told as [string, string][]), new Map(known as [string, string][]))
+  t.equal(told.length, known.length)
 })
 
 void t.test('docs/shadow.md says what is not compared, and names every figure', async (t) => {
@@ -85,13 +100,15 @@ void t.test('docs/profiles.md says what every profile decides', async (t) => {
     }
     for (const [what = '', ...cells] of told) {
       const status = Number(/^\d+/.exec(what.replace('xx', '99'))?.[0])
-      const known = Number.isNaN(status)
-        ? String(settings[what])
-        : classify({ profile, outcomes: [] }, status, what.includes('Retry-After'))
+      const known = RPC_CODES.includes(what as RpcCode)
+        ? rpcAction(profile, what as RpcCode)
+        : Number.isNaN(status)
+          ? String(settings[what])
+          : classify({ profile, outcomes: [] }, status, what.includes('Retry-After'))
       t.equal(cells[i], known, `${profile}: ${what}`)
     }
   }
-  t.equal(told.length, 32)
+  t.equal(told.length, 32 + RPC_CODES.length)
 })
 
 void t.test('docs/ARCHITECTURE.md names every folder of src, and only files that exist', async (t) => {
@@ -253,8 +270,8 @@ const GIVEN_UP: Readonly<Record<string, readonly string[]>> = {
 void t.test('every setting that gives the promise up is documented, and warned of at start', async (t) => {
   const document = read('docs/guides/not-promised.md')
   const start = document.indexOf('## By what you configured')
-  const list = document.slice(start, document.indexOf('## By time'))
-  const rows = [...list.matchAll(/^- ((?:`[^`]*`|[^`:])+): .*$/gm)].map(([, setting]) => setting as string)
+  const table = document.slice(start, document.indexOf('## By time'))
+  const rows = [...table.matchAll(/^\| (.*?) \| .* \|$/gm)].map(([, setting]) => setting as string).slice(1)
   t.strictSame(rows, Object.keys(GIVEN_UP))
   const warnings = (route: string): readonly string[] => {
     const scope = route.includes('scope:')

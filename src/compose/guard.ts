@@ -85,6 +85,7 @@ export async function makeGuard(
     forward: base.tracing?.forward(up.forward) ?? up.forward,
     upstream: queries.upstream,
     namespace: namespaceOf(config),
+    descriptors: config.grpc.descriptors,
     storeFitness: () => (config.store.acceptRisk ? 'fit' : opened.storeHealth.fitness()),
     pause: wait,
     holdAtMost: 2 * graceOf(config.store),

@@ -8,6 +8,7 @@ import {
   routeTakes,
   WELL_KNOWN,
 } from '../core/route.ts'
+import type { Descriptors, RpcMethod } from '../core/rpc/descriptors.ts'
 import type { Config } from './config.ts'
 import type { Findings } from './errors.ts'
 import { formatDuration, formatSize } from './units.ts'
@@ -24,7 +25,7 @@ type Rule = readonly [
   message: string,
   shared?: readonly string[],
 ]
-type SharedConfig = Pick<Config, 'upstream' | 'store' | 'limits' | 'issuer'>
+type SharedConfig = Pick<Config, 'upstream' | 'store' | 'limits' | 'issuer' | 'grpc'>
 
 /**
  * Conflicting values of a policy, with the properties of the policy and of the file that are involved. `base`: `defaults` or `routes[n]`.
@@ -33,7 +34,7 @@ export function checkPolicy(
   findings: Findings,
   base: string,
   policy: RoutePolicy,
-  { upstream, store, limits, issuer }: SharedConfig,
+  { upstream, store, limits, issuer, grpc: { descriptors } }: SharedConfig,
 ): void {
   const { lease, ttl, ttlBody, unresolvedTtl, respondWithin, key, scope, fingerprint, authorizeReplay } =
     policy
@@ -53,6 +54,10 @@ export function checkPolicy(
   )
   const timeout = formatDuration(upstream.timeout)
   const pointers = fingerprint.ignore.length + fingerprint.only.length
+  const call = policy.match.grpc ?? null
+  const methods = call === null ? [] : methodsOf(descriptors, call)
+  const readsFields =
+    key.from.some(({ kind }) => kind === 'json') || (derive?.json.length ?? 0) > 0 || label?.kind === 'json'
   // biome-ignore format: a table
   const rules: readonly Rule[] = [
     [lease < minLease, ['lease'],
@@ -99,6 +104,14 @@ export function checkPolicy(
       'found a label that is the key or the caller of this route; allowed: a source that holds neither, since labels are shown and logged'],
     [label?.kind === 'json' && key.from.some((source) => source.kind === 'json' && source.pointer === label.pointer), ['record.label', 'key.from'],
       'found a label that is the key of this route; allowed: another source, since labels are shown and logged'],
+    [call !== null && readsFields && descriptors === null, ['key.from', 'key.derive', 'record.label', 'match.grpc'],
+      'found JSON pointers into messages that nobody here can read; allowed: with `grpc.descriptors`', ['grpc.descriptors']],
+    [call !== null && pointers > 0, ['fingerprint.ignore', 'fingerprint.only'],
+      'found JSON pointers on a route of gRPC, whose messages are compared by their bytes; allowed: neither ignore nor only'],
+    [call !== null && descriptors !== null && methods.length === 0, ['match.grpc'],
+      `found ${call}, which the descriptor set does not know; allowed: one of ${[...(descriptors?.methods.keys() ?? [])].slice(0, 5).join(', ')} …`, ['grpc.descriptors']],
+    [methods.length > 0 && key.presence === 'required' && methods.every(({ streams }) => streams !== 'none'), ['key.presence', 'key', 'match.grpc'],
+      `found a required key for ${call}, which streams, and so is refused; allowed: \`key: ignored\``, ['grpc.descriptors']],
     ...(['request', 'response'] as const).map((name) => [policy.limits[name] > limits.buffered, [`limits.${name}`],
       `found a ${name} limit of ${formatSize(policy.limits[name])}; allowed: at most \`limits.buffered\` (${formatSize(limits.buffered)})`, [`limits.${name}`, 'limits.buffered']] as const),
   ]
@@ -108,6 +121,12 @@ export function checkPolicy(
     if (broken && (base === 'defaults' || own.some((path) => findings.isWritten(path))))
       findings.conflict([...own, ...properties.map((property) => `defaults.${property}`), ...shared], message)
   }
+}
+
+/** The methods that a route names. */
+function methodsOf(descriptors: Descriptors | null, call: string): RpcMethod[] {
+  const all = [...(descriptors?.methods.values() ?? [])]
+  return all.filter(({ name }) => (call.endsWith('/*') ? name.startsWith(call.slice(0, -1)) : name === call))
 }
 
 export function checkStrictCaller(findings: Findings, base: string, policy: RoutePolicy): void {
@@ -220,7 +239,11 @@ export function checkRoutes(findings: Findings, routes: readonly RoutePolicy[]):
     report(findings, [
       [namesake < i, [`${base}.name`, `routes[${namesake}].name`],
         `found ${JSON.stringify(name)}, the name of routes[${namesake}]; allowed: a name of its own`],
-      [!match.exact && !isNormal(match.path), [`${base}.match.path`],
+      [match.path === '', [`${base}.match.path`, `${base}.match`],
+        'found nothing; required: `path`, or `grpc`'],
+      [match.grpc != null && ['methods', 'path', 'exact'].some((name) => findings.isWritten(`${base}.match.${name}`)), [`${base}.match.grpc`],
+        'found grpc beside methods, path or exact; allowed: grpc alone, which is a POST to one path'],
+      [!match.exact && match.path !== '' && !isNormal(match.path), [`${base}.match.path`],
         `found ${JSON.stringify(match.path)}, which no normalised path equals; allowed: no dot segments, no // and no needless percent-encoding, or \`exact: true\``],
     ])
   }

@@ -1,6 +1,7 @@
 import type { Namespace } from '../core/identity.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
+import type { Descriptors } from '../core/rpc/descriptors.ts'
 import type { FilledFile } from './properties.ts'
 import { isSharedStore } from './urls.ts'
 
@@ -17,6 +18,8 @@ interface Derived {
   readonly upstream: UpstreamConfig
   readonly store: StoreConfig
   readonly limits: Limits
+  /** What the file of `grpc.descriptors` says. */
+  readonly grpc: { readonly descriptors: Descriptors | null }
   /** Null: no keys are issued. */
   readonly issuer: IssuerConfig | null
   readonly drain: { readonly delay: Millis; readonly timeout: Millis }

@@ -1,7 +1,9 @@
 import { type BigIntStats, readFileSync, statSync } from 'node:fs'
 import { stat } from 'node:fs/promises'
+import { createRequire } from 'node:module'
 import { resolve } from 'node:path'
 import type { Millis } from '../core/record.ts'
+import type { Descriptors } from '../core/rpc/descriptors.ts'
 import { checkKeyText } from '../credentials/key-text.ts'
 import { type KeyPair, type ListenerTls, pairProblem, type TlsMaterial, tlsProblem } from '../runtime/pem.ts'
 import type { Config, UpstreamConfig } from './config.ts'
@@ -59,6 +61,25 @@ export function readSecret(findings: Findings, path: string, file: string, min: 
   const secret = readLine(findings, path, file)
   if (secret === null || secret.length >= min) return secret
   findings.add(path, `found ${secret.length} bytes in ${quote(file)}; allowed: at least ${min}`)
+  return null
+}
+
+const require = createRequire(import.meta.url)
+
+/** A `FileDescriptorSet`; `null`: the file has none, as the findings say. */
+export function readDescriptorSet(findings: Findings, path: string, file: string): Descriptors | null {
+  const bytes = readNamed(findings, path, file)
+  if (bytes === null) return null
+  // protobufjs is loaded with the first set.
+  const { readDescriptors } = require(
+    `../core/rpc/descriptors.${import.meta.url.endsWith('.ts') ? 'ts' : 'js'}`,
+  ) as typeof import('../core/rpc/descriptors.ts')
+  const reading = readDescriptors(bytes)
+  if (reading.kind === 'descriptors') return reading.descriptors
+  findings.add(
+    path,
+    `found no descriptor set in ${quote(file)} (${reading.why}); allowed: what \`protoc --include_imports --descriptor_set_out\` writes`,
+  )
   return null
 }
 

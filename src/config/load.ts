@@ -2,12 +2,15 @@ import { concerns } from '../core/classify.ts'
 import type {
   AuthorizeReplayPolicy,
   Expected,
+  KeySource,
   OutcomeRule,
   Profile,
   RouteMatch,
   RoutePolicy,
 } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
+import type { RpcCode } from '../core/rpc/codes.ts'
+import type { Descriptors } from '../core/rpc/descriptors.ts'
 import {
   checkCallers,
   checkCertificates,
@@ -21,7 +24,15 @@ import {
 } from './check.ts'
 import type { Config, IssuerConfig, SealingKey } from './config.ts'
 import { type ConfigError, Findings, formatConfigError } from './errors.ts'
-import { readKeyFile, readListenerTls, readPem, readSealingKey, readSecret, readTokens } from './files.ts'
+import {
+  readDescriptorSet,
+  readKeyFile,
+  readListenerTls,
+  readPem,
+  readSealingKey,
+  readSecret,
+  readTokens,
+} from './files.ts'
 import {
   FILE,
   type FileConfig,
@@ -72,8 +83,18 @@ export function loadConfig({ file: name = '', text, env, isReload = false, flags
   return errors.length === 0 ? { ok: true, config, text } : { ok: false, errors }
 }
 
+/** A method of gRPC is a path of its own. */
+function matchOf(match: WrittenMatch): RouteMatch {
+  const { grpc, ...rest } = match
+  return grpc == null
+    ? { ...rest, path: rest.path ?? '' }
+    : { ...rest, methods: ['POST'], path: `/${grpc}`, grpc }
+}
+
+type WrittenMatch = Omit<RouteMatch, 'path'> & { readonly path?: string | null }
+
 /** Matches nothing until the route is known. */
-const MATCH: RouteMatch = { ...(defaultsOf(ROUTE.match.group ?? {}) as unknown as RouteMatch), path: '' }
+const MATCH = matchOf(defaultsOf(ROUTE.match.group ?? {}) as unknown as WrittenMatch)
 
 const FLAGS = {
   upstream: 'upstream.url',
@@ -119,6 +140,7 @@ function resolve(file: FileConfig, isReload: boolean, findings: Findings): Omit<
     },
     limits,
     issuer: file.issuer === undefined ? null : issuerOf(filled.issuer, findings),
+    grpc: { descriptors: descriptorsOf(filled.grpc.descriptors, findings) },
   }
   const { upstream, store } = common
   const listeners = { listen, workers: filled.workers, admin: filled.admin, ops }
@@ -146,7 +168,7 @@ function resolve(file: FileConfig, isReload: boolean, findings: Findings): Omit<
   const routes = (file.routes ?? []).map(({ name = '', match, ...own }, i) => {
     const base = `routes[${i}]`
     const layers = [shared, withKeyText(base, own, findings)]
-    return effective(base, name, { ...MATCH, ...folding, ...match }, layers)
+    return effective(base, name, matchOf({ ...MATCH, ...folding, ...match }), layers)
   })
   const policies = routes.map(({ policy }) => policy)
   checkRoutes(findings, policies)
@@ -199,6 +221,10 @@ function sealingKeys(store: FileConfig['store'], findings: Findings): SealingKey
   })
 }
 
+function descriptorsOf(file: string | null, findings: Findings): Descriptors | null {
+  return file === null ? null : readDescriptorSet(findings, 'grpc.descriptors', file)
+}
+
 /** Null: the secret is missing or invalid, as the findings say. */
 function issuerOf({ secretFile, ...rest }: FilledFile['issuer'], findings: Findings): IssuerConfig | null {
   // The reader has reported that it is missing.
@@ -238,12 +264,14 @@ function resolvePolicy(
   const written = explicit(layers)
   const profile = written.profile ?? 'standard'
   const base = profileDefaults(profile)
+  const isCall = identity.match.grpc != null && written.key?.from === undefined
   const limits = Object.entries({ ...base.limits, ...topLimits }).filter(([name]) => name in base.limits)
   const values = overlay({ ...base, limits: Object.fromEntries(limits) }, written, group(POLICY))
   const { misuse, replay, scope, ...rest } = values as FilledPolicy
   return {
     ...identity,
     ...rest,
+    key: isCall ? { ...rest.key, from: METADATA } : rest.key,
     scope: {
       ...scope,
       jwt: scope.caller.some(({ kind }) => kind === 'jwt') ? scope.jwt : null,
@@ -260,6 +288,12 @@ function resolvePolicy(
     reconcile: reconcilePolicy(written.reconcile ?? null, timeout),
   }
 }
+
+/** Where clients of gRPC send keys. */
+const METADATA: readonly KeySource[] = [
+  { kind: 'header', name: 'idempotency-key' },
+  { kind: 'header', name: 'x-idempotency-key' },
+]
 
 /** The explicit values of `defaults` and the route. */
 function explicit(layers: readonly PolicyConfig[]): PolicyConfig {
@@ -295,7 +329,7 @@ function outcomeRules(written: PolicyConfig['outcomes'] = {}): OutcomeRule[] {
         .map(([status, outcome]) => ({ status, outcome }))
         .toSorted((a, b) => Number(a.status.endsWith('xx')) - Number(b.status.endsWith('xx')))
   return rules.map(({ status = '', when, outcome = 'unknown' }) => ({
-    status: Number(status.endsWith('xx') ? status[0] : status),
+    status: /^\d/.test(status) ? Number(status.endsWith('xx') ? status[0] : status) : (status as RpcCode),
     when: expected(when),
     outcome,
   }))

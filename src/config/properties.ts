@@ -51,7 +51,7 @@ const POINTER = '^(/([^~/]|~[01])*)+$'
 const POINTERS = 'JSON pointers, such as /data/0/id'
 const HEADER = `^${TOKEN}$`
 const HOST_PORT = '^([^:\\[\\]]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$'
-const STATUSES = 'statuses (200 to 599) and classes (2xx to 5xx)'
+const STATUSES = 'statuses (200 to 599), classes (2xx to 5xx) and codes of gRPC (such as UNAVAILABLE)'
 
 const when = row(
   map(POINTER, POINTERS, 'jsonText'),
@@ -166,7 +166,7 @@ export const POLICY = {
     presence: row(['required', 'optional', 'ignored'], 'optional', identifiesBy(({ key }) => key.presence === 'ignored'),
       'Whether a request must carry a key.'),
     from: row(list('keySource', 1), ['header:idempotency-key'], identifies,
-      'Where the key may come from: `header:<name>`, `query:<name>`, `form:<field>` or `json:<pointer>` into the body (docs/keys.md).'),
+      'Where the key may come from (with `match.grpc` also `header:x-idempotency-key` by default): `header:<name>`, `query:<name>`, `form:<field>` or `json:<pointer>` into the body (docs/keys.md).'),
     syntax: row(['lenient', 'strict'], 'lenient', narrower((after) => after.syntax === 'strict'),
       '`lenient`: `"abc"` and `abc` are the same key; `strict`: only a quoted String is accepted.'),
     minLength: row('keyLength', byProfile(1, { strict: 16 }), narrower((after, before) => after.minLength > before.minLength),
@@ -236,7 +236,7 @@ export const POLICY = {
   respondWithin: row('respondWithin', 'none', live,
     'Responds with 504 after this time while the call continues.'),
   outcomes: row(orListOf(OUTCOME, map(STATUS, STATUSES, ACTIONS)), unset, live,
-    'Outcome of each upstream status, exact ("503") before class ("5xx"); or a list of `{ status, when, outcome }`, where `when` looks into JSON and the first that applies counts. Entries of the route come before those of `defaults` and the profile.'),
+    'Outcome of each upstream status, exact ("503") before class ("5xx"), and of each code of gRPC; or a list of `{ status, when, outcome }`, where `when` looks into JSON and the first that applies counts. Entries of the route come before those of `defaults` and the profile.'),
   onLeaseExpired: row(['unknown', 'retry'], byProfile('unknown', { lenient: 'retry' }), live,
     '`retry`: one retry executes again once the lease has expired.'),
   onStoreUnavailable: row(['reject', 'bypass'], byProfile('reject', { lenient: 'bypass' }), live,
@@ -277,7 +277,9 @@ export const ROUTE = {
     'Unique name; labels the route in metrics and logs.'),
   match: group({
     methods: row(list('method', 1), METHODS, identifiesBy(({ match }) => match.methods.toSorted().join()), 'Methods of the route.'),
-    path: row('routePath', required, identifies, 'Exact, with `:name` for one segment, a trailing `/*` for all below.'),
+    path: row('routePath', unset, identifies, 'Exact, with `:name` for one segment, a trailing `/*` for all below. Required, or `grpc`.'),
+    grpc: row('grpcMethod', unset, identifies,
+      'Instead of `methods` and `path`: calls of this method, `package.Service/Method`, or of all methods, `package.Service/*` (docs/guides/grpc.md).'),
     exact: row('flag', false, identifies, 'Matches the path as sent instead of its normalized form.'),
     ...FOLDING,
   }, { byDefault: required }),
@@ -360,6 +362,10 @@ export const PROPERTIES = {
       key: row('filePath', unset, restart, 'PEM file of its private key.'),
       servername: row('hostName', unset, restart, 'Host name that the certificate must have. Default: the host of `url`.'),
     }),
+  }),
+  grpc: group({
+    descriptors: row('filePathOrNone', 'none', restart,
+      'Descriptor set of the services (`protoc --include_imports --descriptor_set_out`): where keys and labels are in messages, and which methods stream (docs/guides/grpc.md#descriptors).'),
   }),
   store: group({
     url: row('storeUrl', 'sqlite:./idempotency.db', restart, '`memory:`, `sqlite:<path>`, `redis://`, `rediss://`, `redis+sentinel://`, `redis+cluster://`, `postgres://` or `dynamodb://`; `tiered:` for two stores, of which one is a cache (docs/tiered.md).'),

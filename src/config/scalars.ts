@@ -3,6 +3,7 @@ import { REQUEST_HEADER, RESPONSE_HEADER, TOKEN } from '../core/headers.ts'
 import type { KeyPattern } from '../core/key-pattern.ts'
 import type { CallerSource, CertificateAttribute, KeySource, LabelSource, Rate } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
+import { RPC_CODES } from '../core/rpc/codes.ts'
 import {
   byParser,
   byTest,
@@ -47,7 +48,7 @@ const MAX_BODY = 256 * 1024 ** 2
 export const MAX_HEAD = 1024 ** 2
 
 /** A status or a class of them. */
-export const STATUS = '^([2-5][0-9]{2}|[2-5]xx)$'
+export const STATUS = `^([2-5][0-9]{2}|[2-5]xx|${RPC_CODES.join('|')})$`
 const POINTER = '(/([^~/]|~[01])*)+'
 /** Names of form fields and query parameters, of characters that every encoder escapes the same way. */
 const FIELD = '[A-Za-z0-9_.:~!$@*\\[\\]-]+'
@@ -280,6 +281,8 @@ export const SCALARS = {
   },
   jwksUrl: orWord(jwksUrl, 'none', null),
   keyLength: whole(1, MAX_KEY),
+  grpcMethod: byPattern('^[A-Za-z_][A-Za-z0-9_.]*/([A-Za-z_][A-Za-z0-9_]*|[*])$',
+    'a method, package.Service/Method, or all of a service, package.Service/*'),
   keySource: except(
     headerHinted(byPattern(`^(header:${TOKEN}|(form|query):${FIELD}|json:${POINTER})$`,
       'header:<name>, query:<name>, form:<field> or json:<pointer>, such as json:/id', keySource, sourceText)),
@@ -295,8 +298,8 @@ export const SCALARS = {
   off: { word: 'off', ...byPattern('^off$', 'off', () => null, () => 'off') },
   origin: originHinted(byPattern(`^${ORIGIN}$`, ORIGIN_ALLOWED)),
   origins: originHinted(byPattern(`^${ORIGIN}$`, ORIGIN_ALLOWED, (text) => [text], (values) => values)),
-  outcomeStatus: { ...byPattern(STATUS, 'a status (200 to 599) or a class (2xx to 5xx)'),
-    schema: { type: ['integer', 'string'], pattern: '^[2-5]xx$', minimum: 200, maximum: 599 } },
+  outcomeStatus: { ...byPattern(STATUS, 'a status (200 to 599), a class (2xx to 5xx) or a code of gRPC, such as UNAVAILABLE'),
+    schema: { type: ['integer', 'string'], pattern: `^([2-5]xx|${RPC_CODES.join('|')})$`, minimum: 200, maximum: 599 } },
   ownPath,
   ownPathOrOff: orWord(ownPath, 'off', null),
   pattern: byParser(PATTERN, '', parsePattern,

@@ -22,7 +22,7 @@ export function valueText(value: unknown, path: string, spelled: Config['spelled
 
 /** The configuration with the names and nesting of a file. */
 export function fileForm({ warnings: _w, spelled: _s, ...config }: Config): Record<string, unknown> {
-  const { store, issuer, defaults, routes, ...rest } = config
+  const { store, issuer, grpc, defaults, routes, ...rest } = config
   const { secret, encryption, url, cache, ...ownStore } = store
   const keys = encryption.keys.map(({ id, key }) => ({ id, file: key }))
   const sealing = keys.length === 0 ? null : { keys }
@@ -30,6 +30,7 @@ export function fileForm({ warnings: _w, spelled: _s, ...config }: Config): Reco
   return {
     ...rest,
     store: { ...tiers, ...ownStore, secretFile: secret, encryption: sealing },
+    grpc: { descriptors: grpc.descriptors?.bytes ?? null },
     issuer: issuer && { path: issuer.path, secretFile: issuer.secret, ttl: issuer.ttl },
     defaults: policyForm(defaults),
     routes: routes.map(policyForm),
@@ -37,10 +38,12 @@ export function fileForm({ warnings: _w, spelled: _s, ...config }: Config): Reco
 }
 
 export function policyForm(policy: RoutePolicy): object {
-  const { misuseStatus, excludeHeaders, scope, ttlBody, ...rest } = policy
+  const { misuseStatus, excludeHeaders, scope, ttlBody, match, ...rest } = policy
+  const { methods, path, exact, grpc = null, ...folding } = match
   const { callerIsDefault: _, ...ownScope } = scope
   return {
     ...rest,
+    match: grpc === null ? { methods, path, exact, ...folding } : { grpc, ...folding },
     scope: ownScope,
     ttl: ttlBody === null ? rest.ttl : { record: rest.ttl, body: ttlBody },
     misuse: { status: misuseStatus },
@@ -143,7 +146,7 @@ function outcomesForm(rules: readonly OutcomeRule[]): object {
 
 /** As a file names it: `503`, `5xx`. */
 export function statusText({ status }: Pick<OutcomeRule, 'status'>): string {
-  return status < 10 ? `${status}xx` : `${status}`
+  return typeof status === 'number' && status < 10 ? `${status}xx` : `${status}`
 }
 
 function isExpected(value: unknown): value is Expected {

@@ -1,6 +1,7 @@
 import { hash } from 'node:crypto'
 import { essence, isEncoded, linesOf, type RawHeaders } from './headers.ts'
 import type { KeyPolicy, RoutePolicy } from './policy.ts'
+import { REFUSALS, type RefusalCode } from './refusal.ts'
 
 /**
  * The meaning of a refusal by a proxy behind this one. `free`: it executed nothing, or will recognise the retry, so this proxy frees its
@@ -48,6 +49,14 @@ export function deferralOf(
     facts?.scope === undefined || facts.scope === scopeOf({ ...route, key: forwarded(route.key) })
   const hasKey = keyReaches(route.key, sent) && linesOf(headers, 'idempotency-key-derived').length === 0
   return hasRecord && isAlike && hasKey ? 'free' : 'uncertain'
+}
+
+/** The status with which such a proxy would have refused a request that is no call; `status`: of the answer, where it is none of a proxy. */
+export function ownStatusOf(headers: RawHeaders, status: number): number {
+  const code = problemFacts(headers, null)?.code
+  return typeof code === 'string' && Object.hasOwn(REFUSALS, code)
+    ? REFUSALS[code as RefusalCode].status
+    : status
 }
 
 /**

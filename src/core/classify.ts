@@ -1,6 +1,7 @@
-import { isShared } from './body/conditions.ts'
+import { allMatch } from './body/conditions.ts'
 import type { LookedUp } from './body/json-lookup.ts'
 import type { Action, OutcomeRule, Profile, RoutePolicy } from './policy.ts'
+import type { RpcCode } from './rpc/codes.ts'
 
 /** A profile's outcome of each status: exact ones before classes. */
 interface OutcomeTable {
@@ -78,8 +79,12 @@ export function classify(
 }
 
 /** The route's own entry that applies. */
-export function ownRule({ outcomes }: Pick<RoutePolicy, 'outcomes'>, status: number, json: LookedUp | null) {
-  return outcomes.find((rule) => concerns(rule, status) && isShared(rule.when, json))
+export function ownRule(
+  { outcomes }: Pick<RoutePolicy, 'outcomes'>,
+  status: number | RpcCode,
+  json: LookedUp | null,
+): OutcomeRule | undefined {
+  return outcomes.find((rule) => concerns(rule, status) && allMatch(rule.when, json))
 }
 
 /** The conditions that matched the body, as configured. */
@@ -97,9 +102,9 @@ function classOf(status: number): number {
   return Math.min(Math.floor(status / 100), 5)
 }
 
-/** Whether the rule is about answers of that status. */
-export function concerns(rule: Pick<OutcomeRule, 'status'>, status: number): boolean {
-  return rule.status === status || rule.status === classOf(status)
+/** Whether the rule is about answers of that status, or of calls with that code. */
+export function concerns(rule: Pick<OutcomeRule, 'status'>, status: number | RpcCode): boolean {
+  return rule.status === status || (typeof status === 'number' && rule.status === classOf(status))
 }
 
 /** The JSON pointers at which the route's `outcomes` read the body of an answer of that status. */

@@ -450,12 +450,14 @@ export interface ResponseDigest {
   readonly digest: string
 }
 
-export function digestResponse({ status, headers, body }: StoredResponse): ResponseDigest {
+export function digestResponse({ status, headers, trailers, body }: StoredResponse): ResponseDigest {
   const lines: [string, string][] = []
   for (let i = 0; i + 1 < headers.length; i += 2) {
     const name = (headers[i] as string).toLowerCase()
     if (!ALWAYS_DIFFERENT.has(name)) lines.push([name, (headers[i + 1] as string).trim()])
   }
+  for (let i = 0; i + 1 < trailers.length; i += 2)
+    lines.push([`trailer ${(trailers[i] as string).toLowerCase()}`, trailers[i + 1] as string])
   lines.sort(([a], [b]) => (a < b ? -1 : a > b ? 1 : 0))
   return { status, lines: JSON.stringify(lines), digest: hash('sha256', body, 'base64url') }
 }

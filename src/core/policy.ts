@@ -1,6 +1,7 @@
 import type { RawHeaders } from './headers.ts'
 import type { KeyPattern } from './key-pattern.ts'
 import type { Millis } from './record.ts'
+import type { RpcCode } from './rpc/codes.ts'
 
 export type Action = 'store' | 'release' | 'unknown'
 export type Profile = 'standard' | 'strict' | 'lenient' | 'stripe'
@@ -160,8 +161,8 @@ export interface ReconcilePolicy {
 
 /** The meaning of answers with that status, or of those that match all of `when`. */
 export interface OutcomeRule {
-  /** A status, or the first digit of a class. */
-  readonly status: number
+  /** A status, the first digit of a class, or the code of a call. */
+  readonly status: number | RpcCode
   readonly when: readonly Expected[]
   readonly outcome: Action
 }
@@ -169,6 +170,8 @@ export interface OutcomeRule {
 export interface RouteMatch {
   readonly methods: readonly string[]
   readonly path: string
+  /** `package.Service/Method`, or `package.Service/*`: the path as a route of gRPC names it. Absent or null: the route is none. */
+  readonly grpc?: string | null
   readonly exact: boolean
   /** Whether letter case counts. */
   readonly case: 'sensitive' | 'insensitive'

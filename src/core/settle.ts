@@ -1,5 +1,5 @@
 import type { LookedUp } from './body/json-lookup.ts'
-import { deferralOf } from './chain.ts'
+import { deferralOf, ownStatusOf } from './chain.ts'
 import { classify, conditionsOf, ownRule } from './classify.ts'
 import { filterLines, firstOf, type RawHeaders } from './headers.ts'
 import type { Action, Retention, RoutePolicy } from './policy.ts'
@@ -20,6 +20,9 @@ import {
   type Unknown,
   withoutBody,
 } from './record.ts'
+import type { RpcCode } from './rpc/codes.ts'
+import { rpcOf } from './rpc/protocol.ts'
+import { rpcAction, rpcCodeOf } from './rpc/status.ts'
 
 /** The states in which the outcome of the record's latest attempt is accepted (contract §2). */
 export const ACCEPTING: readonly State[] = ['in_progress', 'unknown', 'failed_retryable']
@@ -108,7 +111,7 @@ export function stillUnknown(
 export function outcomeSpans(outcome: Outcome, retention: Retention): Spans {
   switch (outcome.kind) {
     case 'completed': {
-      const ttl = ttlOf(statusOf(outcome.result), retention)
+      const ttl = ttlOf(outcome.result, retention)
       return { dueIn: ttl, dropIn: ttl + retention.tombstone }
     }
     case 'not_executed':
@@ -120,14 +123,21 @@ export function outcomeSpans(outcome: Outcome, retention: Retention): Spans {
 
 type Ttl = Pick<Retention, 'ttl' | 'ttlFailed' | 'ttlBody'>
 
-function ttlOf(status: number, { ttl, ttlFailed }: Pick<Ttl, 'ttl' | 'ttlFailed'>): Millis {
-  return isSuccess(status) ? ttl : ttlFailed
+function ttlOf(result: CompletedResponse, { ttl, ttlFailed }: Pick<Ttl, 'ttl' | 'ttlFailed'>): Millis {
+  return ttl === ttlFailed || (isSuccess(statusOf(result)) && !saysFailed(result)) ? ttl : ttlFailed
+}
+
+/** Whether the code of a call says so. */
+function saysFailed(result: CompletedResponse): boolean {
+  if (!result.kept) return false
+  const { headers, trailers } = result.response
+  return (firstOf(trailers, 'grpc-status') ?? firstOf(headers, 'grpc-status') ?? '0') !== '0'
 }
 
 /** The result of a kept response, for the route's retention. */
 export function withBody(response: StoredResponse, retention: Ttl): CompletedResponse {
   const { ttlBody } = retention
-  const afterBody = ttlBody === null ? 0 : ttlOf(response.status, retention) - ttlBody
+  const afterBody = ttlBody === null ? 0 : ttlOf({ kept: true, response }, retention) - ttlBody
   return afterBody > 0 ? { kept: true, response, afterBody } : { kept: true, response }
 }
 
@@ -331,34 +341,47 @@ export function runningRecord({
     : heldRecord(outcomeDraft(operation, attempt, ended, createdAt))
 }
 
-/** The head of an answer, and its body if it was kept whole. */
+/* What an answer of the upstream means. */
+
+/** The head of an answer, its body if it was kept whole, and its trailers if it ended. */
 export interface AnsweredHead {
   readonly status: number
   readonly headers: RawHeaders
   readonly body?: Buffer
+  readonly trailers?: RawHeaders
 }
 
 /**
- * The outcome of a complete answer: the upstream's own declaration comes first, then that of a proxy behind this one, then the status
- * (contract §6, §7). `sent`: the header lines of the request; `json`: the body, for `outcomes` with conditions.
+ * The outcome of a complete answer: the upstream's own declaration comes first, then that of a proxy behind this one, then the status, or
+ * the code of a call (contract §6, §7). `sent`: the header lines of the request; `json`: the body, for `outcomes` with conditions.
  */
 export function outcomeOf(
   route: RoutePolicy,
   sent: RawHeaders,
-  { status, headers, body }: AnsweredHead,
+  answer: AnsweredHead,
   declaredOutcome: string | null,
   result: CompletedResponse,
   json: LookedUp | null = null,
 ): Outcome {
+  const { status, headers, body } = answer
+  const protocol = rpcOf(route.match, sent)
+  const code = protocol === null ? null : rpcCodeOf(protocol, answer)
   const word = WORDS.get(declaredOutcome)
   const isRefusal = word === undefined && firstOf(headers, 'idempotency-retry') !== null
-  const deferral = isRefusal ? deferralOf({ status, headers, body: body ?? null }, route, sent) : null
-  if (deferral === 'free') return { kind: 'not_executed', reason: deferred(status) }
-  const rule = word === undefined ? ownRule(route, status, json) : undefined
-  const why = `the upstream answered ${status}${conditionsOf(rule)}`
-  const action = word ?? classify(route, status, firstOf(headers, 'retry-after') !== null, json)
+  const refused = {
+    status: protocol === null ? status : ownStatusOf(headers, status),
+    headers,
+    body: body ?? null,
+  }
+  const deferral = isRefusal ? deferralOf(refused, route, sent) : null
+  const found = code === 'none' || code === null ? status : code
+  if (deferral === 'free') return { kind: 'not_executed', reason: deferred(found) }
+  if (code === 'none' && word === undefined) return unknownBecause('the answer has no grpc-status', status)
+  const rule = word === undefined ? ownRule(route, found, json) : undefined
+  const why = `the upstream answered ${found}${conditionsOf(rule)}`
+  const action = word ?? rule?.outcome ?? usual(route, found, headers)
   // The refusal of another proxy is never the answer to the request.
-  if (deferral === 'uncertain' && action === 'store') return unknownBecause(deferred(status), status)
+  if (deferral === 'uncertain' && action === 'store') return unknownBecause(deferred(found), status)
   switch (action) {
     case 'store':
       return { kind: 'completed', result }
@@ -369,7 +392,13 @@ export function outcomeOf(
   }
 }
 
-function deferred(status: number): string {
+function usual(route: RoutePolicy, status: number | RpcCode, headers: RawHeaders): Action {
+  return typeof status === 'string'
+    ? rpcAction(route.profile, status)
+    : classify(route, status, firstOf(headers, 'retry-after') !== null)
+}
+
+function deferred(status: number | RpcCode): string {
   return `the proxy behind this one refused the request with ${status}`
 }
 

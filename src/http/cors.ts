@@ -16,6 +16,9 @@ const EXPOSED = [
   'Location',
 ]
 
+/** And those of calls. */
+const EXPOSED_OF_CALLS = ['Grpc-Status', 'Grpc-Message', 'Grpc-Status-Details-Bin', 'Retry-After-Ms']
+
 const MARKS = [
   'Vary',
   'Access-Control-Allow-Origin',
@@ -33,12 +36,13 @@ export function cors(
   const keys = policiesOf(config).flatMap(({ key }) =>
     key.from.flatMap((source) => (source.kind === 'header' ? [source.name] : [])),
   )
+  const hasCalls = policiesOf(config).some(({ match }) => match.grpc != null)
   app.register(fastifyCors, {
     origin: readable.has('*')
       ? '*'
       : (origin, done) => done(null, origin !== undefined && readable.has(origin) && origin),
     credentials,
-    exposedHeaders: EXPOSED,
+    exposedHeaders: hasCalls ? [...EXPOSED, ...EXPOSED_OF_CALLS] : EXPOSED,
     ...(headers.length === 0 ? {} : { allowedHeaders: [...new Set([...headers, ...keys])] }),
     preflight: false,
   })

@@ -1,15 +1,17 @@
 import { EventEmitter } from 'node:events'
 import type { FastifyInstance } from 'fastify'
 import type { Config } from '../config/config.ts'
-import { firstOf, type RawHeaders } from '../core/headers.ts'
+import { filterLines, firstOf, type RawHeaders } from '../core/headers.ts'
 import type { ClientCertificate } from '../core/identity.ts'
 import { carriesKey } from '../core/key.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
 import { comparedPath, policiesOf } from '../core/route.ts'
+import { deadlineHeader, type RpcProtocol, rpcOf, timeoutOf, timeoutText } from '../core/rpc/protocol.ts'
 import { guard, newProgress } from '../protect/guard.ts'
 import type { WalkPorts } from '../protect/ports.ts'
-import type { BodyReading, ProtectedRequest, SentAttempt } from '../protect/request.ts'
+import { responding } from '../protect/receiving.ts'
+import { type BodyReading, type ProtectedRequest, type SentAttempt, timeLeft } from '../protect/request.ts'
 import { BodyBuffer, type Budget, free, type Shares, shareOf } from '../runtime/limits.ts'
 import type { Shadow } from '../shadow/shadow.ts'
 import { ExchangeTap } from '../upstream/exchange-tap.ts'
@@ -94,8 +96,12 @@ function serveProtected(options: ProtectOptions, route: RoutePolicy, incoming: I
 
 async function protect(options: ProtectOptions, route: RoutePolicy, incoming: Incoming): Promise<void> {
   const { response } = incoming
+  const { writer } = options
   try {
-    options.writer.write(response, await guard(options.ports, new ReceivedRequest(options, route, incoming)))
+    // With the first call (docs/adr/0074).
+    if (writer.rpc === null && rpcOf(route.match, response.req.rawHeaders) !== null)
+      writer.rpc = (await import('./rpc-answers.ts')).rpcRefusal
+    writer.write(response, await guard(options.ports, new ReceivedRequest(options, route, incoming)))
   } catch (error) {
     options.onBug(error)
     breakOff(response)
@@ -114,7 +120,9 @@ export class ReceivedRequest implements ProtectedRequest {
   readonly client: string
   readonly traceId: string | null
   readonly span: string | undefined
+  readonly deadline: Millis | undefined
   readonly progress = newProgress()
+  readonly #protocol: RpcProtocol | null
   readonly #response: TrafficResponse
   readonly #peer: Peer
   readonly #options: ProtectOptions
@@ -141,6 +149,8 @@ export class ReceivedRequest implements ProtectedRequest {
     this.client = options.proxies.clientOf(rawHeaders, peer)
     this.traceId = traceIdOf(own ?? firstOf(rawHeaders, 'traceparent'))
     this.span = own !== null && SAMPLED.test(own) ? own : undefined
+    this.#protocol = rpcOf(route.match, rawHeaders)
+    this.deadline = this.#protocol === null ? undefined : this.#deadlineOf(this.#protocol)
     this.#response = response
     this.#peer = peer
     this.#options = options
@@ -169,8 +179,23 @@ export class ReceivedRequest implements ProtectedRequest {
   }
 
   upstreamHeaders(attempt: SentAttempt | null): string[] {
-    const lines = requestLines(this.headers, this.#peer, this.#forwarding, attempt !== null)
+    const lines = requestLines(this.#ownLines, this.#peer, this.#forwarding, attempt !== null)
     return attempt === null ? lines : protectedLines(lines, this.route.key, attempt)
+  }
+
+  /** Beyond what a timer can wait for, a deadline is none. */
+  #deadlineOf(protocol: RpcProtocol): Millis | undefined {
+    const timeout = timeoutOf(protocol, this.headers)
+    return timeout === null || timeout > MOST_DEADLINE ? undefined : this.progress.startedAt + timeout
+  }
+
+  /** The lines as received; a call has less time left than it said. */
+  get #ownLines(): RawHeaders {
+    const { headers, deadline } = this
+    if (this.#protocol === null || deadline === undefined) return headers
+    const name = deadlineHeader(this.#protocol)
+    const kept = filterLines(headers, (one) => one !== name)
+    return [...kept, name, timeoutText(this.#protocol, timeLeft(this))]
   }
 
   clientGone(): boolean {
@@ -214,12 +239,16 @@ export function tapRequest(
   const asked = new ObservedRequest(options, route, incoming)
   if (!shadow.enter(asked)) return null
   const { limits } = route
-  const tap = new ExchangeTap({ method: asked.method, responseLimit: limits.response }, budget, options.onBug)
+  const { keepsStream: _, ...received } = responding(asked)
+  const tap = new ExchangeTap({ method: asked.method, ...received }, budget, options.onBug)
   response.once('close', () => tap.gone())
   asked.body = observeBody(response.req, limits.request, budget)
   setImmediate(() => void shadow.observe(asked, tap))
   return tap
 }
+
+/** Of timers of Node. */
+const MOST_DEADLINE: Millis = 2 ** 31 - 1
 
 /** The lowest bit of the flags. */
 const SAMPLED = /[13579bdf]$/

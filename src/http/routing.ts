@@ -1,6 +1,6 @@
 import type { FastifyInstance } from 'fastify'
 import type { Config } from '../config/config.ts'
-import { firstOf } from '../core/headers.ts'
+import { essence, firstOf } from '../core/headers.ts'
 import { carriesKey, keyNeedsBody } from '../core/key.ts'
 import type { RouteMatch, RoutePolicy } from '../core/policy.ts'
 import {
@@ -14,6 +14,8 @@ import {
   readsKeys,
   WELL_KNOWN,
 } from '../core/route.ts'
+import { methodName } from '../core/rpc/protocol.ts'
+import { streamRefused } from '../protect/answers.ts'
 import { type Forwarding, identifyingHeaders } from './headers.ts'
 import { adopt, type TrafficRequest, type Way } from './request.ts'
 
@@ -102,6 +104,10 @@ export class Routing {
     }
     if (route === null && unmatched === 'reject') return preflight ?? { kind: 'refuse' }
     if (route === null || !readsKeys(route)) return { kind: 'pass', route, ignored: false }
+    if (this.#streams(target) || isConnectStream(request, route)) {
+      if (route.key.presence === 'required' && route.mode === 'enforce') request.refusal ??= streamRefused()
+      return { kind: 'pass', route, ignored: false }
+    }
     // Only routes can require a key.
     const isMatched = route !== defaults
     if ((isMatched && route.key.presence === 'required') || mayHaveKey(request, target, route))
@@ -109,9 +115,20 @@ export class Routing {
     return { kind: 'pass', route, ignored: isMatched && route.statusHeader }
   }
 
+  /** Whether the descriptors say that the method has a stream, which is not protected. */
+  #streams({ origin }: RequestTarget): boolean {
+    const method = this.#config.grpc.descriptors?.methods.get(methodName(origin))
+    return method !== undefined && method.streams !== 'none'
+  }
+
   #isOwn(method: string, { path }: RequestTarget): boolean {
     return this.#own.size > 0 && this.#own.has(`${method} ${path}`)
   }
+}
+
+/** Streams of Connect say so by their media types. */
+function isConnectStream({ rawHeaders }: TrafficRequest, { match }: RoutePolicy): boolean {
+  return match.grpc != null && essence(rawHeaders).startsWith('application/connect+')
 }
 
 /** Whether the body streams, and http-proxy sends one with this method. */

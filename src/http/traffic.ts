@@ -157,6 +157,8 @@ export class Traffic {
     const { upstream, loop, onNearMiss, log, draining, ports, stalled, spans, issuer, onBug } = this.#options
     const writer = this.#writer
     const uploads = this.#uploads
+    if (writer.rpc === null && config.routes.some(({ match }) => match.grpc != null))
+      writer.rpc = (await import('./rpc-answers.ts')).rpcRefusal
     const { host, isHttp2: takesTrailers } = upstream
     const routing = new Routing(config, { host, takesTrailers, loop }, onNearMiss, uploads !== null)
     // Each Fastify instance adds a listener to the shared server.

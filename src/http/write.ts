@@ -9,6 +9,7 @@ import type { LiveSink } from '../upstream/port.ts'
 import { resetConnection } from './connections.ts'
 import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
 import { isMultiplexed, type StreamResponse, type TrafficResponse } from './request.ts'
+import type { RefusalAnswer } from './rpc-answers.ts'
 import { NOBODY, Stalled } from './stalled.ts'
 
 const { STATUS_CODES } = process.getBuiltinModule('node:http')
@@ -22,6 +23,8 @@ export class ResponseWriter {
   /** How long a client may stop reading. */
   readonly idleTimeout: Millis
   readonly #stalled: Stalled
+  /** Loaded with the first call, or route of gRPC. */
+  rpc: typeof import('./rpc-answers.ts').rpcRefusal | null = null
 
   /** `stalled`: decides which unsent whole answers are dropped for others. */
   constructor(baseUrl: string, idleTimeout: Millis, stalled = new Stalled()) {
@@ -54,14 +57,15 @@ export class ResponseWriter {
 
   problem(response: TrafficResponse, refused: Refusal, proxyHeaders: readonly string[] = []): void {
     const { req: request } = response
-    const { headers, body } = this.#refusal(refused, prefersHtml(request.rawHeaders))
+    const { status, headers, body } =
+      this.rpc?.(request, refused) ?? this.#refusal(refused, prefersHtml(request.rawHeaders))
     headers.push(...proxyHeaders)
     const keeps =
       request.isHere ||
       isMultiplexed(request) ||
       (refused.code !== 'request_timeout' && restIsSmall(response))
     if (!keeps) headers.push('Connection', 'close')
-    response.writeHead(refused.status, marked(response, headers))
+    response.writeHead(status, marked(response, headers))
     endMessage(response, body)
     this.watch(response)
     if (!keeps) lingeringClose(response)
@@ -76,7 +80,7 @@ export class ResponseWriter {
     return Buffer.concat([Buffer.from(head), body])
   }
 
-  #refusal(refused: Refusal, asPage: boolean): { headers: string[]; body: Buffer } {
+  #refusal(refused: Refusal, asPage: boolean): RefusalAnswer {
     const type = asPage ? 'text/html; charset=utf-8' : 'application/problem+json'
     const headers = ['Content-Type', type, 'Cache-Control', 'no-store', RESPONSE_HEADER.retry, refused.retry]
     headers.push(RESPONSE_HEADER.problem, problemLine(refused))
@@ -86,7 +90,7 @@ export class ResponseWriter {
       headers.push('Link', `<${this.#baseUrl}${refused.code}>; rel="describedby"`)
     const body = Buffer.from(asPage ? refusalPage(refused) : problemBody(refused, this.#baseUrl))
     headers.push('Content-Length', String(body.length))
-    return { headers, body }
+    return { status: refused.status, headers, body }
   }
 
   #whole(response: TrafficResponse, { response: stored, proxyHeaders, release }: Whole): void {

@@ -2,7 +2,7 @@ import { retryAfterSeconds } from '../core/decide.ts'
 import { RESPONSE_HEADER, statusHeaders } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { CompletedResponse, RecordId, State } from '../core/record.ts'
-import { type RefusalCode, refusal } from '../core/refusal.ts'
+import { malformed, type Refusal, type RefusalCode, refusal } from '../core/refusal.ts'
 import { replayable } from '../core/settle.ts'
 import type { Budget, InFlight } from '../runtime/limits.ts'
 import type { ClaimResult, RequestOutcome } from './outcomes.ts'
@@ -165,6 +165,11 @@ export function refuse(
     proxyHeaders: [],
     facts: { ...facts, outcome },
   }
+}
+
+/** A call with a stream, on a route that requires a key. */
+export function streamRefused(): Refusal {
+  return malformed(501, 'a stream cannot be made safe to retry, and this route requires a key')
 }
 
 /** The answer to a client that has left. */

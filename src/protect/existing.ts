@@ -9,7 +9,7 @@ import { answerFromRecord, nobody, overloaded, refuse, storeUnavailable } from '
 import { type Claim, claim } from './claim.ts'
 import { type Identified, readHead, refuseCaller } from './identify.ts'
 import type { WalkPorts } from './ports.ts'
-import type { Answer, Execution, Existing, ProtectedRequest } from './request.ts'
+import { type Answer, type Execution, type Existing, type ProtectedRequest, timeLeft } from './request.ts'
 import type { Seat } from './waiting-room.ts'
 
 type Running = Extract<Existing, { kind: 'in_progress' }>
@@ -65,7 +65,7 @@ async function wait(
   seat: Seat,
 ): Promise<Claim> {
   const { route } = request
-  const until = performance.now() + route.inFlight.wait
+  const until = performance.now() + Math.min(route.inFlight.wait, timeLeft(request))
   const original = found.fence
   let running = found
   for (;;) {

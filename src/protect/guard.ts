@@ -29,16 +29,18 @@ import { finish, NOTHING_HELD } from './finish.ts'
 import { callerName, DERIVED_HEADER, type Identified, identify, readHead } from './identify.ts'
 import { meaningOf } from './meaning.ts'
 import type { WalkPorts } from './ports.ts'
+import { responding } from './receiving.ts'
 import { hashOf } from './recent.ts'
-import type {
-  Answer,
-  Execution,
-  Facts,
-  Progress,
-  ProtectedRequest,
-  Reply,
-  RequestLabels,
-  RequestSummary,
+import {
+  type Answer,
+  type Execution,
+  type Facts,
+  type Progress,
+  type ProtectedRequest,
+  type Reply,
+  type RequestLabels,
+  type RequestSummary,
+  timeLeft,
 } from './request.ts'
 
 /** Handles a protected request: claim → forward → settle (contract §3). */
@@ -95,7 +97,7 @@ async function walk(ports: WalkPorts, request: ProtectedRequest): Promise<Answer
     if (!request.progress.isBodyOut) free(body)
   }
   // Two holders if the upstream call may outlast the walk.
-  const hold = route.respondWithin === null ? null : shared(done)
+  const hold = route.respondWithin === null && request.deadline === undefined ? null : shared(done)
   const release = hold === null ? done : hold()
   // Only now: a client that never sends its body must not take a place from others.
   const caller = callerName(head.caller)
@@ -116,7 +118,7 @@ async function walk(ports: WalkPorts, request: ProtectedRequest): Promise<Answer
 
     noteOperation(ports, execution, identified.key, caller)
     const work = execute(ports, request, execution, identified.key, body)
-    const answer = hold === null ? work : answerInTime(ports, execution, work.finally(hold()))
+    const answer = hold === null ? work : answerInTime(ports, request, execution, work.finally(hold()))
     return marked(await answer, identified, route)
   } finally {
     leave?.()
@@ -245,14 +247,10 @@ export async function execute(
   try {
     const { method, target } = request
     const headers = request.upstreamHeaders({ id, key, fence: attempt.fence })
-    const responding = {
-      responseLimit: route.limits.response,
-      stream: route.stream,
-      keepsStream: route.keep === 'stream',
-    }
-    const sent = { method, target, headers, ...responding, ...lent(progress, body) }
+    const sent = { method, target, headers, ...responding(request), ...lent(progress, body) }
     // Without a claim there is no lease to lapse.
-    result = await ports.forward(unclaimed === null ? { ...sent, mayBegin: isSure } : sent)
+    const mayBegin = (): boolean => (unclaimed !== null || isSure()) && timeLeft(request) > 0
+    result = await ports.forward({ ...sent, mayBegin })
   } catch (error) {
     // A bug: what the upstream did is unknown.
     const outcome = unknownBecause(`internal error: ${String(error)}`, null)
@@ -382,14 +380,18 @@ function recordedAnswer(
   }
 }
 
-/** Answers within `respondWithin` at the latest; the execution continues, and its outcome is stored (contract §3). */
+/**
+ * Answers within `respondWithin`, and by the deadline of a call, at the latest; the execution continues, and its outcome is stored (contract
+ * §3).
+ */
 export async function answerInTime(
   ports: WalkPorts,
+  request: Pick<ProtectedRequest, 'deadline'>,
   execution: Execution,
   work: Promise<Answer>,
 ): Promise<Answer> {
   const { route, id, before, attempt } = execution
-  const limit = route.respondWithin as Millis
+  const limit = Math.min(route.respondWithin ?? Number.POSITIVE_INFINITY, timeLeft(request))
   const answer = await within(limit, work)
   if (answer !== null) return answer
   const leave = ports.inFlight.remain()
@@ -400,7 +402,7 @@ export async function answerInTime(
       error: String(error),
     })
   void work.then(discard, failed).finally(leave)
-  const detail = `no answer within ${limit} ms; the upstream is still working, retry with the same key`
+  const detail = `no answer within ${Math.max(0, Math.round(limit))} ms; the upstream is still working, retry with the same key`
   const more = { instance: id, scope: scopeTold(execution) }
   const facts: Omit<Facts, 'outcome'> = { before, after: 'in_progress', fence: attempt.fence || null }
   return refuse('upstream_slow', 'upstream_slow', detail, more, facts)

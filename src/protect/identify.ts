@@ -1,6 +1,6 @@
 import { SHORT_BODY } from '../core/body/json-text.ts'
 import { Digests, type ReadableBody } from '../core/fingerprint.ts'
-import { essence, isEncoded, linesOf, RESPONSE_HEADER } from '../core/headers.ts'
+import { essence, firstOf, isEncoded, linesOf, RESPONSE_HEADER } from '../core/headers.ts'
 import { type KeyQualifier, readCaller, recordId } from '../core/identity.ts'
 import {
   derivedParts,
@@ -20,12 +20,14 @@ import { asksByKey } from '../core/reconcile/answer.ts'
 import { identifiersSent } from '../core/reconcile/identifiers.ts'
 import type { Millis, Operation, RecordId } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
+import { type FramedProtocol, messagesIn } from '../core/rpc/messages.ts'
+import { methodName, rpcOf } from '../core/rpc/protocol.ts'
 import { completionTerms } from '../core/settle.ts'
 import { atOnce, type Steps } from '../core/steps.ts'
 import { readableBody } from '../runtime/coding.ts'
 import { inSteps } from '../runtime/scheduling.ts'
 import { nullIfUnavailable } from '../store/records.ts'
-import { refuse, refuseBody, storeUnavailable } from './answers.ts'
+import { refuse, refuseBody, storeUnavailable, streamRefused } from './answers.ts'
 import type { WalkPorts } from './ports.ts'
 import type { Answer, Problem, ProtectedRequest } from './request.ts'
 
@@ -69,7 +71,7 @@ export interface Identified {
 
 type IdentifyPorts = Pick<
   WalkPorts,
-  'store' | 'namespace' | 'upstream' | 'verifyToken' | 'checkIssued' | 'observer' | 'budget'
+  'store' | 'namespace' | 'upstream' | 'verifyToken' | 'checkIssued' | 'observer' | 'budget' | 'descriptors'
 >
 
 /** Reads the head, before the body is read or the store asked. */
@@ -156,21 +158,90 @@ export function identify(
   body: Buffer,
 ): Identification | Promise<Identification> {
   const { headers, route } = request
-  if (!isEncoded(headers)) return identifyRead(ports, request, head, { sent: body, headers, body })
-  return readableBody(headers, body, route.limits.request).then((readable) => {
-    if (readable.body !== body) {
-      // Held as long as the body: a duplicate may still be compared with it.
-      const release = ports.budget.hold(readable.body.length)
-      if (release === null) return refuseBody(request, 'no_room')
-      request.progress.letGo = release
-    }
-    return identifyRead(ports, request, head, { sent: body, ...readable })
-  })
+  const protocol = rpcOf(route.match, headers)
+  if (protocol !== null && protocol !== 'connect') return identifyCall(ports, request, head, body, protocol)
+  const read = protocol === null ? identifyDecoded : identifyMessage
+  if (!isEncoded(headers)) return read(ports, request, head, { sent: body, headers, body })
+  return readableBody(headers, body, route.limits.request).then((readable) =>
+    read(ports, request, head, { sent: body, ...readable }),
+  )
+}
+
+/** Decoding, if there was any, took memory of its own, which is held as long as the body: a duplicate may still be compared with it. */
+function identifyDecoded(
+  ports: IdentifyPorts,
+  request: ProtectedRequest,
+  head: RequestHead,
+  upload: Upload,
+): Identification | Promise<Identification> {
+  if (upload.body.buffer !== upload.sent.buffer) {
+    const release = ports.budget.hold(upload.body.length)
+    if (release === null) return refuseBody(request, 'no_room')
+    request.progress.letGo = release
+  }
+  return identifyRead(ports, request, head, upload)
+}
+
+/** Of a call with one message, that is read and compared, without its prefix and its compression. Others are streams, which are not protected. */
+function identifyCall(
+  ports: IdentifyPorts,
+  request: ProtectedRequest,
+  head: RequestHead,
+  body: Buffer,
+  protocol: FramedProtocol,
+): Identification | Promise<Identification> {
+  const { headers, route } = request
+  const messages = messagesIn(protocol, body)
+  const [message] = messages ?? []
+  if (messages === null || message === undefined || message.isTrailers)
+    return refuseCall('the body is no complete message of gRPC; nothing was executed')
+  if (messages.length > 1) {
+    if (route.key.presence !== 'required') return { kind: 'no_key' }
+    return { kind: 'problem', refusal: streamRefused(), proxyHeaders: [], facts: { outcome: 'key_invalid' } }
+  }
+  const { bytes, isCompressed } = message
+  if (!isCompressed) return identifyMessage(ports, request, head, { sent: body, headers, body: bytes })
+  const coding = firstOf(headers, 'grpc-encoding') ?? 'unknown'
+  return readableBody(['content-encoding', coding], bytes, route.limits.request).then((readable) =>
+    readable.body === bytes
+      ? // Compared as sent.
+        identifyRead(ports, request, head, { sent: body, headers, body })
+      : identifyMessage(ports, request, head, { sent: body, headers, body: readable.body }),
+  )
+}
+
+/** Reads the fields of a message that the route asks for. It is compared by its bytes, which hold fields that no descriptor knows. */
+function identifyMessage(
+  ports: IdentifyPorts,
+  request: ProtectedRequest,
+  head: RequestHead,
+  upload: Upload,
+): Identification | Promise<Identification> {
+  const { target, headers, route } = request
+  const readAs = (json: Buffer) =>
+    identifyDecoded(ports, request, head, { ...upload, view: { headers: AS_JSON, body: json } })
+  if (!keyNeedsBody(route.key) && route.record.label?.kind !== 'json')
+    return identifyDecoded(ports, request, head, upload)
+  if (essence(headers).endsWith('json')) return readAs(upload.body)
+  const method = ports.descriptors?.methods.get(methodName(target))
+  if (method === undefined) return identifyDecoded(ports, request, head, upload)
+  const json = method.jsonOf(upload.body)
+  return json === null
+    ? refuseCall(`the message is none of ${method.name}; nothing was executed`)
+    : readAs(Buffer.from(json))
+}
+
+const AS_JSON = ['content-type', 'application/json']
+
+function refuseCall(detail: string): Answer {
+  return refuse('key_invalid', 'request_malformed', detail)
 }
 
 /** A body as sent and as it is read. */
 interface Upload extends ReadableBody {
   readonly sent: Buffer
+  /** Where keys and labels are read instead. */
+  readonly view?: ReadableBody
 }
 
 function identifyRead(
@@ -193,9 +264,10 @@ function* readUpload(request: ProtectedRequest, head: RequestHead, upload: Uploa
     route: { key, record },
     progress,
   } = request
-  if (record.label !== null) progress.label = yield* readLabel(record.label, request, upload)
+  const { headers, body } = upload.view ?? upload
+  if (record.label !== null) progress.label = yield* readLabel(record.label, request, { headers, body })
   if (!keyNeedsBody(key)) return NOTHING_READ
-  return yield* readKeyBody(upload.headers, upload.body, key, head.key.kind === 'missing')
+  return yield* readKeyBody(headers, body, key, head.key.kind === 'missing')
 }
 
 const NOTHING_READ: KeyBody = { json: null, isUnreadable: false, fields: new Map(), values: new Map() }

@@ -1,15 +1,16 @@
 import { lookUp } from '../core/body/json-lookup.ts'
 import { pointersInto } from '../core/classify.ts'
-import type { RawHeaders } from '../core/headers.ts'
+import { isEncoded, type RawHeaders } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { CompletedResponse, Outcome } from '../core/record.ts'
+import { rpcOf } from '../core/rpc/protocol.ts'
 import { type AnsweredHead, outcomeOf } from '../core/settle.ts'
 import { readableBody } from '../runtime/coding.ts'
 import { inSteps, type MaybePromise } from '../runtime/scheduling.ts'
 
 /**
- * {@link outcomeOf} for a complete answer. If the route's `outcomes` look into the body, it is decoded and read first. A body that was
- * not kept, decodes to more than `limits.response` bytes or is not JSON matches no condition.
+ * {@link outcomeOf} for a complete answer. If the route's `outcomes` look into the body, or it has the code of a call, it is decoded first. A
+ * body that was not kept, decodes to more than `limits.response` bytes or is not JSON matches no condition.
  */
 export function meaningOf(
   route: RoutePolicy,
@@ -20,9 +21,11 @@ export function meaningOf(
 ): MaybePromise<Outcome> {
   const { status, headers, body } = answer
   const pointers = body === undefined ? [] : pointersInto(route, status)
-  if (body === undefined || pointers.length === 0)
+  const isError = status !== 200 && isEncoded(headers) && rpcOf(route.match, sent) === 'connect'
+  if (body === undefined || (pointers.length === 0 && !isError))
     return outcomeOf(route, sent, answer, declaredOutcome, result)
-  return readableBody(headers, body, route.limits.response)
-    .then((readable) => inSteps(lookUp(readable.headers, readable.body, pointers)))
-    .then((json) => outcomeOf(route, sent, answer, declaredOutcome, result, json))
+  return readableBody(headers, body, route.limits.response).then(async (readable) => {
+    const json = await inSteps(lookUp(readable.headers, readable.body, pointers))
+    return outcomeOf(route, sent, { ...answer, ...readable }, declaredOutcome, result, json)
+  })
 }

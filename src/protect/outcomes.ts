@@ -100,7 +100,7 @@ export const REQUEST_OUTCOMES = requests({
     says: 'The client was answered early; the upstream was still working',
     group: 'error',
     mood: 'bad',
-    when: ({ respondWithin }) => respondWithin !== null,
+    when: ({ respondWithin, match }) => respondWithin !== null || match.grpc != null,
   },
   caller_missing: {
     says: 'Refused: the caller is not identified',

@@ -2,6 +2,7 @@ import type { RawHeaders } from '../core/headers.ts'
 import type { Namespace, VerifiedToken } from '../core/identity.ts'
 import type { JwtPolicy } from '../core/policy.ts'
 import type { Millis } from '../core/record.ts'
+import type { Descriptors } from '../core/rpc/descriptors.ts'
 import type { InFlight } from '../runtime/limits.ts'
 import type { RecordMap } from '../runtime/record-map.ts'
 import type { KeyedMutex } from '../runtime/scheduling.ts'
@@ -32,6 +33,8 @@ export interface WalkPorts extends AnswerPorts {
   /** Running attempts; the drain waits for them. */
   readonly running: RecordMap<Execution>
   readonly namespace: Namespace
+  /** `grpc.descriptors`; null: none are given. */
+  readonly descriptors: Descriptors | null
   /** Unless it is fit, or the risk was accepted, `strict` routes refuse (contract §9). */
   readonly storeFitness: () => StoreFitness
   readonly verifyToken: (policy: JwtPolicy, headers: RawHeaders) => Promise<VerifiedToken>

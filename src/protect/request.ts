@@ -35,6 +35,8 @@ export interface ProtectedRequest {
   readonly traceId: string | null
   /** `traceparent` of the request's own span if it is sampled; stored with the record. */
   readonly span?: string | undefined
+  /** When its client stops waiting, by `performance.now()`; absent: it does not say. */
+  readonly deadline?: Millis | undefined
   /** `Location` of this request's state, for a 202 (contract §6); empty where `status.path` is off. */
   readonly statusLink: readonly string[]
   readonly progress: Progress
@@ -45,6 +47,11 @@ export interface ProtectedRequest {
   clientGone(): boolean
   /** Calls `left` once if the client leaves before its answer is complete; returns a function that cancels that. */
   onGone(left: () => void): () => void
+}
+
+/** Infinity: its client says no deadline. */
+export function timeLeft({ deadline }: Pick<ProtectedRequest, 'deadline'>): Millis {
+  return deadline === undefined ? Number.POSITIVE_INFINITY : deadline - performance.now()
 }
 
 /** Facts about an attempt for the upstream. */

@@ -26,7 +26,7 @@ export class ExchangeTap implements TappedExchange, Controller {
   readonly reason = null
 
   constructor(
-    request: Pick<UpstreamRequest, 'method' | 'responseLimit'>,
+    request: Pick<UpstreamRequest, 'method' | 'responseLimit' | 'stream' | 'streams'>,
     budget: Budget,
     onBug: (error: unknown) => void,
   ) {

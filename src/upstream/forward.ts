@@ -118,7 +118,9 @@ export class Exchange implements Dispatcher.DispatchHandler {
     // Abandoned while waiting for a connection: it must not be sent.
     if (this.#resolve === null) controller.abort(new Error('nobody is waiting for it any more'))
     else if (this.#request.mayBegin?.() === false)
-      controller.abort(new Error('its lease could have expired before it was sent'))
+      controller.abort(
+        new Error('it could not be sent while its lease was sure to last, or before its deadline'),
+      )
     else this.#controller = controller
   }
 
@@ -161,7 +163,8 @@ export class Exchange implements Dispatcher.DispatchHandler {
     this.#body.push(bytes)
     const fits = this.#limits.budget.take(bytes.length)
     if (fits) this.#size += bytes.length
-    if (!fits) this.#goLive('no_room')
+    if (this.#request.streams?.(bytes) === true) this.#goLive('streamed')
+    else if (!fits) this.#goLive('no_room')
     else if (this.#size > this.#request.responseLimit) this.#goLive('too_large')
   }
 
@@ -169,6 +172,8 @@ export class Exchange implements Dispatcher.DispatchHandler {
     if (controller.isTaken) this.#request.onTaken?.()
     const raw = rawLines(controller.rawTrailers)
     const trailers = filterLines(raw, (name) => isTrailer(name) && !isTakenOff(name))
+    // What a handler of gRPC knows of the outcome, it knows at the end.
+    this.#declaredOutcome ??= firstOf(raw, 'idempotency-outcome')?.trim().toLowerCase() ?? null
     if (this.#live !== null) {
       this.#live.end(trailers)
       return
@@ -322,11 +327,15 @@ class Live implements LiveResponse {
     this.#controller.abort(new Error('nobody reads the answer'))
   }
 
+  get trailers(): readonly string[] {
+    return this.#ended ?? []
+  }
+
   get kept(): StoredResponse | null {
     const body = this.#ended === null ? null : (this.#copy?.body() ?? null)
     if (body === null) return null
-    const { status, reason, headers } = this
-    return { status, reason, headers: [...headers], body, trailers: [...(this.#ended ?? [])] }
+    const { status, reason, headers, trailers } = this
+    return { status, reason, headers: [...headers], body, trailers: [...trailers] }
   }
 
   release(): void {

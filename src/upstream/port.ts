@@ -12,6 +12,8 @@ export interface UpstreamRequest {
   readonly responseLimit: number
   /** Whether the answer is streamed as it arrives; `auto`, the default: by its media type (contract §7). */
   readonly stream?: 'auto' | 'always' | 'never'
+  /** Sees each piece of the answer; true: it is a stream after all. */
+  readonly streams?: ((bytes: Buffer) => boolean) | undefined
   /** Also keeps a stream of at most `responseLimit` bytes: {@link LiveResponse.kept}. */
   readonly keepsStream?: boolean
   /** Called once the answer is complete and no socket holds any of the body. */
@@ -65,6 +67,8 @@ export interface LiveResponse {
   readonly done: Promise<'complete' | 'broken'>
   /** Why it is broken; empty: it is not. */
   readonly brokenBy: string
+  /** Empty until it is complete. */
+  readonly trailers: readonly string[]
   /** Once complete: the whole answer, if the request asked for that and there was room; else null. */
   readonly kept: StoredResponse | null
   /** Frees the room of the kept copy. */

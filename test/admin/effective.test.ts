@@ -96,6 +96,7 @@ void t.test('/v1/config, read as a file, is the same configuration', async (t) =
     ['"phase":"both"},"secretFile":"***"', `"phase":"both"},"secretFile":"${FILES}/secret"`],
     ['"secretFile":"***"', `"secretFile":"${FILES}/signing-secret"`],
     ['"file":"***"', `"file":"${FILES}/sealing-key"`],
+    ['"descriptors":"***"', '"descriptors":"examples/grpc/payments.binpb"'],
     ['"keyFile":"***"', `"keyFile":"${FILES}/public.pem"`],
     ['"Authorization":"***"', '"Authorization":"Bearer t"'],
     ['"X-Record":"***"', '"X-Record":"{record}"'],

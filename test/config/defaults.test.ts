@@ -35,6 +35,7 @@ void t.test('a minimal file has every default of the property table (contract §
       connections: 128,
       tls: { ca: null, cert: null, key: null, servername: null },
     },
+    grpc: { descriptors: null },
     store: {
       url: 'sqlite:./idempotency.db',
       timeout: 500,

@@ -314,6 +314,13 @@ void t.test('each scenario renders what its values ask for', async (t) => {
       t.match(config()?.listen.tls, { clientCa: /listener/, alpn: ['h2', 'http/1.1'] })
       t.match(config()?.defaults.scope.caller, [{ kind: 'tls', name: 'san-uri' }])
     },
+    'idempotency-proxy: grpc'(t, { config }) {
+      t.match(config(), {
+        listen: { http2: true },
+        upstream: { http2: true },
+        routes: [{ match: { grpc: 'shop.v1.Payments/*', methods: ['POST'] }, inFlight: { mode: 'wait' } }],
+      })
+    },
     'idempotency-proxy: redis-tls'(t, { container, pod }) {
       t.match(container.env, [
         { value: /^rediss:/ },

@@ -371,6 +371,7 @@ export class Replica {
       running: new RecordMap<Execution>(),
       upstream: UPSTREAM,
       namespace: { service: 'default', secret: options.secret ?? null },
+      descriptors: null,
       storeFitness: () => options.fitness ?? 'fit',
       pause: async () => {},
       holdAtMost: options.holdAtMost ?? MINUTE,
@@ -630,6 +631,7 @@ export class Stream implements LiveResponse {
   }
   release(): void {}
   readonly brokenBy = 'a reset'
+  readonly trailers = []
   reply(
     why: 'streamed' | 'too_large' | 'no_room' = 'streamed',
     declaredOutcome: string | null = null,

@@ -198,6 +198,7 @@ export class Replica implements Owner {
       forward,
       upstream: UPSTREAM,
       namespace: { service: SERVICE, secret: null },
+      descriptors: null,
       storeFitness: () => 'fit',
       pause,
       holdAtMost: 2 * GRACE,

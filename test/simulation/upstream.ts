@@ -245,6 +245,7 @@ export class SimulatedUpstream {
       headers,
       done,
       brokenBy: 'a reset',
+      trailers: [],
       attach: (_sink: LiveSink) => {},
       drain: () => {},
       abandon: () => resolve('broken'),

@@ -2,7 +2,7 @@ import type { Expected } from '../policy.ts'
 import type { LookedUp } from './json-lookup.ts'
 
 /** Whether the body has all these values; `json`: null if it is not JSON, or was not kept. An empty list fits any body. */
-export function isShared(when: readonly Expected[], json: LookedUp | null): boolean {
+export function allMatch(when: readonly Expected[], json: LookedUp | null): boolean {
   return when.every(({ pointer, value }) => {
     const literal = json && literalAt(json, pointer)
     return literal !== null && textOf(literal) === value

@@ -1,4 +1,4 @@
-import { isShared, literalAt, textOf } from '../body/conditions.ts'
+import { allMatch, literalAt, textOf } from '../body/conditions.ts'
 import { lookUp } from '../body/json-lookup.ts'
 import { linesOf } from '../headers.ts'
 import type { AnswerPattern, CompletedPattern, ReconcilePolicy, RoutePolicy } from '../policy.ts'
@@ -139,7 +139,7 @@ export function readAnswer(
       why: `status ${status} with Idempotency-Retry, which comes from a proxy and not from the upstream`,
     }
   const json = atOnce(lookUp(answer.headers, answer.body, pointersIn(policy)))
-  const fits = (pattern: AnswerPattern): boolean => pattern.status === status && isShared(pattern.when, json)
+  const fits = (pattern: AnswerPattern): boolean => pattern.status === status && allMatch(pattern.when, json)
   const { pending, notFound } = policy
   if (pending !== null && fits(pending)) return { kind: 'pending', why: `status ${status}, still pending` }
   const completed = policy.completed.find(fits)

@@ -283,7 +283,7 @@ export function draftText(
 const WIDTH = 118
 
 /** Wrapped between words only: text of the description cannot leave the comment. */
-function comment(indent: string, ...texts: readonly string[]): string[] {
+export function comment(indent: string, ...texts: readonly string[]): string[] {
   return texts.flatMap((text) => {
     const lines: string[] = []
     let line = ''

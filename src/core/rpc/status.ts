@@ -1,0 +1,107 @@
+import { firstOf, isEncoded, type RawHeaders } from '../headers.ts'
+import type { Action, Profile } from '../policy.ts'
+import { RPC_CODES, type RpcCode } from './codes.ts'
+import { messagesIn } from './messages.ts'
+import type { RpcProtocol } from './protocol.ts'
+
+/** What an answer of that code means, where the profile does not say otherwise: that nothing was done, or that nobody knows. */
+const MEANINGS: Readonly<Record<RpcCode, Action>> = {
+  OK: 'store',
+  INVALID_ARGUMENT: 'store',
+  NOT_FOUND: 'store',
+  ALREADY_EXISTS: 'store',
+  PERMISSION_DENIED: 'store',
+  FAILED_PRECONDITION: 'store',
+  OUT_OF_RANGE: 'store',
+  UNIMPLEMENTED: 'store',
+  // By its definition, what has to be tried again is more than this call.
+  ABORTED: 'store',
+  UNAUTHENTICATED: 'release',
+  RESOURCE_EXHAUSTED: 'release',
+  // A library says it of a broken connection, too; the proof that nothing was sent is the transport's.
+  UNAVAILABLE: 'unknown',
+  DEADLINE_EXCEEDED: 'unknown',
+  CANCELLED: 'unknown',
+  INTERNAL: 'unknown',
+  UNKNOWN: 'unknown',
+  DATA_LOSS: 'unknown',
+}
+
+/** As the profiles treat the 5xx that correspond to these codes. */
+const BY_PROFILE: Readonly<Record<Profile, Partial<Readonly<Record<RpcCode, Action>>>>> = {
+  standard: {},
+  strict: { UNIMPLEMENTED: 'unknown' },
+  lenient: {
+    UNAVAILABLE: 'release',
+    DEADLINE_EXCEEDED: 'release',
+    CANCELLED: 'release',
+    INTERNAL: 'release',
+    UNKNOWN: 'release',
+    DATA_LOSS: 'release',
+    UNIMPLEMENTED: 'release',
+  },
+  stripe: {
+    UNAVAILABLE: 'store',
+    DEADLINE_EXCEEDED: 'store',
+    CANCELLED: 'store',
+    INTERNAL: 'store',
+    UNKNOWN: 'store',
+    DATA_LOSS: 'store',
+    ABORTED: 'release',
+  },
+}
+
+/** What a profile makes of an answer of that code (contract §7). */
+export function rpcAction(profile: Profile, code: RpcCode): Action {
+  return BY_PROFILE[profile][code] ?? MEANINGS[code]
+}
+
+/** An answer of the upstream; `body` and `trailers` are absent if they were not kept. */
+export interface RpcAnswer {
+  readonly status: number
+  readonly headers: RawHeaders
+  readonly body?: Buffer
+  readonly trailers?: RawHeaders
+}
+
+/**
+ * The code of an answer. `null`: it is none of the protocol, as an error of a proxy on the way, so its HTTP status decides. `'none'`: it
+ * should have one.
+ */
+export function rpcCodeOf(protocol: RpcProtocol, answer: RpcAnswer): RpcCode | 'none' | null {
+  const { status, headers, body, trailers = [] } = answer
+  if (protocol === 'connect') return status === 200 ? 'OK' : connectCode(headers, body)
+  // Of an answer that is head alone, the status is in the head.
+  const said = firstOf(trailers, 'grpc-status') ?? firstOf(headers, 'grpc-status') ?? inFrames(protocol, body)
+  if (said === null) return status === 200 ? 'none' : null
+  // A number that nobody knows counts as UNKNOWN (gRPC, statuscodes).
+  return /^\d{1,3}$/.test(said) ? (RPC_CODES[Number(said)] ?? 'UNKNOWN') : 'UNKNOWN'
+}
+
+/** `grpc-status` of the last frame of gRPC-Web. */
+function inFrames(protocol: RpcProtocol, body: Buffer | undefined): string | null {
+  if (protocol === 'grpc' || body === undefined) return null
+  const last = messagesIn(protocol, body)?.at(-1)
+  if (last === undefined || !last.isTrailers || last.isCompressed) return null
+  return /^grpc-status:[ \t]*(\d+)[ \t]*\r?$/im.exec(last.bytes.toString('latin1'))?.[1] ?? null
+}
+
+const CONNECT_CODES = new Map<unknown, RpcCode>(
+  // Connect spells this one with a single l.
+  RPC_CODES.map((code) => [code === 'CANCELLED' ? 'canceled' : code.toLowerCase(), code]),
+)
+
+export function connectName(code: RpcCode): string {
+  return code === 'CANCELLED' ? 'canceled' : code.toLowerCase()
+}
+
+/** The `code` of Connect's error document. */
+function connectCode(headers: RawHeaders, body: Buffer | undefined): RpcCode | null {
+  if (body === undefined || isEncoded(headers)) return null
+  try {
+    const code = CONNECT_CODES.get((JSON.parse(body.toString()) as { code?: unknown } | null)?.code)
+    return code === 'OK' ? null : (code ?? null)
+  } catch {
+    return null
+  }
+}
