@@ -144,7 +144,7 @@ export class UpstreamStream {
     if (request.paused) this.#stream.pause()
     this.#guarded(() => request.headed(status, '', lines))
     // It has no content (RFC 9110 §15.3.6), whatever comes.
-    if (status === 205) this.#complete()
+    if (status === 205 && this.#request !== null) this.#complete()
   }
 
   #trailed(lines: string[]): void {
@@ -162,7 +162,7 @@ export class UpstreamStream {
 
   /** A frame of ours that could not be sent: without its head, there was no request. */
   #unsent(type: number): void {
-    if (type === FRAME_HEADERS && !this.#isHeard)
+    if (type === FRAME_HEADERS && !this.#isHeard && this.#request !== null)
       this.#fail(new NotProcessed('the head of the request is larger than HTTP/2 carries'))
   }
 

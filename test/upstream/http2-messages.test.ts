@@ -181,6 +181,14 @@ void t.test('§15.14 answers without a body, and interim ones', async (t) => {
 void t.test('§15.14 content of a 205 is not read', async (t) => {
   const upstream = await saying(t, (stream) => [head(stream, [[':status', '205']]), data(stream, 'x')])
   t.equal(await proofOf(t, upstream), '205 ')
+  class Leaving extends Asked {
+    override onResponseStart(controller: Dispatcher.DispatchController): void {
+      controller.abort(new Error('the client was answered'))
+    }
+  }
+  const { dispatcher } = await opened(t, upstream.url)
+  t.equal(await new Leaving(dispatcher).end, 'broken: the client was answered')
+  t.equal(await new Asked(dispatcher).end, '205 ', 'on the same connection')
 })
 
 void t.test('§10 a head over limits.responseHead is refused, with its reason', async (t) => {
