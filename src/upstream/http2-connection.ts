@@ -84,7 +84,9 @@ export class Http2Connection {
 
   /** It counts as one of the client's connections. */
   get isCurrent(): boolean {
-    return !this.isOver && !this.#isEnding && this.#generation === this.#client.generation
+    // Node closes a session by itself after a head that is too large to send.
+    const isEnding = this.isOver || this.#isEnding || this.#session?.closed === true
+    return !isEnding && this.#generation === this.#client.generation
   }
 
   get isIdle(): boolean {
@@ -92,13 +94,7 @@ export class Http2Connection {
   }
 
   get hasRoom(): boolean {
-    return (
-      this.isCurrent &&
-      !this.isConnecting &&
-      !this.#isDoubted &&
-      this.#session?.closed === false &&
-      this.#streams.size < this.most
-    )
+    return this.isCurrent && !this.isConnecting && !this.#isDoubted && this.#streams.size < this.most
   }
 
   begin(request: DispatchedRequest): void {
@@ -149,8 +145,7 @@ export class Http2Connection {
     if (this.isOver) return
     if (this.#streams.size > 0) return this.#client.ready()
     const patience = this.#client.options.habits.keepFor(null)
-    if (!this.isCurrent || this.#session?.closed !== false || patience <= 0 || this.#client.idle(this))
-      return this.destroy(null)
+    if (!this.isCurrent || patience <= 0 || this.#client.idle(this)) return this.destroy(null)
     this.#idleSince = performance.now()
     if (!this.#isDoubted)
       this.#after(patience, () => {

@@ -262,3 +262,21 @@ void t.test('a connection that answers its ping goes on', async (t) => {
   t.match(await new Asked(dispatcher, { headersTimeout: 50 }).end, /^broken/)
   t.equal(await new Asked(dispatcher).end, '200 ')
 })
+
+void t.test('U01 a head that is too large to send keeps no other request waiting', async (t) => {
+  let finish = (): void => {}
+  const upstream = await frameUpstream(t, {
+    request(socket, stream, n) {
+      if (n > 1) socket.write(ok(stream, END_STREAM))
+      else finish = () => void socket.write(ok(stream, END_STREAM))
+    },
+  })
+  const { dispatcher } = await opened(t, upstream.url, { connections: 1, keepAlive: 60_000 })
+  const long = new Asked(dispatcher)
+  await until(() => upstream.requests === 1)
+  const huge = Array.from({ length: 20 }, (_, n) => [`x${n}`, 'x'.repeat(9000)]).flat()
+  t.match(await new Asked(dispatcher, { headers: huge }).end, /^broken: the head of the request is larger/)
+  t.equal(await new Asked(dispatcher).end, '200 ')
+  finish()
+  t.equal(await long.end, '200 ')
+})
