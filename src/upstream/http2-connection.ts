@@ -33,7 +33,7 @@ interface Owner {
   ready(): void
   /** Nothing runs on it. True: it is not needed any more. */
   idle(connection: Http2Connection): boolean
-  /** There was no connection. */
+  /** There was no connection, or one that the upstream ended before any request. */
   failed(connection: Http2Connection, error: Error): void
   gone(connection: Http2Connection): void
 }
@@ -56,6 +56,8 @@ export class Http2Connection {
   /** Connecting, idle, or waiting for the answer to a ping. */
   #timer: NodeJS.Timeout | null = null
   #isDoubted = false
+  /** The proxy itself has ended it: not a failure. */
+  #isUnwanted = false
 
   constructor(client: Owner) {
     this.#client = client
@@ -132,6 +134,7 @@ export class Http2Connection {
   /** Ends it, and its requests with this error; null: it has none. */
   destroy(error: Error | null): void {
     if (this.isOver) return
+    this.#isUnwanted = error === null
     this.#error ??= error
     for (const stream of this.#streams)
       stream.destroy(error ?? new Error('the connection to the upstream was closed'))
@@ -144,14 +147,18 @@ export class Http2Connection {
     this.#streams.delete(stream)
     if (this.isOver) return
     if (this.#streams.size > 0) return this.#client.ready()
-    const patience = this.#client.options.habits.keepFor(null)
-    if (!this.isCurrent || patience <= 0 || this.#client.idle(this)) return this.destroy(null)
-    this.#idleSince = performance.now()
-    if (!this.#isDoubted)
-      this.#after(patience, () => {
-        if (this.isIdle) this.destroy(null)
-      })
+    if (!this.isCurrent || this.#client.options.habits.keepFor(null) <= 0 || this.#client.idle(this))
+      return this.destroy(null)
+    if (!this.#isDoubted) this.#rest()
     this.#client.ready()
+  }
+
+  #rest(): void {
+    this.#idleSince = performance.now()
+    this.#after(this.#client.options.habits.keepFor(null), () => {
+      // One that takes nothing for now is waited for: the next would be the same.
+      if (this.isIdle && this.most > 0) this.destroy(null)
+    })
   }
 
   get bytesRead(): number {
@@ -207,8 +214,9 @@ export class Http2Connection {
   }
 
   #settled(): void {
-    if (this.isConnecting) this.#stopWaiting()
     this.isConnecting = false
+    // Whoever asked for it may have left.
+    if (this.isIdle && !this.#isDoubted) this.#rest()
     this.#client.ready()
   }
 
@@ -231,9 +239,10 @@ export class Http2Connection {
       this.#client.options.habits.closedAfter(performance.now() - idle)
     this.#session?.destroy()
     this.#socket.destroy()
-    if (this.isConnecting) {
+    // If it carried nothing the next would not, either.
+    if (this.#begun === 0 && !this.#isUnwanted) {
       const why = this.#error ?? new Error('the upstream closed the connection')
-      this.#client.failed(this, this.#session === null ? why : notHttp2(why))
+      this.#client.failed(this, this.isConnecting && this.#session !== null ? notHttp2(why) : why)
     }
     this.#client.gone(this)
   }

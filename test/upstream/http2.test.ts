@@ -1,4 +1,5 @@
 /** HTTP/2 to the upstream: what an exchange proves, whatever the upstream does on its stream or connection (docs/adr/0129). */
+import { once } from 'node:events'
 import type { Socket } from 'node:net'
 import t from 'tap'
 import { Budget } from '../../src/runtime/limits.ts'
@@ -279,4 +280,59 @@ void t.test('U01 a head that is too large to send keeps no other request waiting
   t.equal(await new Asked(dispatcher).end, '200 ')
   finish()
   t.equal(await long.end, '200 ')
+})
+
+void t.test(
+  'U01 a request waits on if the proxy itself ends the connection that is being made',
+  async (t) => {
+    let isReady = false
+    let heard = 0
+    const upstream = await frameUpstream(t, {
+      request: (socket, stream) => void socket.write(ok(stream, END_STREAM)),
+      other(socket, one) {
+        heard++
+        if (isReady) answerConnection(socket, one)
+      },
+    })
+    const { dispatcher, renew } = await opened(t, upstream.url, { keepAlive: 60_000 })
+    const asked = new Asked(dispatcher)
+    await until(() => heard > 0)
+    isReady = true
+    renew({})
+    t.equal(await asked.end, '200 ')
+    t.equal(upstream.sockets.length, 2)
+  },
+)
+
+void t.test('U01 an upstream that ends each connection at once is not asked without end', async (t) => {
+  const upstream = await frameUpstream(t, {
+    request() {},
+    other(socket, one) {
+      answerConnection(socket, one)
+      if (one.type === SETTINGS && one.flags !== ACK) socket.end(goAway(0, NO_ERROR))
+    },
+  })
+  const forward = await forwarding(t, upstream.url)
+  t.match(await forward(REQUEST), { proof: 'not_sent', reason: 'the upstream closed the connection' })
+  t.ok(upstream.sockets.length <= 2)
+})
+
+void t.test('§15.15 a connection that nobody uses any more is closed after upstream.keepAlive', async (t) => {
+  let answer: (() => void) | undefined
+  const upstream = await frameUpstream(t, {
+    request() {},
+    other(socket, one) {
+      if (one.type === SETTINGS && one.flags !== ACK) answer = () => answerConnection(socket, one)
+    },
+  })
+  const { dispatcher } = await opened(t, upstream.url, { keepAlive: 50 })
+  const budget = new Budget(1000)
+  const forward = forwarder(dispatcher, { timeout: () => 100, idleTimeout: 1000, budget })
+  t.match(await forward(REQUEST), { proof: 'not_sent' })
+  await until(() => answer !== undefined)
+  const socket = upstream.sockets[0] as Socket
+  const closed = once(socket, 'close')
+  answer?.()
+  await closed
+  t.equal(upstream.requests, 0)
 })
