@@ -141,11 +141,18 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     const response = this.#response
     const { req: request } = response
     const hop = hopByHop(raw)
-    this.#chunked = chunkable(response, status) && firstOf(raw, 'content-length') === null
+    // A 205 has no content (RFC 9110 §15.3.6), and none is read; a client would wait for the length that it announces.
+    const isEmpty = status === 205
+    this.#chunked = !isEmpty && chunkable(response, status) && firstOf(raw, 'content-length') === null
     const kept = filterLines(raw, (name) => {
       if (name === 'trailer') return this.#chunked
-      return !hop.has(name) && !isNeverUpstreams(name) && (name !== 'content-length' || status !== 204)
+      return (
+        !hop.has(name) &&
+        !isNeverUpstreams(name) &&
+        (name !== 'content-length' || !(isEmpty || status === 204))
+      )
     })
+    if (isEmpty) kept.push('Content-Length', '0')
     // The unread rest of the upload would precede the next request.
     if (!request.isHere && !isMultiplexed(request)) {
       kept.push('Connection', 'close')

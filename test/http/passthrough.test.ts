@@ -197,6 +197,25 @@ void t.test('P07 P12 204, 304 with a length, HEAD, trailers and HTTP/1.0 are fra
   t.match(await show(chunked, request('HEAD')), /^HTTP\/1.1 200 OK\r\n/)
 })
 
+void t.test('P07 a 205 has no content, and the next answer is not taken for it', async (t) => {
+  const peers = await Promise.all([
+    answering('HTTP/1.1 205 Reset Content\r\nContent-Length: 2\r\n\r\nab'),
+    answering('HTTP/1.1 205 Reset Content\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n'),
+  ])
+  for (const peer of peers) {
+    await using _ = peer
+    await using proxy = await proxyBefore(peer)
+    const client = connect(proxy.port, '127.0.0.1')
+    const line = 'GET /x HTTP/1.1\r\nHost: a\r\n'
+    client.write(`${line}\r\n${line}Connection: close\r\n\r\n`)
+    const chunks: Buffer[] = []
+    client.on('data', (chunk: Buffer) => void chunks.push(chunk))
+    await once(client, 'end')
+    const answer = 'HTTP/1\\.1 205 [^]*?\r\nContent-Length: 0\r\n[^]*?\r\n\r\n'
+    t.match(Buffer.concat(chunks).toString('latin1'), new RegExp(`^${answer}${answer}$`))
+  }
+})
+
 void t.test('F21 targets, methods and content types pass as sent', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream)
