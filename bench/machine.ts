@@ -8,6 +8,8 @@ import { setTimeout as wait } from 'node:timers/promises'
 /** USER_HZ of Linux: the unit of times in /proc/<pid>/stat. */
 const TICK_MICROS = 10_000
 const READY_WITHIN = 20_000
+/** For load, upstream and Redis, which would otherwise take turns with the candidate. */
+const LOAD_CORES = 2
 
 /** The core reserved for the candidate, and how to run a command on it. */
 export interface Cores {
@@ -15,7 +17,7 @@ export interface Cores {
   readonly remark: string
   /** Words before the candidate's command. */
   readonly candidate: readonly string[]
-  /** The same on that many cores, which it may have to share. */
+  /** The same on that many cores; on one, if there are too few beside them. */
   readonly several: (count: number) => readonly string[]
 }
 
@@ -40,7 +42,7 @@ export function pinCores(): Cores {
   return {
     remark: `the candidate has core ${own} to itself, load, upstream and Redis are on ${others}`,
     candidate: ['taskset', '-c', String(own)],
-    several: (count) => ['taskset', '-c', `${Math.max(0, cores - count)}-${own}`],
+    several: (count) => ['taskset', '-c', `${cores - count < LOAD_CORES ? own : cores - count}-${own}`],
   }
 }
 

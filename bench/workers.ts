@@ -9,10 +9,7 @@ export interface Workers {
   /** 1: without `workers`. */
   readonly workers: number
   readonly cpuPerRequest: number
-  /**
-   * The part of it on the busiest process. Its inverse is the rate that the processes allow, each on a core of its own: with fewer cores than
-   * that, load and upstream take part of the measured rate.
-   */
+  /** The part of it on the busiest process. Its inverse is the rate that the processes allow, each on a core of its own. */
   readonly busiest: number
   readonly perSecond: number
   /** Resident megabytes of the process that grew most, and of all. */
@@ -32,7 +29,9 @@ export async function severalWorkers(world: World, quick: boolean, plan: Plan): 
   const scenario = scenarioOf('first')
   for (let n = 0; n <= plan.rounds; n++)
     for (const workers of n % 2 === 0 ? COUNTS : COUNTS.toReversed()) {
-      const own = n === 0 ? warmUpOf(plan, scenario) : plan
+      const each = n === 0 ? warmUpOf(plan, scenario) : plan
+      // As many connections for each: what arrives together is served together, at less cost.
+      const own = { ...each, connections: each.connections * workers }
       const round = await oneRound(world, running.get(workers) as Child, own)
       if (n > 0 || quick) rounds.get(workers)?.push(round)
     }
