@@ -1,7 +1,7 @@
 /**
  * `npm test`, `npm run verify` and `npm run check` run this first; `check` needs the packages of scripts/tools alone. The tests start their own servers, so they need three programs that npm does
  * not install: `redis-server` (7 or later), PostgreSQL and `openssl` (certificates for the TLS tests). `verify` also uses Chromium
- * for the operators' page, `prometheus` and `promtool` for dashboards and alerts, PgBouncer, psycopg2 for an example, and grpcio; without them
+ * for the operators' page, `prometheus` and `promtool` for dashboards and alerts, PgBouncer, grpcio, and psycopg2, RabbitMQ and NATS for examples; without them
  * tests are skipped. Run as root on a machine with apt-get, this installs what is missing; elsewhere it prints one sentence on what to do.
  * REDIS_SERVER, POSTGRES_BIN (a folder) and CHROMIUM point to other binaries.
  */
@@ -96,6 +96,22 @@ const needs: readonly Need[] = [
           : null,
     }),
   ),
+  {
+    name: 'RabbitMQ',
+    debian: 'rabbitmq-server',
+    optional: true,
+    missing: () =>
+      existsSync('/usr/lib/rabbitmq/bin/rabbitmq-server') ? null : 'rabbitmq-server is not there',
+  },
+  {
+    name: 'NATS',
+    debian: 'nats-server',
+    optional: true,
+    missing: () =>
+      ['nats-server', '/usr/sbin/nats-server'].every((binary) => output(binary, ['--version']) === null)
+        ? 'nats-server is not there'
+        : null,
+  },
   ...['prometheus', 'promtool'].map(
     (name): Need => ({
       name,

@@ -254,6 +254,7 @@ const GIVEN_UP: Readonly<Record<string, readonly string[]>> = {
   '`mode: off`, `mode: shadow`': ['mode: off', 'mode: shadow'],
   '`profile: lenient`': ['profile: lenient'],
   '`onLeaseExpired: retry`': ['onLeaseExpired: retry'],
+  '`onResponseLost: retry`': ['onResponseLost: retry'],
   '`onStoreUnavailable: bypass`': ['onStoreUnavailable: bypass'],
   'an outcome set to `release`': ['outcomes: { "500": release }'],
   '`key.derive` with `bucket`': ['key: { presence: required, derive: { json: [/id], bucket: 1h } }'],

@@ -139,6 +139,7 @@ const DERIVE = {
   json: row(list('jsonPointer'), [], identifies, 'JSON pointers into the body whose values are part of the derived key.'),
   form: row(list('fieldName'), [], identifies, 'Form fields that are part of it, instead of `json`.'),
   headers: row(list('headerName'), [], identifies, 'Headers that are part of it.'),
+  path: row('flag', false, identifies, 'Makes method and path part of it: for an upstream that takes a key only once, whatever the path.'),
   bucket: row('bucket', 'none', identifies,
     "Time window that is part of it, by the store's clock; a retry in the next one executes again."),
 }
@@ -239,6 +240,8 @@ export const POLICY = {
     'Outcome of each upstream status, exact ("503") before class ("5xx"), and of each code of gRPC; or a list of `{ status, when, outcome }`, where `when` looks into JSON and the first that applies counts. Entries of the route come before those of `defaults` and the profile.'),
   onLeaseExpired: row(['unknown', 'retry'], byProfile('unknown', { lenient: 'retry' }), live,
     '`retry`: one retry executes again once the lease has expired.'),
+  onResponseLost: row(['unknown', 'retry'], 'unknown', live,
+    '`retry`: one retry executes again after the connection to the upstream broke or `upstream.timeout` passed; for work that may be repeated, such as a workflow of steps with keys of their own (docs/guides/workflows.md).'),
   onStoreUnavailable: row(['reject', 'bypass'], byProfile('reject', { lenient: 'bypass' }), live,
     '`bypass`: forwards requests unprotected while the store is down.'),
   keep: row(['response', 'outcome', 'stream'], 'response', live,

@@ -21,6 +21,8 @@ const WAIVERS: readonly [waives: (policy: RoutePolicy, written: PolicyConfig) =>
     'profile lenient, so a retry may execute again after a 5xx, an expired lease or an outage of the store.'],
   [(_, written) => written.onLeaseExpired === 'retry',
     'onLeaseExpired retry, so a retry executes again once the first attempt has fallen silent, even if it executed.'],
+  [({ onResponseLost }) => onResponseLost === 'retry',
+    'onResponseLost retry, so a retry executes again once the connection to the upstream broke or upstream.timeout passed, even if it executed.'],
   [(_, written) => written.onStoreUnavailable === 'bypass',
     'onStoreUnavailable bypass, so nothing is protected while the store is down.'],
   [({ fingerprint }) => fingerprint.body === 'raw',

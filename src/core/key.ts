@@ -273,6 +273,13 @@ function parseString(value: string, syntax: KeyPolicy['syntax']): SourceValue {
   return { kind: 'value', value: key }
 }
 
+/** `path`: normalised, as in the scope. */
+interface DerivedFrom {
+  readonly headers: RawHeaders
+  readonly method: string
+  readonly path: string
+}
+
 /**
  * The parts of a request without a key from which its key is derived (contract §4), for {@link deriveKey}.
  *
@@ -280,7 +287,7 @@ function parseString(value: string, syntax: KeyPolicy['syntax']): SourceValue {
  * key for all such requests would replay one client's response to another.
  */
 export function derivedParts(
-  headers: RawHeaders,
+  { headers, method, path }: DerivedFrom,
   { fields, values }: Pick<KeyBody, 'fields' | 'values'>,
   policy: DerivePolicy,
 ): readonly string[] | null {
@@ -288,6 +295,7 @@ export function derivedParts(
     ...policy.json.map((pointer) => saying(values.get(pointer))),
     ...policy.form.map((name) => fieldText(fields.get(name) as Field)),
     ...policy.headers.map((name) => linesFramed(headers, name)),
+    ...(policy.path ? [frame([method, path])] : []),
   ]
   return parts.every((part) => part !== null) ? parts : null
 }

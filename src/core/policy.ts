@@ -42,6 +42,8 @@ export interface DerivePolicy {
   readonly form: readonly string[]
   /** Lower-case header names. */
   readonly headers: readonly string[]
+  /** Whether method and path are part of it. */
+  readonly path: boolean
   /** The store's time divided by this, rounded down, is part of the key; null: time is not. */
   readonly bucket: Millis | null
 }
@@ -217,6 +219,7 @@ export interface RoutePolicy extends Retention {
   /** The first match applies, before the profile's. None is hidden by an earlier one. */
   readonly outcomes: readonly OutcomeRule[]
   readonly onLeaseExpired: 'unknown' | 'retry'
+  readonly onResponseLost: 'unknown' | 'retry'
   readonly onStoreUnavailable: 'reject' | 'bypass'
   /** `stream`: also complete streams. */
   readonly keep: 'response' | 'outcome' | 'stream'

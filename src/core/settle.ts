@@ -408,6 +408,17 @@ const WORDS: ReadonlyMap<string | null, Action> = new Map([
   ['not-applied', 'release'],
 ])
 
+/** The outcome of an attempt whose response did not arrive whole. */
+export function lostResponse(
+  { onResponseLost }: Pick<RoutePolicy, 'onResponseLost'>,
+  reason: string,
+  status: number | null,
+): Outcome {
+  return onResponseLost === 'retry'
+    ? { kind: 'not_executed', reason: `${reason}; onResponseLost: retry` }
+    : unknownBecause(reason, status)
+}
+
 export function unknownBecause(reason: string, status: number | null): Outcome {
   return { kind: 'unknown', reason, status }
 }

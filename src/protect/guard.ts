@@ -10,7 +10,7 @@ import {
   withoutBody,
 } from '../core/record.ts'
 import type { Refusal } from '../core/refusal.ts'
-import { keepsBody, keptResult, replayable, unknownBecause } from '../core/settle.ts'
+import { keepsBody, keptResult, lostResponse, replayable, unknownBecause } from '../core/settle.ts'
 import { free, shared } from '../runtime/limits.ts'
 import { after, within } from '../runtime/scheduling.ts'
 import type { Forwarded, UpstreamRequest } from '../upstream/port.ts'
@@ -269,7 +269,7 @@ export async function execute(
       return notSent(result, id, { before, after: state, fence })
     }
     case 'unknown': {
-      const ended = unknownBecause(result.reason, result.status)
+      const ended = lostResponse(route, result.reason, result.status)
       const { state, recorded, expiresAt } = await finish(ports, progress, execution, ended, NOTHING_HELD)
       // The upstream had ended the attempt itself before it fell silent.
       if (recorded !== null) return recordedAnswer(ports, execution, recorded, expiresAt, result.reason)
@@ -307,7 +307,7 @@ function answerLive(
       const meaning =
         end === 'complete'
           ? meaningOf(route, request.headers, kept ?? live, declaredOutcome, result)
-          : unknownBecause(`the response broke off: ${live.brokenBy}`, live.status)
+          : lostResponse(route, `the response broke off: ${live.brokenBy}`, live.status)
       const held = shared(() => live.release())()
       return after(meaning, (ended) => {
         noteCaller(ports, execution, request.headers, live.headers, ended)

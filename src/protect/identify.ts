@@ -284,7 +284,7 @@ function identifyBy(
   const sentKey = keyNeedsBody(route.key) ? readKey(request, route.key, read) : head.key
   if (sentKey.kind === 'invalid') return refuseKey(sentKey.detail)
   const derive = sentKey.kind === 'missing' ? route.key.derive : null
-  const derivedFrom = derive === null ? null : derivedParts(headers, read, derive)
+  const derivedFrom = derive === null ? null : derivedParts(request, read, derive)
   if (sentKey.kind === 'missing' && derivedFrom === null)
     return route.key.presence === 'required' ? refuseMissing(request) : { kind: 'no_key' }
   if (caller.kind === 'unidentified') return refuseCaller(caller)

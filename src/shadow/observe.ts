@@ -1,6 +1,6 @@
 import type { RawHeaders } from '../core/headers.ts'
 import { type Outcome, type StoredResponse, withoutBody } from '../core/record.ts'
-import { keptResult, outcomeOf, replayable, unknownBecause } from '../core/settle.ts'
+import { keptResult, lostResponse, outcomeOf, replayable } from '../core/settle.ts'
 import { meaningOf } from '../protect/meaning.ts'
 import type { ShadowVerdict } from '../protect/outcomes.ts'
 import type { ProtectedRequest } from '../protect/request.ts'
@@ -42,14 +42,14 @@ export async function observeExchange(
     }
     case 'unknown': {
       const { reason, status } = result
-      return failed(unknownBecause(reason, status), 'upstream_failed', reason)
+      return failed(lostResponse(route, reason, status), 'upstream_failed', reason)
     }
     case 'live': {
       const { live, why, declaredOutcome } = result
       live.drain()
       if ((await live.done) !== 'complete') {
         const brokenOff = `the response broke off: ${live.brokenBy}`
-        return failed(unknownBecause(brokenOff, live.status), 'upstream_failed', brokenOff)
+        return failed(lostResponse(route, brokenOff, live.status), 'upstream_failed', brokenOff)
       }
       const outcome = outcomeOf(route, headers, live, declaredOutcome, withoutBody(live, why))
       return { ...nothing, headers: live.headers, outcome, failed: null, cause: null }

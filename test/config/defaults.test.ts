@@ -168,7 +168,7 @@ routes:
   - { name: c, match: { path: /c }, key: { derive: off }, authorizeReplay: none, limits: { newKeys: off } }
   - { name: d, match: { path: /d }, limits: { newKeys: 5/s } }
 `)
-  const derive = { json: ['/id'], form: [], headers: [], bucket: HOUR }
+  const derive = { json: ['/id'], form: [], headers: [], path: false, bucket: HOUR }
   const ask = { path: '/me', cache: 5 * SECOND }
   const rate = { count: 100, per: 60 * SECOND }
   t.strictSame(

@@ -194,6 +194,7 @@ void t.test('each promise that the file gives up has a warning of one sentence w
   t.strictSame(warnings(caller), [])
   t.match(warnings(`${caller}, profile: lenient`), [/^Route `a`: profile lenient, .*\.$/])
   t.match(warnings(`${caller}, onLeaseExpired: retry`), [/^Route `a`: onLeaseExpired retry, .*\.$/])
+  t.match(warnings(`${caller}, onResponseLost: retry`), [/^Route `a`: onResponseLost retry, .*\.$/])
   t.match(warnings(`${caller}, onStoreUnavailable: bypass`), [/^Route `a`: onStoreUnavailable bypass, .*\.$/])
   t.match(warnings(`${caller}, outcomes: { 503: release, "4xx": release, 500: store }`), [
     /^Route `a`: outcomes release 503, 4xx, .*\.$/,

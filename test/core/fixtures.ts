@@ -80,6 +80,7 @@ export const ROUTE: RoutePolicy = {
   respondWithin: null,
   outcomes: [],
   onLeaseExpired: 'unknown',
+  onResponseLost: 'unknown',
   onStoreUnavailable: 'reject',
   keep: 'response',
   stream: 'auto',

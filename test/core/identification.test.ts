@@ -13,7 +13,7 @@ const { key, scope, match } = route()
 const DEFAULTS = route({ name: 'default', match: { ...match, methods: ['POST', 'PATCH'], path: '/*' } })
 const JWT = { jwks: 'https://a', keyFile: null, issuer: 'a', audience: ['x', 'y'] }
 const CLAIM = { ...scope, caller: [{ kind: 'jwt', name: 'sub' }] as const, jwt: JWT }
-const DERIVE = { json: ['/a'], form: [], headers: [], bucket: null }
+const DERIVE = { json: ['/a'], form: [], headers: [], path: false, bucket: null }
 const SECRET = Buffer.from('correct horse battery staple')
 
 /** A route at that path. */

@@ -135,7 +135,7 @@ t.test('before the body is read, only headers are checked, and a bad key in them
 })
 
 t.test('the body is needed if it may carry the key or a part of a derived one', async (t) => {
-  const derive = { json: [], form: [], headers: ['x-order'], bucket: null }
+  const derive = { json: [], form: [], headers: ['x-order'], path: false, bucket: null }
   t.notOk(keyNeedsBody(KEY))
   t.notOk(keyNeedsBody({ ...KEY, derive }))
   t.ok(keyNeedsBody(BY_ID))
@@ -465,8 +465,14 @@ t.test('a key is qualified only by the event whose id it is', async (t) => {
   t.same(reading(within, from(json('/id/x')), STRUCTURED), PLAIN, 'a value within the id')
 })
 
-const BY_ORDER: DerivePolicy = { json: ['/order'], form: [], headers: [], bucket: null }
-const BY_HEADER: DerivePolicy = { json: [], form: [], headers: ['x-order', 'x-shop'], bucket: null }
+const BY_ORDER: DerivePolicy = { json: ['/order'], form: [], headers: [], path: false, bucket: null }
+const BY_HEADER: DerivePolicy = {
+  json: [],
+  form: [],
+  headers: ['x-order', 'x-shop'],
+  path: false,
+  bucket: null,
+}
 const CALLER = ['Bearer t1']
 
 interface Asked {
@@ -474,12 +480,18 @@ interface Asked {
   readonly headers?: readonly string[]
   readonly caller?: readonly (string | null)[]
   readonly now?: number
+  readonly method?: string
+  readonly path?: string
 }
 const derive = (
   body: string | Buffer,
-  { policy = BY_ORDER, headers = [], caller = CALLER, now = 0 }: Asked = {},
+  { policy = BY_ORDER, headers = [], caller = CALLER, now = 0, method = 'POST', path = '/p' }: Asked = {},
 ): string | null => {
-  const parts = derivedParts(headers, keyBody(headers, body, { ...KEY, derive: policy }), policy)
+  const parts = derivedParts(
+    { headers, method, path },
+    keyBody(headers, body, { ...KEY, derive: policy }),
+    policy,
+  )
   return parts === null ? null : deriveKey(parts, caller, policy, now)
 }
 const distinct = (keys: readonly (string | null)[]): number =>
@@ -541,7 +553,7 @@ t.test('headers count line by line, and every named header needs a value', async
 })
 
 t.test('values of pointers and headers never run together', async (t) => {
-  const policy = { json: ['/a', '/b'], form: [], headers: ['c'], bucket: null }
+  const policy = { json: ['/a', '/b'], form: [], headers: ['c'], path: false, bucket: null }
   const keys = [
     derive('{"a":1,"b":23}', { policy, headers: ['C', '4'] }),
     derive('{"a":12,"b":3}', { policy, headers: ['C', '4'] }),
@@ -551,8 +563,17 @@ t.test('values of pointers and headers never run together', async (t) => {
   t.equal(distinct(keys), keys.length)
 })
 
+t.test('with `path`, method and path are part of a derived key', async (t) => {
+  const keyed = (asked: Asked, path: boolean) =>
+    derive('{}', { ...asked, policy: { ...BY_HEADER, path }, headers: ['X-Order', '1', 'X-Shop', '2'] })
+  const asked = [{}, { path: '/q' }, { method: 'PATCH' }, { method: 'POS', path: 'T/p' }]
+  t.equal(distinct(asked.map((one) => keyed(one, true))), asked.length)
+  t.equal(keyed({}, true), keyed({}, true))
+  t.equal(distinct(asked.map((one) => keyed(one, false))), 1)
+})
+
 t.test('a key is derived from form fields, urlencoded or multipart', async (t) => {
-  const policy = { json: [], form: ['order', 'shop'], headers: [], bucket: null }
+  const policy = { json: [], form: ['order', 'shop'], headers: [], path: false, bucket: null }
   const urlencoded = ['Content-Type', 'application/x-www-form-urlencoded']
   const keyed = (body: string, headers = urlencoded): string | null => derive(body, { policy, headers })
   const part = (name: string, value: string, more = ''): string =>
@@ -597,7 +618,7 @@ t.test('a key is derived from a long body', async (t) => {
 t.test('two requests share a derived key exactly when their named values and callers are equal', async () => {
   const value = fc.oneof(fc.integer({ min: 0, max: 12 }), fc.constantFrom('1', '12', ',', 'null', true))
   const asked = fc.record({ order: value, shop: value, who: fc.constantFrom('a', 'b', '1:a') })
-  const policy = { json: ['/order', '/shop'], form: [], headers: [], bucket: null }
+  const policy = { json: ['/order', '/shop'], form: [], headers: [], path: false, bucket: null }
   const keyOf = ({ who, ...body }: { order: unknown; shop: unknown; who: string }): string | null =>
     derive(JSON.stringify(body), { policy, caller: [who] })
   fc.assert(

@@ -279,7 +279,7 @@ t.test('V05 a request that looped back frees its key, since nothing executed it'
 })
 
 t.test('V04 502 and 504 free the key only where the key reached the inner proxy', async (t) => {
-  const derive = { json: [], form: [], headers: ['x'], bucket: null }
+  const derive = { json: [], form: [], headers: ['x'], path: false, bucket: null }
   const from = [
     { kind: 'header', name: 'idempotency-key' },
     { kind: 'json', pointer: '/id' },

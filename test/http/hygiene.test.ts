@@ -262,3 +262,28 @@ void t.test('trailers of a request, even a key in them, are not forwarded', asyn
   }
   t.notMatch(peer.requests.join(''), /smuggled|Idempotency-Fence|a=b/)
 })
+
+void t.test('an egress proxy derives the key of each call from its record, method and path', async (t) => {
+  await using peer = await answering(OK)
+  const route = `{ name: calls, match: { path: "/*" },
+    key: { presence: required, forward: Idempotency-Key,
+      derive: { headers: [idempotency-record], path: true } } }`
+  await using proxy = await proxyBefore(peer, { routes: route })
+  const call = (path: string, ...lines: string[]) =>
+    rawRequest(proxy.port, post(path, null, '{"a":1}', lines))
+  const ofR1 = 'Idempotency-Record: r-1'
+  for (const [path, ...lines] of [
+    ['/charges', ofR1],
+    ['/charges', ofR1],
+    ['/refunds', ofR1],
+    ['/charges', 'Idempotency-Record: r-2'],
+    ['/charges', ofR1, 'Connection: Idempotency-Record'],
+  ] as const)
+    t.equal((await call(path, ...lines)).status, 201)
+  t.match(problemOf(await call('/charges')), { code: 'idempotency_key_missing' }, 'no record, no call')
+  const keys = peer.requests.map((request) => /^idempotency-key: (.*)$/im.exec(request)?.[1])
+  t.equal(new Set(keys).size, 3, 'three operations, each sent once')
+  t.equal(keys.length, 3)
+  t.notOk(peer.requests.some((request) => namesIn(request).includes('idempotency-record')))
+  t.match(values(await call('/charges', ofR1), 'idempotent-replayed'), ['true'])
+})

@@ -120,7 +120,7 @@ void t.test('§4 a key in the body', async (t) => {
 })
 
 void t.test('§4 derive makes a key where the client sent none', async (t) => {
-  const derive = { json: ['/order'], form: [], headers: [], bucket: HOUR }
+  const derive = { json: ['/order'], form: [], headers: [], path: false, bucket: HOUR }
   const policy = route({ key: { ...KEY, derive } })
   const sent = { key: null, route: policy, body: '{"order":1,"note":"a"}' }
   await t.test('marks its answers as derived, but not those to a key the client sent', async (t) => {
@@ -191,7 +191,7 @@ void t.test('§4 Repeatability-First-Sent', async (t) => {
     const unseen = await refused(t, a, { headers, key: 'never seen' }, 'idempotency_key_expired')
     t.equal(unseen.status, 412)
     t.same(unseen.proxyHeaders, [])
-    const derive = { json: ['/amount'], form: [], headers: [], bucket: null }
+    const derive = { json: ['/amount'], form: [], headers: [], path: false, bucket: null }
     const derived = { key: null, headers, route: route({ key: { ...KEY, derive } }) }
     await refused(t, a, derived, 'idempotency_key_expired', {
       proxyHeaders: ['Idempotency-Key-Derived', 'true'],
@@ -510,7 +510,7 @@ void t.test('§5 callers by verified token', async (t) => {
     t.equal(blind.trace.outcome, 'passed')
     t.match(await blind.get({ ...keyless, body: '{"id":"1"}' }), { status: 503 })
     t.match(await blind.get({ ...keyless, key: 'k' }), { status: 503 })
-    const derive = { json: ['/id'], form: [], headers: [], bucket: MINUTE }
+    const derive = { json: ['/id'], form: [], headers: [], path: false, bucket: MINUTE }
     const derived = {
       ...keyless,
       route: route({ ...optional, key: { ...KEY, derive, presence: 'optional' } }),

@@ -25,7 +25,7 @@ import {
 const { key: KEY, scope: SCOPE } = route()
 const REJECT = { ...SCOPE, anonymous: 'reject' } as const
 const IN_BODY = [{ kind: 'json', pointer: '/id' }] as const
-const BY_HEADER = { json: [], form: [], headers: ['x-order'], bucket: null }
+const BY_HEADER = { json: [], form: [], headers: ['x-order'], path: false, bucket: null }
 
 void t.test('§3 what the head alone decides is refused before the body is read', async (t) => {
   const optional = { ...KEY, from: IN_BODY, presence: 'optional' } as const
@@ -247,7 +247,7 @@ void t.test('V07 after a silent attempt a record notes only what both attempts t
 
 void t.test('§6 a refusal says whether a retry will find the record', async (t) => {
   const derived = (bucket: number | null) =>
-    route({ key: { ...KEY, derive: { json: ['/amount'], form: [], headers: [], bucket } } })
+    route({ key: { ...KEY, derive: { json: ['/amount'], form: [], headers: [], path: false, bucket } } })
   for (const [name, policy, key, running] of [
     ['a key', route(), SENT, true],
     ['a derived key', derived(null), null, true],

@@ -544,7 +544,7 @@ void t.test('W03 what was first sent after the failover claims at once, but no d
   t.match(await a.get({ headers: sent(store.now - 2000) }), { status: 201 })
   store.fault = ({ op }) => (op === 'put' ? new InGrace(store.now, store.now - 30_000, 60_000) : null)
   const { key } = route()
-  const derive = { json: ['/amount'], form: [], headers: [], bucket: null }
+  const derive = { json: ['/amount'], form: [], headers: [], path: false, bucket: null }
   const policy = route({ key: { ...key, derive } })
   const derived = a.get({ key: null, route: policy, headers: sent(store.now - 2000) })
   await until(() => a.ports.waiters.size === 1)

@@ -702,6 +702,19 @@ void t.test('L08 after a lapsed lease retries get unknown; with retry, one execu
   }
 })
 
+void t.test('with onResponseLost: retry, one retry executes after a lost response', async (t) => {
+  const { a, b, store } = pair(t)
+  const policy = route({ onResponseLost: 'retry' })
+  a.script.push(() => BROKEN)
+  t.match(await a.get({ route: policy }), { status: 502, code: 'upstream_failed' })
+  t.match(await store.read(a.id), { state: 'failed_retryable', lastError: 'reset; onResponseLost: retry' })
+  await refused(t, b, { route: policy, body: '{"other":1}' }, 'idempotency_key_reused')
+  const retries = await Promise.all([a, b, a, b].map((one) => one.get({ route: policy })))
+  t.equal(retries.filter((one) => one.status === 201 && !one.replayed).length, 1)
+  t.equal(a.n + b.n, 2)
+  t.match(await store.read(a.id), { state: 'completed', attempts: 2 })
+})
+
 void t.test('L09 L10 an outcome is stale after a newer attempt, and only its client gets it', async (t) => {
   const late: readonly ((r: Replica) => Forwarded)[] = [
     (r) => r.responded(201, 'late'),

@@ -44,7 +44,7 @@ export const PLANTS: readonly (Plant & { readonly seed: number })[] = [
   { name: 'a broken exchange frees the key', seed: 18, file: 'src/protect/guard.ts',
     model: 'an error frees the key',
     also: 'test/protect/interleavings.test.ts',
-    from: 'const ended = unknownBecause(result.reason, result.status)',
+    from: 'const ended = lostResponse(route, result.reason, result.status)',
     to: "const ended = { kind: 'not_executed', reason: result.reason } as const" },
   { name: 'a completed record takes another outcome', seed: 3, file: 'src/core/settle.ts',
     model: 'outcomes are not checked',
