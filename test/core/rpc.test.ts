@@ -79,6 +79,8 @@ void t.test('where each protocol has its status', async (t) => {
     ['grpc-web', { body: web('grpc-message: x\r\nGRPC-Status:5') }, 'NOT_FOUND'],
     ['grpc-web', { headers: ['grpc-status', '3'] }, 'INVALID_ARGUMENT'],
     ['grpc-web', { body: framed('paid') }, 'none'],
+    ['grpc-web', { body: web('grpc-message: x') }, 'none'],
+    ['grpc-web', { body: framed('grpc-status: 0', 0x81) }, 'none'],
     ['grpc-web', { body: web('grpc-status: 0').subarray(0, -1) }, 'none'],
     ['grpc-web', {}, 'none'],
     ['grpc-web-text', { body: Buffer.from(web('grpc-status: 7').toString('base64')) }, 'PERMISSION_DENIED'],

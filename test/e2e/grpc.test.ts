@@ -560,3 +560,41 @@ void t.test('a call whose deadline has passed is not sent', async (t) => {
   )
   t.equal(upstream.seen.length, 0)
 })
+
+void t.test('a compression that nobody here knows is compared as sent', async (t) => {
+  for (const [key, executions, status] of [
+    ['required', 1, undefined],
+    ['{ presence: optional, from: ["header:idempotency-key", "json:/id"] }', 0, '3'],
+  ] as const) {
+    const upstream = await rpcStub(OK)
+    t.teardown(() => upstream[Symbol.asyncDispose]())
+    const proxy = await proxyInProcess(`
+listen: { address: "127.0.0.1:0", http2: true }
+upstream: { url: "${upstream.url}" }
+store: { url: "memory:" }
+unmatched: reject
+grpc: { descriptors: examples/grpc/payments.binpb }
+routes:
+  - { name: payments, match: { grpc: shop.v1.Payments/* }, key: ${key} }
+`)
+    t.teardown(() => proxy.drain())
+    const session = connect(proxy.url)
+    t.teardown(() => session.destroy())
+    const ask = async (path: string, message: string) => {
+      const stream = session.request({
+        ':method': 'POST',
+        ':path': path,
+        'content-type': 'application/grpc',
+        'grpc-encoding': 'snappy',
+        'idempotency-key': 'key-1',
+      })
+      stream.end(framed(message, 1)).resume()
+      return (await once(stream, 'response'))[0]['grpc-status']
+    }
+    for (let n = 0; n < 2; n++) t.equal(await ask('/shop.v1.Payments/Create', 'pay'), status)
+    t.equal(await ask('/shop.v1.Payments/Create', 'pay more'), '3')
+    t.equal(upstream.seen.length, executions)
+    // No route matches.
+    t.equal(await ask('/shop.v1.Refunds/Create', 'refund'), '12')
+  }
+})

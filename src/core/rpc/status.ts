@@ -86,14 +86,12 @@ function inFrames(protocol: RpcProtocol, body: Buffer | undefined): string | nul
   return /^grpc-status:[ \t]*(\d+)[ \t]*\r?$/im.exec(last.bytes.toString('latin1'))?.[1] ?? null
 }
 
-const CONNECT_CODES = new Map<unknown, RpcCode>(
-  // Connect spells this one with a single l.
-  RPC_CODES.map((code) => [code === 'CANCELLED' ? 'canceled' : code.toLowerCase(), code]),
-)
-
+/** Connect spells one with a single l. */
 export function connectName(code: RpcCode): string {
   return code === 'CANCELLED' ? 'canceled' : code.toLowerCase()
 }
+
+const CONNECT_CODES = new Map<unknown, RpcCode>(RPC_CODES.map((code) => [connectName(code), code]))
 
 /** The `code` of Connect's error document. */
 function connectCode(headers: RawHeaders, body: Buffer | undefined): RpcCode | null {
