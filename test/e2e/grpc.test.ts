@@ -36,7 +36,7 @@ async function setting(
   t.teardown(() => upstream[Symbol.asyncDispose]())
   const proxy = await proxyInProcess(`
 listen: { address: "127.0.0.1:0", http2: true }
-store: { url: "memory:" }
+${more.includes('store:') ? '' : 'store: { url: "memory:" }'}
 ${more.includes('upstream:') ? more : `upstream: { url: "${upstream.url}" }\n${more}`}
 routes:
   - name: payments
@@ -596,5 +596,27 @@ routes:
     t.equal(upstream.seen.length, executions)
     // No route matches.
     t.equal(await ask('/shop.v1.Refunds/Create', 'refund'), '12')
+  }
+})
+
+void t.test('without the store, a call is refused or goes unprotected, as the route says', async (t) => {
+  for (const [policy, code] of [
+    ['reject', 'UNAVAILABLE'],
+    ['bypass', 'OK'],
+  ] as const) {
+    const { call, upstream } = await setting(
+      t,
+      OK,
+      `onStoreUnavailable: ${policy}`,
+      'service: payments\nstore: { url: "redis://127.0.0.1:1" }\ndrain: { timeout: 0s }',
+    )
+    const told = await call({ key: newKey() })
+    t.equal(told.code, code)
+    t.equal(upstream.seen.length, code === 'OK' ? 1 : 0)
+    if (code === 'UNAVAILABLE')
+      t.match(detailsOf(told), {
+        ErrorInfo: { reason: 'IDEMPOTENCY_STORE_UNAVAILABLE', metadata: { retry: 'same-key' } },
+        RetryInfo: { retryDelay: { seconds: 1 } },
+      })
   }
 })
