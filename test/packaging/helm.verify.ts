@@ -321,6 +321,9 @@ void t.test('each scenario renders what its values ask for', async (t) => {
         routes: [{ match: { grpc: 'shop.v1.Payments/*', methods: ['POST'] }, inFlight: { mode: 'wait' } }],
       })
     },
+    'idempotency-proxy: http2'(t, { config }) {
+      t.match(config(), { listen: { http2: true }, upstream: { http2: true } })
+    },
     'idempotency-proxy: redis-tls'(t, { container, pod }) {
       t.match(container.env, [
         { value: /^rediss:/ },
