@@ -28,7 +28,8 @@ export class Member {
   readonly #asked = new Map<number, Asked>()
   #count = 0
   #isEnded = false
-  #onTook = (): void => {}
+  /** On its way. */
+  #given: { readonly connection: Socket; readonly took: () => void } | null = null
 
   constructor(begin: Begin) {
     this.number = begin.place.number
@@ -42,12 +43,18 @@ export class Member {
     this.ended = endOf(this.#child).then((how) => {
       this.#isEnded = true
       for (const { fail } of this.#asked.values()) fail(new WorkerEnded())
+      this.#given?.connection.destroy()
+      this.#given = null
       return how
     })
     const { promise, resolve } = Promise.withResolvers<string | null>()
     this.begun = promise
     void this.ended.then((how) => resolve(`it ended with ${how}`))
     this.#child.on('message', (message: FromWorker) => this.#hear(message, resolve))
+    // Of Node's channel: the connection has not arrived, as the worker has no file descriptor left.
+    this.#child.on('internalMessage', ({ cmd }: { cmd?: unknown }) => {
+      if (cmd === 'NODE_HANDLE_NACK') this.#handedOver()
+    })
     this.#send({ kind: 'begin', begin })
   }
 
@@ -74,12 +81,25 @@ export class Member {
     }
   }
 
-  /** Hands over a connection that nobody has read from: one at a time. `took`: it is there; `failed`: the process can take none. */
+  /**
+   * Hands over a connection that nobody has read from: one at a time. `took`: it is there, or closed as the worker has no room; `failed`: the
+   * process can take none.
+   */
   give(connection: Socket, took: () => void, failed: () => void): void {
-    this.#onTook = took
-    this.#child.send({ kind: 'connection' } satisfies ToWorker, connection, (error) => {
-      if (error !== null) failed()
+    this.#given = { connection, took }
+    // Open here until it is there: Node would never close the one that was on its way when the worker ended.
+    this.#child.send({ kind: 'connection' } satisfies ToWorker, connection, { keepOpen: true }, (error) => {
+      if (error === null || this.#given?.connection !== connection) return
+      this.#given = null
+      failed()
     })
+  }
+
+  #handedOver(): void {
+    const given = this.#given
+    this.#given = null
+    given?.connection.destroy()
+    given?.took()
   }
 
   say(message: Extract<ToWorker, { kind: 'state' | 'end' }>): void {
@@ -97,7 +117,7 @@ export class Member {
   #hear(message: FromWorker, begun: (why: string | null) => void): void {
     if (message.kind === 'serves') begun(null)
     else if (message.kind === 'cannot start') begun(message.why)
-    else if (message.kind === 'took') this.#onTook()
+    else if (message.kind === 'took') this.#handedOver()
     else if (message.kind === 'answer') this.#asked.get(message.id)?.give(message.gives)
     else this.#asked.get(message.id)?.fail(new Error(message.why))
   }

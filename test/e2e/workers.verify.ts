@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process'
 import { once } from 'node:events'
 import { mkdirSync, readdirSync, writeFileSync } from 'node:fs'
 import { connect as connectHttp2 } from 'node:http2'
@@ -98,6 +99,41 @@ void t.test(
       all.map(({ headers }) => headers.get('idempotency-status')),
       Array(6).fill('executed'),
     )
+  },
+)
+
+void t.test('a connection on its way to a worker that is killed is closed', { skip: NO_PROC }, async (t) => {
+  const upstream = await countingUpstream(t)
+  const proxy = await fleet(t, await yamlOf(upstream))
+  const [stopped = 0] = workersOf(proxy)
+  kill(stopped, 'SIGSTOP')
+  let answered = 0
+  const asked = Array.from({ length: 6 }, async () => {
+    const end = await oneRequest(proxy.port)
+    if (end === 'answered') answered++
+    return end
+  })
+  await until(() => answered === 5)
+  kill(stopped, 'SIGKILL')
+  t.strictSame((await Promise.all(asked)).filter((end) => end !== 'answered').length, 1)
+})
+
+void t.test(
+  'a worker without file descriptors is given connections again once it has some',
+  { skip: NO_PROC },
+  async (t) => {
+    const upstream = await countingUpstream(t)
+    const proxy = await fleet(t, await yamlOf(upstream))
+    const workers = workersOf(proxy)
+    const limit = (files: string): void => {
+      for (const pid of workers) execFileSync('prlimit', ['--pid', String(pid), `--nofile=${files}:`])
+    }
+    limit('3')
+    const ends = await Promise.all([1, 2, 3, 4].map(() => oneRequest(proxy.port)))
+    t.notOk(ends.includes('answered'))
+    limit('1000')
+    t.equal(await oneRequest(proxy.port), 'answered')
+    t.strictSame(workersOf(proxy), workers)
   },
 )
 
