@@ -1,15 +1,11 @@
 import { setTimeout as wait } from 'node:timers/promises'
 import { composeFirst, type FirstParts } from '../compose/proxy.ts'
 import type { Config } from '../config/config.ts'
-import type { Millis } from '../core/record.ts'
 import { announce, enter, listenAll, type Proxy, settledOf } from '../main.ts'
 import type { Logger, LogOutput } from '../observe/log.ts'
 import { reloader } from '../reload.ts'
 import { within } from '../runtime/scheduling.ts'
-import { Fleet, type FleetOptions } from './fleet.ts'
-
-/** What a worker may take beyond `drain.timeout`, to close its store. */
-const CLOSES_WITHIN: Millis = 5000
+import { CLOSES_WITHIN, Fleet, type FleetOptions } from './fleet.ts'
 
 /**
  * Starts a proxy of several processes: this one for operators, and workers for the traffic, whose connections it accepts (docs/adr/0130).
@@ -24,8 +20,7 @@ export async function startWithWorkers(
 ): Promise<Proxy> {
   for (const warning of config.warnings) log.warn(warning)
   let countEnded = (): void => {}
-  const hasSpool = config.store.spool !== null
-  const fleet = new Fleet({ count, begin, hasSpool, log, onEnded: () => countEnded() })
+  const fleet = new Fleet({ count, begin, config, log, onEnded: () => countEnded() })
   const { acceptsRescope } = begin
   const parts = await composeFirst(config, log, output, { place: 'first', acceptsRescope }, fleet)
   countEnded = () => parts.metrics.count('idempotency_workers_ended_total', {})

@@ -14,14 +14,16 @@ const STEADY: Millis = 10_000
 /** Pauses before a worker that keeps ending is started again: doubled each time. */
 const PAUSE: Millis = 100
 const LONGEST_PAUSE: Millis = 30_000
+/** What a worker may take beyond `drain.timeout`, to close its store. */
+export const CLOSES_WITHIN: Millis = 5000
 /** For reading a configuration: files of thousands of routes take a second. */
 const PREPARES_WITHIN: Millis = 10_000
 
 export interface FleetOptions {
   readonly count: number
   readonly begin: Omit<Begin, 'place'>
-  /** Whether a worker that has ended may have left outcomes, which the next one reads. */
-  readonly hasSpool: boolean
+  /** At the start. */
+  readonly config: Config
   readonly log: Logger
   /** Called when a worker ended that served, and was not told to. */
   readonly onEnded: () => void
@@ -34,14 +36,18 @@ export class Fleet implements OtherProcesses {
   readonly #serving = new Set<Member>()
   /** Also those that start, or end. */
   readonly #members = new Set<Member>()
+  /** Those that end while the others go on: they may still execute, and hold outcomes. */
+  readonly #finishing = new Set<Member>()
   readonly #metrics = new MergedMetrics()
   readonly #ending = new AbortController()
   #text: string
+  #endsWithin: Millis
   #state: Extract<ToWorker, { kind: 'state' }> = { kind: 'state', draining: false, stopping: false }
 
   constructor(options: FleetOptions) {
     this.#options = options
     this.#text = options.begin.source.text
+    this.#endsWithin = options.config.drain.timeout + CLOSES_WITHIN
   }
 
   /**
@@ -64,17 +70,20 @@ export class Fleet implements OtherProcesses {
   /** No connection comes any more: resolves when all workers have finished what they have. What lasts longer is cut off. */
   async end(timeout: Millis): Promise<void> {
     this.#ending.abort()
-    const cut = wait(timeout, 'cut off', { ref: false })
-    await Promise.all(
-      [...this.#members].map(async (member) => {
-        member.say({ kind: 'end' })
-        if ((await Promise.race([member.ended, cut])) !== 'cut off') return
-        this.#options.log.error({ worker: member.number }, 'a worker does not end: it is killed')
-        member.kill()
-        await member.ended
-      }),
-    )
+    await Promise.all([...this.#members].map((member) => this.#end(member, timeout)))
     this.acceptor.destroy()
+  }
+
+  async #end(member: Member, timeout: Millis): Promise<void> {
+    member.say({ kind: 'end' })
+    const settled = new AbortController()
+    const cut = wait(timeout, 'cut off', { ref: false, signal: settled.signal }).catch(() => null)
+    const how = await Promise.race([member.ended, cut])
+    settled.abort()
+    if (how !== 'cut off') return
+    this.#options.log.error({ worker: member.number }, 'a worker does not end: it is killed')
+    member.kill()
+    await member.ended
   }
 
   /** The process will stop; until {@link Fleet.end} traffic is served. */
@@ -88,11 +97,11 @@ export class Fleet implements OtherProcesses {
 
   #announce(state: Extract<ToWorker, { kind: 'state' }>): void {
     this.#state = state
-    for (const member of this.#members) member.say(state)
+    for (const member of this.#members) if (!this.#finishing.has(member)) member.say(state)
   }
 
   /** All or none: those that start meanwhile are brought to it before they serve. */
-  async prepare(_: Config, text: string): Promise<Readiness> {
+  async prepare(config: Config, text: string): Promise<Readiness> {
     const members = [...this.#serving]
     const problems = await Promise.all(members.map((member) => prepared(member, text)))
     const drop = (): void => {
@@ -105,6 +114,7 @@ export class Fleet implements OtherProcesses {
     }
     const use = async (): Promise<void> => {
       this.#text = text
+      this.#endsWithin = config.drain.timeout + CLOSES_WITHIN
       const others = [...this.#serving].filter((member) => !members.includes(member))
       await Promise.all([
         ...members.map((member) => this.#insist(member, () => used(member, text))),
@@ -123,17 +133,22 @@ export class Fleet implements OtherProcesses {
   }
 
   async isRunning(id: RecordId): Promise<boolean> {
-    const answers = [...this.#serving].map((member) =>
+    const answers = this.#executing.map((member) =>
       member.ask('isRunning', id).catch((error: unknown) => !(error instanceof WorkerEnded)),
     )
     return (await Promise.all(answers)).includes(true)
   }
 
   async tell(id: RecordId): Promise<boolean> {
-    const { count, hasSpool } = this.#options
-    const members = [...this.#serving]
+    const { count, config } = this.#options
+    const members = this.#executing
     const answers = await Promise.all(members.map((member) => member.ask('tell', id).catch(() => false)))
-    return !answers.includes(false) && (members.length === count || !hasSpool)
+    // One that has ended may have left outcomes in its spool, which the next one reads.
+    return !answers.includes(false) && (members.length === count || config.store.spool === null)
+  }
+
+  get #executing(): Member[] {
+    return [...this.#serving, ...this.#finishing]
   }
 
   samples: OtherProcesses['samples'] = (own) => this.#metrics.samples(own, this.#serving)
@@ -150,11 +165,12 @@ export class Fleet implements OtherProcesses {
       member.say(this.#state)
       const problem = (await member.begun) ?? (await this.#bringUp(member).then(() => null, String))
       const since = performance.now()
-      if (problem !== null) member.say({ kind: 'end' })
+      if (problem !== null) this.#finish(member)
       began(problem)
       const how = await member.ended
       this.#leave(member)
       this.#members.delete(member)
+      this.#finishing.delete(member)
       if (signal.aborted) return
       if (problem === null) onEnded()
       if (performance.now() - since > STEADY) failures = 0
@@ -195,9 +211,14 @@ export class Fleet implements OtherProcesses {
         { worker: member.number, error: String(error) },
         'a worker cannot use the configuration in force, and is replaced',
       )
-      this.#leave(member)
-      member.say({ kind: 'end' })
+      this.#finish(member)
     }
+  }
+
+  #finish(member: Member): void {
+    this.#leave(member)
+    this.#finishing.add(member)
+    void this.#end(member, this.#endsWithin)
   }
 
   #leave(member: Member): void {

@@ -285,6 +285,47 @@ void t.test(
   },
 )
 
+void t.test(
+  'a worker that is replaced after a reload may still execute, and is killed if it does not end',
+  { skip: NO_PROC },
+  async (t) => {
+    const upstream = await heldUpstream(t)
+    const yaml = await yamlOf(upstream, `defaults: { lease: 1s }\ndrain: { timeout: 20s }\n${adminYaml(t)}`)
+    const proxy = await fleet(t, yaml)
+    const running = [1, 2].map(() => send(proxy, newKey()).catch(() => null))
+    await upstream.arrived(2)
+    const [one = 0, other = 0] = workersOf(proxy)
+    kill(other, 'SIGSTOP')
+    await proxy.reload(yaml.replace('lease: 1s', 'lease: 2s'))
+    // Answers once the stopped worker has not: until then it keeps the reload from being used.
+    await proxy.metric('idempotency_workers')
+    kill(one, 'SIGSTOP')
+    kill(other, 'SIGCONT')
+    await proxy.logged(({ msg }) => String(msg).startsWith('a worker cannot use the configuration in force'))
+    const decide = async ({ id, version }: RecordIn) =>
+      ask(proxy, `/v1/records/${id}/resolve`, {
+        method: 'POST',
+        headers: { 'if-match': `"${version}"` },
+        body: { outcome: 'retryable', by: 'me', reason: 'test' },
+      })
+    let codes: (string | null)[] = []
+    await until(async () => {
+      const { records } = (await ask(proxy, '/v1/records?state=unknown')).json as { records: RecordIn[] }
+      codes = (await Promise.all(records.map(decide))).map(({ code }) => code)
+      return codes.length > 0 && !codes.includes('version_mismatch')
+    })
+    t.strictSame(
+      codes.filter((code) => code !== 'still_running' && code !== 'outcome_held'),
+      [],
+    )
+    await until(() => workersOf(proxy).length === 2 && !workersOf(proxy).includes(one))
+    upstream.finish(1)
+    upstream.finish(2)
+    await Promise.all(running)
+    await until(async () => (await proxy.metric('idempotency_workers')) === 2)
+  },
+)
+
 interface RecordIn {
   readonly id: string
   readonly version: number
