@@ -9,7 +9,7 @@ import { readableBody } from '../runtime/coding.ts'
 import { inSteps, type MaybePromise } from '../runtime/scheduling.ts'
 
 /**
- * {@link outcomeOf} for a complete answer. If the route's `outcomes` look into the body, or it has the code of a call, it is decoded first. A
+ * {@link outcomeOf} for a complete answer. If the route's `outcomes` look into the body, or it is that of a call, it is decoded first. A
  * body that was not kept, decodes to more than `limits.response` bytes or is not JSON matches no condition.
  */
 export function meaningOf(
@@ -21,8 +21,8 @@ export function meaningOf(
 ): MaybePromise<Outcome> {
   const { status, headers, body } = answer
   const pointers = body === undefined ? [] : pointersInto(route, status)
-  const isError = status !== 200 && isEncoded(headers) && rpcOf(route.match, sent) === 'connect'
-  if (body === undefined || (pointers.length === 0 && !isError))
+  const isCall = isEncoded(headers) && rpcOf(route.match, sent) !== null
+  if (body === undefined || (pointers.length === 0 && !isCall))
     return outcomeOf(route, sent, answer, declaredOutcome, result)
   return readableBody(headers, body, route.limits.response).then(async (readable) => {
     const json = await inSteps(lookUp(readable.headers, readable.body, pointers))

@@ -62,6 +62,8 @@ void t.test('§7 what the code of an answer means, by profile', async (t) => {
   }
 })
 
+const NOTHING = Buffer.alloc(0)
+
 void t.test('where each protocol has its status', async (t) => {
   const web = (text: string): Buffer => Buffer.concat([framed('paid'), framed(text, 0x80)])
   const answer = { status: 200, headers: [] as string[] }
@@ -69,7 +71,17 @@ void t.test('where each protocol has its status', async (t) => {
   for (const [protocol, more, code] of [
     ['grpc', { trailers: ['grpc-status', '0'] }, 'OK'],
     ['grpc', { trailers: ['Grpc-Status', '14'] }, 'UNAVAILABLE'],
-    ['grpc', { headers: ['grpc-status', '16'] }, 'UNAUTHENTICATED'],
+    ['grpc', { headers: ['grpc-status', '16'], body: NOTHING }, 'UNAUTHENTICATED'],
+    // Clients ignore a status before a message.
+    ['grpc', { headers: ['grpc-status', '16'], body: framed('paid') }, 'none'],
+    ['grpc', { headers: ['grpc-status', '16'] }, 'none'],
+    ['grpc', { headers: ['grpc-status', '16'], status: 401, body: Buffer.from('no') }, 'UNAUTHENTICATED'],
+    ['grpc', { headers: ['grpc-status', '16'], trailers: ['grpc-status', '0'] }, 'none'],
+    ['grpc', { trailers: ['grpc-status', '16', 'grpc-status', '0'] }, 'none'],
+    ['grpc', { trailers: ['grpc-status', '0', 'grpc-status', '0'] }, 'OK'],
+    ['grpc', { trailers: ['grpc-status', '0'], body: framed('paid').subarray(0, 7) }, 'none'],
+    ['grpc', { trailers: ['grpc-status', '5'], body: framed('paid').subarray(0, 7) }, 'NOT_FOUND'],
+    ['grpc', { status: 204, body: NOTHING }, 'none'],
     ['grpc', { trailers: ['grpc-status', '99'] }, 'UNKNOWN'],
     ['grpc', { trailers: ['grpc-status', 'zero'] }, 'UNKNOWN'],
     ['grpc', {}, 'none'],
@@ -77,7 +89,11 @@ void t.test('where each protocol has its status', async (t) => {
     ['grpc', { status: 503 }, null],
     ['grpc-web', { body: web('grpc-status: 0\r\ngrpc-message: \r\n') }, 'OK'],
     ['grpc-web', { body: web('grpc-message: x\r\nGRPC-Status:5') }, 'NOT_FOUND'],
-    ['grpc-web', { headers: ['grpc-status', '3'] }, 'INVALID_ARGUMENT'],
+    ['grpc-web', { headers: ['grpc-status', '3'], body: NOTHING }, 'INVALID_ARGUMENT'],
+    ['grpc-web', { headers: ['grpc-status', '16'], body: web('grpc-status: 0') }, 'none'],
+    ['grpc-web', { headers: ['grpc-status', '0'], body: framed('paid').subarray(0, 7) }, 'none'],
+    ['grpc-web', { body: web('grpc-status: 16\r\ngrpc-status: 0') }, 'none'],
+    ['grpc-web', { body: Buffer.concat([framed('grpc-status: 16', 0x80), web('grpc-status: 0')]) }, 'none'],
     ['grpc-web', { body: framed('paid') }, 'none'],
     ['grpc-web', { body: web('grpc-message: x') }, 'none'],
     ['grpc-web', { body: framed('grpc-status: 0', 0x81) }, 'none'],

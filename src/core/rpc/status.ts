@@ -1,7 +1,7 @@
-import { firstOf, isEncoded, type RawHeaders } from '../headers.ts'
+import { isEncoded, linesOf, type RawHeaders } from '../headers.ts'
 import type { Action, Profile } from '../policy.ts'
 import { RPC_CODES, type RpcCode } from './codes.ts'
-import { messagesIn } from './messages.ts'
+import { messagesIn, type RpcMessage } from './messages.ts'
 import type { RpcProtocol } from './protocol.ts'
 
 /** What an answer of that code means, where the profile does not say otherwise: that nothing was done, or that nobody knows. */
@@ -66,24 +66,35 @@ export interface RpcAnswer {
 
 /**
  * The code of an answer. `null`: it is none of the protocol, as an error of a proxy on the way, so its HTTP status decides. `'none'`: it
- * should have one.
+ * should have one, and has none, or several, or is cut although it says OK.
  */
 export function rpcCodeOf(protocol: RpcProtocol, answer: RpcAnswer): RpcCode | 'none' | null {
   const { status, headers, body, trailers = [] } = answer
   if (protocol === 'connect') return status === 200 ? 'OK' : connectCode(headers, body)
-  // Of an answer that is head alone, the status is in the head.
-  const said = firstOf(trailers, 'grpc-status') ?? firstOf(headers, 'grpc-status') ?? inFrames(protocol, body)
-  if (said === null) return status === 200 ? 'none' : null
+  const messages = body === undefined ? [] : messagesIn(protocol, body)
+  const atEnd = [...linesOf(trailers, 'grpc-status'), ...inFrames(protocol, messages)]
+  const inHead = linesOf(headers, 'grpc-status')
+  const [said, ...others] = new Set([...inHead, ...atEnd])
+  if (said === undefined) return isSuccess(status) ? 'none' : null
+  // Of an answer that is head alone, the status is in the head; clients ignore it before a message.
+  const isEarly = atEnd.length === 0 && status === 200 && body?.length !== 0
+  if (isEarly || others.length > 0) return 'none'
   // A number that nobody knows counts as UNKNOWN (gRPC, statuscodes).
-  return /^\d{1,3}$/.test(said) ? (RPC_CODES[Number(said)] ?? 'UNKNOWN') : 'UNKNOWN'
+  const code = /^\d{1,3}$/.test(said) ? (RPC_CODES[Number(said)] ?? 'UNKNOWN') : 'UNKNOWN'
+  return code === 'OK' && messages === null ? 'none' : code
 }
 
-/** `grpc-status` of the last frame of gRPC-Web. */
-function inFrames(protocol: RpcProtocol, body: Buffer | undefined): string | null {
-  if (protocol === 'grpc' || body === undefined) return null
-  const last = messagesIn(protocol, body)?.at(-1)
-  if (last === undefined || !last.isTrailers || last.isCompressed) return null
-  return /^grpc-status:[ \t]*(\d+)[ \t]*\r?$/im.exec(last.bytes.toString('latin1'))?.[1] ?? null
+function isSuccess(status: number): boolean {
+  return status >= 200 && status < 300
+}
+
+/** Each `grpc-status` of the frames with which gRPC-Web ends. */
+function inFrames(protocol: RpcProtocol, messages: readonly RpcMessage[] | null): string[] {
+  if (protocol === 'grpc' || !messages?.at(-1)?.isTrailers) return []
+  return messages
+    .filter(({ isTrailers, isCompressed }) => isTrailers && !isCompressed)
+    .flatMap(({ bytes }) => [...bytes.toString('latin1').matchAll(/^grpc-status:[ \t]*(\d+)[ \t]*\r?$/gim)])
+    .map(([, value = '']) => value)
 }
 
 /** Connect spells one with a single l. */
