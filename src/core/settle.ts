@@ -376,7 +376,8 @@ export function outcomeOf(
   const deferral = isRefusal ? deferralOf(refused, route, sent) : null
   const found = code === 'none' || code === null ? status : code
   if (deferral === 'free') return { kind: 'not_executed', reason: deferred(found) }
-  if (code === 'none' && word === undefined) return unknownBecause('the answer has no clear grpc-status, or is cut', status)
+  if (code === 'none' && word === undefined)
+    return unknownBecause('the answer has no clear grpc-status, or is cut', status)
   const rule = word === undefined ? ownRule(route, found, json) : undefined
   const why = `the upstream answered ${found}${conditionsOf(rule)}`
   const action = word ?? rule?.outcome ?? usual(route, found, headers)

@@ -289,7 +289,7 @@ function answerLive(
   ports: WalkPorts,
   request: ProtectedRequest,
   execution: Execution,
-  { live, why, declaredOutcome }: Extract<Forwarded, { proof: 'live' }>,
+  { live, why }: Extract<Forwarded, { proof: 'live' }>,
 ): Answer {
   const { route, id, attempt, before } = execution
   const leave = ports.inFlight.remain()
@@ -306,7 +306,7 @@ function answerLive(
       const result = kept === null ? withoutBody(live, why) : keptResult(route, kept)
       const meaning =
         end === 'complete'
-          ? meaningOf(route, request.headers, kept ?? live, declaredOutcome, result)
+          ? meaningOf(route, request.headers, kept ?? live, live.declaredOutcome, result)
           : lostResponse(route, `the response broke off: ${live.brokenBy}`, live.status)
       const held = shared(() => live.release())()
       return after(meaning, (ended) => {

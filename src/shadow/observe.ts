@@ -45,13 +45,13 @@ export async function observeExchange(
       return failed(lostResponse(route, reason, status), 'upstream_failed', reason)
     }
     case 'live': {
-      const { live, why, declaredOutcome } = result
+      const { live, why } = result
       live.drain()
       if ((await live.done) !== 'complete') {
         const brokenOff = `the response broke off: ${live.brokenBy}`
         return failed(lostResponse(route, brokenOff, live.status), 'upstream_failed', brokenOff)
       }
-      const outcome = outcomeOf(route, headers, live, declaredOutcome, withoutBody(live, why))
+      const outcome = outcomeOf(route, headers, live, live.declaredOutcome, withoutBody(live, why))
       return { ...nothing, headers: live.headers, outcome, failed: null, cause: null }
     }
     case 'responded': {

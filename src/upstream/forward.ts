@@ -135,7 +135,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
       controller.abort(new AnswerRefused(why))
       return
     }
-    this.#declaredOutcome = firstOf(raw, 'idempotency-outcome')?.trim().toLowerCase() ?? null
+    this.#declaredOutcome = declaredIn(raw)
     const hop = hopByHop(raw)
     // The original framing is removed; without a body, a length only describes the representation (RFC 9110 §8.6).
     const describes = this.#request.method === 'HEAD' || status === 304
@@ -172,10 +172,10 @@ export class Exchange implements Dispatcher.DispatchHandler {
     if (controller.isTaken) this.#request.onTaken?.()
     const raw = rawLines(controller.rawTrailers)
     const trailers = filterLines(raw, (name) => isTrailer(name) && !isTakenOff(name))
-    // What a handler of gRPC knows of the outcome, it knows at the end.
-    this.#declaredOutcome ??= firstOf(raw, 'idempotency-outcome')?.trim().toLowerCase() ?? null
+    // What a handler of gRPC knows of the outcome, it knows at the end: the last word counts.
+    this.#declaredOutcome = declaredIn(raw) ?? this.#declaredOutcome
     if (this.#live !== null) {
-      this.#live.end(trailers)
+      this.#live.end(trailers, this.#declaredOutcome)
       return
     }
     let held = this.#size
@@ -229,7 +229,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
     this.#live = live
     const begun = this.#body.take()
     if (begun.length > 0) live.push(begun)
-    this.#settle({ proof: 'live', why, live, declaredOutcome: this.#declaredOutcome })
+    this.#settle({ proof: 'live', why, live })
   }
 
   #settle(result: Forwarded): void {
@@ -238,6 +238,11 @@ export class Exchange implements Dispatcher.DispatchHandler {
     this.#resolve?.(result)
     this.#resolve = null
   }
+}
+
+/** What the upstream says there that it did. */
+function declaredIn(lines: RawHeaders): string | null {
+  return firstOf(lines, 'idempotency-outcome')?.trim().toLowerCase() ?? null
 }
 
 /** Lines that this proxy sets or removes. */
@@ -295,6 +300,7 @@ class Live implements LiveResponse {
   #queued = 0
   #sink: LiveSink | null = null
   #ended: readonly string[] | null = null
+  declaredOutcome: string | null = null
   brokenBy = ''
 
   constructor(controller: Controller, { status, reason, headers }: ResponseHead, copy: StreamCopy | null) {
@@ -353,8 +359,9 @@ class Live implements LiveResponse {
     if (this.#queued > LIVE_QUEUE) this.#controller.pause()
   }
 
-  end(trailers: readonly string[]): void {
+  end(trailers: readonly string[], declaredOutcome: string | null): void {
     this.#ended = trailers
+    this.declaredOutcome = declaredOutcome
     this.#sink?.end(trailers)
     this.#finish('complete')
   }

@@ -27,7 +27,7 @@ export type Forwarded =
   | {
       readonly proof: 'responded'
       readonly response: StoredResponse
-      /** `Idempotency-Outcome`, removed from the headers. */
+      /** `Idempotency-Outcome`, removed from headers and trailers. */
       readonly declaredOutcome: string | null
       /** Returns the body's room to the budget. */
       readonly release: () => void
@@ -36,7 +36,6 @@ export type Forwarded =
       readonly proof: 'live'
       readonly why: 'streamed' | 'too_large' | 'no_room'
       readonly live: LiveResponse
-      readonly declaredOutcome: string | null
     }
   | {
       readonly proof: 'not_sent'
@@ -69,6 +68,8 @@ export interface LiveResponse {
   readonly brokenBy: string
   /** Empty until it is complete. */
   readonly trailers: readonly string[]
+  /** `Idempotency-Outcome`, once it is complete. */
+  readonly declaredOutcome: string | null
   /** Once complete: the whole answer, if the request asked for that and there was room; else null. */
   readonly kept: StoredResponse | null
   /** Frees the room of the kept copy. */

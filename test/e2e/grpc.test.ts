@@ -226,6 +226,27 @@ void t.test('a handler says in a trailer what it did', async (t) => {
   }
 })
 
+void t.test(
+  'a trailer that says what was done counts before the code, in answers that go out live, too',
+  async (t) => {
+    const { upstream, call } = await setting(
+      t,
+      (_seen, n) => ({
+        code: 'RESOURCE_EXHAUSTED',
+        message: 'x'.repeat(n === 1 ? 2000 : 10),
+        metadata: n === 1 ? {} : { 'idempotency-outcome': 'not-applied' },
+        trailers: { 'idempotency-outcome': 'applied' },
+      }),
+      'limits: { response: 1KiB }',
+    )
+    for (let n = 1; n <= 2; n++) {
+      const key = newKey()
+      for (let attempt = 0; attempt < 2; attempt++) await call({ key })
+      t.equal(upstream.seen.length, n)
+    }
+  },
+)
+
 void t.test('a client that cancels changes nothing', async (t) => {
   const first = Promise.withResolvers<void>()
   const { upstream, call, proxy } = await setting(t, () => first.promise.then(OK))

@@ -632,11 +632,13 @@ export class Stream implements LiveResponse {
   release(): void {}
   readonly brokenBy = 'a reset'
   readonly trailers = []
+  declaredOutcome: string | null = null
   reply(
     why: 'streamed' | 'too_large' | 'no_room' = 'streamed',
     declaredOutcome: string | null = null,
   ): Forwarded {
-    return { proof: 'live', why, live: this, declaredOutcome }
+    this.declaredOutcome = declaredOutcome
+    return { proof: 'live', why, live: this }
   }
 }
 

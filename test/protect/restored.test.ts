@@ -417,7 +417,7 @@ void t.test('the first client gets the streamed answer, retries get the recorded
   const stream = new Stream()
   one.script.push(async () => {
     await complete(one, RECORDED)
-    return { proof: 'live', why: 'streamed', live: stream, declaredOutcome: null }
+    return { proof: 'live', why: 'streamed', live: stream }
   })
   t.match(await one.get(), { live: stream })
   stream.end('broken')

@@ -246,13 +246,14 @@ export class SimulatedUpstream {
       done,
       brokenBy: 'a reset',
       trailers: [],
+      declaredOutcome: null,
       attach: (_sink: LiveSink) => {},
       drain: () => {},
       abandon: () => resolve('broken'),
       kept: null,
       release: () => {},
     }
-    return { proof: 'live', why: 'streamed', live, declaredOutcome: null }
+    return { proof: 'live', why: 'streamed', live }
   }
 }
 
