@@ -191,7 +191,7 @@ function identifyCall(
   protocol: FramedProtocol,
 ): Identification | Promise<Identification> {
   const { headers, route } = request
-  const messages = messagesIn(protocol, body)
+  const messages = messagesIn(protocol, body, 2)
   const [message] = messages ?? []
   if (messages === null || message === undefined || message.isTrailers)
     return refuseCall('the body is no complete message of gRPC; nothing was executed')

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict'
+import { randomBytes } from 'node:crypto'
 import fc from 'fast-check'
 import t from 'tap'
 import type { StoredResponse } from '../../src/core/record.ts'
@@ -159,6 +160,12 @@ void t.test('messages are behind a flag and their length', async (t) => {
     { bytes: Buffer.from('a') },
     { bytes: Buffer.from('bc') },
   ])
+  for (const text of ['AAA', 'A===', 'AA=A', '=AAA', 'AAA*', 'AA\n=', '====', 'AAAAAAAA='])
+    t.equal(messagesIn('grpc-web-text', Buffer.from(text)), null, text)
+  const long = framed(randomBytes(8 * 1024 ** 2))
+  const [found] = messagesIn('grpc-web-text', Buffer.from(long.toString('base64'))) ?? []
+  t.ok(found?.bytes.equals(long.subarray(5)))
+  t.equal(messagesIn('grpc', Buffer.alloc(5 * 1000), 2)?.length, 2)
   for (let cut = 1; cut < 8; cut++)
     t.equal(messagesIn('grpc', framed('one').subarray(0, cut)), null, `${cut}`)
   t.equal(messagesIn('grpc', framed('one', 2)), null, 'a flag that nobody knows')

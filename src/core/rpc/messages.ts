@@ -14,12 +14,19 @@ const PREFIX = 5
 const COMPRESSED = 0x01
 const TRAILERS = 0x80
 
-/** The messages of a body, each behind a flag and its length; null: it is cut, or no such body. */
-export function messagesIn(protocol: RpcProtocol, body: Buffer): RpcMessage[] | null {
+/**
+ * The messages of a body, each behind a flag and its length; null: it is cut, or no such body. `most`: the rest is not read, since each
+ * message takes memory, however short it is.
+ */
+export function messagesIn(
+  protocol: RpcProtocol,
+  body: Buffer,
+  most = Number.POSITIVE_INFINITY,
+): RpcMessage[] | null {
   const framed = protocol === 'grpc-web-text' ? fromBase64(body) : body
   if (framed === null) return null
   const messages: RpcMessage[] = []
-  for (let at = 0; at < framed.length; ) {
+  for (let at = 0; at < framed.length && messages.length < most; ) {
     const flags = framed[at] as number
     const isWhole = at + PREFIX <= framed.length && (flags & ~(COMPRESSED | TRAILERS)) === 0
     const start = at + PREFIX
@@ -35,13 +42,35 @@ export function messagesIn(protocol: RpcProtocol, body: Buffer): RpcMessage[] | 
   return messages
 }
 
-/** Several pieces of base64 in a row, each padded for itself. */
+/** Several pieces of base64 in a row, each padded for itself. Long ones are no matter for an expression, whose stack they exhaust. */
 function fromBase64(body: Buffer): Buffer | null {
-  const text = body.toString('latin1')
-  if (!/^(?:[A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)*$/.test(text)) return null
-  return Buffer.concat(
-    text.match(/[A-Za-z0-9+/]+={0,2}/g)?.map((piece) => Buffer.from(piece, 'base64')) ?? [],
-  )
+  if (body.length % 4 !== 0) return null
+  const bytes = Buffer.allocUnsafe((body.length / 4) * 3)
+  let length = 0
+  for (let at = 0; at < body.length; at += 4) {
+    const third = body[at + 2] === PAD ? 0 : sextet(body[at + 2])
+    const isPadded = body[at + 3] === PAD
+    const fourth = isPadded ? 0 : sextet(body[at + 3])
+    const group = (sextet(body[at]) << 18) | (sextet(body[at + 1]) << 12) | (third << 6) | fourth
+    // One that is no digit is -1, and so is the whole; so are digits after the padding.
+    if (group < 0 || (body[at + 2] === PAD && !isPadded)) return null
+    bytes[length++] = group >> 16
+    if (body[at + 2] !== PAD) bytes[length++] = (group >> 8) & 0xff
+    if (!isPadded) bytes[length++] = group & 0xff
+  }
+  return bytes.subarray(0, length)
+}
+
+const PAD = 0x3d
+const SEXTETS = new Int8Array(256).fill(-1)
+for (const [value, digit] of [
+  ...'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/',
+].entries())
+  SEXTETS[digit.charCodeAt(0)] = value
+
+/** -1: no digit of base64. */
+function sextet(byte: number | undefined): number {
+  return SEXTETS[byte as number] as number
 }
 
 /** Whether messages can be counted while they arrive. */
