@@ -202,17 +202,12 @@ function identifyCall(
   const { bytes, isCompressed } = message
   if (!isCompressed) return identifyMessage(ports, request, head, { sent: body, headers, body: bytes })
   const coding = firstOf(headers, 'grpc-encoding') ?? 'unknown'
-  return readableBody(['content-encoding', coding], bytes, route.limits.request).then((readable) => {
-    if (readable.body !== bytes)
-      return identifyMessage(ports, request, head, { sent: body, headers, body: readable.body })
-    // Taken for a call without a key, it would pass unprotected where a key is optional.
-    if (keyNeedsBody(route.key))
-      return refuseCall(
-        'the compression of the message cannot be undone within limits.request; nothing was executed',
-      )
-    // Compared as sent.
-    return identifyRead(ports, request, head, { sent: body, headers, body })
-  })
+  return readableBody(['content-encoding', coding], bytes, route.limits.request).then((readable) =>
+    readable.body === bytes
+      ? // Compared as sent.
+        identifyRead(ports, request, head, { sent: body, headers, body, view: { headers: UNREADABLE, body } })
+      : identifyMessage(ports, request, head, { sent: body, headers, body: readable.body }),
+  )
 }
 
 /** Reads the fields of a message that the route asks for. It is compared by its bytes, which hold fields that no descriptor knows. */
@@ -237,6 +232,8 @@ function identifyMessage(
 }
 
 const AS_JSON = ['content-type', 'application/json']
+/** A field may hold the key: the call must not pass for one without. */
+const UNREADABLE = ['content-encoding', 'unknown']
 
 function refuseCall(detail: string): Answer {
   return refuse('key_invalid', 'request_malformed', detail)

@@ -457,6 +457,41 @@ routes:
   t.equal(upstream.seen.length, 1)
 })
 
+void t.test('a message whose key nobody here can read does not pass for one without', async (t) => {
+  const upstream = await rpcStub(OK)
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const proxy = await proxyInProcess(`
+listen: { address: "127.0.0.1:0", http2: true }
+upstream: { url: "${upstream.url}" }
+store: { url: "memory:" }
+grpc: { descriptors: examples/grpc/payments.binpb }
+limits: { request: 1KiB }
+routes:
+  - name: payments
+    match: { grpc: shop.v1.Payments/* }
+    key: { presence: optional, from: ["json:/requestId"] }
+`)
+  t.teardown(() => proxy.drain())
+  const session = connect(proxy.url)
+  t.teardown(() => session.destroy())
+  const message = encoded('CreateRequest', { requestId: newKey() })
+  for (const [coding, bytes] of [
+    ['snappy', message],
+    ['gzip', gzipSync(Buffer.concat([message, Buffer.alloc(100_000)]))],
+    ['identity', message],
+  ] as const) {
+    const stream = session.request({
+      ':method': 'POST',
+      ':path': '/shop.v1.Payments/Create',
+      'content-type': 'application/grpc',
+      'grpc-encoding': coding,
+    })
+    stream.end(framed(bytes, 1))
+    t.match((await once(stream, 'response'))[0], { 'grpc-status': '3' }, coding)
+  }
+  t.equal(upstream.seen.length, 0)
+})
+
 void t.test('over HTTP/2 on both sides', async (t) => {
   const seen: string[] = []
   const server = await rpcServer((message, call) => {
