@@ -1,5 +1,5 @@
 import { ageOf, decide, retryAfterSeconds, untilNextCheck } from '../core/decide.ts'
-import { filterLines } from '../core/headers.ts'
+import { essence, filterLines, firstOf, type RawHeaders } from '../core/headers.ts'
 import { digest, frame, recordId } from '../core/identity.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import { type IdempotencyRecord, type Millis, type RecordId, readAt } from '../core/record.ts'
@@ -146,7 +146,7 @@ const ADDRESSING: ReadonlySet<string> = new Set([
   'x-forwarded-proto',
 ])
 
-/** The status of the upstream's answer; null: there was none. */
+/** The status of the upstream's answer, 403 for a success of a call; null: there was none. */
 async function probe(forward: Forward, path: string, lines: readonly string[]): Promise<number | null> {
   const result = await forward({
     method: 'GET',
@@ -156,17 +156,27 @@ async function probe(forward: Forward, path: string, lines: readonly string[]): 
     responseLimit: RESPONSE_LIMIT,
   })
   switch (result.proof) {
-    case 'responded':
+    case 'responded': {
+      const { status, headers } = result.response
       result.release()
-      return result.response.status
+      return permitted(status, headers)
+    }
     case 'live':
       result.live.drain()
-      return result.live.status
+      return permitted(result.live.status, result.live.headers)
     case 'not_sent':
     case 'unknown':
       return null
   }
 }
+
+/** Servers of gRPC answer a path that they do not know with 200, too. */
+function permitted(status: number, headers: RawHeaders): number {
+  const isCall = essence(headers).startsWith('application/grpc') || firstOf(headers, 'grpc-status') !== null
+  return isCall && status < 300 ? FORBIDDEN : status
+}
+
+const FORBIDDEN = 403
 
 /** The probe ignores response bodies. */
 const RESPONSE_LIMIT = 64 * 1024

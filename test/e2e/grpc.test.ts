@@ -457,6 +457,25 @@ routes:
   t.equal(upstream.seen.length, 1)
 })
 
+void t.test('a server of gRPC that does not know the path of authorizeReplay permits nothing', async (t) => {
+  const asked: string[] = []
+  const { upstream, call } = await setting(
+    t,
+    ({ method, body }) => {
+      asked.push(`${method} ${body}`)
+      return method === 'GET' ? { code: 'UNIMPLEMENTED', ...(asked.length > 2 ? { message: '' } : {}) } : OK()
+    },
+    'authorizeReplay: { path: /may, cache: 0s }',
+  )
+  const key = newKey()
+  t.equal((await call({ key })).code, 'OK')
+  for (const place of ['head', 'trailers']) {
+    const { code, message } = await call({ key })
+    t.strictSame([code, message], ['PERMISSION_DENIED', null], place)
+  }
+  t.equal(upstream.seen.length, 3)
+})
+
 void t.test('a message whose key nobody here can read does not pass for one without', async (t) => {
   const upstream = await rpcStub(OK)
   t.teardown(() => upstream[Symbol.asyncDispose]())
