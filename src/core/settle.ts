@@ -347,7 +347,7 @@ export function runningRecord({
 export interface AnsweredHead {
   readonly status: number
   readonly headers: RawHeaders
-  readonly body?: Buffer
+  readonly body?: Buffer | undefined
   readonly trailers?: RawHeaders
 }
 

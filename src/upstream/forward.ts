@@ -300,6 +300,7 @@ class Live implements LiveResponse {
   #queued = 0
   #sink: LiveSink | null = null
   #ended: readonly string[] | null = null
+  #hasBody = false
   declaredOutcome: string | null = null
   brokenBy = ''
 
@@ -337,6 +338,10 @@ class Live implements LiveResponse {
     return this.#ended ?? []
   }
 
+  get body(): Buffer | undefined {
+    return this.#hasBody ? undefined : Buffer.alloc(0)
+  }
+
   get kept(): StoredResponse | null {
     const body = this.#ended === null ? null : (this.#copy?.body() ?? null)
     if (body === null) return null
@@ -349,6 +354,7 @@ class Live implements LiveResponse {
   }
 
   push(chunk: Buffer): void {
+    this.#hasBody = true
     this.#copy?.add(chunk)
     if (this.#sink !== null) {
       if (!this.#sink.write(chunk)) this.#controller.pause()

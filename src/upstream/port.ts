@@ -68,6 +68,8 @@ export interface LiveResponse {
   readonly brokenBy: string
   /** Empty until it is complete. */
   readonly trailers: readonly string[]
+  /** Empty if none came; else it is not kept here. */
+  readonly body?: Buffer | undefined
   /** `Idempotency-Outcome`, once it is complete. */
   readonly declaredOutcome: string | null
   /** Once complete: the whole answer, if the request asked for that and there was room; else null. */

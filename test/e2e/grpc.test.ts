@@ -247,6 +247,13 @@ void t.test(
   },
 )
 
+void t.test('an answer that is head alone has its code, even if all go out live', async (t) => {
+  const { call } = await setting(t, () => ({ code: 'NOT_FOUND' }), 'stream: always')
+  const key = newKey()
+  await call({ key })
+  t.match(detailsOf(await call({ key })), { ErrorInfo: { reason: 'IDEMPOTENCY_RESPONSE_UNAVAILABLE' } })
+})
+
 void t.test('a client that cancels changes nothing', async (t) => {
   const first = Promise.withResolvers<void>()
   const { upstream, call, proxy } = await setting(t, () => first.promise.then(OK))
