@@ -47,7 +47,7 @@ void t.test('§7 what the code of an answer means, by profile', async (t) => {
     NOT_FOUND: 'store store store store',
     ALREADY_EXISTS: 'store store store store',
     PERMISSION_DENIED: 'store store store store',
-    RESOURCE_EXHAUSTED: 'release release release release',
+    RESOURCE_EXHAUSTED: 'release unknown release release',
     FAILED_PRECONDITION: 'store store store store',
     ABORTED: 'store store store release',
     OUT_OF_RANGE: 'store store store store',

@@ -30,7 +30,8 @@ const MEANINGS: Readonly<Record<RpcCode, Action>> = {
 /** As the profiles treat the 5xx that correspond to these codes. */
 const BY_PROFILE: Readonly<Record<Profile, Partial<Readonly<Record<RpcCode, Action>>>>> = {
   standard: {},
-  strict: { UNIMPLEMENTED: 'unknown' },
+  // Libraries also say it when the answer of a finished handler is too large to send.
+  strict: { RESOURCE_EXHAUSTED: 'unknown', UNIMPLEMENTED: 'unknown' },
   lenient: {
     UNAVAILABLE: 'release',
     DEADLINE_EXCEEDED: 'release',
@@ -60,7 +61,7 @@ export function rpcAction(profile: Profile, code: RpcCode): Action {
 export interface RpcAnswer {
   readonly status: number
   readonly headers: RawHeaders
-  readonly body?: Buffer
+  readonly body?: Buffer | undefined
   readonly trailers?: RawHeaders
 }
 
