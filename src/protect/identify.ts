@@ -220,8 +220,9 @@ function identifyMessage(
   const { target, headers, route } = request
   const readAs = (json: Buffer) =>
     identifyDecoded(ports, request, head, { ...upload, view: { headers: AS_JSON, body: json } })
-  if (!keyNeedsBody(route.key) && route.record.label?.kind !== 'json')
-    return identifyDecoded(ports, request, head, upload)
+  const isRead = keyNeedsBody(route.key) || route.record.label?.kind === 'json'
+  // One that is still encoded holds no field that anybody here can read.
+  if (!isRead || isEncoded(upload.headers)) return identifyDecoded(ports, request, head, upload)
   if (essence(headers).endsWith('json')) return readAs(upload.body)
   const method = ports.descriptors?.methods.get(methodName(target))
   if (method === undefined) return identifyDecoded(ports, request, head, upload)

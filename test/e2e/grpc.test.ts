@@ -515,6 +515,16 @@ routes:
     stream.end(framed(bytes, 1))
     t.match((await once(stream, 'response'))[0], { 'grpc-status': '3' }, coding)
   }
+  for (const type of ['application/json', 'application/proto']) {
+    const stream = session.request({
+      ':method': 'POST',
+      ':path': '/shop.v1.Payments/Create',
+      'content-type': type,
+      'content-encoding': 'snappy',
+    })
+    stream.end('{"requestId":"a"}')
+    t.match((await once(stream, 'response'))[0], { ':status': 400 }, type)
+  }
   t.equal(upstream.seen.length, 0)
 })
 
