@@ -62,11 +62,9 @@ function fromBase64(body: Buffer): Buffer | null {
 }
 
 const PAD = 0x3d
+const DIGITS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'
 const SEXTETS = new Int8Array(256).fill(-1)
-for (const [value, digit] of [
-  ...'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/',
-].entries())
-  SEXTETS[digit.charCodeAt(0)] = value
+for (const [value, digit] of Buffer.from(DIGITS).entries()) SEXTETS[digit] = value
 
 /** -1: no digit of base64. */
 function sextet(byte: number | undefined): number {
