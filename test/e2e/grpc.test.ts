@@ -653,7 +653,7 @@ void t.test('a call whose deadline has passed is not sent', async (t) => {
 void t.test('a compression that nobody here knows is compared as sent', async (t) => {
   for (const [key, executions, status] of [
     ['required', 1, undefined],
-    ['{ presence: optional, from: ["header:idempotency-key", "json:/id"] }', 0, '3'],
+    ['{ presence: optional, from: ["header:idempotency-key", "json:/id"] }', 1, undefined],
   ] as const) {
     const upstream = await rpcStub(OK)
     t.teardown(() => upstream[Symbol.asyncDispose]())
