@@ -76,7 +76,7 @@ t.test('--only tail has a row for first executions and one for replays', async (
     t.match(
       text,
       new RegExp(
-        `^\\| ${scenario}, JSON of 300 bytes \\| \\*\\*this proxy\\*\\*, Redis \\| [\\d,]+ (\\| \\d+\\.\\d\\d ){3}\\|`,
+        `^\\| ${scenario} \\| \\*\\*this proxy\\*\\*, Redis \\| [\\d,]+ (\\| \\d+\\.\\d\\d ){3}\\|`,
         'm',
       ),
     )
@@ -85,8 +85,8 @@ t.test('--only tail has a row for first executions and one for replays', async (
 t.test('--only costs shows what a request allocates and calls, and that perf is missing', async (t) => {
   process.env['PERF'] = '/nonexistent/perf'
   const text = await bench('--no-build', '--only', 'costs', '--candidates', 'proxy-redis,proxy-sqlite')
-  t.match(text, /^\| first execution, JSON of 300 bytes \| .*Redis \| [\d,]+ \|  \| [\d.]+ \|$/m)
-  t.match(text, /^\| replay, JSON of 300 bytes \| .*SQLite \(default\) \| [\d,]+ \|  \|  \|$/m)
+  t.match(text, /^\| first execution \| .*Redis \| [\d,]+ \|  \| [\d.]+ \|$/m)
+  t.match(text, /^\| replay \| .*SQLite \(default\) \| [\d,]+ \|  \|  \|$/m)
   t.match(text, 'System calls are left out: perf (Debian: linux-perf) is missing.')
 })
 
