@@ -96,6 +96,8 @@ t.test('F05 an escape equals its character; composed and decomposed forms differ
 t.test('F08 the order of items counts, that of members does not', async (t) => {
   t.not(form('[1,2]'), form('[2,1]'))
   t.equal(form('{"a":[{"c":1,"d":2}],"b":3}'), form(' { "b" : 3 , "a" : [ {"d":2,\r\n\t"c":1} ] } '))
+  const spaced = form('[{"b" :1,"a" :2},{"b" :1,"a" :2}]')
+  t.equal(spaced, form('[{"a":2,"b":1},{"a":2,"b":1}]'), 'blanks before colons')
 })
 
 t.test('JSON that would lose information, and text that is not JSON, has no form', async (t) => {

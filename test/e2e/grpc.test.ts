@@ -650,6 +650,37 @@ void t.test('a call whose deadline has passed is not sent', async (t) => {
   t.equal(upstream.seen.length, 0)
 })
 
+void t.test(
+  'several messages pass where no key is required; a compression without a name is compared as sent',
+  async (t) => {
+    const upstream = await rpcStub(OK)
+    t.teardown(() => upstream[Symbol.asyncDispose]())
+    const proxy = await proxyInProcess(`
+listen: { address: "127.0.0.1:0", http2: true }
+upstream: { url: "${upstream.url}" }
+store: { url: "memory:" }
+routes: [{ name: payments, match: { grpc: shop.v1.Payments/* } }]
+`)
+    t.teardown(() => proxy.drain())
+    const session = connect(proxy.url)
+    t.teardown(() => session.destroy())
+    const ask = async (body: Buffer) => {
+      const stream = session.request({
+        ':method': 'POST',
+        ':path': '/shop.v1.Payments/Create',
+        'content-type': 'application/grpc',
+        'idempotency-key': 'key-1',
+      })
+      stream.end(body).resume()
+      return (await once(stream, 'response'))[0]['idempotent-replayed']
+    }
+    const [nameless, several] = [framed('pay', 1), Buffer.concat([framed('pay'), framed('more')])]
+    t.same([await ask(nameless), await ask(nameless)], [undefined, 'true'])
+    t.same([await ask(several), await ask(several)], [undefined, undefined])
+    t.equal(upstream.seen.length, 3)
+  },
+)
+
 void t.test('a compression that nobody here knows is compared as sent', async (t) => {
   for (const [key, executions, status] of [
     ['required', 1, undefined],

@@ -172,7 +172,7 @@ void t.test('P07 P12 204, 304 with a length, HEAD, trailers and HTTP/1.0 are fra
   const show = async (upstreamBytes: string, request: string) => {
     await using peer = await answering(upstreamBytes)
     await using proxy = await proxyBefore(peer)
-    return everything(proxy.port, request)
+    return await everything(proxy.port, request)
   }
   const request = (method: string, version = '1.1') =>
     `${method} /x HTTP/${version}\r\nHost: a\r\nConnection: close\r\n\r\n`
