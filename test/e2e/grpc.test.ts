@@ -659,17 +659,18 @@ void t.test(
 listen: { address: "127.0.0.1:0", http2: true }
 upstream: { url: "${upstream.url}" }
 store: { url: "memory:" }
-routes: [{ name: payments, match: { grpc: shop.v1.Payments/* } }]
+grpc: { descriptors: examples/grpc/payments.binpb }
+routes: [{ name: payments, match: { grpc: shop.v1.Payments/* }, record: { label: /order/id } }]
 `)
     t.teardown(() => proxy.drain())
     const session = connect(proxy.url)
     t.teardown(() => session.destroy())
-    const ask = async (body: Buffer) => {
+    const ask = async (body: Buffer, key = 'key-1', method = 'Create') => {
       const stream = session.request({
         ':method': 'POST',
-        ':path': '/shop.v1.Payments/Create',
+        ':path': `/shop.v1.Payments/${method}`,
         'content-type': 'application/grpc',
-        'idempotency-key': 'key-1',
+        'idempotency-key': key,
       })
       stream.end(body).resume()
       return (await once(stream, 'response'))[0]['idempotent-replayed']
@@ -677,7 +678,10 @@ routes: [{ name: payments, match: { grpc: shop.v1.Payments/* } }]
     const [nameless, several] = [framed('pay', 1), Buffer.concat([framed('pay'), framed('more')])]
     t.same([await ask(nameless), await ask(nameless)], [undefined, 'true'])
     t.same([await ask(several), await ask(several)], [undefined, undefined])
-    t.equal(upstream.seen.length, 3)
+    // No descriptor says where its label is.
+    const unknown = () => ask(framed('pay'), 'key-2', 'Unknown')
+    t.same([await unknown(), await unknown()], [undefined, 'true'])
+    t.equal(upstream.seen.length, 4)
   },
 )
 
