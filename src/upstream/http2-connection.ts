@@ -14,10 +14,10 @@ import { expectsContent, invalid, partsOf } from './request-head.ts'
 const { connect } = process.getBuiltinModule('node:http2')
 
 /** Requests at one time on a connection, if the upstream allows as many. */
-export const MOST_STREAMS = 100
+export const MAX_STREAMS = 100
 
 /** Half of the streams that a connection can ever have. */
-const MOST_EVER = 2 ** 29
+const MAX_EVER = 2 ** 29
 
 /** Bytes of answers that may be under way: on a stream, where a slow client holds them, and on the connection. */
 const STREAM_WINDOW = 256 * 1024
@@ -81,7 +81,7 @@ export class Http2Connection {
 
   /** Requests at one time that the upstream allows; 0: none for now. */
   get most(): number {
-    return Math.min(MOST_STREAMS, this.#session?.remoteSettings?.maxConcurrentStreams ?? MOST_STREAMS)
+    return Math.min(MAX_STREAMS, this.#session?.remoteSettings?.maxConcurrentStreams ?? MAX_STREAMS)
   }
 
   /** It counts as one of the client's connections. */
@@ -119,7 +119,7 @@ export class Http2Connection {
     }
     this.#stopWaiting()
     this.#idleSince = null
-    if (++this.#begun >= MOST_EVER) this.#isEnding = true
+    if (++this.#begun >= MAX_EVER) this.#isEnding = true
     const carried = new UpstreamStream(this, stream, request)
     this.#streams.add(carried)
     carried.send(body, length)
