@@ -39,7 +39,7 @@ const MAX_RETENTION = 3650 * DAY
 /** Longer than any client keeps a connection open for a response. */
 const MAX_WAIT = 3_600_000
 /** Each takes the memory and the connections of a replica. */
-const MOST_WORKERS = 128
+const MAX_WORKERS = 128
 /** Larger ones do not fit into Node's limit for a request head (16 KiB). */
 const MAX_KEY = 8192
 /** Bodies are held in memory, and Redis limits values to 512 MiB. */
@@ -323,7 +323,7 @@ export const SCALARS = {
   timeout: duration(1, MAX_TIMER),
   tombstone: orWord(duration(0, MAX_RETENTION), 'off', 0),
   wait: duration(1, MAX_WAIT),
-  workers: autoOrWhole(1, MOST_WORKERS),
+  workers: autoOrWhole(1, MAX_WORKERS),
   upstreamUrl,
 } satisfies Record<string, Scalar<unknown>>
 

@@ -97,6 +97,10 @@ function lookUp(table: OutcomeTable, status: number): Action | undefined {
   return table.exact.get(status) ?? table.class.get(classOf(status))
 }
 
+export function isSuccess(status: number): boolean {
+  return status >= 200 && status < 300
+}
+
 /** A status above 599 counts as a 5xx (RFC 9110 §15). */
 function classOf(status: number): number {
   return Math.min(Math.floor(status / 100), 5)

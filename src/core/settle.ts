@@ -1,6 +1,6 @@
 import type { LookedUp } from './body/json-lookup.ts'
 import { deferralOf, ownStatusOf } from './chain.ts'
-import { classify, conditionsOf, ownRule } from './classify.ts'
+import { classify, conditionsOf, isSuccess, ownRule } from './classify.ts'
 import { filterLines, firstOf, type RawHeaders } from './headers.ts'
 import type { Action, Retention, RoutePolicy } from './policy.ts'
 import {
@@ -169,10 +169,6 @@ export function completionTerms(
 
 export function statusOf(result: CompletedResponse): number {
   return result.kept ? result.response.status : result.status
-}
-
-export function isSuccess(status: number): boolean {
-  return status >= 200 && status < 300
 }
 
 /**

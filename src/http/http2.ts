@@ -49,8 +49,8 @@ export function beginsHttp2(connection: Socket, timeout: Millis): Promise<boolea
 }
 
 /** Limits of a connection: running requests, and bytes of a head. */
-const MOST_STREAMS = 100
-const MOST_HEAD = 32 * 1024
+const MAX_STREAMS = 100
+const MAX_HEAD = 32 * 1024
 
 /** Time for an idle client to read that its connection ends. */
 const GOING: Millis = 1000
@@ -58,7 +58,7 @@ const GOING: Millis = 1000
 /** The requests of a connection that speaks HTTP/2 (RFC 9113, docs/adr/0129), whose preface it may have sent. Node bounds resets, pings and frames without end. */
 export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Session {
   const session = performServerHandshake(connection, {
-    settings: { enablePush: false, maxConcurrentStreams: MOST_STREAMS, maxHeaderListSize: MOST_HEAD },
+    settings: { enablePush: false, maxConcurrentStreams: MAX_STREAMS, maxHeaderListSize: MAX_HEAD },
     maxHeaderListPairs: 2000,
     // In megabytes. With ten of unread answers, which `limits` already bounds, Node would refuse requests and soon end the connection.
     maxSessionMemory: 10_000,

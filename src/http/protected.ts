@@ -186,7 +186,7 @@ export class ReceivedRequest implements ProtectedRequest {
   /** Beyond what a timer can wait for, a deadline is none. */
   #deadlineOf(protocol: RpcProtocol): Millis | undefined {
     const timeout = timeoutOf(protocol, this.headers)
-    return timeout === null || timeout > MOST_DEADLINE ? undefined : this.progress.startedAt + timeout
+    return timeout === null || timeout > MAX_DEADLINE ? undefined : this.progress.startedAt + timeout
   }
 
   /** The lines as received; a call has less time left than it said. */
@@ -248,7 +248,7 @@ export function tapRequest(
 }
 
 /** Of timers of Node. */
-const MOST_DEADLINE: Millis = 2 ** 31 - 1
+const MAX_DEADLINE: Millis = 2 ** 31 - 1
 
 /** The lowest bit of the flags. */
 const SAMPLED = /[13579bdf]$/

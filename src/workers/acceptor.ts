@@ -3,7 +3,7 @@ import { inQuietTurn } from '../http/connections.ts'
 import type { Member } from './member.ts'
 
 /** Connections that wait for a worker, as many as the kernel would keep for a listener that is busy; further ones are closed unread. */
-const MOST_WAITING = 4096
+const MAX_WAITING = 4096
 
 /**
  * The traffic port of several processes. Each worker is given one connection at a time, in turn: the kernel's own choice would give most of
@@ -23,7 +23,7 @@ export class Acceptor {
     this.server = new Server({ pauseOnConnect: true }, (connection) => {
       this.#accepted++
       connection.on('error', () => connection.destroy())
-      if (this.#waiting.length >= MOST_WAITING) connection.destroy()
+      if (this.#waiting.length >= MAX_WAITING) connection.destroy()
       else this.#waiting.push(connection)
       this.#handOver()
     })

@@ -1,3 +1,4 @@
+import { isSuccess } from '../classify.ts'
 import { isEncoded, linesOf, type RawHeaders } from '../headers.ts'
 import type { Action, Profile } from '../policy.ts'
 import { RPC_CODES, type RpcCode } from './codes.ts'
@@ -83,10 +84,6 @@ export function rpcCodeOf(protocol: RpcProtocol, answer: RpcAnswer): RpcCode | '
   // A number that nobody knows counts as UNKNOWN (gRPC, statuscodes).
   const code = /^\d{1,3}$/.test(said) ? (RPC_CODES[Number(said)] ?? 'UNKNOWN') : 'UNKNOWN'
   return code === 'OK' && messages === null ? 'none' : code
-}
-
-function isSuccess(status: number): boolean {
-  return status >= 200 && status < 300
 }
 
 /** Each `grpc-status` of the frames with which gRPC-Web ends. */
