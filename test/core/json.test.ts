@@ -314,6 +314,7 @@ t.test('nothing of one body is remembered in the next, or in the next of its obj
   t.equal(form('[{"\\u000a:xyz":1},{"\n:xyz":1}]'), null)
   t.equal(form('[":",{"a":1,"b":2},{"[":1,"[":2}]'), null)
   t.equal(form('{"l":[{"b":1,"a":2,"c":3},{"b":1}]}'), '{"l":[{"a":2,"b":1,"c":3},{"b":1}]}')
+  t.equal(form('[{"b":1,"a":2,"c":3},{"b":4,"a":5,"d":6}]'), '[{"a":2,"b":1,"c":3},{"a":5,"b":4,"d":6}]')
 })
 
 t.test('a body over 64 KiB is read in steps, and those of several bodies do not mix', async (t) => {
