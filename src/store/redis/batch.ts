@@ -51,7 +51,8 @@ export interface Operation<T> {
   readonly read: ReadResult<T>
 }
 
-interface Pending extends Operation<unknown> {
+interface Pending {
+  readonly operation: Operation<unknown>
   readonly resolve: (value: unknown) => void
   readonly reject: (error: unknown) => void
 }
@@ -81,7 +82,7 @@ export class Batches {
   }
 
   run<T>(operation: Operation<T>): Promise<T> {
-    return new Promise((resolve, reject) => this.#add({ ...operation, resolve, reject } as Pending))
+    return new Promise((resolve, reject) => this.#add({ operation, resolve, reject } as Pending))
   }
 
   /** The server may be another one, with another clock. */
@@ -99,12 +100,13 @@ export class Batches {
   }
 
   #add(pending: Pending): void {
-    const group = this.#isByShard ? pending.shard : 0
+    const { shard, body = NOTHING } = pending.operation
+    const group = this.#isByShard ? shard : 0
     if (this.#open.size === 0) setImmediate(this.flush)
     const items = this.#open.get(group)
     if (items === undefined) this.#open.set(group, [pending])
     else items.push(pending)
-    this.#size += (pending.body ?? NOTHING).length
+    this.#size += body.length
     if (items?.length === MAX_ITEMS || this.#size > LARGE) this.flush()
   }
 
@@ -120,11 +122,11 @@ export class Batches {
     head.writeIntBE(travelled, U48, U48)
     head.writeUIntBE(notAfter, 2 * U48, U48)
     const args: RespArg[] = [0]
-    for (const { key } of items) args.push(key)
-    if (this.#isByShard) for (const { others = [] } of items) args.push(...others)
+    for (const { operation } of items) args.push(operation.key)
+    if (this.#isByShard) for (const { operation } of items) args.push(...(operation.others ?? []))
     args[0] = args.length - 1
     args.push(head)
-    for (const { head: own, body = NOTHING } of items) args.push(own, body)
+    for (const { operation } of items) args.push(operation.head, operation.body ?? NOTHING)
     const read = (reply: RespReply[], link: Link): boolean => {
       const isLate = Buffer.isBuffer(reply[0])
       const now = Number(reply[isLate ? 1 : 0])
@@ -177,9 +179,9 @@ function settle(
     const kind = reply[at] as number
     try {
       if (kind === FAILED) throw redisFailure((reply[at + 1] as Buffer).toString())
-      item.resolve(item.read(reply, at, now, link))
+      item.resolve(item.operation.read(reply, at, now, link))
     } catch (error) {
-      if (mayRepeat && item.thoughFull && error instanceof StoreFull) full.push(item)
+      if (mayRepeat && item.operation.thoughFull && error instanceof StoreFull) full.push(item)
       else item.reject(error)
     }
     at += lengthAt(reply, at)
