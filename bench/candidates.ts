@@ -2,9 +2,11 @@ import { randomBytes } from 'node:crypto'
 import { readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { makeCertificate } from '../test/support/certificates.ts'
 import { NO_POSTGRES } from '../test/support/postgres.ts'
 import { freePort } from '../test/support/redis.ts'
 import { Child } from './child.ts'
+import type { Protocol } from './load.ts'
 import type { Cores } from './machine.ts'
 import { findNginx, findNginxLua, nginxCommand } from './nginx.ts'
 import { STORE_CANDIDATES, type StoreAt, type StoreCandidate } from './stores.ts'
@@ -30,6 +32,9 @@ export const CANDIDATES = [
   'proxy-sqlite',
   'proxy-memory',
   'proxy-postgres',
+  'proxy-tls',
+  'proxy-http2',
+  'proxy-grpc',
   'unprotected',
   'http-proxy',
   'nginx',
@@ -46,6 +51,9 @@ export const TITLES: Readonly<Record<CandidateName, string>> = {
   'proxy-sqlite': '**this proxy**, SQLite (default)',
   'proxy-memory': '**this proxy**, memory',
   'proxy-postgres': '**this proxy**, PostgreSQL',
+  'proxy-tls': '**this proxy**, Redis, clients over TLS',
+  'proxy-http2': '**this proxy**, Redis, clients over HTTP/2',
+  'proxy-grpc': '**this proxy**, Redis, gRPC',
   'proxy-sentinel': '**this proxy**, Redis under three Sentinels',
   'proxy-cluster': '**this proxy**, Redis Cluster of three masters',
   'proxy-wait': '**this proxy**, Redis with `store.wait: { replicas: 1 }`',
@@ -59,6 +67,17 @@ export const TITLES: Readonly<Record<CandidateName, string>> = {
   'node-idempotency': '@node-idempotency/core behind Fastify',
 }
 
+const PROTOCOLS: Partial<Record<CandidateName, Protocol>> = {
+  'proxy-tls': 'tls',
+  'proxy-http2': 'http2',
+  'proxy-grpc': 'grpc',
+}
+
+/** What its clients speak. */
+export function protocolOf(candidate: CandidateName): Protocol {
+  return PROTOCOLS[candidate] ?? 'http1'
+}
+
 interface Command {
   readonly command: readonly string[]
   readonly cwd: string
@@ -67,17 +86,18 @@ interface Command {
 type Starter = (world: World, port: number) => Command | string
 
 const STARTERS: Readonly<Record<CandidateName, Starter>> = {
-  'proxy-redis': (world, port) => proxy(world, port, `redis://127.0.0.1:${world.redisPort}`),
+  'proxy-redis': (world, port) => proxy(world, port, redisOf(world)),
   'proxy-sealed': (world, port) => {
     const file = join(world.folder, `key-${port}`)
     writeFileSync(file, randomBytes(32).toString('hex'))
-    return proxy(
-      world,
-      port,
-      `redis://127.0.0.1:${world.redisPort}`,
-      `, encryption: { keys: [{ id: bench, file: "${file}" }] }`,
-    )
+    return proxy(world, port, redisOf(world), {
+      store: `, encryption: { keys: [{ id: bench, file: "${file}" }] }`,
+    })
   },
+  'proxy-tls': (world, port) => proxy(world, port, redisOf(world), { listen: certificateIn(world, port) }),
+  'proxy-http2': (world, port) => proxy(world, port, redisOf(world), { listen: ', http2: true' }),
+  'proxy-grpc': (world, port) =>
+    proxy(world, port, redisOf(world), { listen: ', http2: true', upstream: ', http2: true' }),
   'proxy-sqlite': (world, port) => proxy(world, port, `sqlite:./bench-${port}.db`),
   'proxy-memory': (world, port) => proxy(world, port, 'memory:'),
   'proxy-postgres': (world, port) =>
@@ -97,7 +117,17 @@ const STARTERS: Readonly<Record<CandidateName, Starter>> = {
 function proxyOn(world: World, port: number, name: StoreCandidate): Command | string {
   const at = world.stores.get(name) ?? 'it was not requested'
   if (typeof at === 'string') return at
-  return proxy(world, port, at.url, at.more === undefined ? '' : `, ${at.more}`)
+  return proxy(world, port, at.url, { store: at.more === undefined ? '' : `, ${at.more}` })
+}
+
+function redisOf({ redisPort }: World): string {
+  return `redis://127.0.0.1:${redisPort}`
+}
+
+function certificateIn({ folder }: World, port: number): string {
+  const [key, cert] = [join(folder, `key-${port}.pem`), join(folder, `cert-${port}.pem`)]
+  makeCertificate('IP:127.0.0.1', key, cert)
+  return `, tls: { cert: "${cert}", key: "${key}" }`
 }
 
 function server(world: World, name: string, ...args: (string | number)[]) {
@@ -112,23 +142,32 @@ function nginx(world: World, port: number, found: ReturnType<typeof findNginx>, 
   return { command: nginxCommand({ ...found, folder, port, upstreamPort, redisPort }), cwd: world.folder }
 }
 
+/** What a candidate's configuration has besides: members of the mappings of those names. */
+interface More {
+  readonly listen?: string
+  readonly upstream?: string
+  readonly store?: string
+  readonly workers?: number
+}
+
 /**
  * The proxy as the image starts it, with all defaults except a store timeout that a busy machine does not reach; this does not
  * change the cost of a request. Only the memory store, whose 64 MiB would fill up within seconds, has another route, which keeps
  * its answers for three seconds.
  */
-function proxy(world: World, port: number, store: string, more = '', workers = 1) {
+function proxy(world: World, port: number, store: string, more: More = {}) {
+  const { listen = '', upstream = '', workers = 1 } = more
   const file = join(world.folder, `proxy-${port}.yaml`)
   const route = (name: string, path: string) => `{ name: ${name}, match: { methods: [POST], path: "${path}" }`
   const short = store === 'memory:'
   writeFileSync(
     file,
-    `listen: 127.0.0.1:${port}
+    `listen: { address: "127.0.0.1:${port}"${listen} }
 admin: { listen: "127.0.0.1:0" }
-upstream: { url: "http://127.0.0.1:${world.upstreamPort}"${short ? ', timeout: 3s' : ''} }
+upstream: { url: "http://127.0.0.1:${world.upstreamPort}"${short ? ', timeout: 3s' : ''}${upstream} }
 service: bench
 workers: ${workers}
-store: { url: "${store}", timeout: 5s${more} }
+store: { url: "${store}", timeout: 5s${more.store ?? ''} }
 log: { format: json }
 routes:
   - ${route('payments', '/v1/payments')} }
@@ -136,6 +175,7 @@ routes:
   - ${route('json', '/v1/json')}, fingerprint: { body: json } }
   - ${route('keyed', '/v1/keyed')}, key: { from: ["json:/id"] } }
   - ${route('form', '/v1/form')}, key: { from: ["form:id"] } }
+  - { name: grpc, match: { grpc: bench.Payments/Create } }
 ${short ? `  - ${route('short', '/v1/short')}, ttl: 3s }` : ''}
 `,
   )
@@ -172,7 +212,7 @@ export async function startProxy(
 ): Promise<Child> {
   const port = await freePort()
   const cores = { ...world.cores, candidate: world.cores.several(workers) }
-  return await spawn({ ...world, cores }, port, proxy(world, port, store, '', workers), nodeFlags)
+  return await spawn({ ...world, cores }, port, proxy(world, port, store, { workers }), nodeFlags)
 }
 
 function spawn(world: World, port: number, how: Command, nodeFlags: readonly string[]): Promise<Child> {

@@ -1,14 +1,20 @@
 import { once } from 'node:events'
 import { connect, type Socket } from 'node:net'
 import { setTimeout as wait } from 'node:timers/promises'
+import { connect as connectTls } from 'node:tls'
+import { Http2Client } from './http2-client.ts'
 
 /** How long the last answers of a round may take. */
 const STRAGGLERS = 15_000
 /** Pause after the last answer, so that the candidate's remaining work counts, too. */
 const SETTLE = 20
 
+/** `http2`: with prior knowledge. */
+export type Protocol = 'http1' | 'tls' | 'http2' | 'grpc'
+
 export interface Load {
   readonly port: number
+  readonly protocol?: Protocol
   /** Keep-alive connections, each with one request at a time. */
   readonly connections: number
   readonly milliseconds: number
@@ -40,8 +46,8 @@ export interface LoadResult {
 
 /** Sends for that time, waits for outstanding answers, and checks each status. */
 export async function load(options: Load): Promise<LoadResult> {
-  const { port, connections, milliseconds, request, status, cpu, most = Number.POSITIVE_INFINITY } = options
-  const clients = await Promise.all(Array.from({ length: connections }, () => Client.open(port)))
+  const { milliseconds, request, status, cpu, most = Number.POSITIVE_INFINITY } = options
+  const clients = await open(options)
   const latencies: number[] = []
   const late: number[] = []
   let sent = 0
@@ -50,7 +56,7 @@ export async function load(options: Load): Promise<LoadResult> {
   const until = startedAt + milliseconds
   const due =
     options.perSecond === undefined ? performance.now.bind(performance) : paced(options.perSecond, startedAt)
-  const drive = async (client: Client): Promise<void> => {
+  const drive = async (client: Exchanges): Promise<void> => {
     for (;;) {
       const dueAt = await due()
       if (dueAt >= until || sent >= most) return
@@ -83,6 +89,21 @@ export async function load(options: Load): Promise<LoadResult> {
   }
 }
 
+/** Sends one request at a time. */
+export interface Exchanges {
+  /** The last answer's head, for error messages. */
+  readonly last: string
+  /** Sends a whole request in HTTP/1.1; resolves with the status once the answer is complete. */
+  exchange(request: Buffer): Promise<number>
+  close(): void
+}
+
+function open({ protocol = 'http1', port, connections }: Load): Promise<Exchanges[]> {
+  if (protocol === 'http2' || protocol === 'grpc')
+    return Http2Client.openAll(port, connections, protocol === 'grpc')
+  return Promise.all(Array.from({ length: connections }, () => Client.open(port, protocol === 'tls')))
+}
+
 /** Returns the due times of evenly spaced requests, each once it has come. */
 function paced(perSecond: number, startedAt: number): () => number | Promise<number> {
   const waiting: ((dueAt: number) => void)[] = []
@@ -110,7 +131,7 @@ function at(values: number[], share: number): number {
 }
 
 /** Minimal HTTP: a length or chunks, one answer at a time. */
-export class Client {
+export class Client implements Exchanges {
   readonly #socket: Socket
   #answered: ((status: number) => void) | null = null
   #failed: ((error: Error) => void) | null = null
@@ -128,18 +149,17 @@ export class Client {
     socket.on('close', () => this.#failed?.(new Error(`the connection was closed: ${this.last}`)))
   }
 
-  static async open(port: number): Promise<Client> {
-    const socket = connect(port, '127.0.0.1')
-    await once(socket, 'connect')
+  static async open(port: number, isTls = false): Promise<Client> {
+    const place = { port, host: '127.0.0.1' }
+    const socket = isTls ? connectTls({ ...place, rejectUnauthorized: false }) : connect(place)
+    await once(socket, isTls ? 'secureConnect' : 'connect')
     return new Client(socket)
   }
 
-  /** The last answer's head, for error messages. */
   get last(): string {
     return this.#head.slice(0, 400)
   }
 
-  /** Sends a whole request; resolves with the status once the answer is complete. */
   exchange(request: Buffer): Promise<number> {
     return new Promise((resolve, reject) => {
       this.#answered = resolve

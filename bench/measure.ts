@@ -1,4 +1,4 @@
-import type { CandidateName } from './candidates.ts'
+import { type CandidateName, protocolOf } from './candidates.ts'
 import type { Child } from './child.ts'
 import { type LoadResult, load } from './load.ts'
 import { median } from './machine.ts'
@@ -84,6 +84,7 @@ export async function once(
   const run = (): Promise<LoadResult> =>
     load({
       port: child.port,
+      protocol: protocolOf(candidate),
       connections: plan.connections,
       milliseconds: plan.milliseconds,
       ...(plan.most === undefined ? {} : { most: plan.most }),

@@ -71,6 +71,21 @@ const GOALS: readonly Goal[] = [
     measured: ratio('first', 'proxy-postgres', 'proxy-redis'),
   },
   {
+    title: 'first execution, Redis: over TLS ÷ plain',
+    must: 1.3,
+    measured: ratio('first', 'proxy-tls', 'proxy-redis'),
+  },
+  {
+    title: 'first execution, Redis: HTTP/2 ÷ HTTP/1.1',
+    must: 1.6,
+    measured: ratio('first', 'proxy-http2', 'proxy-redis'),
+  },
+  {
+    title: 'first execution, Redis: gRPC ÷ HTTP/1.1',
+    must: 2,
+    measured: ratio('first', 'proxy-grpc', 'proxy-redis'),
+  },
+  {
     title: 'first execution, 64 KiB, Redis ÷ nginx + Lua + Redis',
     must: 0.65,
     measured: ratio('first-large', 'proxy-redis', 'nginx-lua'),

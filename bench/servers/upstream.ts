@@ -1,10 +1,14 @@
 /**
  * The API behind every candidate: minimal HTTP, so that it is never the bottleneck. Answers POST with 201 and everything else
  * with 200: 64 KiB of JSON for paths with "large" in them, 300 bytes for others. `/v1/hold` is answered only on
- * `/control/release`; `/control/count` reports the number of requests so far.
+ * `/control/release`; `/control/count` reports the number of requests so far. Over HTTP/2, all are calls of gRPC.
  */
+import { createServer as createHttp2Server } from 'node:http2'
 import { createServer, type Socket } from 'node:net'
+import { beginsHttp2 } from '../../src/http/http2.ts'
 import { LARGE, SMALL } from '../bodies.ts'
+
+const PATIENCE = 60_000
 
 const held = new Set<Socket>()
 let count = 0
@@ -40,7 +44,20 @@ function respond(socket: Socket, line: string): void {
   socket.write(ANSWERS[kind][path.includes('large') ? 'large' : 'small'])
 }
 
-createServer({ noDelay: true }, (socket) => {
+const MESSAGE = Buffer.concat([
+  Buffer.of(0, 0, 0, SMALL.length >> 8, SMALL.length & 0xff),
+  Buffer.from(SMALL),
+])
+const grpc = createHttp2Server().on('stream', (stream) => {
+  stream.on('error', () => {})
+  stream.resume().on('end', () => {
+    count++
+    stream.respond({ 'content-type': 'application/grpc' }, { waitForTrailers: true })
+    stream.on('wantTrailers', () => stream.sendTrailers({ 'grpc-status': '0' })).end(MESSAGE)
+  })
+})
+
+function serveHttp1(socket: Socket): void {
   let head = ''
   let line = ''
   /** Missing bytes of the body; -1: the head is incomplete. */
@@ -69,4 +86,10 @@ createServer({ noDelay: true }, (socket) => {
     missing = -1
     respond(socket, line)
   })
+}
+
+createServer({ noDelay: true }, (socket) => {
+  void beginsHttp2(socket, PATIENCE).then((isHttp2) =>
+    isHttp2 ? grpc.emit('connection', socket) : serveHttp1(socket),
+  )
 }).listen(Number(process.argv[2]), '127.0.0.1')

@@ -35,13 +35,15 @@ t.test('npm run bench prints a table per kind of body, a row per candidate, and 
     '--only',
     'post,first,replay,in-flight',
     '--candidates',
-    'proxy-redis,proxy-sqlite,unprotected',
+    'proxy-redis,proxy-sqlite,proxy-tls,proxy-http2,proxy-grpc,unprotected',
   )
   const rows = rowsOf(text)
   t.ok(Number(cell(text, 'pass-through POST, 300 bytes: CPU µs', '**this proxy**, Redis')) > 0)
   for (const scenario of ['first execution', 'replay', 'duplicate in flight'])
     for (const store of ['Redis', 'SQLite (default)'])
       t.ok(Number(cell(text, `${scenario}: CPU µs`, `**this proxy**, ${store}`)) > 0, `${scenario}, ${store}`)
+  for (const how of ['clients over TLS', 'clients over HTTP/2', 'gRPC'])
+    t.ok(Number(cell(text, 'first execution: CPU µs', `**this proxy**, Redis, ${how}`)) > 0, how)
   const goal = rows.find(([, name]) => name === 'first execution, SQLite (default) ÷ Redis')
   t.match(goal, ['', String, '1.3', '1', /^\d+(\.\d\d)?$/, /met/])
 })

@@ -16,13 +16,7 @@ export function certificate(names: string): Certificate {
   const dir = mkdtempSync(join(tmpdir(), 'cert-'))
   const certFile = join(dir, 'cert.pem')
   const keyFile = join(dir, 'key.pem')
-  execFileSync(
-    'openssl',
-    'req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test'
-      .split(' ')
-      .concat('-addext', `subjectAltName=${names}`, '-keyout', keyFile, '-out', certFile),
-    { stdio: 'ignore' },
-  )
+  makeCertificate(names, keyFile, certFile)
   return {
     certFile,
     keyFile,
@@ -30,4 +24,14 @@ export function certificate(names: string): Certificate {
     key: readFileSync(keyFile),
     [Symbol.dispose]: () => rmSync(dir, { recursive: true, force: true }),
   }
+}
+
+export function makeCertificate(names: string, keyFile: string, certFile: string): void {
+  execFileSync(
+    'openssl',
+    'req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test'
+      .split(' ')
+      .concat('-addext', `subjectAltName=${names}`, '-keyout', keyFile, '-out', certFile),
+    { stdio: 'ignore' },
+  )
 }
