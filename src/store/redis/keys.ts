@@ -29,7 +29,7 @@ export interface RedisOptions extends ConnectionSettings {
  *   idempotency:<service>:{xx}:c:<id>   no key but a sharded channel: an empty message after each write that ends an attempt
  *   idempotency:<service>:{xx}:h:<id>   the record's history: a list of lines that expires with it
  *   idempotency:<service>:{xx}:e        the server process first seen for the shard, and when: a string "run_id since till" (ADR 91)
- * idempotency:<service>:{xx}:w a marker whose replication is awaited (`store.wait`): 1, for a minute
+ *   idempotency:<service>:{xx}:w        a marker whose replication is awaited (`store.wait`): 1, for a minute
  *   idempotency:<service>:{xx}:n:<id>   a bucket of a rate limit, a string "at debt count" that expires when the bucket is full
  *
  * <service> has letters, digits, `_`, `.` and `-`: so it cannot contain a separator or a glob pattern. xx is the first byte of the id in
