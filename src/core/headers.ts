@@ -260,7 +260,8 @@ const PARSED = new Map<string, ContentType>()
 const MAX_PARSED = 64
 
 export function contentType(headers: RawHeaders): ContentType {
-  const value = linesOf(headers, 'content-type').join(', ')
+  const lines = linesOf(headers, 'content-type')
+  const value = lines.length === 1 ? (lines[0] as string) : lines.join(', ')
   let parsed = PARSED.get(value)
   if (parsed === undefined) {
     if (PARSED.size === MAX_PARSED) PARSED.clear()

@@ -21,7 +21,7 @@ import {
   withoutBody,
 } from './record.ts'
 import type { RpcCode } from './rpc/codes.ts'
-import { rpcOf } from './rpc/protocol.ts'
+import type { RpcProtocol } from './rpc/protocol.ts'
 import { rpcAction, rpcCodeOf } from './rpc/status.ts'
 
 /** The states in which the outcome of the record's latest attempt is accepted (contract §2). */
@@ -339,6 +339,13 @@ export function runningRecord({
 
 /* What an answer of the upstream means. */
 
+/** What decides, besides the answer. */
+export interface SentRequest {
+  readonly headers: RawHeaders
+  /** Null: it is no remote procedure call. */
+  readonly protocol: RpcProtocol | null
+}
+
 /** The head of an answer, its body if it was kept whole, and its trailers if it ended. */
 export interface AnsweredHead {
   readonly status: number
@@ -349,18 +356,17 @@ export interface AnsweredHead {
 
 /**
  * The outcome of a complete answer: the upstream's own declaration comes first, then that of a proxy behind this one, then the status, or
- * the code of a call (contract §6, §7). `sent`: the header lines of the request; `json`: the body, for `outcomes` with conditions.
+ * the code of a call (contract §6, §7). `json`: the body, for `outcomes` with conditions.
  */
 export function outcomeOf(
   route: RoutePolicy,
-  sent: RawHeaders,
+  { headers: sent, protocol }: SentRequest,
   answer: AnsweredHead,
   declaredOutcome: string | null,
   result: CompletedResponse,
   json: LookedUp | null = null,
 ): Outcome {
   const { status, headers, body } = answer
-  const protocol = rpcOf(route.match, sent)
   const code = protocol === null ? null : rpcCodeOf(protocol, answer)
   const word = WORDS.get(declaredOutcome)
   const isRefusal = word === undefined && firstOf(headers, 'idempotency-retry') !== null

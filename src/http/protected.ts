@@ -98,10 +98,11 @@ async function protect(options: ProtectOptions, route: RoutePolicy, incoming: In
   const { response } = incoming
   const { writer } = options
   try {
+    const request = new ReceivedRequest(options, route, incoming)
     // With the first call (docs/adr/0074).
-    if (writer.rpc === null && rpcOf(route.match, response.req.rawHeaders) !== null)
+    if (writer.rpc === null && request.protocol !== null)
       writer.rpc = (await import('./rpc-answers.ts')).rpcRefusal
-    writer.write(response, await guard(options.ports, new ReceivedRequest(options, route, incoming)))
+    writer.write(response, await guard(options.ports, request))
   } catch (error) {
     options.onBug(error)
     breakOff(response)
@@ -117,12 +118,12 @@ export class ReceivedRequest implements ProtectedRequest {
   readonly query: string
   readonly host: string | null
   readonly headers: RawHeaders
+  readonly protocol: RpcProtocol | null
   readonly client: string
   readonly traceId: string | null
   readonly span: string | undefined
   readonly deadline: Millis | undefined
   readonly progress = newProgress()
-  readonly #protocol: RpcProtocol | null
   readonly #response: TrafficResponse
   readonly #peer: Peer
   readonly #options: ProtectOptions
@@ -149,8 +150,8 @@ export class ReceivedRequest implements ProtectedRequest {
     this.client = options.proxies.clientOf(rawHeaders, peer)
     this.traceId = traceIdOf(own ?? firstOf(rawHeaders, 'traceparent'))
     this.span = own !== null && SAMPLED.test(own) ? own : undefined
-    this.#protocol = rpcOf(route.match, rawHeaders)
-    this.deadline = this.#protocol === null ? undefined : this.#deadlineOf(this.#protocol)
+    this.protocol = rpcOf(route.match, rawHeaders)
+    this.deadline = this.protocol === null ? undefined : this.#deadlineOf(this.protocol)
     this.#response = response
     this.#peer = peer
     this.#options = options
@@ -192,10 +193,10 @@ export class ReceivedRequest implements ProtectedRequest {
   /** The lines as received; a call has less time left than it said. */
   get #ownLines(): RawHeaders {
     const { headers, deadline } = this
-    if (this.#protocol === null || deadline === undefined) return headers
-    const name = deadlineHeader(this.#protocol)
+    if (this.protocol === null || deadline === undefined) return headers
+    const name = deadlineHeader(this.protocol)
     const kept = filterLines(headers, (one) => one !== name)
-    return [...kept, name, timeoutText(this.#protocol, timeLeft(this))]
+    return [...kept, name, timeoutText(this.protocol, timeLeft(this))]
   }
 
   clientGone(): boolean {

@@ -306,7 +306,7 @@ function answerLive(
       const result = kept === null ? withoutBody(live, why) : keptResult(route, kept)
       const meaning =
         end === 'complete'
-          ? meaningOf(route, request.headers, kept ?? live, live.declaredOutcome, result)
+          ? meaningOf(route, request, kept ?? live, live.declaredOutcome, result)
           : lostResponse(route, `the response broke off: ${live.brokenBy}`, live.status)
       const held = shared(() => live.release())()
       return after(meaning, (ended) => {
@@ -329,7 +329,7 @@ async function answerWhole(
   const { route, attempt, before } = execution
   const { response, declaredOutcome } = result
   const kept = keptResult(route, response)
-  const meaning = meaningOf(route, request.headers, response, declaredOutcome, kept)
+  const meaning = meaningOf(route, request, response, declaredOutcome, kept)
   const ended = meaning instanceof Promise ? await meaning : meaning
   noteCaller(ports, execution, request.headers, response.headers, ended)
   let isStored = false

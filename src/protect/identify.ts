@@ -21,7 +21,7 @@ import { identifiersSent } from '../core/reconcile/identifiers.ts'
 import type { Millis, Operation, RecordId } from '../core/record.ts'
 import { refusal } from '../core/refusal.ts'
 import { type FramedProtocol, messagesIn } from '../core/rpc/messages.ts'
-import { methodName, rpcOf } from '../core/rpc/protocol.ts'
+import { methodName } from '../core/rpc/protocol.ts'
 import { completionTerms } from '../core/settle.ts'
 import { atOnce, type Steps } from '../core/steps.ts'
 import { readableBody } from '../runtime/coding.ts'
@@ -157,8 +157,7 @@ export function identify(
   head: RequestHead,
   body: Buffer,
 ): Identification | Promise<Identification> {
-  const { headers, route } = request
-  const protocol = rpcOf(route.match, headers)
+  const { headers, route, protocol } = request
   if (protocol !== null && protocol !== 'connect') return identifyCall(ports, request, head, body, protocol)
   const read = protocol === null ? identifyDecoded : identifyMessage
   if (!isEncoded(headers)) return read(ports, request, head, { sent: body, headers, body })

@@ -1,10 +1,9 @@
 import { lookUp } from '../core/body/json-lookup.ts'
 import { pointersInto } from '../core/classify.ts'
-import { isEncoded, type RawHeaders } from '../core/headers.ts'
+import { isEncoded } from '../core/headers.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type { CompletedResponse, Outcome } from '../core/record.ts'
-import { rpcOf } from '../core/rpc/protocol.ts'
-import { type AnsweredHead, outcomeOf } from '../core/settle.ts'
+import { type AnsweredHead, outcomeOf, type SentRequest } from '../core/settle.ts'
 import { readableBody } from '../runtime/coding.ts'
 import { inSteps, type MaybePromise } from '../runtime/scheduling.ts'
 
@@ -14,14 +13,14 @@ import { inSteps, type MaybePromise } from '../runtime/scheduling.ts'
  */
 export function meaningOf(
   route: RoutePolicy,
-  sent: RawHeaders,
+  sent: SentRequest,
   answer: AnsweredHead,
   declaredOutcome: string | null,
   result: CompletedResponse,
 ): MaybePromise<Outcome> {
   const { status, headers, body } = answer
   const pointers = body === undefined ? [] : pointersInto(route, status)
-  const isCall = isEncoded(headers) && rpcOf(route.match, sent) !== null
+  const isCall = isEncoded(headers) && sent.protocol !== null
   if (body === undefined || (pointers.length === 0 && !isCall))
     return outcomeOf(route, sent, answer, declaredOutcome, result)
   return readableBody(headers, body, route.limits.response).then(async (readable) => {

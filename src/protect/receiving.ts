@@ -1,14 +1,12 @@
 import { isFramed, MessageCount } from '../core/rpc/messages.ts'
-import { rpcOf } from '../core/rpc/protocol.ts'
 import type { UpstreamRequest } from '../upstream/port.ts'
 import type { ProtectedRequest } from './request.ts'
 
 /** How the answer is received. That of a call is kept, whatever its media type, until it turns out to be a stream. */
 export function responding({
   route,
-  headers,
+  protocol,
 }: ProtectedRequest): Pick<UpstreamRequest, 'responseLimit' | 'stream' | 'streams' | 'keepsStream'> {
-  const protocol = rpcOf(route.match, headers)
   const isCall = protocol !== null && route.stream === 'auto'
   return {
     responseLimit: route.limits.response,

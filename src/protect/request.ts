@@ -1,5 +1,4 @@
 import type { Decision } from '../core/decide.ts'
-import type { RawHeaders } from '../core/headers.ts'
 import type { ClientCertificate } from '../core/identity.ts'
 import type { RoutePolicy } from '../core/policy.ts'
 import type {
@@ -13,11 +12,12 @@ import type {
   StoredResponse,
 } from '../core/record.ts'
 import type { Refusal } from '../core/refusal.ts'
+import type { SentRequest } from '../core/settle.ts'
 import type { LiveResponse } from '../upstream/port.ts'
 import type { ClaimResult, CompletionResult, RequestOutcome } from './outcomes.ts'
 
 /** A protected request as the walk sees it: no socket, no framework. */
-export interface ProtectedRequest {
+export interface ProtectedRequest extends SentRequest {
   readonly route: RoutePolicy
   readonly method: string
   /** Origin form, as sent. */
@@ -27,7 +27,6 @@ export interface ProtectedRequest {
   readonly query: string
   /** Normalised; null if the route's scope has no host, or the request names none. */
   readonly host: string | null
-  readonly headers: RawHeaders
   /** The client's certificate, verified here or by a trusted proxy; null: it has none. */
   readonly certificate: ClientCertificate | null
   /** The client's IPv4 address, or the /64 of its IPv6 address. */

@@ -24,9 +24,10 @@ export interface Observed {
 
 /** Observes the exchange to its end. The caller must call `release`. */
 export async function observeExchange(
-  { route, headers }: Pick<ProtectedRequest, 'route' | 'headers'>,
+  request: Pick<ProtectedRequest, 'route' | 'headers' | 'protocol'>,
   upstream: TappedExchange,
 ): Promise<Observed> {
+  const { route } = request
   const nothing = { response: null, headers: [], release: () => {} }
   const failed = (outcome: Outcome, verdict: ShadowVerdict, cause: string): Observed => ({
     ...nothing,
@@ -51,13 +52,13 @@ export async function observeExchange(
         const brokenOff = `the response broke off: ${live.brokenBy}`
         return failed(lostResponse(route, brokenOff, live.status), 'upstream_failed', brokenOff)
       }
-      const outcome = outcomeOf(route, headers, live, live.declaredOutcome, withoutBody(live, why))
+      const outcome = outcomeOf(route, request, live, live.declaredOutcome, withoutBody(live, why))
       return { ...nothing, headers: live.headers, outcome, failed: null, cause: null }
     }
     case 'responded': {
       const { response, declaredOutcome } = result
       return {
-        outcome: await meaningOf(route, headers, response, declaredOutcome, keptResult(route, response)),
+        outcome: await meaningOf(route, request, response, declaredOutcome, keptResult(route, response)),
         response: replayable(route, response),
         headers: response.headers,
         release: shared(result.release)(),

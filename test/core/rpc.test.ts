@@ -123,7 +123,8 @@ void t.test(
     const of = (code: RpcCode): string => {
       const trailers = ['grpc-status', String(RPC_CODES.indexOf(code))]
       const answer = { status: 200, headers: [], trailers }
-      return outcomeOf({ ...ROUTE, outcomes }, typed('application/grpc'), answer, null, RESULT).kind
+      const sent = { headers: typed('application/grpc'), protocol: 'grpc' } as const
+      return outcomeOf({ ...ROUTE, outcomes }, sent, answer, null, RESULT).kind
     }
     t.strictSame([of('OK'), of('UNAVAILABLE'), of('INTERNAL')], ['completed', 'not_executed', 'unknown'])
   },

@@ -268,7 +268,7 @@ t.test('a resolution keeps request and age; completed clears the token, not exec
   t.equal(NOBODY.length, ATTEMPT.token.length, 'as long as a token')
 })
 
-const KEYED = ['Idempotency-Key', 'k']
+const KEYED = { headers: ['Idempotency-Key', 'k'], protocol: null }
 const REFUSED = ['Idempotency-Retry', 'same-key']
 
 interface Answered {

@@ -459,6 +459,7 @@ export class Replica {
       path,
       query,
       headers: over.anonymous ? own.filter((_, i) => i < own.length - headers.length - 2) : own,
+      protocol: null,
       client: '127.0.0.1',
       traceId: null,
       span: over.span,

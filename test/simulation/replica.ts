@@ -325,6 +325,7 @@ export class Replica implements Owner {
       path: PATH,
       query: '',
       headers,
+      protocol: null,
       client: '127.0.0.1',
       traceId: null,
       span: undefined,
