@@ -18,17 +18,15 @@ export const SELECTING: ReadonlySet<string> = new Set([
   ...SUBJECTS.flatMap((subject) => [`x-${subject}`, `x-${subject}-id`]),
 ])
 
-const LENGTHS: ReadonlySet<number> = new Set([...SELECTING].map(({ length }) => length))
-
 /** The lines whose names `counts`, by name in the order of names; null: none. */
 function linesByName(
   headers: RawHeaders,
-  counts: (name: string) => boolean,
+  counts: (field: string) => boolean,
 ): readonly (readonly [name: string, values: readonly string[]])[] | null {
   let found: Map<string, string[]> | null = null
   for (let i = 0; i + 1 < headers.length; i += 2) {
     const field = headers[i] as string
-    if (!counts(field.toLowerCase())) continue
+    if (!counts(field)) continue
     found ??= new Map()
     const name = field.toLowerCase()
     const values = found.get(name)
@@ -38,17 +36,16 @@ function linesByName(
   return found === null ? null : [...found].sort(([a], [b]) => (a < b ? -1 : 1))
 }
 
-function isSelecting(headers: RawHeaders): boolean {
-  for (let i = 0; i < headers.length; i += 2) {
-    const field = headers[i] as string
-    if (LENGTHS.has(field.length) && SELECTING.has(field.toLowerCase())) return true
-  }
-  return false
+/** Most names are told by their first letter, without a copy in lower case. */
+function isSelecting(field: string): boolean {
+  return INITIALS.has(field.charCodeAt(0) | 0x20) && SELECTING.has(field.toLowerCase())
 }
+
+const INITIALS: ReadonlySet<number> = new Set([...SELECTING].map((name) => name.charCodeAt(0)))
 
 /** The selecting lines of a request, framed; empty: it has none. */
 export function selectingLines(headers: RawHeaders): string {
-  const lines = isSelecting(headers) ? linesByName(headers, (name) => SELECTING.has(name)) : null
+  const lines = linesByName(headers, isSelecting)
   return lines === null ? '' : frame(lines.map(([name, values]) => part(name) + frame(values)))
 }
 
@@ -64,8 +61,7 @@ export function partsOf(
   key: Hmac | null,
   opaque = false,
 ): string | undefined {
-  const names =
-    counted === null ? null : linesByName(headers, (name) => SELECTING.has(name) || counted.includes(name))
+  const names = counted === null ? null : linesByName(headers, countedBy(counted))
   if (query === '' && mediaType === USUAL_TYPE && names === null && !opaque) return undefined
   const short = (text: string): string => {
     const digest = key === null ? hash('sha256', text, 'buffer') : key.of(hash('sha256', text, 'buffer'))
@@ -77,6 +73,12 @@ export function partsOf(
     `${ofQuery}/${ofType}${opaque ? OPAQUE : ''}`,
     ...(names ?? []).map(([name, values]) => `${name}=${short(frame(values))}`),
   ].join(' ')
+}
+
+function countedBy(counted: readonly string[]): (field: string) => boolean {
+  return counted.length === 0
+    ? isSelecting
+    : (field) => isSelecting(field) || counted.includes(field.toLowerCase())
 }
 
 const USUAL_TYPE = 'application/json'
