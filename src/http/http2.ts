@@ -277,9 +277,8 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
   }
 
   protected begin(status: number, _reason: string, lines: readonly string[]): void {
-    // Node's sessions refuse others.
-    if (status > 599) throw new Error(`HTTP/2 cannot carry the status ${status}`)
-    const head = [':status', String(status)]
+    // Node's sessions carry no others; a client takes them for a 5xx (RFC 9110 §15).
+    const head = [':status', String(status > 599 ? 500 : status)]
     for (let i = 0; i < lines.length; i += 2) {
       const name = (lines[i] as string).toLowerCase()
       const value = lines[i + 1] as string
