@@ -8,6 +8,7 @@ import { runInNewContext } from 'node:vm'
 import t from 'tap'
 import { linesOf } from '../../src/core/headers.ts'
 import { metricIs, problemOf, proxyBefore, storeCalls, values } from '../support/exchange.ts'
+import { http1Test } from '../support/http1-test.ts'
 import { dial, everything, post, rawRequest, readAnswer } from '../support/raw.ts'
 import { upstreamStub } from '../support/upstream.ts'
 
@@ -15,7 +16,7 @@ t.setTimeout(300_000)
 
 const stub = () => upstreamStub((_seen, response) => void response.writeHead(201, { 'X-A': '1' }).end('ok'))
 
-void t.test('K16 bytes that no header may have get 400, N=0, and the process survives', async (t) => {
+http1Test('K16 bytes that no header may have get 400, N=0, and the process survives', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream)
   const rest = 'Content-Length: 2\r\n\r\n{}'
@@ -34,7 +35,7 @@ void t.test('K16 bytes that no header may have get 400, N=0, and the process sur
   t.equal((await rawRequest(proxy.port, post('/p', 'k', '{}'))).status, 201)
 })
 
-void t.test('K17 a 20 kB key gets 431, N=0', async (t) => {
+http1Test('K17 a 20 kB key gets 431, N=0', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream)
   t.match(await everything(proxy.port, post('/p', 'k'.repeat(20_000), '{}')), /^HTTP\/1.1 431 /)
@@ -59,7 +60,7 @@ void t.test('P11 Expect: 100-continue is answered by the proxy; N=1', async (t) 
   t.equal(upstream.seen.length, 2)
 })
 
-t.test('P11 the `100 Continue` of a pipelined request comes in its turn, not in its answer', async (t) => {
+http1Test('P11 the `100 Continue` of a pipelined request comes in its turn, not in its answer', async (t) => {
   const body = 'x'.repeat(20_000)
   await using upstream = await upstreamStub((seen, response) => {
     if (seen.target === '/slow') setTimeout(() => response.end('slow'), 200)
@@ -125,7 +126,7 @@ t.test('P18 F17 F12 a body at the limit is accepted, one byte more gets 413, in 
   await metricIs(proxy, 'idempotency_buffered_bytes', 0)
 })
 
-void t.test('P23 an absolute-form target chooses no upstream and dodges no route', async (t) => {
+http1Test('P23 an absolute-form target chooses no upstream and dodges no route', async (t) => {
   await using upstream = await stub()
   await using elsewhere = await stub()
   await using proxy = await proxyBefore(upstream)
@@ -141,7 +142,7 @@ void t.test('P23 an absolute-form target chooses no upstream and dodges no route
   t.same(targets().slice(1), ['//'])
 })
 
-void t.test('P23 two Host lines, or none, are refused', async (t) => {
+http1Test('P23 two Host lines, or none, are refused', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream)
   for (const path of ['/p', '/other'])
@@ -150,7 +151,7 @@ void t.test('P23 two Host lines, or none, are refused', async (t) => {
   t.equal(upstream.seen.length, 0)
 })
 
-void t.test('P24 every request of the smuggling set is refused, N=0', async (t) => {
+http1Test('P24 every request of the smuggling set is refused, N=0', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream)
   const inner = 'POST /p HTTP/1.1\r\nHost: a\r\nIdempotency-Key: smuggled\r\nContent-Length: 2\r\n\r\n{}'
@@ -185,7 +186,7 @@ void t.test('P24 every request of the smuggling set is refused, N=0', async (t) 
   t.equal((await rawRequest(proxy.port, post('/p', 'outer', '{}'))).status, 201, 'nothing was claimed')
 })
 
-void t.test('P24 a line with a bare LF, an empty name or a tab in its name is refused', async (t) => {
+http1Test('P24 a line with a bare LF, an empty name or a tab in its name is refused', async (t) => {
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream)
   for (const line of ['X: a\n', ': x\r\n', 'X\tY: 1\r\n']) {
@@ -307,7 +308,7 @@ function inChunks(request: string, body: string): string {
   return `${head}${body === '' ? '' : `${body.length.toString(16)}\r\n${body}\r\n`}0\r\n\r\n`
 }
 
-t.test('P18 Node’s parser gives each piece of a body memory of its own, which may be freed', async (t) => {
+http1Test('P18 Node’s parser gives each piece of a body memory of its own, which may be freed', async (t) => {
   const { promise, resolve } = Promise.withResolvers<Buffer>()
   const server = createServer((request) => void request.once('data', resolve))
   const connection = new Duplex({ read() {}, write: (_chunk, _encoding, done) => done() })

@@ -1,6 +1,7 @@
 import { once } from 'node:events'
 import t, { type Test } from 'tap'
 import { answering, problemOf, proxyBefore, scriptedPeer, storeCalls, values } from '../support/exchange.ts'
+import { http1Test } from '../support/http1-test.ts'
 import { type TestProxy } from '../support/proxy.ts'
 import { dial, everything, get, post, rawRequest, readAnswer } from '../support/raw.ts'
 
@@ -30,7 +31,7 @@ const HANDSHAKE = [
   'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==',
 ]
 
-void t.test('V06 Connection cannot remove a header that the proxy relies on', async (t) => {
+http1Test('V06 Connection cannot remove a header that the proxy relies on', async (t) => {
   await using peer = await answering(OK)
   const routes = [
     '{ name: a, match: { path: /a }, key: { from: ["header:x-my-key", "header:idempotency-key"] } }',
@@ -81,7 +82,7 @@ void t.test('V06 Connection cannot remove a header that the proxy relies on', as
   t.equal(peer.requests.length, 11)
 })
 
-t.test('V06 Connection: <key header> changes neither what the upstream gets nor the record', async (t) => {
+http1Test('V06 Connection: <key header> changes neither what the upstream gets nor the record', async (t) => {
   await using peer = await answering(OK)
   await using proxy = await proxyBefore(peer)
   const answers = []
@@ -92,7 +93,7 @@ t.test('V06 Connection: <key header> changes neither what the upstream gets nor 
   t.match(peer.requests[0], /\r\nIdempotency-Key: k\r\n/)
 })
 
-void t.test('V06 a handshake keeps the headers that the proxy relies on, too', async (t) => {
+http1Test('V06 a handshake keeps the headers that the proxy relies on, too', async (t) => {
   await using peer = await answering('HTTP/1.1 401 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n')
   await using proxy = await proxyBefore(peer)
   const lines = ['Connection: Upgrade, Authorization, X-Mine', 'Authorization: a', 'X_Forwarded_For: 1']
@@ -159,7 +160,7 @@ void t.test('header names that CGI folds into one the proxy relies on are droppe
   t.equal(peer.requests.length, 4)
 })
 
-t.test('P24 heads that two servers may read differently are refused, and nothing is claimed', async (t) => {
+http1Test('P24 heads that servers may read differently are refused, and nothing is claimed', async (t) => {
   await using peer = await answering(OK)
   await using proxy = await proxyBefore(peer)
   const before = await storeCalls(proxy)
@@ -193,7 +194,7 @@ t.test('P24 heads that two servers may read differently are refused, and nothing
   t.equal(await storeCalls(proxy), before, 'nothing was claimed')
 })
 
-void t.test('K17 P24 a request that the parser refuses is answered with a problem, too', async (t) => {
+http1Test('K17 P24 a request that the parser refuses is answered with a problem, too', async (t) => {
   await using peer = await answering(OK)
   await using proxy = await proxyBefore(peer)
   const chunked = (bytes: string) =>
@@ -213,7 +214,7 @@ void t.test('K17 P24 a request that the parser refuses is answered with a proble
   t.equal(peer.requests.length, 0)
 })
 
-void t.test('P24 the refusal of a pipelined head is never taken for the answer before it', async (t) => {
+http1Test('P24 the refusal of a pipelined head is never taken for the answer before it', async (t) => {
   for (const path of ['/p', '/other']) {
     let answer = (): void => {}
     await using peer = await scriptedPeer((socket) => {
@@ -234,7 +235,7 @@ void t.test('P24 the refusal of a pipelined head is never taken for the answer b
   }
 })
 
-void t.test('a request with more than 2000 header lines is forwarded whole', async (t) => {
+http1Test('a request with more than 2000 header lines is forwarded whole', async (t) => {
   await using peer = await answering(OK)
   await using proxy = await proxyBefore(peer)
   const many = 'a:\r\n'.repeat(2500)

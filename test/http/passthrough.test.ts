@@ -13,6 +13,8 @@ import {
   values,
   without,
 } from '../support/exchange.ts'
+import { IS_HTTP2, sent } from '../support/front.ts'
+import { http1Test } from '../support/http1-test.ts'
 import { dial, everything, get, post, rawRequest, readAnswer } from '../support/raw.ts'
 import { freePort } from '../support/redis.ts'
 import { IS_STOCK } from '../support/service.ts'
@@ -158,17 +160,18 @@ void t.test('P04 an unprotected answer keeps its status, reason, header lines an
     )
     await using proxy = await proxyBefore(peer)
     const answer = await rawRequest(proxy.port, get('/x'))
-    t.equal(answer.statusLine, `HTTP/1.1 ${status} ${reason}`)
+    if (IS_HTTP2) t.equal(answer.status, status > 599 ? 500 : status)
+    else t.equal(answer.statusLine, `HTTP/1.1 ${status} ${reason}`)
     const lines = [
       ['X-b', '2', 'Set-Cookie', 'a=1, b', 'x-B', 'caf\xe9'],
       ['Set-Cookie', 'c=2', 'X-Empty', ''],
     ]
-    t.same(without(answer, 'connection', 'keep-alive', 'date', 'content-length'), lines.flat())
+    t.same(without(answer, 'connection', 'keep-alive', 'date', 'content-length'), sent(lines.flat()))
     t.same(answer.body, Buffer.from([0xff, 0]))
   }
 })
 
-void t.test('P07 P12 204, 304 with a length, HEAD, trailers and HTTP/1.0 are framed correctly', async (t) => {
+http1Test('P07 P12 204, 304 with a length, HEAD, trailers and HTTP/1.0 are framed correctly', async (t) => {
   const show = async (upstreamBytes: string, request: string) => {
     await using peer = await answering(upstreamBytes)
     await using proxy = await proxyBefore(peer)
@@ -197,7 +200,7 @@ void t.test('P07 P12 204, 304 with a length, HEAD, trailers and HTTP/1.0 are fra
   t.match(await show(chunked, request('HEAD')), /^HTTP\/1.1 200 OK\r\n/)
 })
 
-void t.test('P07 a 205 has no content, and the next answer is not taken for it', async (t) => {
+http1Test('P07 a 205 has no content, and the next answer is not taken for it', async (t) => {
   const peers = await Promise.all([
     answering('HTTP/1.1 205 Reset Content\r\nContent-Length: 2\r\n\r\nab'),
     answering('HTTP/1.1 205 Reset Content\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n'),
@@ -244,14 +247,16 @@ void t.test('K01 header lines of the request keep their order, case and number',
   await using upstream = await stub()
   await using proxy = await proxyBefore(upstream)
   const before = await storeCalls(proxy)
-  const cookies = ['Cookie: a=1', 'Cookie: b=2']
+  // Over HTTP/2 its lines may be crumbs of one (RFC 9113 §8.2.3).
+  const cookies = ['Cookie: a=1', ...(IS_HTTP2 ? [] : ['Cookie: b=2'])]
   const lines = ['X-b: 2', 'x-B: 1', 'X-B: caf\xe9', 'Accept-Version: 9.9.9', ...cookies, 'ACCEPT: */*']
   await rawRequest(proxy.port, Buffer.from(get('/x', ...lines), 'latin1'))
   const headers = upstream.seen[0]?.headers ?? []
   const got = headers.flatMap((name, i) => (i % 2 === 0 ? [`${name}: ${headers[i + 1]}`] : []))
+  const wanted = lines.map((line) => sent(line.split(': ')).join(': '))
   t.same(
-    got.filter((line) => lines.includes(line)),
-    lines,
+    got.filter((line) => wanted.includes(line)),
+    wanted,
   )
   t.same(linesOf(headers, 'host'), ['a'])
   t.equal(await storeCalls(proxy), before, 'no store call')
@@ -440,7 +445,7 @@ t.test('U01 an upload given up behind another answer does not crash the proxy', 
   client.destroy()
 })
 
-void t.test('U05 an answer that breaks off while it waits behind another ends the connection', async (t) => {
+http1Test('U05 an answer that breaks off while it waits behind another ends the connection', async (t) => {
   await using peer = await scriptedPeer((socket, request) => {
     if (request.includes('/slow'))
       setTimeout(() => socket.write('HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'), 200)
@@ -463,7 +468,7 @@ void t.test('U05 an answer that breaks off while it waits behind another ends th
   }
 })
 
-t.test('U05 an answer that waits is whole if the upstream closes, broken if it resets', async (t) => {
+http1Test('U05 an answer that waits is whole if the upstream closes, broken if it resets', async (t) => {
   const SIZE = 120_000
   const body = 'x'.repeat(SIZE)
   for (const [name, head, ends] of [

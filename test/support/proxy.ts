@@ -7,8 +7,8 @@ import { fileURLToPath } from 'node:url'
 import { pino } from 'pino'
 import { formatConfigError, type Loaded, loadConfig } from '../../src/config/load.ts'
 import { start } from '../../src/main.ts'
+import { plainPort } from './front.ts'
 import { headed } from './service.ts'
-import { plainPort } from './tls-front.ts'
 
 export interface TestProxy extends AsyncDisposable {
   readonly url: string

@@ -1,4 +1,4 @@
-import { LISTEN } from './tls-front.ts'
+import { LISTEN } from './front.ts'
 
 /** The service for a configuration without one. */
 export const SERVICE = 'test'
