@@ -9,8 +9,9 @@ import {
   statSync,
   writeFileSync,
 } from 'node:fs'
-import { join } from 'node:path'
+import { join, relative } from 'node:path'
 import t from 'tap'
+import { workerFolder } from '../../src/store/spool/folders.ts'
 import type { KeepResult, SpoolEntry } from '../../src/store/spool/log.ts'
 import { entryFrame, frameBytes, parseSegmentName, readSegment, Spool } from '../../src/store/spool/log.ts'
 import { settling } from './fixtures.ts'
@@ -406,6 +407,25 @@ void t.test('an entry is not kept if the directory entry of its new segment cann
   t.equal(await append('y').done, 'kept')
   await spool.close()
   t.same((await lookInto(directory)).found, ['y'])
+})
+
+void t.test('folders that the spool needed are synced into those above', async (t) => {
+  const above = folder(t)
+  const spool = join(above, 'spool')
+  const synced: string[] = []
+  await around(t, 'sync', (call, { fd }) => {
+    synced.push(readlinkSync(`/proc/self/fd/${fd}`))
+    return call()
+  })
+  for (const [directory, wanted] of [
+    [workerFolder(spool, 1), [spool, above]],
+    [workerFolder(spool, 2), [spool]],
+    [workerFolder(spool, 1), []],
+    [relative('.', workerFolder(spool, 3)), [spool]],
+  ] as const) {
+    await lookInto(directory)
+    t.strictSame(synced.splice(0), wanted, directory)
+  }
 })
 
 void t.test('a closed spool takes no more entries or drops', async (t) => {

@@ -1,6 +1,6 @@
 import { createHash, randomBytes } from 'node:crypto'
 import { type FileHandle, mkdir, open, readdir, readFile, rename, unlink } from 'node:fs/promises'
-import { join } from 'node:path'
+import { dirname, join, resolve } from 'node:path'
 import { lockFile } from '../../runtime/file-lock.ts'
 import { isWorkerFolder } from './folders.ts'
 
@@ -109,7 +109,7 @@ export class Spool {
     const { directory, say } = options
     let unlock: (() => void) | null = null
     try {
-      await mkdir(directory, { recursive: true, mode: DIRECTORY_MODE })
+      await makeDirectory(resolve(directory))
       unlock = lockFile(join(directory, LOCK))
       if (unlock === null) throw new SpoolInUse('another process is using it; each needs its own')
       const spool = new Spool(options, unlock)
@@ -238,7 +238,7 @@ export class Spool {
     const name = newSegmentName((this.#segments.at(-1)?.number ?? 0) + 1)
     const handle = await open(join(this.#directory, name.name), 'ax', FILE_MODE)
     try {
-      await this.#syncDirectory()
+      await syncDirectory(this.#directory)
     } catch (error) {
       await handle.close()
       throw error
@@ -278,20 +278,27 @@ export class Spool {
       try {
         if (segment.damaged) await rename(file, join(this.#directory, damagedName(segment.name)))
         else await unlink(file)
-        await this.#syncDirectory()
+        await syncDirectory(this.#directory)
       } catch (error) {
         this.#say('a file of the spool cannot be removed', { file: segment.name, error: String(error) })
       }
     }
   }
+}
 
-  async #syncDirectory(): Promise<void> {
-    const handle = await open(this.#directory, 'r')
-    try {
-      await handle.sync()
-    } finally {
-      await handle.close()
-    }
+/** With those above that are missing. A crash of the machine forgets a new directory that the one above has not synced. */
+async function makeDirectory(directory: string): Promise<void> {
+  const first = await mkdir(directory, { recursive: true, mode: DIRECTORY_MODE })
+  if (first === undefined) return
+  for (let made = directory; made !== dirname(first); made = dirname(made)) await syncDirectory(dirname(made))
+}
+
+async function syncDirectory(directory: string): Promise<void> {
+  const handle = await open(directory, 'r')
+  try {
+    await handle.sync()
+  } finally {
+    await handle.close()
   }
 }
 
