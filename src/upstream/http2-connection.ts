@@ -32,9 +32,9 @@ interface Owner {
   /** It can carry requests, or more of them. */
   ready(): void
   /** Nothing runs on it. True: it is not needed any more. */
-  idle(connection: Http2Connection): boolean
+  idle(): boolean
   /** There was no connection, or one that the upstream ended before any request. */
-  failed(connection: Http2Connection, error: Error): void
+  failed(error: Error): void
   gone(connection: Http2Connection): void
 }
 
@@ -147,7 +147,7 @@ export class Http2Connection {
     this.#streams.delete(stream)
     if (this.isOver) return
     if (this.#streams.size > 0) return this.#client.ready()
-    if (!this.isCurrent || this.#client.options.habits.keepFor(null) <= 0 || this.#client.idle(this))
+    if (!this.isCurrent || this.#client.options.habits.keepFor(null) <= 0 || this.#client.idle())
       return this.destroy(null)
     if (!this.#isDoubted) this.#rest()
     this.#client.ready()
@@ -242,7 +242,7 @@ export class Http2Connection {
     // If it carried nothing the next would not, either.
     if (this.#begun === 0 && !this.#isUnwanted) {
       const why = this.#error ?? new Error('the upstream closed the connection')
-      this.#client.failed(this, this.isConnecting && this.#session !== null ? notHttp2(why) : why)
+      this.#client.failed(this.isConnecting && this.#session !== null ? notHttp2(why) : why)
     }
     this.#client.gone(this)
   }

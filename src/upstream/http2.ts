@@ -39,7 +39,7 @@ export class Http2Client extends UpstreamClient<Http2Connection> {
   }
 
   /** What waits has not been sent. It fails at once, as it does over HTTP/1.1. */
-  failed(_connection: Http2Connection, error: Error): void {
+  failed(error: Error): void {
     for (const request of this.queue.splice(0)) request.fail(error)
   }
 
