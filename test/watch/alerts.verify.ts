@@ -43,7 +43,7 @@ const SECTIONS = ['Look first', 'What to do', 'What not to do']
 
 void t.test('every alert has a summary, a description, a severity and a runbook link', async (t) => {
   t.equal(new Set(names).size, names.length)
-  t.equal(names.length, 23)
+  t.equal(names.length, 24)
   for (const { alert, labels, annotations } of rules) {
     t.match(alert, /^Idempotency[A-Z]\w+$/)
     t.match(labels.severity, /^(?:critical|warning)$/, alert)
