@@ -20,6 +20,8 @@ interface Known {
   readonly decided: Set<string>
   /** So many more executions are allowed by name. */
   permits: number
+  /** Executions whose responses were lost under `onResponseLost: retry`: each may be repeated once. */
+  lost: number
   /** Fences of claims that reached no replica of the store. */
   readonly unreplicated: Set<number>
   /** The store has gone back, and said so: fences and versions may begin anew, but nothing is lost. */
@@ -102,6 +104,7 @@ export class Judge {
         executed: [],
         decided: new Set(),
         permits: 0,
+        lost: 0,
         unreplicated: new Set(),
         hasGoneBack: false,
         hasForgotten: false,
@@ -144,6 +147,12 @@ export class Judge {
     this.#scheduler.tell('judge', `one more execution is allowed: ${why}`, name)
   }
 
+  /** Executed, and its response was lost under `onResponseLost: retry`, in whatever order. */
+  lostResponse(name: string): void {
+    this.of(name).lost++
+    this.#scheduler.tell('judge', 'one more execution is allowed: onResponseLost: retry', name)
+  }
+
   /** Executed without a claim. */
   bypassed(name: string): void {
     if (!this.#mayBypass) this.wrong('executed without a claim', name)
@@ -162,7 +171,8 @@ export class Judge {
     const isFreed = this.#scenario.incidents.some(
       (one) => one.kind === 'operator' && one.says === 'retryable',
     )
-    if (isFreed || this.#some(({ onLeaseExpired }) => onLeaseExpired === 'retry')) return
+    if (isFreed || this.#some((one) => one.onLeaseExpired === 'retry' || one.onResponseLost === 'retry'))
+      return
     for (const known of this.#known.values()) {
       // Another payload is told to use another key, and what it did is nobody's to keep.
       if (known.payloads.size > 1 || known.hasForgotten || known.hasGoneBack) continue
@@ -175,11 +185,12 @@ export class Judge {
   /** Without a claim, shadow mode or `onStoreUnavailable: bypass` forwarded it, perhaps long before it arrived. */
   executed(wish: Wish, response: StoredResponse, isClaimed: boolean): void {
     const name = nameOf(wish)
-    const { executed, permits, standing } = this.of(name)
+    const { executed, permits, lost, standing } = this.of(name)
+    const allowed = 1 + permits + lost
     if (standing !== null && isClaimed) this.wrong(`executed again although ${standing}`, name)
     executed.push({ payload: wish.payload, bytes: bytesOf(response) })
-    if (executed.length > 1 + permits)
-      this.wrong(`executed ${executed.length} times, allowed are ${1 + permits}`, name)
+    if (executed.length > allowed)
+      this.wrong(`executed ${executed.length} times, allowed are ${allowed}`, name)
   }
 
   forgot(name: string): void {

@@ -339,7 +339,15 @@ export class Replica implements Owner {
       upstreamHeaders: (attempt) =>
         attempt === null
           ? [...headers]
-          : [...headers, 'X-Fence', String(attempt.fence), 'Idempotency-Record', attempt.id],
+          : [
+              ...headers,
+              'X-Fence',
+              String(attempt.fence),
+              'X-On-Response-Lost',
+              policy.onResponseLost,
+              'Idempotency-Record',
+              attempt.id,
+            ],
       clientGone: client.isGone,
       onGone: client.onGone,
     }

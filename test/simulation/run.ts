@@ -79,6 +79,7 @@ class Simulation {
       new Random(seed ^ 0x165667b1),
       new Random(seed ^ 0x2545f491),
       new Random(seed ^ 0x9e3779b1),
+      new Random(seed ^ 0x6ff681f5),
     )
     this.#scenario = scenario
     this.#file = scenario.first
@@ -606,6 +607,7 @@ export function settingsText({ policy, inFlight, waiters }: Settings): string {
     `lease ${policy.lease} ms`,
     `inFlight ${policy.inFlight.mode}`,
     `onLeaseExpired ${policy.onLeaseExpired}`,
+    `onResponseLost ${policy.onResponseLost}`,
     `onStoreUnavailable ${policy.onStoreUnavailable}`,
     `reconcile ${policy.reconcile === null ? 'off' : `after ${policy.reconcile.after} ms`}`,
     `keep ${policy.keep}`,

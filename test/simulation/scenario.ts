@@ -166,8 +166,10 @@ export function scenarioOf(
   outages: Random,
   moves: Random,
   pressures: Random,
+  losses: Random,
 ): Scenario {
-  return moving(usualScenario(random, more, latest, bodies, outages), moves, pressures.chance(0.3))
+  const usual = usualScenario(random, more, latest, bodies, outages)
+  return moving({ ...usual, ...withLosses(usual, losses) }, moves, pressures.chance(0.3))
 }
 
 function usualScenario(
@@ -219,6 +221,15 @@ function withTtlBody(settings: Pick<Scenario, 'first' | 'reloads'>, random: Rand
   const ttlBody = random.pick([300, 1_000, 3_000, MAX_TTL_BODY])
   const has = (one: Settings): Settings =>
     random.chance(0.8) ? { ...one, policy: { ...one.policy, ttlBody } } : one
+  const reloads = settings.reloads.map((reload) => ({ ...reload, to: has(reload.to) }))
+  return { first: has(settings.first), reloads }
+}
+
+/** `onResponseLost: retry` in most of the files. */
+function withLosses(settings: Pick<Scenario, 'first' | 'reloads'>, random: Random): typeof settings {
+  if (!random.chance(0.15)) return settings
+  const has = (one: Settings): Settings =>
+    random.chance(0.8) ? { ...one, policy: { ...one.policy, onResponseLost: 'retry' } } : one
   const reloads = settings.reloads.map((reload) => ({ ...reload, to: has(reload.to) }))
   return { first: has(settings.first), reloads }
 }

@@ -90,8 +90,18 @@ export class SimulatedUpstream {
     const tell = (what: string): void => this.#scheduler.tell(by.name, what, name)
     const fence = firstOf(request.headers, 'x-fence')
     const known = this.#judge.of(name)
+    const mayRepeat = fence !== '0' && firstOf(request.headers, 'x-on-response-lost') === 'retry'
     return new Promise((resolve) => {
       let isOver = false
+      let isExecuted = false
+      let isResponseLost = false
+      const judgeLoss = (): void => {
+        if (mayRepeat && isExecuted && isResponseLost) this.#judge.lostResponse(name)
+      }
+      const lose = (): void => {
+        isResponseLost = true
+        judgeLoss()
+      }
       const end = (result: Forwarded): void => {
         if (isOver) {
           if (result.proof === 'responded') result.release()
@@ -104,6 +114,7 @@ export class SimulatedUpstream {
       const unknown = (reason: string, timedOut = false, status: number | null = null): void => {
         if (isOver) return
         tell(`the exchange ends: ${reason}`)
+        lose()
         end({ proof: 'unknown', reason, timedOut, status })
       }
       let hasBegun = false
@@ -154,13 +165,15 @@ export class SimulatedUpstream {
           this.#scheduler.after(random.between(0, 100), by, 'reset', () => unknown('reset'))
         if (isLost) return
         this.#scheduler.after(travel, WORLD, 'upstream', () => {
+          isExecuted = DOES.has(manner)
+          judgeLoss()
           const response = this.#does(manner, wish, request, fence)
           if (fate === 'silent') return
           this.#scheduler.after(this.#latency(4_000), by, 'upstream answers', () => {
             if (isOver) return
             if (fate === 'reset') return unknown('reset', false, random.chance(0.3) ? response.status : null)
             tell(`is answered ${response.status}`)
-            if (manner === 'streams') return end(this.#streams(by, response))
+            if (manner === 'streams') return end(this.#streams(by, response, lose))
             const declaredOutcome = manner === 'says no' ? 'not-applied' : null
             end({ proof: 'responded', response, declaredOutcome, release: bytes.take(response.body.length) })
           })
@@ -234,11 +247,14 @@ export class SimulatedUpstream {
     })
   }
 
-  #streams(by: Owner, { status, reason, headers }: StoredResponse): Forwarded {
+  #streams(by: Owner, { status, reason, headers }: StoredResponse, onBroken: () => void): Forwarded {
     const { random } = this.#scheduler
     const end = random.chance(this.weather.broken) ? 'broken' : 'complete'
     const { promise: done, resolve } = Promise.withResolvers<'complete' | 'broken'>()
     this.#scheduler.after(this.#latency(3_000), by, 'stream ends', () => resolve(end))
+    void done.then((ended) => {
+      if (ended === 'broken') onBroken()
+    })
     const live = {
       status,
       reason,
