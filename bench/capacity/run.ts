@@ -102,14 +102,13 @@ function plan(): void {
   }
   const found = planOf(work, { size: read('server', SCALARS.bufferSize), load, waits: values.wait })
   const servers = found.masters * (1 + replicas)
+  const copies = `${replicas} ${replicas === 1 ? 'replica' : 'replicas'}`
   say(
     ['records', count(found.records)],
     ['bytes of one copy', `${count(found.bytes / 2 ** 30)} GiB`],
     [
       'servers',
-      found.masters === 1
-        ? `1 and ${replicas} replicas`
-        : `${servers}: ${found.masters} masters, ${replicas} replicas each`,
+      found.masters === 1 ? `1 and ${copies}` : `${servers}: ${found.masters} masters, ${copies} each`,
     ],
     [
       'cores that the servers use',
