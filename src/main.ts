@@ -136,7 +136,7 @@ export function announce(
   )
 }
 
-/** For a process that serves traffic, once it has started. */
+/** Sets V8's flags for traffic, once the process has started. */
 export function tuneForTraffic(storeUrl: string): void {
   setFlagsFromString(NO_PRETENURING)
   if (!storeUrl.startsWith('sqlite:')) setFlagsFromString(FEWER_COLLECTIONS)

@@ -1,5 +1,5 @@
 /**
- * A payments service of gRPC. It knows nothing of idempotency: every `Create` that reaches it is one more payment. See README.md beside it.
+ * A gRPC payments service. It knows nothing of idempotency: every `Create` that reaches it is one more payment. See README.md beside it.
  */
 import { join } from 'node:path'
 import { parseArgs } from 'node:util'

@@ -32,7 +32,7 @@ export const inspect: Command = {
     method: { value: 'M', help: 'method of the request' },
     path: { value: 'P', help: 'path of the request' },
     host: { value: 'H', help: 'host of the request, with scope.host: true' },
-    route: { value: 'NAME', help: 'instead of --method and --path, if it has one of each' },
+    route: { value: 'NAME', help: 'a route with one method and one path, instead of naming them' },
     json: { value: null, help: 'for programs: the record as the admin API gives it' },
     ...SOURCE_OPTIONS,
   },

@@ -18,7 +18,7 @@ export const routes: Command = {
   ],
   about: [
     'from: drafts a configuration from an OpenAPI 3 description, YAML or JSON: a route for each operation that changes something,',
-    'with the reasons as comments; DECIDE marks what you must decide; or from a descriptor set of gRPC (.binpb, .pb, .desc,',
+    'with the reasons as comments; DECIDE marks what you must decide; or from a gRPC descriptor set (.binpb, .pb, .desc,',
     '.protoset), for each method that neither streams nor says that it is idempotent. overlay: prints an OpenAPI Overlay 1.0.0 that documents',
     'the key, the replay headers and the responses of the proxy on each operation that the configuration protects.',
     'Omissions go to standard error. References to other files are not followed; nothing is fetched.',

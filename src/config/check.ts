@@ -107,7 +107,7 @@ export function checkPolicy(
     [call !== null && readsFields && descriptors === null, ['key.from', 'key.derive', 'record.label', 'match.grpc'],
       'found JSON pointers into messages that nobody here can read; allowed: with `grpc.descriptors`', ['grpc.descriptors']],
     [call !== null && pointers > 0, ['fingerprint.ignore', 'fingerprint.only'],
-      'found JSON pointers on a route of gRPC, whose messages are compared by their bytes; allowed: neither ignore nor only'],
+      'found JSON pointers on a gRPC route, whose messages are compared by their bytes; allowed: neither ignore nor only'],
     [call !== null && descriptors !== null && methods.length === 0, ['match.grpc'],
       `found ${call}, which the descriptor set does not know; allowed: one of ${[...(descriptors?.methods.keys() ?? [])].slice(0, 5).join(', ')} …`, ['grpc.descriptors']],
     [methods.length > 0 && key.presence === 'required' && methods.every(({ streams }) => streams !== 'none'), ['key.presence', 'key', 'match.grpc'],

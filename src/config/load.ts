@@ -83,7 +83,7 @@ export function loadConfig({ file: name = '', text, env, isReload = false, flags
   return errors.length === 0 ? { ok: true, config, text } : { ok: false, errors }
 }
 
-/** A method of gRPC is a path of its own. */
+/** A gRPC method is a path of its own. */
 function matchOf(match: WrittenMatch): RouteMatch {
   const { grpc, ...rest } = match
   return grpc == null
@@ -289,7 +289,7 @@ function resolvePolicy(
   }
 }
 
-/** Where clients of gRPC send keys. */
+/** Where gRPC clients send keys. */
 const METADATA: readonly KeySource[] = [
   { kind: 'header', name: 'idempotency-key' },
   { kind: 'header', name: 'x-idempotency-key' },

@@ -51,7 +51,7 @@ const POINTER = '^(/([^~/]|~[01])*)+$'
 const POINTERS = 'JSON pointers, such as /data/0/id'
 const HEADER = `^${TOKEN}$`
 const HOST_PORT = '^([^:\\[\\]]+|\\[[0-9A-Fa-f:.]+\\]):[0-9]{1,5}$'
-const STATUSES = 'statuses (200 to 599), classes (2xx to 5xx) and codes of gRPC (such as UNAVAILABLE)'
+const STATUSES = 'statuses (200 to 599), classes (2xx to 5xx) and gRPC codes (such as UNAVAILABLE)'
 
 const when = row(
   map(POINTER, POINTERS, 'jsonText'),
@@ -237,7 +237,7 @@ export const POLICY = {
   respondWithin: row('respondWithin', 'none', live,
     'Responds with 504 after this time while the call continues.'),
   outcomes: row(orListOf(OUTCOME, map(STATUS, STATUSES, ACTIONS)), unset, live,
-    'Outcome of each upstream status, exact ("503") before class ("5xx"), and of each code of gRPC; or a list of `{ status, when, outcome }`, where `when` looks into JSON and the first that applies counts. Entries of the route come before those of `defaults` and the profile.'),
+    'Outcome of each upstream status, exact ("503") before class ("5xx"), and of each gRPC code; or a list of `{ status, when, outcome }`, where `when` looks into JSON and the first that applies counts. Entries of the route come before those of `defaults` and the profile.'),
   onLeaseExpired: row(['unknown', 'retry'], byProfile('unknown', { lenient: 'retry' }), live,
     '`retry`: one retry executes again once the lease has expired.'),
   onResponseLost: row(['unknown', 'retry'], 'unknown', live,

@@ -298,7 +298,7 @@ export const SCALARS = {
   off: { word: 'off', ...byPattern('^off$', 'off', () => null, () => 'off') },
   origin: originHinted(byPattern(`^${ORIGIN}$`, ORIGIN_ALLOWED)),
   origins: originHinted(byPattern(`^${ORIGIN}$`, ORIGIN_ALLOWED, (text) => [text], (values) => values)),
-  outcomeStatus: { ...byPattern(STATUS, 'a status (200 to 599), a class (2xx to 5xx) or a code of gRPC, such as UNAVAILABLE'),
+  outcomeStatus: { ...byPattern(STATUS, 'a status (200 to 599), a class (2xx to 5xx) or a gRPC code, such as UNAVAILABLE'),
     schema: { type: ['integer', 'string'], pattern: `^([2-5]xx|${RPC_CODES.join('|')})$`, minimum: 200, maximum: 599 } },
   ownPath,
   ownPathOrOff: orWord(ownPath, 'off', null),

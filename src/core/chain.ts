@@ -51,7 +51,7 @@ export function deferralOf(
   return hasRecord && isAlike && hasKey ? 'free' : 'uncertain'
 }
 
-/** The status with which such a proxy would have refused a request that is no call; `status`: of the answer, where it is none of a proxy. */
+/** The status with which such a proxy would have refused a request that is not a call; `status`, the answer's own, if no proxy refused it. */
 export function ownStatusOf(headers: RawHeaders, status: number): number {
   const code = problemFacts(headers, null)?.code
   return typeof code === 'string' && Object.hasOwn(REFUSALS, code)

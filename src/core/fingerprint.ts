@@ -339,8 +339,8 @@ interface BodyContent {
 }
 
 /**
- * The modes to try before `raw`. A body that its mode does not expect is compared as under `auto`: as bytes, no retry of a multipart form
- * would equal the first attempt.
+ * The modes to try before `raw`. A body of another type than the configured mode's is compared as under `auto`: compared as bytes, no retry
+ * of a multipart form would equal the first attempt.
  */
 function modesOf(
   { headers }: RequestContent,

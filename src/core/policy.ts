@@ -172,7 +172,7 @@ export interface OutcomeRule {
 export interface RouteMatch {
   readonly methods: readonly string[]
   readonly path: string
-  /** `package.Service/Method`, or `package.Service/*`: the path as a route of gRPC names it. Absent or null: the route is none. */
+  /** `package.Service/Method`, or `package.Service/*`: the path as a gRPC route names it. Absent or null: not a gRPC route. */
   readonly grpc?: string | null
   readonly exact: boolean
   /** Whether letter case counts. */

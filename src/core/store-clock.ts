@@ -54,7 +54,7 @@ export class StoreClock {
       // The latest time at which it may have read `instant`.
       if (at >= from) return own - (end === own ? at : Math.min(at, end))
       end = from
-      // After the step, before the first reading.
+      // After the clock's step, before the first reading that shows it.
       if (before !== undefined && at >= before.last - EVEN) return own - end
     }
     return own - end

@@ -19,7 +19,7 @@ export function draftOfCalls({ methods }: Descriptors, file: string, upstream: s
       '',
       `Routes for idempotency-proxy, drafted from ${file.slice(file.lastIndexOf('/') + 1)} by: idempotency-proxy routes from`,
       'A draft: DECIDE marks what a person must decide. Then run: idempotency-proxy check FILE',
-      `${found.length} of ${all.length} methods: ${unary.length - found.length} say that they are idempotent (idempotency_level), ${all.length - unary.length} stream and are not protected. All of these pass through.`,
+      `${found.length} of ${all.length} methods; of the others ${unary.length - found.length} declared idempotent (idempotency_level) and ${all.length - unary.length} streaming: they pass through, unprotected.`,
     ),
     '',
     'listen: { address: "127.0.0.1:8080", http2: true }',

@@ -134,7 +134,7 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     })
   }
 
-  /** Requests without a complete answer, passed ones included; WebSockets do not count. */
+  /** Requests without a complete answer, those passed through included; WebSockets do not count. */
   get unanswered(): number {
     return this.#unanswered
   }
@@ -453,7 +453,7 @@ function stateOf(connection: Socket): ConnectionState {
   return (connection as TrackedSocket)[kState] as ConnectionState
 }
 
-/** Under TLS a reset is the TCP connection's, which Node calls `_parent`; a stream of HTTP/2 ends alone. */
+/** Under TLS a reset is the TCP connection's, which Node calls `_parent`; an HTTP/2 stream ends alone. */
 export function resetConnection(connection: Socket): void {
   const { _parent: under } = connection as { readonly _parent?: Socket | null }
   if (under?.resetAndDestroy !== undefined) under.resetAndDestroy()

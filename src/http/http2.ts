@@ -20,7 +20,7 @@ export interface StreamHost {
 
 const NOTHING = Buffer.alloc(0)
 
-/** How a client that knows in advance begins HTTP/2 (RFC 9113 §3.4); no request of HTTP/1.1 begins so. */
+/** How a client that knows in advance begins HTTP/2 (RFC 9113 §3.4); no HTTP/1.1 request begins so. */
 const PREFACE = Buffer.from('PRI * ')
 
 /** Whether a new connection begins HTTP/2, by its first bytes, which stay unread; null: it ended before that, or took `timeout`. */
@@ -119,7 +119,7 @@ function withBody(
   })
 }
 
-/** A request of HTTP/2 in the form of HTTP/1.1. Its body is a stream unless it came with the head. */
+/** An HTTP/2 request in the form of HTTP/1.1. Its body is a stream unless it came with the head. */
 export class Http2Request extends Readable implements TrafficRequest, Carrier {
   readonly httpVersion = '2.0'
   readonly httpVersionMajor = 2
@@ -237,7 +237,7 @@ function headOf(raw: readonly string[], isEmpty: boolean): Head {
   return { pseudo, lines, framing }
 }
 
-/** The answer on a stream of HTTP/2. */
+/** The answer on an HTTP/2 stream. */
 export class Http2Response extends HeadWriter implements TrafficResponse {
   readonly req: Http2Request
   /** The stream takes the place of the connection: it has its own timeouts and unsent bytes. */

@@ -184,7 +184,7 @@ export class ReceivedRequest implements ProtectedRequest {
     return attempt === null ? lines : protectedLines(lines, this.route.key, attempt)
   }
 
-  /** Beyond what a timer can wait for, a deadline is none. */
+  /** A deadline too far away for a timer counts as none. */
   #deadlineOf(protocol: RpcProtocol): Millis | undefined {
     const timeout = timeoutOf(protocol, this.headers)
     return timeout === null || timeout > MAX_DEADLINE ? undefined : this.progress.startedAt + timeout

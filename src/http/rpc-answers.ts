@@ -6,7 +6,7 @@ import { type RpcProtocol, rpcOf } from '../core/rpc/protocol.ts'
 import { connectName } from '../core/rpc/status.ts'
 import type { TrafficRequest } from './request.ts'
 
-/** A refusal as an answer of HTTP. */
+/** A refusal as an HTTP answer. */
 export interface RefusalAnswer {
   readonly status: number
   /** With the length of the body. */
@@ -76,7 +76,7 @@ function detailsOf(refused: Refusal): RpcDetail[] {
   ]
 }
 
-/** The refusal of a call, in its protocol; null: the request is none. */
+/** The refusal of a call, in its protocol; null: the request is not a call. */
 export function rpcRefusal({ rawHeaders, arrival }: TrafficRequest, refused: Refusal): RefusalAnswer | null {
   const way = arrival?.way
   const match = way !== undefined && 'route' in way && way.route !== null ? way.route.match : {}
@@ -115,7 +115,7 @@ function trailersOnly(
   return { status: 200, headers, body: Buffer.alloc(0) }
 }
 
-/** Connect's statuses of HTTP for the codes that refusals have. */
+/** Connect's HTTP statuses for the codes of refusals. */
 const CONNECT_STATUSES: Partial<Readonly<Record<RpcCode, number>>> = {
   INVALID_ARGUMENT: 400,
   FAILED_PRECONDITION: 400,

@@ -23,7 +23,7 @@ export class ResponseWriter {
   /** How long a client may stop reading. */
   readonly idleTimeout: Millis
   readonly #stalled: Stalled
-  /** Loaded with the first call, or route of gRPC. */
+  /** Loaded with the first gRPC call or route. */
   rpc: typeof import('./rpc-answers.ts').rpcRefusal | null = null
 
   /** `stalled`: decides which unsent whole answers are dropped for others. */

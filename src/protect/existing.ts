@@ -170,7 +170,7 @@ async function probe(forward: Forward, path: string, lines: readonly string[]): 
   }
 }
 
-/** Servers of gRPC answer a path that they do not know with 200, too. */
+/** gRPC servers answer 200 even to a path that they do not know. */
 function permitted(status: number, headers: RawHeaders): number {
   const isCall = essence(headers).startsWith('application/grpc') || firstOf(headers, 'grpc-status') !== null
   return isCall && status < 300 ? FORBIDDEN : status

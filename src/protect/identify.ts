@@ -193,7 +193,7 @@ function identifyCall(
   const messages = messagesIn(protocol, body, 2)
   const [message] = messages ?? []
   if (messages === null || message === undefined || message.isTrailers)
-    return refuseCall('the body is no complete message of gRPC; nothing was executed')
+    return refuseCall('the body is not a complete gRPC message; nothing was executed')
   if (messages.length > 1) {
     if (route.key.presence !== 'required') return { kind: 'no_key' }
     return { kind: 'problem', refusal: streamRefused(), proxyHeaders: [], facts: { outcome: 'key_invalid' } }

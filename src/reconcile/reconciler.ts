@@ -52,7 +52,9 @@ export class Reconciler {
     const { control, observer } = this.#ports
     control
       .check(policiesOf(config))
-      .catch((error: unknown) => observer.trouble('internal error of the canary', { error: String(error) }))
+      .catch((error: unknown) =>
+        observer.trouble('internal error in the test of status queries', { error: String(error) }),
+      )
   }
 
   /** Starts no new work; resolves when running status queries and writes have ended. */

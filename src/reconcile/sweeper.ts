@@ -16,7 +16,7 @@ const MAX_SWEEP: Millis = 5_000
 const BATCH = 256
 /** Records read, and status queries sent, concurrently. */
 const AT_ONCE = 16
-/** Queued status queries: the rest stay due for later sweeps. */
+/** Maximum number of queued status queries; the rest stay due for later sweeps. */
 const MAX_WAITING = 1_024
 /** Maximum number of unreadable records reported, once each. */
 const MAX_REPORTED = 1_000
@@ -46,7 +46,7 @@ export class Sweeper {
       every: SWEEP_EVERY,
       soon: SWEEP_SOON,
       most: MAX_SWEEP,
-      trouble: 'internal error of the sweeper',
+      trouble: 'internal error in the sweeper',
       ports,
     })
   }

@@ -172,7 +172,7 @@ export class Exchange implements Dispatcher.DispatchHandler {
     if (controller.isTaken) this.#request.onTaken?.()
     const raw = rawLines(controller.rawTrailers)
     const trailers = filterLines(raw, (name) => isTrailer(name) && !isTakenOff(name))
-    // What a handler of gRPC knows of the outcome, it knows at the end: the last word counts.
+    // A gRPC handler knows the outcome only at the end: the last word counts.
     this.#declaredOutcome = declaredIn(raw) ?? this.#declaredOutcome
     if (this.#live !== null) {
       this.#live.end(trailers, this.#declaredOutcome)

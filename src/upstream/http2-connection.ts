@@ -125,7 +125,7 @@ export class Http2Connection {
     carried.send(body, length)
   }
 
-  /** Ends it once what it carries is answered. */
+  /** Closes the connection once its requests are answered. */
   end(): void {
     this.#isEnding = true
     if (this.isIdle) this.destroy(null)

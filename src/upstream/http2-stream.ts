@@ -133,7 +133,7 @@ export class UpstreamStream {
   #headed({ ':status': status = 0 }: IncomingHttpHeaders & IncomingHttpStatusHeader, raw: string[]): void {
     this.#isHeard = true
     const request = this.#request
-    // An interim answer is none, even if it ends the stream.
+    // An interim answer is not the answer, even if it ends the stream.
     if (request === null || status < 200) return
     const lines = withoutPseudo(raw)
     const most = this.#owner.mostHead()
@@ -274,7 +274,7 @@ function withoutPseudo(raw: readonly string[]): string[] {
   return raw.slice(at)
 }
 
-/** As lines of HTTP/1.1. */
+/** As HTTP/1.1 lines. */
 function sizeOf(lines: readonly string[]): number {
   return lines.reduce((sum, part) => sum + part.length + 2, 0)
 }

@@ -294,7 +294,7 @@ export class ResponseParser {
 
   #chunkEnd(bytes: Buffer, at: number): number {
     const isCr = this.#held === '' && bytes[at] === 0x0d
-    if (!isCr && bytes[at] !== LF) throw new AnswerRefused('a chunk of the response is longer than its size')
+    if (!isCr && bytes[at] !== LF) throw new AnswerRefused('a chunk of the response is longer than announced')
     if (!isCr) {
       if (this.#held === '') this.#isPlain = false
       this.#state = CHUNK_SIZE

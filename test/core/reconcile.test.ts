@@ -243,7 +243,7 @@ void t.test('V08 a "not found" too soon after the one before does not count agai
     kind: 'unknown',
     result: 'pending',
     pause: POLICY.every,
-    reconciliation: { asked: 4, notFound: 1, answer: 'not found, too soon after the one before' },
+    reconciliation: { asked: 4, notFound: 1, answer: 'not found, too soon after the previous answer' },
   })
   t.match(nextStep(POLICY, known({ asked: 3 }), soon, NOT_FOUND, 1), { reconciliation: { notFound: 1 } })
   t.match(nextStep(POLICY, known({ notFound: 1 }), { first: 0, next: 0 }, NOT_FOUND, 1), { kind: 'resolved' })

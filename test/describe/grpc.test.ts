@@ -53,7 +53,7 @@ void t.test('routes from a descriptor set is a configuration that check accepts'
     },
   )
   t.equal(routes.length, 1)
-  t.match(out, '# 1 of 4 methods: 1 say that they are idempotent')
+  t.match(out, '# 1 of 4 methods; of the others 1 declared idempotent')
 })
 
 void t.test('what is no descriptor set, or has nothing to protect, is a finding', async (t) => {

@@ -84,7 +84,7 @@ void t.test('V08 a clock step between two status queries is not time between the
   await passes(SECOND)
   t.equal(one.asked.length, length + 1)
   t.match(await unknownIn(store), {
-    reconciliation: { notFound: 1, answer: 'not found, too soon after the one before' },
+    reconciliation: { notFound: 1, answer: 'not found, too soon after the previous answer' },
   })
   await passes(20 * SECOND)
   t.match(await stored(store), { state: 'failed_retryable' })

@@ -677,7 +677,7 @@ void t.test('the sweeper runs on its own, survives failures of the store, and st
   t.teardown(() => clearInterval(alive))
   one.sweeper.start()
   await gate.reached
-  t.same(one.said('trouble'), ['internal error of the sweeper'])
+  t.same(one.said('trouble'), ['internal error in the sweeper'])
   const stopped = one.sweeper.stop()
   let ended = false
   void stopped.then(() => (ended = true))

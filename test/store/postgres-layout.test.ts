@@ -66,7 +66,7 @@ function tests(server: PostgresServer): void {
     await own.sql('GRANT ALL ON SCHEMA idempotency TO guest')
     const guest = await opened(t, as(own.url, 'guest'))
     t.match(guest.events, [
-      'error: the schema idempotency is missing or outdated, and the role of store.url may not change it (the schema belongs to owner, and guest is no member of that role)',
+      'error: the schema idempotency is missing or outdated, and the role of store.url may not change it (the schema belongs to owner, and guest is not a member of that role)',
     ])
     t.same(await relations(), [])
     await own.sql('ALTER SCHEMA idempotency OWNER TO guest')

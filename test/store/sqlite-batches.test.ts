@@ -150,7 +150,7 @@ void t.test('what was read stays as it was, whatever another process does before
 void t.test('an operation that fails fails no other in its transaction', async (t) => {
   const { ask, rows } = await bare(t)
   const [good, bad] = [newId(), newId()]
-  const failure = { message: `SQLite: Infinity is no instant`, full: false, maybeApplied: false }
+  const failure = { message: `SQLite: Infinity is not an instant`, full: false, maybeApplied: false }
   t.same(await ask(put(bad, Infinity)), [failure])
   t.same(await ask(put(good), put(bad, Infinity), ['remove', good, NOW]), [WRITTEN, failure, true])
   t.equal(transactions(rows), 2, 'each of the others had one of its own')

@@ -108,9 +108,9 @@ const REFUSED: readonly (readonly [bytes: string, why: RegExp])[] = [
   [`${CHUNKED}2;a\rb\r\nok\r\n0\r\n\r\n`, /chunk .* no size/],
   [`${CHUNKED}fffffffffffffff\r\nok`, /chunk .* no size/],
   [`${CHUNKED}00000000000000002\r\nok\r\n0\r\n\r\n`, /chunk .* no size/],
-  [`${CHUNKED}2\r\nok0\r\n\r\n`, /longer than its size/],
-  [`${CHUNKED}2\r\nok \r\n0\r\n\r\n`, /longer than its size/],
-  [`${CHUNKED}2\r\nok\r0\r\n\r\n`, /longer than its size/],
+  [`${CHUNKED}2\r\nok0\r\n\r\n`, /longer than announced/],
+  [`${CHUNKED}2\r\nok \r\n0\r\n\r\n`, /longer than announced/],
+  [`${CHUNKED}2\r\nok\r0\r\n\r\n`, /longer than announced/],
   ['HTTP/1.1 101 Switching Protocols\r\n\r\n', /switched protocols/],
 ]
 

@@ -127,7 +127,12 @@ export function nextStep(
           Math.min(pauseAfter(asked, policy), waits.first),
         )
       if (before.notFound > 0 && waits.next > 0)
-        return still('pending', before.notFound, 'not found, too soon after the one before', policy.every)
+        return still(
+          'pending',
+          before.notFound,
+          'not found, too soon after the previous answer',
+          policy.every,
+        )
       const notFound = before.notFound + 1
       return notFound >= inARow
         ? {

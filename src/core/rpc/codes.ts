@@ -1,4 +1,4 @@
-/** The codes of gRPC, by their numbers. */
+/** The gRPC codes, by number. */
 export const RPC_CODES = [
   'OK',
   'CANCELLED',

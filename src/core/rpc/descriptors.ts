@@ -11,7 +11,7 @@ export interface RpcMethod {
   readonly safety: 'unknown' | 'no side effects' | 'idempotent'
   /** The names of its request's fields, as JSON has them. */
   readonly fields: readonly string[]
-  /** The request as JSON, close to protobuf's; null: it is no such message. */
+  /** The request as JSON, close to protobuf's; null: it is not such a message. */
   jsonOf(message: Buffer): string | null
 }
 

@@ -42,7 +42,7 @@ export function messagesIn(
   return messages
 }
 
-/** Several pieces of base64 in a row, each padded for itself. Long ones are no matter for an expression, whose stack they exhaust. */
+/** Several pieces of base64 in a row, each with its own padding. A long body would exhaust the stack of a regular expression. */
 function fromBase64(body: Buffer): Buffer | null {
   if (body.length % 4 !== 0) return null
   const bytes = Buffer.allocUnsafe((body.length / 4) * 3)
@@ -52,7 +52,7 @@ function fromBase64(body: Buffer): Buffer | null {
     const isPadded = body[at + 3] === PAD
     const fourth = isPadded ? 0 : sextet(body[at + 3])
     const group = (sextet(body[at]) << 18) | (sextet(body[at + 1]) << 12) | (third << 6) | fourth
-    // One that is no digit is -1, and so is the whole; so are digits after the padding.
+    // Anything but a digit makes the group negative; digits after the padding are refused, too.
     if (group < 0 || (body[at + 2] === PAD && !isPadded)) return null
     bytes[length++] = group >> 16
     if (body[at + 2] !== PAD) bytes[length++] = (group >> 8) & 0xff
@@ -66,7 +66,7 @@ const DIGITS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/
 const SEXTETS = new Int8Array(256).fill(-1)
 for (const [value, digit] of Buffer.from(DIGITS).entries()) SEXTETS[digit] = value
 
-/** -1: no digit of base64. */
+/** -1: not a base64 digit. */
 function sextet(byte: number | undefined): number {
   return SEXTETS[byte as number] as number
 }

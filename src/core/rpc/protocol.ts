@@ -13,7 +13,7 @@ export type RpcProtocol = 'grpc' | 'grpc-web' | 'grpc-web-text' | 'connect'
 const CONNECT = new Set(['application/json', 'application/proto'])
 
 /**
- * The protocol of a call; null: the request is none. Connect looks like any other POST, so it counts on routes of gRPC, and where it says so
+ * The protocol of a call; null: not a call. Connect looks like any other POST, so it counts on gRPC routes, and where it says so
  * itself.
  */
 export function rpcOf({ grpc }: Pick<RouteMatch, 'grpc'>, headers: RawHeaders): RpcProtocol | null {

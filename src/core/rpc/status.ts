@@ -5,7 +5,7 @@ import { RPC_CODES, type RpcCode } from './codes.ts'
 import { messagesIn, type RpcMessage } from './messages.ts'
 import type { RpcProtocol } from './protocol.ts'
 
-/** What an answer of that code means, where the profile does not say otherwise: that nothing was done, or that nobody knows. */
+/** What each code means unless the profile says otherwise. */
 const MEANINGS: Readonly<Record<RpcCode, Action>> = {
   OK: 'store',
   INVALID_ARGUMENT: 'store',
@@ -67,8 +67,8 @@ export interface RpcAnswer {
 }
 
 /**
- * The code of an answer. `null`: it is none of the protocol, as an error of a proxy on the way, so its HTTP status decides. `'none'`: it
- * should have one, and has none, or several, or is cut although it says OK.
+ * The code of an answer. `null`: the answer does not follow the protocol, as the error of a proxy on the way, so its HTTP status decides.
+ * `'none'`: it should have one, and has none, or several, or is cut although it says OK.
  */
 export function rpcCodeOf(protocol: RpcProtocol, answer: RpcAnswer): RpcCode | 'none' | null {
   const { status, headers, body, trailers = [] } = answer

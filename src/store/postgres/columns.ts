@@ -118,5 +118,5 @@ export function linesOf(json: string | null | undefined): string[] {
     // Refused below.
   }
   if (Array.isArray(lines) && lines.every((line) => typeof line === 'string')) return lines
-  throw new CorruptRecord('the history of the stored record is no list of texts')
+  throw new CorruptRecord('the history of the stored record is not a list of texts')
 }

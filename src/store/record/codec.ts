@@ -479,7 +479,7 @@ export function nextStamps(
 /** @throws {RangeError} for a number that would be stamped as a different one: a record dropped too soon is executed again. */
 function instant(at: Millis): Millis {
   if (Number.isSafeInteger(at) && at >= 0 && at <= MAX_U48) return at
-  throw new RangeError(`${at} is no instant`)
+  throw new RangeError(`${at} is not an instant`)
 }
 
 /** Extends, in place, the lease of the owner's record, which becomes in progress, and its retention if it would end sooner. */

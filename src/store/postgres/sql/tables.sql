@@ -38,7 +38,7 @@ DECLARE
 BEGIN
   SELECT pg_get_userbyid(n.nspowner) INTO owner FROM pg_namespace n WHERE n.nspname = 'idempotency' AND NOT pg_has_role(n.nspowner, 'USAGE');
   IF FOUND THEN
-    RAISE EXCEPTION 'the schema belongs to %, and % is no member of that role', owner, current_user USING ERRCODE = 'insufficient_privilege';
+    RAISE EXCEPTION 'the schema belongs to %, and % is not a member of that role', owner, current_user USING ERRCODE = 'insufficient_privilege';
   END IF;
   -- IF NOT EXISTS requires the right to create one even if it exists.
   IF to_regnamespace('idempotency') IS NULL THEN
