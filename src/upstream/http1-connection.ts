@@ -7,13 +7,10 @@ import type { ClientOptions } from './client-options.ts'
 import type { DispatchedRequest } from './dispatched.ts'
 import { expectsContent, messageOf } from './request-head.ts'
 import { type AnswerParts, type Following, ResponseParser } from './response-parser.ts'
-import { upload } from './upload.ts'
+import { ENDING, upload } from './upload.ts'
 
 /** An upstream that closes a connection this soon after a request had most likely closed it before. */
 const AT_ONCE: Millis = 1000
-
-/** How long the rest of a request may take to leave after its answer. */
-const ENDING: Millis = 4000
 
 /** undici's default. */
 const USUAL_TIMEOUT: Millis = 300_000

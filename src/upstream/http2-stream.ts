@@ -4,7 +4,7 @@ import errors from 'undici/lib/core/errors.js'
 import type { Millis } from '../core/record.ts'
 import { type DispatchedRequest, NotProcessed } from './dispatched.ts'
 import { headTooLarge } from './response-parser.ts'
-import { upload } from './upload.ts'
+import { ENDING, upload } from './upload.ts'
 
 const { constants } = process.getBuiltinModule('node:http2')
 
@@ -178,6 +178,7 @@ export class UpstreamStream {
     const rest = this.#isWhole && this.#hasHead ? (this.#stream.read() as Buffer | null) : null
     if (rest !== null) this.#received(rest)
     this.#ended()
+    if (this.#timer !== null) clearTimeout(this.#timer)
     this.#owner.closed(this)
   }
 
@@ -201,6 +202,8 @@ export class UpstreamStream {
     request.connection = null
     // Nobody reads the rest of the request.
     if (!stream.writableEnded || !this.#isWhole) stream.close(constants.NGHTTP2_CANCEL)
+    else if (!stream.writableFinished)
+      this.#timer = setTimeout(() => stream.close(constants.NGHTTP2_CANCEL), ENDING).unref()
     request.ended(this.#trailers)
   }
 

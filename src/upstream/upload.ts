@@ -1,5 +1,9 @@
 import type { Readable, Writable } from 'node:stream'
 import errors from 'undici/lib/core/errors.js'
+import type { Millis } from '../core/record.ts'
+
+/** How long the rest of a request may take to leave after its answer. */
+export const ENDING: Millis = 4000
 
 /** What carries a streamed body. */
 export interface UploadCarrier {

@@ -106,6 +106,8 @@ export interface FrameUpstream extends TcpStub {
 export interface FrameScript {
   /** A whole request has come on the stream; `n`: counted over all connections. */
   request(socket: Socket, stream: number, n: number): void
+  /** The head of a request has come that has a body. */
+  head?(socket: Socket, stream: number): void
   /** Any other frame than those of requests; by default, settings and pings are answered. */
   other?(socket: Socket, frame: Frame): void
 }
@@ -113,14 +115,16 @@ export interface FrameScript {
 /** An upstream that speaks HTTP/2 in frames of its own. */
 export async function frameUpstream(
   t: Test,
-  { request, other = answerConnection }: FrameScript,
+  { request, head, other = answerConnection }: FrameScript,
 ): Promise<FrameUpstream> {
   const stub = await tcpStub((socket) => {
     let preface = PREFACE.length
     const reader = new FrameReader((one) => {
       const isOfRequest = one.type === HEADERS || one.type === DATA
       if (!isOfRequest) return other(socket, one)
-      if ((one.flags & END_STREAM) !== 0) request(socket, one.stream, ++upstream.requests)
+      const isEnd = (one.flags & END_STREAM) !== 0
+      if (one.type === HEADERS && !isEnd) head?.(socket, one.stream)
+      if (isEnd) request(socket, one.stream, ++upstream.requests)
     })
     socket.on('data', (chunk: Buffer) => {
       const skipped = Math.min(preface, chunk.length)

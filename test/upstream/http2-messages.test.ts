@@ -11,7 +11,16 @@ import { forwarder } from '../../src/upstream/forward.ts'
 import type { Upstream } from '../../src/upstream/pool.ts'
 import type { Forward } from '../../src/upstream/port.ts'
 import { certificate } from '../support/certificates.ts'
-import { END_HEADERS, END_STREAM, fields, frame, frameUpstream, HEADERS } from '../support/frames.ts'
+import {
+  ACK,
+  END_HEADERS,
+  END_STREAM,
+  fields,
+  frame,
+  frameUpstream,
+  HEADERS,
+  SETTINGS,
+} from '../support/frames.ts'
 import { data, forwarding, head, ok, opened, proofOf, REQUEST, saying } from './http2-support.ts'
 import { Asked, opened as openedFor, until } from './support.ts'
 
@@ -261,6 +270,28 @@ void t.test('U02 an upstream that takes no more of a body is not waited for with
   t.match(await forward({ ...REQUEST, body }), { proof: 'unknown', timedOut: true })
   t.equal(upstream.requests, 0, 'its window of 64 KiB is full')
 })
+
+void t.test('an upstream that answers without taking the body keeps no stream', async (t) => {
+  const upstream = await frameUpstream(t, {
+    request() {},
+    head: (socket, stream) => socket.write(Buffer.concat([ok(stream), data(stream, 'no', END_STREAM)])),
+    other(socket, one) {
+      if (one.type === SETTINGS && one.flags !== ACK)
+        socket.write(Buffer.concat([frame(SETTINGS, 0, 0, ONE_STREAM), frame(SETTINGS, ACK, 0)]))
+    },
+  })
+  const forward = await forwarding(t, upstream.url, { connections: 1 })
+  const body = Buffer.alloc(1_000_000)
+  for (const which of ['first', 'next'])
+    t.match(
+      await forward({ ...REQUEST, body }),
+      { proof: 'responded', response: { body: Buffer.from('no') } },
+      which,
+    )
+})
+
+/** SETTINGS_MAX_CONCURRENT_STREAMS: 1 */
+const ONE_STREAM = Buffer.from([0, 3, 0, 0, 0, 1])
 
 void t.test('an answer that comes before the rest of the body ends the exchange', async (t) => {
   const { url, sessions } = await nodeUpstream(t, (stream) => {
