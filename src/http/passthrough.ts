@@ -87,7 +87,8 @@ class PassedExchange implements Dispatcher.DispatchHandler {
   readonly #response: TrafficResponse
   readonly #passage: Passage
   #controller: Dispatcher.DispatchController | null = null
-  #chunked = false
+  /** Over HTTP/1.1 only a chunked answer does. */
+  #takesTrailers = false
   /** The head is written; once it is on its way, {@link #headLeft}. */
   #begun = false
   #headLeft = false
@@ -143,9 +144,10 @@ class PassedExchange implements Dispatcher.DispatchHandler {
     const hop = hopByHop(raw)
     // A 205 has no content (RFC 9110 §15.3.6), and none is read; a client would wait for the length that it announces.
     const isEmpty = status === 205
-    this.#chunked = !isEmpty && chunkable(response, status) && firstOf(raw, 'content-length') === null
+    const isFramed = isMultiplexed(request) || firstOf(raw, 'content-length') === null
+    this.#takesTrailers = !isEmpty && chunkable(response, status) && isFramed
     const kept = filterLines(raw, (name) => {
-      if (name === 'trailer') return this.#chunked
+      if (name === 'trailer') return this.#takesTrailers
       return (
         !hop.has(name) &&
         !isNeverUpstreams(name) &&
@@ -206,7 +208,7 @@ class PassedExchange implements Dispatcher.DispatchHandler {
 
   onResponseEnd({ rawTrailers }: Dispatcher.DispatchController): void {
     if (this.#ended) return
-    if (this.#chunked) this.#response.addTrailers(pairs(filterLines(rawLines(rawTrailers), isTrailer)))
+    if (this.#takesTrailers) this.#response.addTrailers(pairs(filterLines(rawLines(rawTrailers), isTrailer)))
     this.#end(this.#first)
   }
 

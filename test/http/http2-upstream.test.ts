@@ -1,7 +1,8 @@
 /** The proxy before an upstream that speaks HTTP/2: what clients see of it (docs/tls.md). */
 import { once } from 'node:events'
-import { createServer, type ServerHttp2Stream } from 'node:http2'
+import { connect, createServer, type ServerHttp2Stream } from 'node:http2'
 import type { AddressInfo, Socket } from 'node:net'
+import { text } from 'node:stream/consumers'
 import t, { type Test } from 'tap'
 import { newKey } from '../support/e2e.ts'
 import { problemOf, proxyBefore, values, without } from '../support/exchange.ts'
@@ -132,4 +133,26 @@ void t.test('P01 P12 lines, trailers and bodies are forwarded, stored and replay
   const length = 5 * 1024 ** 2
   const large = `PUT /other HTTP/1.1\r\nHost: api.test\r\nContent-Length: ${length}\r\n\r\n${'y'.repeat(length)}`
   t.equal((await rawRequest(proxy.port, large)).body.length, length)
+})
+
+void t.test('P07 trailers behind a length reach clients over HTTP/2, unprotected too', async (t) => {
+  const upstream = await hearing(t, (stream, { body }) => {
+    stream.respond({ ':status': 200, 'content-length': body.length }, { waitForTrailers: true })
+    stream.once('wantTrailers', () => stream.sendTrailers({ 'grpc-status': '7' }))
+    stream.end(body)
+  })
+  const proxy = await proxyBefore(upstream, {
+    upstream: 'http2: true',
+    more: 'listen: { address: "127.0.0.1:0", http2: true }',
+  })
+  t.teardown(() => proxy.drain())
+  const session = connect(proxy.url)
+  t.teardown(() => session.destroy())
+  for (const key of [{ 'idempotency-key': newKey() }, {}]) {
+    const stream = session.request({ ':method': 'POST', ':path': '/p', ...key })
+    let trailers: unknown = null
+    stream.on('trailers', (lines) => (trailers = lines))
+    t.equal(await text(stream.end('ok')), 'ok')
+    t.match(trailers, { 'grpc-status': '7' }, JSON.stringify(key))
+  }
 })
