@@ -240,9 +240,10 @@ export class Exchange implements Dispatcher.DispatchHandler {
   }
 }
 
-/** What the upstream says there that it did. */
+/** What the upstream says there that it did; of lines that differ, a list, which is no word. */
 function declaredIn(lines: RawHeaders): string | null {
-  return firstOf(lines, 'idempotency-outcome')?.trim().toLowerCase() ?? null
+  const said = new Set(linesOf(lines, 'idempotency-outcome').map((line) => line.trim().toLowerCase()))
+  return said.size === 0 ? null : [...said].join(', ')
 }
 
 /** Lines that this proxy sets or removes. */

@@ -349,3 +349,20 @@ onBoth('P23 only a TLS upstream has a Host of its own, from its url', async (t) 
     await upstream.close()
   }
 })
+
+onBoth('P15 what an upstream declares twice, and not alike, it does not declare', async (t) => {
+  const declared = async (head: readonly string[], trailers: readonly string[] = []) => {
+    const lines = (values: readonly string[]) =>
+      values.map((value) => `Idempotency-Outcome: ${value}\r\n`).join('')
+    await using peer = await answering(
+      `HTTP/1.1 500 No\r\n${lines(head)}Transfer-Encoding: chunked\r\n\r\n0\r\n${lines(trailers)}\r\n`,
+    )
+    await using one = await rig(peer.url)
+    const result = await one.forward(REQUEST)
+    return result.proof === 'responded' ? result.declaredOutcome : result.proof
+  }
+  t.equal(await declared(['Not-Applied', 'not-applied']), 'not-applied')
+  t.equal(await declared(['applied'], ['not-applied']), 'not-applied', 'the last word')
+  t.not(await declared(['not-applied', 'applied']), 'not-applied')
+  t.not(await declared(['not-applied'], ['not-applied', 'applied']), 'not-applied')
+})
