@@ -22,7 +22,7 @@ import {
 } from './record.ts'
 import type { RpcCode } from './rpc/codes.ts'
 import type { RpcProtocol } from './rpc/protocol.ts'
-import { rpcAction, rpcCodeOf } from './rpc/status.ts'
+import { hasMessage, rpcAction, rpcCodeOf } from './rpc/status.ts'
 
 /** The states in which the outcome of the record's latest attempt is accepted (contract §2). */
 export const ACCEPTING: readonly State[] = ['in_progress', 'unknown', 'failed_retryable']
@@ -382,7 +382,11 @@ export function outcomeOf(
     return unknownBecause('the answer has no clear grpc-status, or is cut', status)
   const rule = word === undefined ? ownRule(route, found, json) : undefined
   const why = `the upstream answered ${found}${conditionsOf(rule)}`
-  const action = word ?? rule?.outcome ?? usual(route, found, headers)
+  const usual = (): Action =>
+    protocol !== null && typeof found === 'string'
+      ? rpcAction(route.profile, found, hasMessage(protocol, answer))
+      : classify(route, found as number, firstOf(headers, 'retry-after') !== null)
+  const action = word ?? rule?.outcome ?? usual()
   // The refusal of another proxy is never the answer to the request.
   if (deferral === 'uncertain' && action === 'store') return unknownBecause(deferred(found), status)
   switch (action) {
@@ -393,12 +397,6 @@ export function outcomeOf(
     case 'unknown':
       return unknownBecause(why, status)
   }
-}
-
-function usual(route: RoutePolicy, status: number | RpcCode, headers: RawHeaders): Action {
-  return typeof status === 'string'
-    ? rpcAction(route.profile, status)
-    : classify(route, status, firstOf(headers, 'retry-after') !== null)
 }
 
 function deferred(status: number | RpcCode): string {

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import fc from 'fast-check'
 import t from 'tap'
+import type { Profile } from '../../src/core/policy.ts'
 import type { StoredResponse } from '../../src/core/record.ts'
 import { RPC_CODES, type RpcCode } from '../../src/core/rpc/codes.ts'
 import { type RpcDetail, statusMessage } from '../../src/core/rpc/details.ts'
@@ -129,6 +130,32 @@ void t.test(
     t.strictSame([of('OK'), of('UNAVAILABLE'), of('INTERNAL')], ['completed', 'not_executed', 'unknown'])
   },
 )
+
+void t.test('§7 a code that says that nothing was done does not say so behind a message', async (t) => {
+  const of = (profile: Profile, code: RpcCode, type: string, body: Buffer | undefined): string => {
+    const status = String(RPC_CODES.indexOf(code))
+    const inBody = type.includes('web') && body !== undefined
+    const answer = inBody
+      ? { status: 200, headers: [], body: Buffer.concat([body, framed(`grpc-status: ${status}`, 0x80)]) }
+      : { status: 200, headers: [], trailers: ['grpc-status', status], ...(body && { body }) }
+    return outcomeOf({ ...ROUTE, profile }, typed(type), answer, null, RESULT).kind
+  }
+  for (const type of ['application/grpc', 'application/grpc-web'])
+    for (const [profile, code] of [
+      ['standard', 'RESOURCE_EXHAUSTED'],
+      ['standard', 'UNAUTHENTICATED'],
+      ['strict', 'UNAUTHENTICATED'],
+      ['stripe', 'ABORTED'],
+    ] as const) {
+      t.equal(of(profile, code, type, NOTHING), 'not_executed', `${type} ${profile} ${code}`)
+      t.equal(of(profile, code, type, framed('one')), 'unknown', `${type} ${profile} ${code}, a message`)
+    }
+  t.equal(of('standard', 'RESOURCE_EXHAUSTED', 'application/grpc', undefined), 'unknown', 'a stream')
+  t.equal(of('standard', 'RESOURCE_EXHAUSTED', 'application/grpc', framed('one').subarray(0, 6)), 'unknown')
+  t.equal(of('lenient', 'RESOURCE_EXHAUSTED', 'application/grpc', framed('one')), 'not_executed')
+  const gateway = { status: 429, headers: ['grpc-status', '8'], body: Buffer.from('too many'), trailers: [] }
+  t.equal(outcomeOf(ROUTE, typed('application/grpc'), gateway, null, RESULT).kind, 'not_executed', 'a page')
+})
 
 void t.test('a stored failure is kept as long as other failures', async (t) => {
   const retention = { ...ROUTE, ttl: 1000, ttlFailed: 10 }

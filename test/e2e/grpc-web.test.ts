@@ -57,7 +57,8 @@ for (const text of [false, true]) {
         .toString()
         .split(' ')
       const status = framed(`grpc-status: ${message}\r\ngrpc-message: so\r\n`, 0x80)
-      response.writeHead(200, { 'content-type': type }).end(coded(Buffer.concat([framed('paid'), status])))
+      const said = message === '0' ? [framed('paid'), status] : [status]
+      response.writeHead(200, { 'content-type': type }).end(coded(Buffer.concat(said)))
     })
     for (const [status, executions, retried] of [
       [0, 1, null],

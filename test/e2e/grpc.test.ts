@@ -142,7 +142,7 @@ void t.test('the status in the trailers decides', async (t) => {
   } as const
   const { upstream, call } = await setting(t, (seen) => {
     const [code, place] = String(seen.body.subarray(5)).split(' ') as [RpcCode, string]
-    return place === 'trailers' ? { code, message: '', trailers: { 'grpc-message': 'no' } } : { code }
+    return place === 'trailers' ? { code, message: null, trailers: { 'grpc-message': 'no' } } : { code }
   })
   for (const place of ['trailers', 'head'])
     for (const [meaning, all] of Object.entries(codes))
@@ -610,6 +610,23 @@ void t.test('shadow mode compares calls by their messages and statuses', async (
         (await proxy.metric(`idempotency_shadow_total{route="payments",verdict="${verdict}"}`)) === 1,
     )
   }
+})
+
+void t.test('a stream that ends with a code of calls that were not executed was executed', async (t) => {
+  const upstream = await upstreamStub((_seen, response) => {
+    response.writeHead(200, { 'content-type': 'application/grpc', trailer: 'grpc-status' })
+    response.write(Buffer.concat([framed('one'), framed('two')]))
+    response.addTrailers({ 'grpc-status': '8' })
+    response.end()
+  })
+  t.teardown(() => upstream[Symbol.asyncDispose]())
+  const { call } = await setting(t, OK, '', `upstream: { url: "${upstream.url}" }`)
+  const key = newKey()
+  for (const reason of [undefined, 'IDEMPOTENCY_OUTCOME_UNKNOWN']) {
+    const { ErrorInfo: info } = detailsOf(await call({ key })) as { ErrorInfo?: { reason: string } }
+    t.equal(info?.reason, reason)
+  }
+  t.equal(upstream.seen.length, 1)
 })
 
 void t.test('an answer over limits.response goes out live, and its status still decides', async (t) => {

@@ -123,7 +123,8 @@ export function detailsOf({ trailers }: Called): Record<string, unknown> {
 
 /** An answer of the upstream. */
 export interface Told {
-  readonly message?: Buffer | string
+  /** Null: none, though head and trailers are apart; absent: they are one. */
+  readonly message?: Buffer | string | null
   readonly code?: RpcCode
   readonly flag?: number
   readonly metadata?: Readonly<Record<string, string>>
@@ -142,7 +143,8 @@ export function rpcStub(
     const head = { 'content-type': 'application/grpc', ...metadata }
     if (message === undefined) return void response.writeHead(200, { ...head, ...ended }).end()
     response.writeHead(200, { ...head, trailer: Object.keys(ended).join(', ') })
-    response.write(framed(message, flag))
+    if (message === null) response.flushHeaders()
+    else response.write(framed(message, flag))
     response.addTrailers(ended)
     response.end()
   })
@@ -172,7 +174,7 @@ export async function rpcServer(handler: Handler): Promise<{ readonly url: strin
         void Promise.resolve(handler(call.request, call)).then(
           ({ message = '', code = 'OK', metadata = {}, trailers = {} }) => {
             call.sendMetadata(metadataOf(metadata))
-            if (code === 'OK') done(null, Buffer.from(message as string), metadataOf(trailers))
+            if (code === 'OK') done(null, Buffer.from((message ?? '') as string), metadataOf(trailers))
             else done({ code: status[code], details: code, metadata: metadataOf(trailers) })
           },
         ),

@@ -53,9 +53,22 @@ const BY_PROFILE: Readonly<Record<Profile, Partial<Readonly<Record<RpcCode, Acti
   },
 }
 
-/** What a profile makes of an answer of that code (contract §7). */
-export function rpcAction(profile: Profile, code: RpcCode): Action {
-  return BY_PROFILE[profile][code] ?? MEANINGS[code]
+/** What a profile makes of an answer of that code (contract §7). `hasMessage`: before it. */
+export function rpcAction(profile: Profile, code: RpcCode, hasMessage = false): Action {
+  const action = BY_PROFILE[profile][code] ?? MEANINGS[code]
+  // A handler that has answered something has done something.
+  return action === 'release' && hasMessage && profile !== 'lenient' ? 'unknown' : action
+}
+
+/** Whether there is a message, or a part of one, in an answer that has a code. */
+export function hasMessage(
+  protocol: RpcProtocol,
+  { status, body }: Pick<RpcAnswer, 'status' | 'body'>,
+): boolean {
+  // The error of a gateway is a page, and that of Connect a document.
+  if (!isSuccess(status)) return false
+  if (body === undefined) return true
+  return messagesIn(protocol, body, 1)?.every(({ isTrailers }) => isTrailers) !== true
 }
 
 /** An answer of the upstream; `body` and `trailers` are absent if they were not kept. */
