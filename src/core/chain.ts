@@ -51,9 +51,15 @@ export function deferralOf(
   return hasRecord && isAlike && hasKey ? 'free' : 'uncertain'
 }
 
-/** The status with which such a proxy would have refused a request that is not a call; `status`, the answer's own, if no proxy refused it. */
+/**
+ * The status with which a proxy behind this one would have refused the request over plain HTTP; `status`, the answer's own, if no proxy
+ * refused it. The two may not agree on what is a call.
+ */
 export function ownStatusOf(headers: RawHeaders, status: number): number {
+  if (OWN_STATUSES.has(status)) return status
   const code = problemFacts(headers, null)?.code
+  // If the same key may be retried: the caller cannot be verified now.
+  if (code === 'idempotency_caller_missing') return 503
   return typeof code === 'string' && Object.hasOwn(REFUSALS, code)
     ? REFUSALS[code as RefusalCode].status
     : status

@@ -371,7 +371,7 @@ export function outcomeOf(
   const word = WORDS.get(declaredOutcome)
   const isRefusal = word === undefined && firstOf(headers, 'idempotency-retry') !== null
   const refused = {
-    status: protocol === null ? status : ownStatusOf(headers, status),
+    status: protocol === null && isSuccess(status) ? status : ownStatusOf(headers, status),
     headers,
     body: body ?? null,
   }

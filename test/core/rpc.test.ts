@@ -157,6 +157,25 @@ void t.test('§7 a code that says that nothing was done does not say so behind a
   t.equal(outcomeOf(ROUTE, typed('application/grpc'), gateway, null, RESULT).kind, 'not_executed', 'a page')
 })
 
+void t.test('V04 what a proxy behind this one refuses as a call is never kept', async (t) => {
+  const of = (type: string, status: number, code: string | null, more: readonly string[] = []): string => {
+    const headers = ['Idempotency-Retry', 'same-key', ...more]
+    if (code !== null) headers.push('Idempotency-Problem', `code=${code}`)
+    const answer = { status, headers, body: NOTHING, trailers: [] }
+    return outcomeOf(ROUTE, typed(type), answer, null, RESULT).kind
+  }
+  // Here it is no call.
+  const plain = (status: number, code: string | null): string => of('application/json', status, code)
+  t.equal(plain(500, 'idempotency_outcome_unknown'), 'not_executed')
+  t.equal(plain(500, 'upstream_failed'), 'unknown')
+  t.equal(plain(500, null), 'completed', 'of an upstream')
+  t.equal(plain(500, 'other'), 'completed', 'of an upstream')
+  t.equal(plain(200, 'upstream_unreachable'), 'completed', 'a success is believed')
+  const call = (code: string): string => of('application/grpc', 200, code, ['Grpc-Status', '14'])
+  t.equal(call('idempotency_store_unavailable'), 'not_executed')
+  t.equal(call('idempotency_caller_missing'), 'not_executed', 'until it can be verified')
+})
+
 void t.test('a stored failure is kept as long as other failures', async (t) => {
   const retention = { ...ROUTE, ttl: 1000, ttlFailed: 10 }
   const kept = (lines: Pick<StoredResponse, 'headers' | 'trailers'>): number => {
