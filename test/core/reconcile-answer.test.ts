@@ -198,6 +198,12 @@ void t.test('O02 a completed answer is kept as `completed` says', async (t) => {
     { kind: 'completed', result: { kept: false, why: 'outcome_only', status: 201, location: '/p1' } },
     '`keep: outcome` keeps nothing of the body',
   )
+  const grpc = { ...ROUTE, match: { ...ROUTE.match, grpc: 'shop.Payments/*' } }
+  t.match(
+    readAnswer(policy({ completed }), grpc, ID, 'k1', answer(200, FOUND)),
+    { kind: 'completed', result: { kept: false, why: 'outcome_only' } },
+    'JSON is no answer to a call of gRPC',
+  )
 })
 
 const when = (status: number, pointer: string, value: string) => ({ status, when: [{ pointer, value }] })

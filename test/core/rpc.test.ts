@@ -124,8 +124,7 @@ void t.test(
     const of = (code: RpcCode): string => {
       const trailers = ['grpc-status', String(RPC_CODES.indexOf(code))]
       const answer = { status: 200, headers: [], trailers }
-      const sent = { headers: typed('application/grpc'), protocol: 'grpc' } as const
-      return outcomeOf({ ...ROUTE, outcomes }, sent, answer, null, RESULT).kind
+      return outcomeOf({ ...ROUTE, outcomes }, sentAs('application/grpc'), answer, null, RESULT).kind
     }
     t.strictSame([of('OK'), of('UNAVAILABLE'), of('INTERNAL')], ['completed', 'not_executed', 'unknown'])
   },
@@ -138,7 +137,7 @@ void t.test('§7 a code that says that nothing was done does not say so behind a
     const answer = inBody
       ? { status: 200, headers: [], body: Buffer.concat([body, framed(`grpc-status: ${status}`, 0x80)]) }
       : { status: 200, headers: [], trailers: ['grpc-status', status], ...(body && { body }) }
-    return outcomeOf({ ...ROUTE, profile }, typed(type), answer, null, RESULT).kind
+    return outcomeOf({ ...ROUTE, profile }, sentAs(type), answer, null, RESULT).kind
   }
   for (const type of ['application/grpc', 'application/grpc-web'])
     for (const [profile, code] of [
@@ -154,7 +153,7 @@ void t.test('§7 a code that says that nothing was done does not say so behind a
   t.equal(of('standard', 'RESOURCE_EXHAUSTED', 'application/grpc', framed('one').subarray(0, 6)), 'unknown')
   t.equal(of('lenient', 'RESOURCE_EXHAUSTED', 'application/grpc', framed('one')), 'not_executed')
   const gateway = { status: 429, headers: ['grpc-status', '8'], body: Buffer.from('too many'), trailers: [] }
-  t.equal(outcomeOf(ROUTE, typed('application/grpc'), gateway, null, RESULT).kind, 'not_executed', 'a page')
+  t.equal(outcomeOf(ROUTE, sentAs('application/grpc'), gateway, null, RESULT).kind, 'not_executed', 'a page')
 })
 
 void t.test('V04 what a proxy behind this one refuses as a call is never kept', async (t) => {
@@ -162,7 +161,7 @@ void t.test('V04 what a proxy behind this one refuses as a call is never kept', 
     const headers = ['Idempotency-Retry', 'same-key', ...more]
     if (code !== null) headers.push('Idempotency-Problem', `code=${code}`)
     const answer = { status, headers, body: NOTHING, trailers: [] }
-    return outcomeOf(ROUTE, typed(type), answer, null, RESULT).kind
+    return outcomeOf(ROUTE, sentAs(type), answer, null, RESULT).kind
   }
   // Here it is no call.
   const plain = (status: number, code: string | null): string => of('application/json', status, code)

@@ -117,7 +117,7 @@ const DEFAULTS: readonly (readonly [string, string])[] = [
 ]
 
 /** The part of a response that a route keeps, and for how long. */
-type Keeping = Pick<RoutePolicy, 'keep' | 'ttl' | 'ttlFailed' | 'ttlBody'>
+type Keeping = Pick<RoutePolicy, 'match' | 'keep' | 'ttl' | 'ttlFailed' | 'ttlBody'>
 
 /**
  * The meaning of an answer for the record. Order matters: pending comes first; completed counts for this very record only; "not
@@ -189,7 +189,9 @@ function resultOf(
   answer: StoredResponse,
 ): CompletedResponse {
   const status = overrides.status ?? answer.status
-  if (route.keep === 'outcome') return withoutBody({ status, headers: overrides.headers }, 'outcome_only')
+  // JSON is no answer to a call of gRPC.
+  if (route.keep === 'outcome' || route.match.grpc != null)
+    return withoutBody({ status, headers: overrides.headers }, 'outcome_only')
   const bodiless = BODILESS.has(status)
   const typed = bodiless || linesOf(overrides.headers, 'content-type').length > 0
   const dated =
