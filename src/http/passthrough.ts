@@ -255,12 +255,12 @@ function endIdleUpload(response: StreamResponse, { idleTimeout, writer }: Passth
   const timer = setInterval(() => {
     // A finished answer only has to be read.
     if (request.complete || response.writableEnded) clearInterval(timer)
-    else if (carrier.bytesRead > heard) heard = carrier.bytesRead
+    // Once the answer has begun, its own pauses count: a client may only listen.
+    else if (carrier.bytesRead > heard || response.headersSent) heard = carrier.bytesRead
     else {
       clearInterval(timer)
       const detail = `no byte of the body arrived within ${idleTimeout} ms`
-      if (response.headersSent) breakOff(response)
-      else writer.problem(response, refusal('request_timeout', detail))
+      writer.problem(response, refusal('request_timeout', detail))
     }
   }, idleTimeout)
   response.once('close', () => clearInterval(timer))

@@ -156,3 +156,31 @@ void t.test('P07 trailers behind a length reach clients over HTTP/2, unprotected
     t.match(trailers, { 'grpc-status': '7' }, JSON.stringify(key))
   }
 })
+
+void t.test('L01 a client that only listens may keep its side of a stream open', async (t) => {
+  const server = createServer().on('stream', (stream) => {
+    stream.on('error', () => {}).respond({ ':status': 200 })
+    let sent = 0
+    const timer = setInterval(() => {
+      stream.write('.')
+      if (++sent === 12) stream.end('over')
+    }, 50)
+    stream.on('close', () => clearInterval(timer))
+  })
+  server.listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  t.teardown(() => server.close())
+  const proxy = await proxyBefore(
+    { url: `http://127.0.0.1:${(server.address() as AddressInfo).port}` },
+    { upstream: 'http2: true, idleTimeout: 200ms', more: 'listen: { address: "127.0.0.1:0", http2: true }' },
+  )
+  t.teardown(() => proxy.drain())
+  const session = connect(proxy.url)
+  t.teardown(() => session.destroy())
+  const stream = session.request({ ':method': 'POST', ':path': '/watch' })
+  stream.write('watch')
+  let heard = ''
+  stream.on('data', (chunk: Buffer) => (heard += String(chunk))).on('error', () => {})
+  await Promise.race([once(stream, 'end'), once(stream, 'close')])
+  t.equal(heard, '............over')
+})
