@@ -360,12 +360,13 @@ export interface AnsweredHead {
  */
 export function outcomeOf(
   route: RoutePolicy,
-  { headers: sent, protocol }: SentRequest,
+  sent: SentRequest,
   answer: AnsweredHead,
   declaredOutcome: string | null,
   result: CompletedResponse,
   json: LookedUp | null = null,
 ): Outcome {
+  const { protocol } = sent
   const { status, headers, body } = answer
   const code = protocol === null ? null : rpcCodeOf(protocol, answer)
   const word = WORDS.get(declaredOutcome)
@@ -375,18 +376,14 @@ export function outcomeOf(
     headers,
     body: body ?? null,
   }
-  const deferral = isRefusal ? deferralOf(refused, route, sent) : null
+  const deferral = isRefusal ? deferralOf(refused, route, sent.headers) : null
   const found = code === 'none' || code === null ? status : code
   if (deferral === 'free') return { kind: 'not_executed', reason: deferred(found) }
   if (code === 'none' && word === undefined)
     return unknownBecause('the answer has no clear grpc-status, or is cut', status)
   const rule = word === undefined ? ownRule(route, found, json) : undefined
   const why = `the upstream answered ${found}${conditionsOf(rule)}`
-  const usual = (): Action =>
-    protocol !== null && typeof found === 'string'
-      ? rpcAction(route.profile, found, hasMessage(protocol, answer))
-      : classify(route, found as number, firstOf(headers, 'retry-after') !== null)
-  const action = word ?? rule?.outcome ?? usual()
+  const action = word ?? rule?.outcome ?? usual(route, found, sent, answer)
   // The refusal of another proxy is never the answer to the request.
   if (deferral === 'uncertain' && action === 'store') return unknownBecause(deferred(found), status)
   switch (action) {
@@ -397,6 +394,17 @@ export function outcomeOf(
     case 'unknown':
       return unknownBecause(why, status)
   }
+}
+
+function usual(
+  route: RoutePolicy,
+  found: number | RpcCode,
+  { protocol }: SentRequest,
+  answer: AnsweredHead,
+): Action {
+  return typeof found === 'number'
+    ? classify(route, found, firstOf(answer.headers, 'retry-after') !== null)
+    : rpcAction(route.profile, found, hasMessage(protocol as RpcProtocol, answer))
 }
 
 function deferred(status: number | RpcCode): string {

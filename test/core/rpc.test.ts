@@ -14,6 +14,7 @@ import { decoded, framed } from '../support/grpc.ts'
 import { RESULT, ROUTE } from './fixtures.ts'
 
 const typed = (type: string): string[] => ['Content-Type', type]
+const sentAs = (type: string) => ({ headers: typed(type), protocol: rpcOf(ROUTE.match, typed(type)) })
 
 void t.test('the media type tells the protocol of a call', async (t) => {
   for (const [type, protocol] of [
