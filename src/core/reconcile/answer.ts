@@ -189,7 +189,7 @@ function resultOf(
   answer: StoredResponse,
 ): CompletedResponse {
   const status = overrides.status ?? answer.status
-  // JSON is no answer to a call of gRPC.
+  // JSON does not answer a gRPC call.
   if (route.keep === 'outcome' || route.match.grpc != null)
     return withoutBody({ status, headers: overrides.headers }, 'outcome_only')
   const bodiless = BODILESS.has(status)
