@@ -5,6 +5,7 @@ import type { Millis } from '../core/record.ts'
 import { problemBody, problemLine, type Refusal } from '../core/refusal.ts'
 import type { Reply } from '../protect/request.ts'
 import { unfreed } from '../runtime/limits.ts'
+import { Batch } from '../runtime/scheduling.ts'
 import type { LiveSink } from '../upstream/port.ts'
 import { resetConnection } from './connections.ts'
 import { PAGE_HEADERS, refusalPage } from './refusal-page.ts'
@@ -16,6 +17,13 @@ const { STATUS_CODES } = process.getBuiltinModule('node:http')
 
 /** Up to this size copying the body is cheaper than a second write. */
 const ONE_WRITE = 16 * 1024
+
+/** `size`: of its body. */
+interface EndedAnswer {
+  readonly response: TrafficResponse
+  readonly size: number
+  readonly release: () => void
+}
 
 /** Writes every protected answer, live or replayed, so that they are identical. */
 export class ResponseWriter {
@@ -107,9 +115,15 @@ export class ResponseWriter {
     if (chunked) response.addTrailers(pairs(trailers))
     endMessage(response, hasBody ? body : null)
     if (hasLeft(response)) return release()
-    this.watch(response)
-    this.#hurry(response, body.length, release)
+    // Over TLS and HTTP/2 it leaves later in this turn; what a Set has once held dies late (docs/adr/0017).
+    this.#ended.add({ response, size: body.length, release })
   }
+
+  readonly #ended = new Batch<EndedAnswer>(({ response, size, release }) => {
+    if (hasLeft(response)) return release()
+    this.watch(response)
+    this.#hurry(response, size, release)
+  })
 
   /**
    * A whole answer stays in memory until it has been sent. It is dropped if its client reads less than a mebibyte per idle timeout, or if
