@@ -5,12 +5,11 @@ import {
   type IncomingHttpHeaders,
   type OutgoingHttpHeaders,
 } from 'node:http2'
+import { framed } from '../test/support/grpc.ts'
 import type { Exchanges } from './load.ts'
 
 /** Streams per connection. */
 const STREAMS = 8
-/** One byte for compression, four for the length. */
-const GRPC_PREFIX = 5
 
 /** Sends requests given in HTTP/1.1 over HTTP/2 (RFC 9113) with prior knowledge, or as unary calls of gRPC. */
 export class Http2Client implements Exchanges {
@@ -71,9 +70,6 @@ function converted(request: Buffer, isGrpc: boolean): { headers: OutgoingHttpHea
   const body = request.subarray(end + 4)
   if (!isGrpc) return { headers, body }
   delete headers['content-length']
-  const framed = Buffer.alloc(GRPC_PREFIX + body.length)
-  framed.writeUInt32BE(body.length, 1)
-  body.copy(framed, GRPC_PREFIX)
   return {
     headers: {
       ...headers,
@@ -81,6 +77,6 @@ function converted(request: Buffer, isGrpc: boolean): { headers: OutgoingHttpHea
       'content-type': 'application/grpc',
       te: 'trailers',
     },
-    body: framed,
+    body: framed(body),
   }
 }

@@ -6,6 +6,7 @@
 import { createServer as createHttp2Server } from 'node:http2'
 import { createServer, type Socket } from 'node:net'
 import { beginsHttp2 } from '../../src/http/http2.ts'
+import { framed } from '../../test/support/grpc.ts'
 import { LARGE, SMALL } from '../bodies.ts'
 
 const PATIENCE = 60_000
@@ -44,10 +45,7 @@ function respond(socket: Socket, line: string): void {
   socket.write(ANSWERS[kind][path.includes('large') ? 'large' : 'small'])
 }
 
-const MESSAGE = Buffer.concat([
-  Buffer.of(0, 0, 0, SMALL.length >> 8, SMALL.length & 0xff),
-  Buffer.from(SMALL),
-])
+const MESSAGE = framed(SMALL)
 const grpc = createHttp2Server().on('stream', (stream) => {
   stream.on('error', () => {})
   stream.resume().on('end', () => {
