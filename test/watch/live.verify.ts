@@ -1,10 +1,10 @@
 import { spawnSync } from 'node:child_process'
 import { readFileSync } from 'node:fs'
 import { setTimeout as wait } from 'node:timers/promises'
-import { fileURLToPath } from 'node:url'
 import t from 'tap'
 import { parse, stringify } from 'yaml'
 import { DASHBOARDS } from '../../scripts/dashboards.ts'
+import { RULES, RULES_FILE } from '../support/alerts.ts'
 import { Prometheus, WITHOUT } from '../support/prometheus.ts'
 import { trouble } from '../support/trouble.ts'
 
@@ -27,7 +27,7 @@ function configuration(targets: readonly string[]): string {
   const file = new URL('../../examples/compose/prometheus.yml', import.meta.url)
   const config = parse(readFileSync(file, 'utf8')) as Compose
   for (const name of Object.keys(config.global)) config.global[name] = '1s'
-  config.rule_files = [fileURLToPath(new URL('../../alerts/rules.yaml', import.meta.url))]
+  config.rule_files = [RULES_FILE]
   const [scrape] = config.scrape_configs
   if (scrape?.dns_sd_configs === undefined) throw new Error('no scrape_configs with dns_sd_configs')
   delete scrape.dns_sd_configs
@@ -80,7 +80,7 @@ void t.test('dashboards and alerts work on a real Prometheus', { skip: WITHOUT }
       groups: { rules: { name: string; health: string; lastError?: string }[] }[]
     }
     const rules = groups.flatMap((group) => group.rules)
-    t.equal(rules.length, 23)
+    t.equal(rules.length, RULES.length)
     for (const { name, health, lastError } of rules) t.equal(health, 'ok', `${name} ${lastError ?? ''}`)
     const rung = await prometheus.range('ALERTS{alertstate="firing"}', start, end)
     const names = new Set(rung.map(({ metric }) => metric['alertname']))
