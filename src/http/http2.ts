@@ -316,10 +316,10 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
     const stream = this.#stream
     if (this.destroyed || stream.closed) return this
     const body = this.#hasBody ? last : NOTHING
-    const hasTrailers = Object.keys(this.#trailers).length > 0
-    if (this.#head !== null && body.length === 0 && !hasTrailers) this.#respond(true)
+    const isWhole = body.length === 0 && Object.keys(this.#trailers).length === 0
+    if (this.#head !== null && isWhole) this.#respond(true)
     else {
-      this.#respond(false, hasTrailers)
+      this.#respond(false)
       if (body.length > 0) stream.end(body)
       else stream.end()
     }
@@ -335,15 +335,15 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
     return this
   }
 
-  #respond(isLast: boolean, mayHaveTrailers = true): void {
+  #respond(isLast: boolean): void {
     const head = this.#head
     if (head === null || this.#stream.closed) return
     this.#head = null
     // The types only allow objects.
     const lines = head as unknown as Headers2
     if (isLast) return this.#stream.respond(lines, { endStream: true })
-    this.#stream.respond(lines, { waitForTrailers: mayHaveTrailers })
-    if (mayHaveTrailers) this.#stream.once('wantTrailers', () => this.#stream.sendTrailers(this.#trailers))
+    this.#stream.respond(lines, { waitForTrailers: true })
+    this.#stream.once('wantTrailers', () => this.#stream.sendTrailers(this.#trailers))
   }
 
   readonly #left = (): void => {
