@@ -219,17 +219,21 @@ function usualScenario(
 function withTtlBody(settings: Pick<Scenario, 'first' | 'reloads'>, random: Random): typeof settings {
   if (!random.chance(0.2)) return settings
   const ttlBody = random.pick([300, 1_000, 3_000, MAX_TTL_BODY])
-  const has = (one: Settings): Settings =>
-    random.chance(0.8) ? { ...one, policy: { ...one.policy, ttlBody } } : one
-  const reloads = settings.reloads.map((reload) => ({ ...reload, to: has(reload.to) }))
-  return { first: has(settings.first), reloads }
+  return inMostFiles(settings, random, { ttlBody })
 }
 
 /** `onResponseLost: retry` in most of the files. */
 function withLosses(settings: Pick<Scenario, 'first' | 'reloads'>, random: Random): typeof settings {
-  if (!random.chance(0.15)) return settings
+  return random.chance(0.15) ? inMostFiles(settings, random, { onResponseLost: 'retry' }) : settings
+}
+
+function inMostFiles(
+  settings: Pick<Scenario, 'first' | 'reloads'>,
+  random: Random,
+  policy: Partial<Settings['policy']>,
+): typeof settings {
   const has = (one: Settings): Settings =>
-    random.chance(0.8) ? { ...one, policy: { ...one.policy, onResponseLost: 'retry' } } : one
+    random.chance(0.8) ? { ...one, policy: { ...one.policy, ...policy } } : one
   const reloads = settings.reloads.map((reload) => ({ ...reload, to: has(reload.to) }))
   return { first: has(settings.first), reloads }
 }
