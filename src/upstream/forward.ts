@@ -242,8 +242,10 @@ export class Exchange implements Dispatcher.DispatchHandler {
 
 /** What the upstream says there that it did; of lines that differ, a list, which is no word. */
 function declaredIn(lines: RawHeaders): string | null {
-  const said = new Set(linesOf(lines, 'idempotency-outcome').map((line) => line.trim().toLowerCase()))
-  return said.size === 0 ? null : [...said].join(', ')
+  const found = linesOf(lines, 'idempotency-outcome')
+  // Most answers say nothing.
+  if (found.length === 0) return null
+  return [...new Set(found.map((line) => line.trim().toLowerCase()))].join(', ')
 }
 
 /** Lines that this proxy sets or removes. */
