@@ -30,7 +30,7 @@ void import('./commands/dispatch.ts').then(async ({ dispatch }) => {
     err: (text) => void process.stderr.write(text),
     env: process.env,
     ask: terminal(),
-    columns: process.stderr.isTTY ? process.stderr.columns : null,
+    isTerminal: process.stderr.isTTY,
   })
   // Exits once everything is written, whatever dependencies have left open.
   process.stdout.write('', () => process.exit())

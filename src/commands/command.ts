@@ -15,8 +15,8 @@ export interface Io {
   readonly env: Readonly<Record<string, string | undefined>>
   /** Asks the user at the terminal; null: no terminal. */
   readonly ask: ((prompt: string) => Promise<string>) | null
-  /** Width of the terminal on standard error; null: no terminal. */
-  readonly columns: number | null
+  /** Standard error is a terminal. */
+  readonly isTerminal: boolean
 }
 
 export interface Option {

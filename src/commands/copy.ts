@@ -19,7 +19,6 @@ import { openStore, STORE_SCHEMES, type StoreHooks } from '../store/open.ts'
 import { type Page, type Store, StoreFull, StoreUnavailable } from '../store/register.ts'
 import { type Args, type Command, Exit, FINDING, FINE, finding, type Io, usage } from './command.ts'
 import { validConfig } from './configuration.ts'
-import { ProgressBar } from './progress.ts'
 import { shownUrl } from './record-source.ts'
 import { missingFile, mustExist } from './target-options.ts'
 import { json, plain, span, table } from './terminal.ts'
@@ -29,6 +28,9 @@ const LANES = 32
 /** No client waits for these operations. */
 const TIMEOUT: Millis = 10_000
 const MADE_UP: Millis = 50
+const DRAW_EVERY: Millis = 100
+const REPORT_EVERY: Millis = 10_000
+const BAR = 30
 /** Each of these needs an operator. */
 const FINDINGS: readonly Copied[] = ['running', 'different', 'unreadable']
 
@@ -247,7 +249,7 @@ async function copyAll(plan: Plan, stores: CopyStores, io: Io, stop: AbortSignal
   const pace = pacer(plan.rate, stop)
   io.err(`${mode.writes ? 'copying' : 'comparing'} from ${plain(from.name)} to ${plain(to.name)}\n`)
   let next = plan.cursor
-  let progress: ProgressBar | null = null
+  let progress: ReturnType<typeof progressBar> | null = null
   /** What was copied may be lost if the target's connection was. */
   const early = (why: string, mayGoOn = !stores.to.wasLost()): Run => ({
     tally,
@@ -256,7 +258,7 @@ async function copyAll(plan: Plan, stores: CopyStores, io: Io, stop: AbortSignal
   })
   try {
     const beganAt = await source.ping()
-    progress = new ProgressBar(io, io.columns === null ? null : await count(source, next, stop))
+    progress = progressBar(io, io.isTerminal ? await count(source, next, stop) : 0)
     /** Changes in the source since the copy began. */
     let written = 0
     const one = async (id: RecordId): Promise<void> => {
@@ -308,6 +310,34 @@ async function count(source: Store, from: string | null, stop: AbortSignal): Pro
     cursor = page.next
   } while (cursor !== null && !stop.aborted)
   return records
+}
+
+/** Shows how many records are done: a bar on a terminal, otherwise a line now and then. */
+function progressBar({ err, isTerminal }: Io, total: number) {
+  let records = 0
+  let drawnAt = performance.now()
+  const draw = (): void => {
+    drawnAt = performance.now()
+    const text = `${records.toLocaleString('en')} records`
+    if (!isTerminal) return err(`${text}\n`)
+    // Records come and go, and a store may name one twice.
+    const share = Math.min(1, records / Math.max(1, total))
+    err(`\r[${'#'.repeat(share * BAR).padEnd(BAR, '-')}] ${Math.floor(share * 100)} %  ${text}\x1b[K`)
+  }
+  return {
+    add: () => {
+      records++
+      if (performance.now() - drawnAt >= (isTerminal ? DRAW_EVERY : REPORT_EVERY)) draw()
+    },
+    /** Prints a separate line. */
+    tell: (line: string) => err(isTerminal ? `\r${line}\x1b[K\n` : `${line}\n`),
+    /** Leaves the last state on the screen. */
+    end: () => {
+      if (!isTerminal) return
+      draw()
+      err('\n')
+    },
+  }
 }
 
 /** Ends at the first failure, once no record is in progress any more. */

@@ -71,7 +71,7 @@ async function runProbe(args: Args, io: Io): Promise<number> {
     )
   await using prober = new Prober(template, counter, profile === 'ietf', timeout.value)
   const show = (text: string): void => {
-    if (io.columns !== null) io.err(`\r${text}\x1b[K`)
+    if (io.isTerminal) io.err(`\r${text}\x1b[K`)
   }
   try {
     const report = await runCases(prober, cases, profile, show).finally(() => show(''))

@@ -135,7 +135,7 @@ t.test('an API that goes away ends the probe', async (t) => {
 t.test('a terminal shows which case runs, and then nothing of it', async (t) => {
   await using api = await orderApi('ietf')
   const words = ['probe', `${api.url}/orders`, ...BODY, '--case', 'same-key']
-  t.equal((await command(words, undefined, {}, 80)).err, '\rsame-key\x1b[K\r\x1b[K')
+  t.equal((await command(words, undefined, {}, true)).err, '\rsame-key\x1b[K\r\x1b[K')
 })
 
 t.test('--count-json alone counts in what GET of the URL lists', async (t) => {

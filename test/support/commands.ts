@@ -15,14 +15,14 @@ export interface Said {
 }
 
 /**
- * Runs a command in this process. `answers`: what the user types at the terminal; without it there is no terminal. `columns`: width of the
- * terminal that errors go to. `heard` gets what goes to standard error, at once.
+ * Runs a command in this process. `answers`: what the user types at the terminal; without it there is no terminal. `isTerminal`:
+ * errors go to one. `heard` gets what goes to standard error, at once.
  */
 export async function command(
   words: readonly string[],
   answers?: readonly string[],
   env: Readonly<Record<string, string>> = {},
-  columns: number | null = null,
+  isTerminal = false,
   heard: (text: string) => void = () => {},
 ): Promise<Said> {
   let out = ''
@@ -35,7 +35,7 @@ export async function command(
       heard(text)
     },
     env,
-    columns,
+    isTerminal,
     ask:
       answers === undefined
         ? null
