@@ -28,8 +28,6 @@ interface Derived {
   readonly routes: readonly RoutePolicy[]
   /** One sentence for each guarantee that the configuration waives, logged at start (contract, promise). */
   readonly warnings: readonly string[]
-  /** How the file spells numbers (`90s`, not 90000), by the property's last name and value (`ttl 90000`) and by value (` 90000`). */
-  readonly spelled: ReadonlyMap<string, string>
 }
 
 /** The configuration in force. A reload replaces it as a whole; requests in progress keep their own. */

@@ -14,34 +14,29 @@ export interface ConfigChange {
   readonly was: unknown
   readonly now: unknown
   readonly effect: ReloadRule
-  /** {@link Config.spelled} of both. */
-  readonly spelled: Readonly<Record<'was' | 'now', Config['spelled']>>
   /** The requests affected, unless the path names them. */
   readonly about: string | null
 }
 
-/** A change in one line: path, old value, new value, spelled as in the file. */
-export function changeLine({ path, was, now, about, spelled }: ConfigChange): string {
-  const [before, after] = [valueText(was, path, spelled.was), valueText(now, path, spelled.now)]
+/** A change in one line: path, old value, new value, as a file writes them. */
+export function changeLine({ path, was, now, about }: ConfigChange): string {
+  const [before, after] = [valueText(was, path), valueText(now, path)]
   const same = before === after ? ' (another value)' : ''
   return `${path}: ${before} → ${after}${same}${about === null ? '' : ` (${about})`}`
 }
 
-type RawChange = Omit<ConfigChange, 'spelled'>
-
 /** The differences between two configurations, each with its reload rule. */
 export function changesBetween(before: Config, after: Config): ConfigChange[] {
-  const spelled = { was: before.spelled, now: after.spelled }
   const isUsed = [before, after].some(({ unmatched }) => unmatched === 'protect')
   return [
     ...fileChanges(before, after),
     ...policyChanges('defaults', before.defaults, after.defaults, isUsed),
     ...routeChanges(before.routes, after.routes),
     ...movedChanges(before, after),
-  ].map((found) => ({ ...found, spelled }))
+  ]
 }
 
-function fileChanges(before: Config, after: Config): RawChange[] {
+function fileChanges(before: Config, after: Config): ConfigChange[] {
   const policies = [before, after].flatMap(policiesOf).filter(readsKeys)
   const [was, now] = [before, after].map(fileForm).map(({ routes: _r, defaults: _d, ...own }) => own)
   return differences(was, now, FILE).map(({ rule, ...difference }) => {
@@ -55,10 +50,10 @@ function fileChanges(before: Config, after: Config): RawChange[] {
 }
 
 /** `used`: the policy applies to some requests. */
-function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, used = true): RawChange[] {
+function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, used = true): ConfigChange[] {
   const moot = !used || (!readsKeys(before) && !readsKeys(after))
   const changed = differences(policyForm(before), policyForm(after), { group: ROUTE })
-  const found = changed.map(({ rule, path, was, now }): RawChange => {
+  const found = changed.map(({ rule, path, was, now }): ConfigChange => {
     const matters = typeof rule === 'string' || rule.effect === 'restart' || rule.when(before, after)
     // A route's match also decides which requests other routes get.
     const idle = !matters || (moot && plainly(rule) === 'identifies' && !path.startsWith('match'))
@@ -69,7 +64,7 @@ function policyChanges(base: string, before: RoutePolicy, after: RoutePolicy, us
   return was === now ? found : [...found, live(`${base}.scope.callerIsDefault`, was, now)]
 }
 
-function live(path: string, was: unknown, now: unknown): RawChange {
+function live(path: string, was: unknown, now: unknown): ConfigChange {
   return { path, was, now, effect: 'live', about: null }
 }
 
@@ -78,7 +73,7 @@ function plainly(rule: Reload): ReloadRule {
 }
 
 /** Routes are compared by name. For the requests of added and removed ones, see {@link movedChanges}. */
-function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolicy[]): RawChange[] {
+function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolicy[]): ConfigChange[] {
   const find = (routes: readonly RoutePolicy[], name: string) => routes.find((route) => route.name === name)
   const gone = before.filter(({ name }) => find(after, name) === undefined)
   const kept = before.filter((route) => !gone.includes(route)).map(({ name }) => name)
@@ -95,7 +90,7 @@ function routeChanges(before: readonly RoutePolicy[], after: readonly RoutePolic
 }
 
 /** Requests to which a different policy applies now: they must still find their records, and stay protected. */
-function movedChanges(before: Config, after: Config): RawChange[] {
+function movedChanges(before: Config, after: Config): ConfigChange[] {
   return routeDiff(before, after).flatMap(({ from, to, method, path }) => {
     const was = from !== null && readsKeys(from)
     const now = to !== null && readsKeys(to)
@@ -111,7 +106,7 @@ function movedChanges(before: Config, after: Config): RawChange[] {
     const routing = [`${base}.match.methods`, `${base}.match.path`]
     return policyChanges(base, from, to)
       .filter((change) => change.effect === 'identifies' && !routing.includes(change.path))
-      .map((change): RawChange => ({ ...change, about }))
+      .map((change): ConfigChange => ({ ...change, about }))
   })
 }
 

@@ -75,10 +75,9 @@ export { type ConfigError, formatConfigError }
 /** Reads, resolves and checks a configuration. All errors are reported at once, in the order of the file. */
 export function loadConfig({ file: name = '', text, env, isReload = false, flags }: ConfigInput): Loaded {
   const findings = new Findings(name)
-  const spelled = new Map<string, string>()
-  const file = readYaml(text, { file: name, env, findings, spelled })
+  const file = readYaml(text, { file: name, env, findings })
   if (file === null) return { ok: false, errors: findings.sorted() }
-  const config = { ...resolve(withFlags(file, flags, findings), isReload, findings), spelled }
+  const config = resolve(withFlags(file, flags, findings), isReload, findings)
   const errors = findings.sorted()
   return errors.length === 0 ? { ok: true, config, text } : { ok: false, errors }
 }
@@ -122,7 +121,7 @@ function withFlags(file: FileConfig, flags: ConfigInput['flags'], findings: Find
   return result as FileConfig
 }
 
-function resolve(file: FileConfig, isReload: boolean, findings: Findings): Omit<Config, 'spelled'> {
+function resolve(file: FileConfig, isReload: boolean, findings: Findings): Config {
   const { defaults: _, ...filled } = overlay(defaultsOf(FILE.group ?? {}), file, FILE) as FilledFile
   const { listen, ops, status, unmatched, wellKnown, cors } = filled
   const { secretFile, encryption: _e, primary, cache, ...ownStore } = filled.store

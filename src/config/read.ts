@@ -21,8 +21,6 @@ interface ReadContext {
   readonly file: string
   readonly env: Environment
   readonly findings: Findings
-  /** Collects `Config.spelled`. */
-  readonly spelled: Map<string, string>
 }
 
 interface Source extends ReadContext {
@@ -83,7 +81,7 @@ function mappingHint({ group = {} }: PropertyRow, value: unknown, path: string):
   const fits = ['url', 'path'].find(
     (name) => group[name] !== undefined && scalarOf(group[name])?.parse(String(value)).ok,
   )
-  return fits === undefined ? '' : `; write \`${lastName(path)}: { ${fits}: … }\``
+  return fits === undefined ? '' : `; write \`${path.slice(path.lastIndexOf('.') + 1)}: { ${fits}: … }\``
 }
 
 /** YAML 1.1, and so Helm, reads `off` as false and may quote that: if the word is allowed, `false` means it (contract §15). */
@@ -119,21 +117,7 @@ function readScalar(source: Source, row: PropertyRow, written: unknown, path: st
     const from = referring ? ` (from ${quote(written)})` : ''
     return findings.add(path, `${result.message.replace('; allowed: ', `${from}; allowed: `)}${or}`)
   }
-  if (typeof result.value === 'number') {
-    source.spelled.set(spellingKey(lastName(path), result.value), text)
-    // Also for values derived from it, as `ttlFailed` from `ttl`.
-    if (/[a-z]/i.test(text)) source.spelled.set(spellingKey('', result.value), text)
-  }
   return result.value
-}
-
-/** A property's last name and its value. */
-export function spellingKey(name: string, value: number): string {
-  return `${name} ${value}`
-}
-
-function lastName(path: string): string {
-  return path.slice(path.lastIndexOf('.') + 1)
 }
 
 function isTyped({ schema }: Scalar<unknown>, value: unknown): boolean {

@@ -84,8 +84,13 @@ export function byTest(allowed: string, pattern: string, test: (text: string) =>
   return byReader(allowed, pattern, (text) => (test(text) ? text : null))
 }
 
-/** A scalar with units, such as `30s` or `64KiB`; a plain `0` needs no unit. */
-function measure(kind: string, example: string, factors: Readonly<Record<string, number>>) {
+/** A scalar with units, such as `30s` or `64KiB`; a plain `0` needs no unit. `plural`: units in which nobody writes one. */
+function measure(
+  kind: string,
+  example: string,
+  factors: Readonly<Record<string, number>>,
+  plural: readonly string[] = [],
+) {
   const names = Object.keys(factors)
   const suffix = `(${names.join('|')})`
 
@@ -99,9 +104,11 @@ function measure(kind: string, example: string, factors: Readonly<Record<string,
       : parsed(value)
   }
 
-  /** In the largest unit that divides it. */
+  /** In the largest unit that divides it: `60s`, `2m`, `24h`, `2d`. */
   const format = (value: number): string => {
-    const fitting = Object.entries(factors).filter(([, by]) => by === 1 || (value >= by && value % by === 0))
+    const fitting = Object.entries(factors).filter(
+      ([unit, by]) => by === 1 || (value % by === 0 && value >= (plural.includes(unit) ? 2 * by : by)),
+    )
     return fitting.map(([unit, by]) => `${value / by}${unit}`).at(-1) ?? ''
   }
 
@@ -127,13 +134,12 @@ export const {
   parse: parseDuration,
   format: formatDuration,
   scalar: duration,
-} = measure('a duration', 'ms, s, m, h or d, such as 250ms, 30s, 24h', {
-  ms: 1,
-  s: 1000,
-  m: 60_000,
-  h: 3_600_000,
-  d: 86_400_000,
-})
+} = measure(
+  'a duration',
+  'ms, s, m, h or d, such as 250ms, 30s, 24h',
+  { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 },
+  ['m', 'd'],
+)
 
 /** In bytes. */
 export const {

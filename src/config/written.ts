@@ -1,8 +1,7 @@
 import type { Expected, OutcomeRule, RoutePolicy } from '../core/policy.ts'
 import type { Config } from './config.ts'
 import { FILE } from './properties.ts'
-import { spellingKey } from './read.ts'
-import { jsonSchema, memberOf, type PropertyRow, scalarOf } from './rows.ts'
+import { memberOf, type PropertyRow, scalarOf } from './rows.ts'
 
 const MASK = '***'
 /** Members whose values are secrets, or may hold some. */
@@ -10,18 +9,18 @@ const SECRET = /^(?:token(?:File)?|secret(?:File)?|keyFile|password)$/
 
 /** The configuration in force as a file, without secrets (contract §12 `/v1/config`). */
 export function effective(config: Config): Record<string, unknown> {
-  return shown(fileForm(config), [], FILE, config.spelled) as Record<string, unknown>
+  return shown(fileForm(config), [], FILE) as Record<string, unknown>
 }
 
 /** One value on one line. */
-export function valueText(value: unknown, path: string, spelled: Config['spelled']): string {
-  const written = shown(value ?? null, path.split('.'), rowAt(path), spelled)
+export function valueText(value: unknown, path: string): string {
+  const written = shown(value ?? null, path.split('.'), rowAt(path))
   if (written === null) return 'none'
   return typeof written === 'string' && written !== '' ? written : JSON.stringify(written)
 }
 
 /** The configuration with the names and nesting of a file. */
-export function fileForm({ warnings: _w, spelled: _s, ...config }: Config): Record<string, unknown> {
+export function fileForm({ warnings: _w, ...config }: Config): Record<string, unknown> {
   const { store, issuer, grpc, defaults, routes, ...rest } = config
   const { secret, encryption, url, cache, ...ownStore } = store
   const keys = encryption.keys.map(({ id, key }) => ({ id, file: key }))
@@ -57,23 +56,17 @@ export function rowAt(path: string): PropertyRow | undefined {
   return names.reduce<PropertyRow | undefined>(memberOf, FILE)
 }
 
-function shown(
-  value: unknown,
-  path: readonly string[],
-  row: PropertyRow | undefined,
-  spelled: Config['spelled'],
-): unknown {
+function shown(value: unknown, path: readonly string[], row: PropertyRow | undefined): unknown {
   const name = path.at(-1) ?? ''
   const isSecret = value instanceof Uint8Array || SECRET.test(name)
   // Contents of files are secrets.
   if (isSecret && value !== null && typeof value !== 'boolean' && typeof value !== 'number') return MASK
-  const text = printed(value, row, name, spelled)
+  const text = printed(value, row)
   if (text !== undefined) return isUrl(text) ? withoutSecrets(text) : text
   const members = unfolded(value, row)
   if (typeof members !== 'object' || members === null)
     return isUrl(members) ? withoutSecrets(members) : (members ?? null)
-  const inner = (key: string, one: unknown): unknown =>
-    shown(one, [...path, key], memberOf(row, key), spelled)
+  const inner = (key: string, one: unknown): unknown => shown(one, [...path, key], memberOf(row, key))
   if (members instanceof Set || Array.isArray(members)) {
     const items = [...(members as Iterable<unknown>)]
     // Status queries carry the proxy's own credentials.
@@ -84,43 +77,15 @@ function shown(
   return Object.fromEntries(Object.entries(members).map(([key, one]) => [key, inner(key, one)]))
 }
 
-/** Durations as the rows spell them: `24h` rather than `1d`. */
-function usualTexts(): (string | undefined)[] {
-  return [...jsonSchema(FILE).matchAll(/"default": "(\d+[A-Za-z]+)"/g)].map(([, text]) => text)
-}
-
-/** Created on first use. */
-let usual: ReturnType<typeof usualTexts> | null = null
-
-/**
- * A value as a file would write it: a duration as the file spells it, else as the row's default does, else in its largest unit.
- * Undefined: not a scalar.
- */
-function printed(
-  value: unknown,
-  row: PropertyRow | undefined,
-  name: string,
-  spelled: Config['spelled'],
-): unknown {
+/** A value as a file would write it; undefined: not a scalar. */
+function printed(value: unknown, row: PropertyRow | undefined): unknown {
   const scalar = row && scalarOf(row)
   if (row === undefined || scalar == null) return undefined
   const isMembers = typeof value === 'object' && value !== null
   // Besides a word, a list, a mapping or a group is possible.
   if (isMembers && (row.group !== undefined || row.map !== undefined || row.scalar === 'none'))
     return undefined
-  const { print } = scalar
-  if (typeof value !== 'number' || print === undefined) return print?.(value)
-  const texts = [
-    spelled.get(spellingKey(name, value)),
-    typeof row.byDefault === 'string' ? row.byDefault : '',
-    // 0 may also be `off`.
-    ...(value === 0 ? [] : [spelled.get(spellingKey('', value)), ...(usual ??= usualTexts())]),
-  ]
-  const isSpelling = (text = ''): boolean => {
-    const read = scalar.parse(text)
-    return read.ok && read.value === value
-  }
-  return texts.find(isSpelling) ?? print(value)
+  return scalar.print?.(value)
 }
 
 /** Values that the configuration holds in another form than the file: outcomes, and what responses must contain. */

@@ -85,7 +85,7 @@ void t.test('check --against names what a reload refuses, and then exits 1', asy
   }
   const old = file('old.yaml', 'routes: [{ name: pay, match: { path: /pay } }]')
   const live = file('live.yaml', 'routes: [{ name: pay, match: { path: /pay }, ttl: 48h, ttlFailed: 1h }]')
-  const ttl = '  routes[pay].ttl: 24h → 48h\n  routes[pay].ttlFailed: 24h → 1h\n'
+  const ttl = '  routes[pay].ttl: 24h → 2d\n  routes[pay].ttlFailed: 24h → 1h\n'
   const applied = { code: 0, out: `${live}: fine; a reload applies all of it\n${ttl}` }
   t.match(await command(['check', live, '--against', old]), applied)
   const ignoring = 'routes: [{ name: pay, match: { path: /pay }, key: ignored }]'

@@ -137,7 +137,7 @@ routes:
 `
   t.strictSame(refused(before, after), [])
   const live = changes(before, after).map(changeLine)
-  t.ok(live.includes('routes[pay].ttl: 24h → 48h'))
+  t.ok(live.includes('routes[pay].ttl: 24h → 2d'))
   t.ok(live.includes('limits.inFlight: 2000 → 10'))
   t.ok(live.includes('routes[pay].outcomes: {} → {"503":"release"}'))
   const pay = (more: string): string => `routes: [{ name: pay, match: { path: /pay }, ${more} }]`

@@ -11,7 +11,7 @@ const DAY = 24 * HOUR
 const MiB = 1024 ** 2
 
 void t.test('a minimal file has every default of the property table (contract §10)', async (t) => {
-  const { warnings: _w, spelled: _s, ...config } = load(routeFile())
+  const { warnings: _w, ...config } = load(routeFile())
   const { name: _n, match, ...policy } = CONTRACT
   t.strictSame(config, {
     listen: { address: { host: '127.0.0.1', port: 8080 }, http2: false, tls: null },

@@ -150,7 +150,7 @@ void t.test('L13 a lease too short to renew, or a ttl below upstream.timeout, is
   t.strictSame(errorsOf(`store: { timeout: 2s }\n${routeFile('lease: 3s')}`), [])
   t.match(
     errorsOf(routeFile('ttl: 59s'))[0],
-    'c.yaml:5:10: routes[0].ttl: found a ttl of 59s; allowed: at least `upstream.timeout` (1m)',
+    'c.yaml:5:10: routes[0].ttl: found a ttl of 59s; allowed: at least `upstream.timeout` (60s)',
   )
   t.strictSame(errorsOf(routeFile('ttl: 60s')), [])
 })
@@ -327,7 +327,7 @@ void t.test('a status query that may find another request, or come too early, ha
   const early = ', notFound: { status: 404 }, after: 59s'
   t.match(
     warnings(`${one('a')}, ${asks('/k/{key}', early)}`),
-    'Route `r0`: reconcile.after is less than upstream.timeout (1m), so "not found" counts',
+    'Route `r0`: reconcile.after is less than upstream.timeout (60s), so "not found" counts',
   )
   for (const fine of [early.replace('59s', '60s'), ', notFound: { status: 404 }', ', after: 1s'])
     t.equal(warnings(`${one('a')}, ${asks('/k/{key}', fine)}`), '', fine)

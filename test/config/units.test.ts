@@ -46,8 +46,8 @@ void t.test('a size is a whole number with a unit, or 0', async (t) => {
 
 void t.test('values are shown in the largest unit that leaves a whole number', async (t) => {
   t.equal(
-    [0, 250, 1500, 30_000, 90_000, 86_400_000].map(formatDuration).join(),
-    '0ms,250ms,1500ms,30s,90s,1d',
+    [0, 250, 1500, 30_000, 60_000, 120_000, 86_400_000, 172_800_000].map(formatDuration).join(),
+    '0ms,250ms,1500ms,30s,60s,2m,24h,2d',
   )
   t.strictSame([100, 65_536, 1_048_577, 2 ** 30].map(formatSize), ['100B', '64KiB', '1048577B', '1GiB'])
 })

@@ -352,7 +352,7 @@ t.test('a process reloads on SIGHUP, and when its file is replaced; flags and en
   t.notOk(proxy.log.some(({ msg }) => msg === INVALID))
   writeFileSync(file, yaml('defaults: { ttl: "${TTL}" }\n'))
   proxy.kill('SIGHUP')
-  await changes(/defaults.ttl: 24h → 48h/)
+  await changes(/defaults.ttl: 24h → 2d/)
   t.equal((await send(proxy, newKey(), { path: '/fast' })).status, 201)
 })
 
