@@ -19,7 +19,7 @@ export function readConfigFile(file: string): FileText {
   try {
     return { ok: true, text: new TextDecoder('utf-8', { fatal: true }).decode(readFileSync(file)) }
   } catch (error) {
-    const message = `found ${whyUnreadable(error)}; allowed: a readable file of YAML in UTF-8`
+    const message = `found ${whyUnreadable(error)}; allowed: a readable file of YAML or JSON in UTF-8`
     return { ok: false, error: { file, line: 0, column: 0, path: '', message } }
   }
 }

@@ -400,11 +400,14 @@ void t.test('a configuration file that cannot be read is reported like any other
     const read = readConfigFile(file)
     return read.ok ? read.text : formatConfigError(read.error)
   }
-  t.equal(told('absent.yaml'), 'absent.yaml: found no such file; allowed: a readable file of YAML in UTF-8')
-  t.equal(told('config'), 'config: found a directory; allowed: a readable file of YAML in UTF-8')
+  t.equal(
+    told('absent.yaml'),
+    'absent.yaml: found no such file; allowed: a readable file of YAML or JSON in UTF-8',
+  )
+  t.equal(told('config'), 'config: found a directory; allowed: a readable file of YAML or JSON in UTF-8')
   t.equal(
     told(process.execPath),
-    `${process.execPath}: found bytes that are not UTF-8; allowed: a readable file of YAML in UTF-8`,
+    `${process.execPath}: found bytes that are not UTF-8; allowed: a readable file of YAML or JSON in UTF-8`,
   )
   t.match(told('config/minimal.yaml'), 'upstream:')
 })

@@ -1,16 +1,11 @@
-import { closeSync, openSync, readSync } from 'node:fs'
 import { type Document, isNode, LineCounter, parseDocument } from 'yaml'
 import type { ConfigError } from '../../config/errors.ts'
-import { whyUnreadable } from '../../config/files.ts'
+import { readConfigFile } from '../../config/files.ts'
 import { formatSize, quote } from '../../config/units.ts'
 import { pointerTokens } from '../../core/body/json-pointer.ts'
 
-/** Largest file read. JSON needs no tree of nodes. */
-const MAX_JSON = 32 * 1024 ** 2
-/** Largest YAML: parsing costs about 150 bytes of memory and a third of a microsecond per byte. */
+/** Largest YAML; JSON needs no tree of nodes. Parsing costs about 150 bytes of memory and a third of a microsecond per byte. */
 const MAX_YAML = 8 * 1024 ** 2
-/** `? ? ?` on one line nests as deep as it is long; parsing it is quadratic. */
-const TOO_NESTED = /(?:[?-][ \t]+){100}/
 /** Resolved aliases; more is an alias bomb. */
 const MAX_ALIASES = 1000
 
@@ -92,21 +87,9 @@ export function readDescription(file: string): ReadDescription {
     ok: false,
     errors: [{ file, line, column, path: '', message }],
   })
-  let bytes: Buffer
-  try {
-    bytes = readUpTo(file, MAX_JSON + 1)
-  } catch (error) {
-    return failed(`found ${whyUnreadable(error)}; allowed: a readable file of YAML or JSON in UTF-8`)
-  }
-  if (bytes.length > MAX_JSON)
-    return failed(`found more than ${formatSize(MAX_JSON)}; allowed: at most that much`)
-  let text: string
-  try {
-    text = new TextDecoder('utf-8', { fatal: true }).decode(bytes)
-  } catch {
-    return failed('found bytes that are not UTF-8; allowed: YAML or JSON in UTF-8')
-  }
-  const parsed = parse(text)
+  const read = readConfigFile(file)
+  if (!read.ok) return { ok: false, errors: [read.error] }
+  const parsed = parse(read.text)
   if (!parsed.ok) return failed(parsed.message, parsed.line, parsed.column)
   const { value, lineOf } = parsed
   if (!isObject(value)) return failed('found no mapping; allowed: an OpenAPI description', 1, 1)
@@ -133,24 +116,6 @@ function scalarAt(root: Json, name: string): string | null {
   return typeof value === 'number' ? String(value) : (stringOrNull(value) ?? '')
 }
 
-/** Bounded: a device may have no end. */
-function readUpTo(file: string, most: number): Buffer {
-  const descriptor = openSync(file, 'r')
-  try {
-    const parts: Buffer[] = []
-    for (let left = most; left > 0; ) {
-      const part = Buffer.alloc(Math.min(left, 1024 ** 2))
-      const size = readSync(descriptor, part)
-      if (size === 0) break
-      parts.push(part.subarray(0, size))
-      left -= size
-    }
-    return Buffer.concat(parts)
-  } finally {
-    closeSync(descriptor)
-  }
-}
-
 type ParsedDocument =
   | { readonly ok: true; readonly value: unknown; readonly lineOf: (pointer: Pointer) => number }
   | { readonly ok: false; readonly message: string; readonly line?: number; readonly column?: number }
@@ -168,7 +133,6 @@ function parse(text: string): ParsedDocument {
       ok: false,
       message: `found more than ${formatSize(MAX_YAML)} of YAML; allowed: at most that much, or JSON`,
     }
-  if (TOO_NESTED.test(text)) return { ok: false, message: NESTED }
   const lines = new LineCounter()
   try {
     const document = parseDocument(text, { ...OPTIONS, lineCounter: lines })
@@ -178,24 +142,17 @@ function parse(text: string): ParsedDocument {
       return { ok: true, value, lineOf: linesOf(document, lines) }
     }
     const { line, col } = lines.linePos(broken.pos[0])
-    return {
-      ok: false,
-      // The parser catches its own overflow.
-      message: broken.message.includes('call stack')
-        ? NESTED
-        : `found invalid YAML: ${broken.message}; allowed: YAML 1.2 or JSON`,
-      line,
-      column: col,
-    }
+    return { ok: false, message: invalidYaml(broken.message), line, column: col }
   } catch (error) {
-    // The parser's error for a stack overflow or an alias bomb.
-    if (error instanceof RangeError) return { ok: false, message: NESTED }
-    if (error instanceof ReferenceError) return { ok: false, message: `found ${error.message}` }
-    throw error
+    // Nested too deeply, or an alias bomb.
+    return { ok: false, message: invalidYaml((error as Error).message) }
   }
 }
 
-const NESTED = 'found YAML that is nested too deeply; allowed: fewer levels'
+function invalidYaml(why: string): string {
+  const found = why.includes('call stack') ? 'it is nested too deeply' : why
+  return `found invalid YAML: ${found}; allowed: YAML 1.2 or JSON`
+}
 
 /** Only errors and remarks need lines, so the node tree is built on demand. */
 function linesOfJson(text: string): (pointer: Pointer) => number {
