@@ -19,6 +19,15 @@ export interface AdminPorts extends RecordPorts, ChangePorts, ReportPorts {
   readonly version: string
 }
 
+/** Who may use the API, and its ports. The first request creates the application itself. */
+export interface AdminAccess {
+  /** The tokens in force: several during a rotation. */
+  readonly tokens: () => readonly string[]
+  /** Names allowed in `Host`, without a port, in lower case. */
+  readonly hosts: readonly string[]
+  readonly ports: Omit<AdminPorts, 'subjects'>
+}
+
 /** Everything below `/v1` (contract §12). */
 export const adminApi: AdminRoutes<AdminPorts> = async (app, options) => {
   await app.register(recordRoutes, options)

@@ -1,11 +1,13 @@
 import type { Server } from 'node:http'
-import { openAdminAccess } from '../admin/access.ts'
+import type { AdminAccess } from '../admin/api.ts'
 import type { Config } from '../config/config.ts'
+import { formatAddress } from '../config/urls.ts'
 import type { RecordId } from '../core/record.ts'
 import { adminServer, opsServer } from '../http/admin.ts'
 import { closeServer } from '../http/connections.ts'
 import { type Health, healthOf } from '../http/health.ts'
 import { Traffic } from '../http/traffic.ts'
+import { Audit } from '../observe/audit.ts'
 import { auditLog } from '../observe/log.ts'
 import type { CountedSample, Exposition, Metrics } from '../observe/metrics.ts'
 import { passObserver } from '../observe/observer.ts'
@@ -74,49 +76,55 @@ export interface OtherProcesses {
   readonly turned: () => Promise<void>
 }
 
-type AdminAccess = Awaited<ReturnType<typeof openAdminAccess>>
-
-/** The admin API and its tokens, which a reload may read from another file. */
+/**
+ * The admin API and its tokens, which a reload may read from another file. `access` null: no token or no listener, so no API.
+ * @throws {Error} if the audit log cannot be opened.
+ */
 export async function openAdmin(
-  { config, log, output, state, metrics, closing }: Base,
+  base: Base,
   { records, store, history }: OpenStore,
   { queries }: OpenUpstream,
   { settler, waiters, running, reclaimer }: Guard,
   workers: OtherProcesses | null,
-): Promise<{ readonly access: AdminAccess; readonly followTokensOf: (next: Config) => void }> {
+): Promise<{ readonly access: AdminAccess | null; readonly followTokensOf: (next: Config) => void }> {
+  const { config, log, state, metrics, closing } = base
   const startedAt = Date.now()
   let following = followTokens(config, log)
   closing.defer(() => following?.[Symbol.dispose]())
-  const tokens = following && {
-    get current() {
-      return following?.current ?? []
+  const { hosts, listen } = config.admin
+  const own =
+    listen.address === null ? [] : [formatAddress(listen.address).replace(/:\d+$/, '').toLowerCase()]
+  const audit = following && (await openAudit(base))
+  const access: AdminAccess | null = audit && {
+    tokens: () => following?.current ?? [],
+    hosts: [...hosts, ...own],
+    ports: {
+      get config() {
+        return state.config
+      },
+      records,
+      store,
+      waiters,
+      own: {
+        isRunning: async (id) => running.has(id) || ((await workers?.isRunning(id)) ?? false),
+        tell: async (id) => (await settler.flush(id)) && ((await workers?.tell(id)) ?? true),
+        decided: reclaimer.decided,
+      },
+      audit,
+      history,
+      announceDrain: (draining) => {
+        state.draining = draining || state.stopping
+        workers?.announceDrain(state.draining)
+        return state.draining
+      },
+      recheck: new Recheck(queries),
+      counters: async () => ({
+        since: startedAt,
+        samples: await (workers?.samples(metrics) ?? metrics.samples()),
+      }),
+      version: VERSION,
     },
   }
-  const access = await openAdminAccess(state, {
-    tokens,
-    records,
-    store,
-    waiters,
-    own: {
-      isRunning: async (id) => running.has(id) || ((await workers?.isRunning(id)) ?? false),
-      tell: async (id) => (await settler.flush(id)) && ((await workers?.tell(id)) ?? true),
-      decided: reclaimer.decided,
-    },
-    history,
-    announceDrain: (draining) => {
-      state.draining = draining || state.stopping
-      workers?.announceDrain(state.draining)
-      return state.draining
-    },
-    recheck: new Recheck(queries),
-    counters: async () => ({
-      since: startedAt,
-      samples: await (workers?.samples(metrics) ?? metrics.samples()),
-    }),
-    version: VERSION,
-    onAudit: auditLog(log, config.audit.file === null ? output : null),
-  })
-  closing.use(access)
   return {
     access,
     // Until the new file has tokens, the previous ones stay in force.
@@ -128,10 +136,22 @@ export async function openAdmin(
   }
 }
 
+async function openAudit({ config: { audit, service }, log, output, closing }: Base): Promise<Audit> {
+  const opened = await Audit.open(
+    audit.file,
+    service,
+    auditLog(log, audit.file === null ? output : null),
+  ).catch((error: unknown) => {
+    throw new Error(`audit.file: ${(error as Error).message}`, { cause: error })
+  })
+  closing.defer(() => opened.close())
+  return opened
+}
+
 export async function makeServers(
   base: Base,
   { store, agreement }: OpenStore,
-  access: AdminAccess,
+  access: AdminAccess | null,
   workers: OtherProcesses | null,
 ): Promise<{ readonly admin: Server | null; readonly ops: Server | null }> {
   const { config, state, metrics, closing, onBug } = base

@@ -1,5 +1,5 @@
 import type { RequestListener, Server } from 'node:http'
-import type { AdminAccess } from '../admin/access.ts'
+import type { AdminAccess } from '../admin/api.ts'
 import type { AppOptions } from '../admin/app.ts'
 import type { Millis } from '../core/record.ts'
 import { Once } from '../runtime/scheduling.ts'
