@@ -69,6 +69,22 @@ export const schema: Command = {
   },
 }
 
+export const migrate: Command = {
+  name: 'migrate',
+  usage: ['migrate --print'],
+  about: [
+    'prints the SQL that creates the schema `idempotency` of the PostgreSQL store, in one transaction; if the schema exists, it changes',
+    'nothing. A proxy whose role may create it does so at startup',
+  ],
+  options: { print: { value: null, help: 'to standard output; nothing is changed' } },
+  run: async (args, io) => {
+    if (!args.has('print')) throw usage('migrate: found nothing; allowed: --print')
+    const { layoutScript } = await import('../store/postgres/layout.ts')
+    io.out(layoutScript())
+    return FINE
+  },
+}
+
 function withConfig(name: string, args: Args, io: Io, run: (file: string, config: Config) => number): number {
   const [file = args.text('config')] = args.positionals
   if (file === undefined) throw usage(`${name} needs a file`)

@@ -58,7 +58,7 @@ export const COMMANDS: Readonly<Record<string, () => Promise<Command>>> = {
   probe: async () => (await import('./probe.ts')).probe,
   routes: async () => (await import('./routes.ts')).routes,
   policy: async () => (await import('./check.ts')).policy,
-  migrate: async () => (await import('./migrate.ts')).migrate,
+  migrate: async () => (await import('./check.ts')).migrate,
   copy: async () => (await import('./copy.ts')).copy,
   drain: async () => (await import('./drain.ts')).drain,
   undrain: async () => (await import('./drain.ts')).undrain,

@@ -17,12 +17,11 @@ import { workerFolder, workerFolders } from '../store/spool/folders.ts'
 import { isDamagedName, readSpool } from '../store/spool/log.ts'
 import { type Decoded, decodeEntry } from '../store/spool/outbox.ts'
 import { VERSION } from '../version.ts'
-import { type CheckResult, finding, fine, note } from './check-result.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
 import { type RecordSource, SourceRefusal, shownUrl } from './record-source.ts'
 import { adminSource, givenConfig, SOURCE_OPTIONS, storeConfig, unseenStore } from './target-options.ts'
 import { json, span, table } from './terminal.ts'
-import { upstreamChecks } from './upstream-checks.ts'
+import { type CheckResult, finding, fine, note, upstreamChecks } from './upstream-checks.ts'
 
 const PINGS = 20
 /** Largest tolerable difference: tokens and issued keys are checked by this clock. */

@@ -14,8 +14,21 @@ import { forwarder } from '../upstream/forward.ts'
 import { Habits } from '../upstream/habits.ts'
 import { openUpstream, type Upstream } from '../upstream/pool.ts'
 import type { Forward } from '../upstream/port.ts'
-import { type CheckResult, finding, fine, note } from './check-result.ts'
 import { shownUrl } from './record-source.ts'
+
+/** `note`: worth knowing, such as a deliberate choice, or something that cannot be checked from here. */
+export interface CheckResult {
+  readonly check: string
+  readonly found: 'fine' | 'note' | 'finding'
+  readonly detail: string
+}
+
+const result =
+  (found: CheckResult['found']) =>
+  (check: string, detail: string): CheckResult => ({ check, found, detail })
+export const fine = result('fine')
+export const note = result('note')
+export const finding = result('finding')
 
 /** An upstream that takes longer is not healthy, whatever `upstream.timeout` says. */
 const ANSWERS_WITHIN: Millis = 10_000

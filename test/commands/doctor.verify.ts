@@ -1,5 +1,5 @@
 import t from 'tap'
-import type { CheckResult } from '../../src/commands/check-result.ts'
+import type { CheckResult } from '../../src/commands/upstream-checks.ts'
 import { command } from '../support/commands.ts'
 import { RedisCluster } from '../support/redis-cluster.ts'
 import { SERVICE } from '../support/service.ts'
