@@ -23,14 +23,8 @@ const all = (name) => (samples) => sum(samples, name)
 
 /** @type {readonly Tile[]} */
 const TILES = [
-  { id: 'unknown', label: 'Unknown', note: 'outcome not known', bad: true, of: records('unknown') },
-  {
-    id: 'dead',
-    label: 'Dead-lettered',
-    note: 'no longer asked about',
-    bad: true,
-    of: records('dead_lettered'),
-  },
+  { id: 'unknown', label: 'Unknown', note: 'in the store', bad: true, of: records('unknown') },
+  { id: 'dead', label: 'Dead-lettered', note: 'in the store', bad: true, of: records('dead_lettered') },
   { id: 'executed', label: 'Executed', of: requests('executed') },
   { id: 'replayed', label: 'Replayed', of: requests(['replayed', 'waited']) },
   { id: 'prevented', label: 'Prevented', of: all('idempotency_duplicates_prevented_total') },
@@ -104,33 +98,6 @@ export function count(text) {
   }
   const build = samples.find(({ name }) => name === 'idempotency_build_info')
   write(byId('version'), build?.labels['version'] ?? '')
-  byRoute(samples)
-}
-
-/** @param {readonly Sample[]} samples */
-function byRoute(samples) {
-  const routes = [...new Set(samples.flatMap(({ labels: { route } }) => route ?? []))].sort()
-  const rows = byId('routes').querySelector('tbody')
-  if (rows === null) return
-  const cells = routes.map((route) => [
-    route,
-    ...[
-      ['executed'],
-      ['replayed', 'waited'],
-      ['in_progress'],
-      ['misuse'],
-      ['unknown'],
-      ['upstream_failed', 'upstream_timeout', 'upstream_unreachable', 'upstream_slow'],
-    ].map((outcome) => sum(samples, REQUESTS, { route, outcome }).toLocaleString()),
-    sum(samples, 'idempotency_lease_expired_total', { route }).toLocaleString(),
-  ])
-  while (rows.children.length > cells.length) rows.lastElementChild?.remove()
-  for (const [n, [name = '', ...counts]] of cells.entries()) {
-    const row =
-      rows.children[n] ??
-      rows.appendChild(make('tr', {}, make('th', { scope: 'row' }), ...counts.map(() => make('td'))))
-    for (const [at, text] of [name, ...counts].entries()) write(row.children[at], text)
-  }
 }
 
 /** Parses Prometheus' text format as this proxy writes it. @param {string} text @returns {Sample[]} */
@@ -140,14 +107,9 @@ function parse(text) {
   )
 }
 
-/** @param {string} text @returns {Record<string, string>} */
+/** No value has a quote: they are names. @param {string} text @returns {Record<string, string>} */
 function labelsOf(text) {
-  return Object.fromEntries(
-    [...text.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map(([, name = '', value = '']) => [
-      name,
-      value.replace(/\\(.)/g, (_, one) => (one === 'n' ? '\n' : one)),
-    ]),
-  )
+  return Object.fromEntries([...text.matchAll(/(\w+)="([^"]*)"/g)].map(([, name, value]) => [name, value]))
 }
 
 /**
