@@ -1,7 +1,6 @@
 import { randomBytes } from 'node:crypto'
 import { once } from 'node:events'
-import type { IncomingMessage, RequestOptions } from 'node:http'
-import type { TLSSocket } from 'node:tls'
+import { connect } from 'node:tls'
 import type { Config } from '../config/config.ts'
 import { Findings, formatConfigError } from '../config/errors.ts'
 import { readUpstreamTls } from '../config/files.ts'
@@ -44,8 +43,7 @@ export async function upstreamChecks(config: Config): Promise<CheckResult[]> {
     mostHead: () => config.limits.responseHead,
   })
   try {
-    const checks = upstream.isHttp2 ? optionsOverHttp2 : optionsChecks
-    const { checked, isUp } = await checks(config, upstream)
+    const { checked, isUp } = await optionsChecks(config, upstream)
     return isUp ? [...checked, ...(await queryChecks(config, upstream))] : checked
   } finally {
     await upstream.close()
@@ -57,90 +55,47 @@ interface Checked {
   readonly isUp: boolean
 }
 
-function answered(status: number, says: string): Checked {
-  // By these a gateway says that nothing is behind it.
-  const isGateway = status === 502 || status === 503 || status === 504
-  return { checked: [(isGateway ? finding : fine)('upstream', says)], isUp: true }
-}
-
-async function optionsOverHttp2(config: Config, upstream: Upstream): Promise<Checked> {
+/** As the proxy sends requests, so over HTTP/2 where it does. */
+async function optionsChecks(config: Config, upstream: Upstream): Promise<Checked> {
   const where = shownUrl(config.upstream.url)
   const startedAt = performance.now()
   const options = { method: 'OPTIONS', target: '*', headers: [], body: Buffer.alloc(0), responseLimit: 0 }
   const result = await asking(config, upstream)({ ...options, stream: 'always' })
   const took = `${(performance.now() - startedAt).toFixed(1)} ms`
-  if (result.proof === 'not_sent' && result.isRefused !== true)
-    return { checked: [finding('upstream', `${where} cannot be reached: ${result.reason}`)], isUp: false }
   if (result.proof === 'not_sent' || result.proof === 'unknown') {
-    const detail = `${where} takes a connection, and does not answer OPTIONS *: ${result.reason}`
-    return { checked: [finding('upstream', detail)], isUp: false }
+    const isReached = result.proof === 'unknown' || result.isRefused === true
+    const said = isReached ? 'takes a connection, and does not answer OPTIONS *' : 'cannot be reached'
+    return { checked: [finding('upstream', `${where} ${said}: ${plainReason(result.reason)}`)], isUp: false }
   }
   if (result.proof === 'live') result.live.abandon()
   const { status } = result.proof === 'live' ? result.live : result.response
-  return answered(status, `${where} answers OPTIONS * with ${status} over HTTP/2 in ${took}`)
+  const over = upstream.isHttp2 ? ' over HTTP/2' : ''
+  const detail = `${where} answers OPTIONS * with ${status}${over} in ${took}${await tlsText(upstream)}`
+  // By these a gateway says that nothing is behind it.
+  const isGateway = status === 502 || status === 503 || status === 504
+  return { checked: [(isGateway ? finding : fine)('upstream', detail)], isUp: true }
 }
 
-async function optionsChecks(
-  { upstream: { url, connectTimeout } }: Config,
-  { origin, address, tls }: Upstream,
-): Promise<Checked> {
-  const where = shownUrl(url)
-  const isSecure = origin.protocol === 'https:'
-  const startedAt = performance.now()
-  const took = (): string => `${(performance.now() - startedAt).toFixed(1)} ms`
-  const request: RequestOptions = {
-    method: 'OPTIONS',
-    path: '*',
-    agent: false,
-    ...address,
-    ...tls,
-  }
-  const sent = process.getBuiltinModule(isSecure ? 'node:https' : 'node:http').request(request)
-  /** Describes the connection, once there is one. */
-  const connection: { text: string | null } = { text: null }
-  const tooLate = (what: string, within: Millis) => () =>
-    sent.destroy(new Error(`no ${what} within ${within} ms`))
-  let timer = setTimeout(tooLate('connection', connectTimeout), connectTimeout)
-  sent.once('socket', (socket) =>
-    socket.once(isSecure ? 'secureConnect' : 'connect', () => {
-      clearTimeout(timer)
-      timer = setTimeout(tooLate('answer to OPTIONS *', ANSWERS_WITHIN), ANSWERS_WITHIN)
-      connection.text = isSecure ? tlsText(socket as TLSSocket) : ''
-    }),
-  )
+/** Says what to do if the two ends speak different protocols. */
+function plainReason(reason: string): string {
+  const [, why] = /SSL routines:[^:]*:([^:]+)/.exec(reason) ?? []
+  if (why !== undefined) return `it does not speak TLS, or no version that this proxy accepts (${why})`
+  return reason.includes('not HTTP/1.1') ? `${reason}; it may want https://` : reason
+}
+
+/** Version and certificate of the upstream's TLS. */
+async function tlsText({ origin, address, tls, isHttp2 }: Upstream): Promise<string> {
+  if (origin.protocol !== 'https:') return ''
+  const socket = connect({ ...address, ...tls, ...(isHttp2 ? { ALPNProtocols: ['h2'] } : {}) })
   try {
-    const answering = once(sent, 'response')
-    sent.end()
-    const [answer] = (await answering) as [IncomingMessage]
-    answer.destroy()
-    const { statusCode = 0 } = answer
-    return answered(
-      statusCode,
-      `${where} answers OPTIONS * with ${statusCode} in ${took()}${connection.text ?? ''}`,
-    )
-  } catch (error) {
-    const why = whyUnanswered(error as NodeJS.ErrnoException, isSecure)
-    const detail =
-      connection.text === null
-        ? `${where} cannot be reached: ${why}`
-        : `${where} takes a connection${connection.text}, and does not answer OPTIONS *: ${why}`
-    return { checked: [finding('upstream', detail)], isUp: false }
+    await once(socket, 'secureConnect', { signal: AbortSignal.timeout(ANSWERS_WITHIN) })
+    const { subject, valid_to: until } = socket.getPeerCertificate()
+    return ` (${socket.getProtocol()}, certificate of ${[subject.CN ?? 'no common name'].flat().join(', ')}, valid until ${until})`
+  } catch {
+    return ''
   } finally {
-    clearTimeout(timer)
+    socket.destroy()
   }
-}
-
-/** Replaces OpenSSL's and Node's internal terms if the two ends speak different protocols. */
-function whyUnanswered({ message, code }: NodeJS.ErrnoException, isSecure: boolean): string {
-  if (isSecure && (code === 'EPROTO' || code?.startsWith('ERR_SSL_') === true))
-    return `it does not speak TLS, or no version that this proxy accepts (${/SSL routines:[^:]*:([^:]+)/.exec(message)?.[1] ?? code})`
-  if (code?.startsWith('HPE_') === true) return 'its answer is not HTTP/1.1; it may want https://'
-  return message === '' ? `${code}` : message
-}
-
-function tlsText(socket: TLSSocket): string {
-  const { subject, valid_to: until } = socket.getPeerCertificate()
-  return ` (${socket.getProtocol()}, certificate of ${[subject.CN ?? 'no common name'].flat().join(', ')}, valid until ${until})`
 }
 
 function asking({ upstream: { timeout, idleTimeout }, limits }: Config, { dispatcher }: Upstream): Forward {
