@@ -1,12 +1,12 @@
 import { readFileSync } from 'node:fs'
 import { counted } from '../admin/explain.ts'
 import type { Lookup } from '../admin/lookup.ts'
-import type { FullView, HistoryView, PageView, RecordView } from '../admin/schemas.ts'
+import type { FullView, HistoryView, RecordView } from '../admin/schemas.ts'
 import { quote } from '../config/units.ts'
 import { TOKEN } from '../core/headers.ts'
 import { ID_BEGINNING, RECORD_ID } from '../core/record.ts'
 import { type Args, type Command, Exit, FINE, finding, type Io, usage } from './command.ts'
-import { type RecordSource, SourceRefusal, type SourceRequest } from './record-source.ts'
+import { listRecords, type RecordSource, SourceRefusal, type SourceRequest } from './record-source.ts'
 import { openSource, SOURCE_OPTIONS } from './target-options.ts'
 import { json, plain, span, table } from './terminal.ts'
 
@@ -201,25 +201,16 @@ function entry({ event, text, first, last, count, detail }: HistoryView): string
   return [when, event, String(count), text, details.join(' ')]
 }
 
-/** Redis does not order ids: a search reads every key, 500,000 per page. */
-const MAX_PAGES = 100
+/** Candidates shown for the beginning of an id. */
 const SHOWN = 20
 
 /** The request for the one record whose id has this beginning. @throws {Exit} */
 export async function recordAt(source: RecordSource, beginning: string): Promise<SourceRequest> {
-  const candidates = new Map<string, RecordView | null>()
-  let cursor: string | null = null
-  let now = 0
-  for (let pages = 1; ; pages++) {
-    const query = { id: beginning, limit: String(SHOWN), ...(cursor === null ? {} : { cursor }) }
-    const page = (await source.ask({ method: 'GET', path: '/v1/records', query })) as PageView
-    for (const record of page.records) candidates.set(record.id, record)
-    for (const id of page.unreadable) candidates.set(id, null)
-    now = Date.parse(page.now)
-    cursor = page.next
-    if (cursor === null || candidates.size >= SHOWN) break
-    if (pages === MAX_PAGES) throw finding(`${source.name} has too many keys to search: give the whole id`)
-  }
+  const page = await listRecords(source, { id: beginning }, SHOWN)
+  const candidates = new Map<string, RecordView | null>([
+    ...page.unreadable.map((id) => [id, null] as const),
+    ...page.records.map((record) => [record.id, record] as const),
+  ])
   const [id, ...others] = candidates.keys()
   if (id === undefined)
     throw finding(
@@ -227,8 +218,8 @@ export async function recordAt(source: RecordSource, beginning: string): Promise
       `${source.name}: record_not_found: no record id begins with that. A key needs --method, --path and --caller, or --route.`,
     )
   if (others.length === 0) return { method: 'GET', path: `/v1/records/${id}` }
-  const more = cursor === null ? '' : 'or more '
-  const rows = [...candidates].map(([one, record]) => candidate(one, record, now))
+  const more = page.next === null ? '' : 'or more '
+  const rows = [...candidates].map(([one, record]) => candidate(one, record, Date.parse(page.now)))
   throw finding(
     `${source.name}: ${candidates.size} ${more}record ids begin with ${plain(beginning)}; give more of the one you mean:\n${table(rows).trimEnd()}`,
   )

@@ -1,11 +1,9 @@
 import type { PageView, RecordView } from '../admin/schemas.ts'
 import { RECORD_ID, STATES } from '../core/record.ts'
 import { type Args, type Command, FINDING, FINE, type Io, usage } from './command.ts'
-import type { RecordSource } from './record-source.ts'
+import { listRecords } from './record-source.ts'
 import { openSource, SOURCE_OPTIONS } from './target-options.ts'
 import { json, plain, span, table } from './terminal.ts'
-
-const MAX_PAGE = 1000
 
 export const list: Command = {
   name: 'list',
@@ -35,7 +33,7 @@ async function runList(args: Args, io: Io): Promise<number> {
   if (!/^[1-9]\d{0,6}$/.test(limit))
     throw usage(`--limit: found ${JSON.stringify(limit)}; allowed: a whole number from 1 to 9999999`)
   await using source = await openSource(args, io)
-  const page = await pages(source, queryOf(args), Number(limit))
+  const page = await listRecords(source, queryOf(args), Number(limit))
   if (args.has('json')) io.out(json(page))
   else print(io, page, args.text('service'))
   return page.unreadable.length === 0 ? FINE : FINDING
@@ -44,25 +42,6 @@ async function runList(args: Args, io: Io): Promise<number> {
 function queryOf(args: Args): Record<string, string> {
   const query = args.given(['state', 'route', 'label', 'age', 'cursor'])
   return args.has('dead-lettered') ? { ...query, deadLettered: 'true' } : query
-}
-
-async function pages(
-  source: RecordSource,
-  query: Readonly<Record<string, string>>,
-  limit: number,
-): Promise<PageView> {
-  const records = new Map<string, RecordView>()
-  const unreadable = new Set<string>()
-  let cursor = query['cursor']
-  for (;;) {
-    const rest = String(Math.min(MAX_PAGE, limit - records.size))
-    const more = { ...query, limit: rest, ...(cursor === undefined ? {} : { cursor }) }
-    const page = (await source.ask({ method: 'GET', path: '/v1/records', query: more })) as PageView
-    for (const record of page.records) records.set(record.id, record)
-    for (const id of page.unreadable) unreadable.add(id)
-    if (page.next !== null && records.size < limit) cursor = page.next
-    else return { ...page, records: [...records.values()], unreadable: [...unreadable] }
-  }
 }
 
 const HEAD = ['RECORD', 'STATE', 'ROUTE', 'REQUEST', 'AGE', 'ATTEMPTS', 'ANSWER', 'WHY']

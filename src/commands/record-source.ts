@@ -3,6 +3,7 @@ import { type AdminPorts, adminApi } from '../admin/api.ts'
 import { adminApp } from '../admin/app.ts'
 import { RecordLookup } from '../admin/lookup.ts'
 import { AdminProblem, PROBLEMS, type ProblemCode } from '../admin/problems.ts'
+import type { PageView, RecordView } from '../admin/schemas.ts'
 import type { Config } from '../config/config.ts'
 import { quote } from '../config/units.ts'
 import type { Millis } from '../core/record.ts'
@@ -172,6 +173,29 @@ export async function openDirect(
       return bodyOf(name, statusCode, body)
     },
     [Symbol.asyncDispose]: () => closing.disposeAsync(),
+  }
+}
+
+/** The API's page limit. */
+const MAX_PAGE = 1000
+
+/** Records page by page, until there are `limit` of them. */
+export async function listRecords(
+  source: RecordSource,
+  query: Readonly<Record<string, string>>,
+  limit: number,
+): Promise<PageView> {
+  const records = new Map<string, RecordView>()
+  const unreadable = new Set<string>()
+  let cursor = query['cursor']
+  for (;;) {
+    const rest = String(Math.min(MAX_PAGE, limit - records.size))
+    const more = { ...query, limit: rest, ...(cursor === undefined ? {} : { cursor }) }
+    const page = (await source.ask({ method: 'GET', path: '/v1/records', query: more })) as PageView
+    for (const record of page.records) records.set(record.id, record)
+    for (const id of page.unreadable) unreadable.add(id)
+    if (page.next !== null && records.size < limit) cursor = page.next
+    else return { ...page, records: [...records.values()], unreadable: [...unreadable] }
   }
 }
 
