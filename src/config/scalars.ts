@@ -95,9 +95,14 @@ function byPattern(
 
 /** `scalar`, or a word for a special value. */
 function orWord<T, W>(scalar: Scalar<T>, word: string, value: W): Scalar<T | W> {
+  const { type, pattern } = scalar.schema
+  const schema =
+    pattern === undefined
+      ? { type: [...[type].flat(), 'string'], pattern: `^${word}$` }
+      : { pattern: `^${word}$|${pattern}` }
   return {
     word,
-    schema: { ...scalar.schema, pattern: `^${word}$|${scalar.schema.pattern}` },
+    schema: { ...scalar.schema, ...schema },
     allowed: `${word}, or ${scalar.allowed}`,
     print: (found) => (found === value ? word : scalar.print?.(found as T)),
     parse: (text) => {
@@ -119,20 +124,6 @@ function whole(min: number, max: number): Scalar<number> {
       /^\d{1,15}$/.test(text) && Number(text) >= min && Number(text) <= max
         ? parsed(Number(text))
         : refused(text, allowed),
-  }
-}
-
-function autoOrWhole(min: number, max: number): Scalar<number | 'auto'> {
-  const number = whole(min, max)
-  const allowed = `auto, or ${number.allowed}`
-  return {
-    schema: { ...number.schema, type: ['integer', 'string'], pattern: '^auto$' },
-    allowed,
-    parse: (text) => {
-      if (text === 'auto') return parsed(text)
-      const read = number.parse(text)
-      return read.ok ? read : refused(text, allowed)
-    },
   }
 }
 
@@ -323,7 +314,7 @@ export const SCALARS = {
   timeout: duration(1, MAX_TIMER),
   tombstone: orWord(duration(0, MAX_RETENTION), 'off', 0),
   wait: duration(1, MAX_WAIT),
-  workers: autoOrWhole(1, MAX_WORKERS),
+  workers: orWord(whole(1, MAX_WORKERS), 'auto', 'auto' as const),
   upstreamUrl,
 } satisfies Record<string, Scalar<unknown>>
 
