@@ -12,23 +12,12 @@ export class Refused extends Error {
   }
 }
 
-/** Messages that say more than the API's own detail. @type {Readonly<Record<string, string>>} */
+/** What the page knows better than the API. @type {Readonly<Record<string, string>>} */
 const WORDS = {
   unauthorized: 'The proxy does not accept this token.',
   origin_not_allowed: 'The proxy sees this page as another origin. Open it at the proxy’s own address.',
   host_not_allowed: `The proxy does not accept the host “${location.host}”. Open the page by its IP address, or add the host to admin.hosts.`,
-  record_not_found: 'There is no such record: it was never created, or it has expired.',
-  store_unavailable: 'The store does not answer, so the proxy can neither read nor change records.',
-  audit_unavailable: 'The audit log cannot be written, so nothing was changed.',
-  record_unreadable: 'This version cannot read the record. It is never executed again or overwritten.',
-  not_unknown: 'The outcome is no longer unknown: there is nothing to resolve.',
-  still_running: 'The request is still running: a retry must not execute alongside it.',
-  outcome_held: 'The proxy knows the outcome but has not stored it yet.',
-  version_mismatch: 'The record has changed since it was shown.',
-  internal_error: 'Internal error in the proxy; see its log.',
 }
-/** Codes for which the API's detail is also shown. */
-const DETAILED = /^(?:store_unavailable|audit_unavailable|record_unreadable|still_running|outcome_held)$/
 
 export function token() {
   return sessionStorage.getItem(KEPT_AS)
@@ -67,16 +56,8 @@ export async function call(method, path, { body, version } = {}) {
     throw new Refused('unreadable', message)
   }
   if (response.ok) return json
-  const code = typeof json?.code === 'string' ? json.code : 'unknown'
-  const detail = typeof json?.detail === 'string' ? json.detail : ''
-  const known = WORDS[code]
-  const words =
-    known === undefined
-      ? `The proxy refused (${response.status}): ${detail || code}.`
-      : DETAILED.test(code) && detail !== ''
-        ? `${known} (${detail})`
-        : known
-  throw new Refused(code, words)
+  const { code = 'unknown', title = 'The proxy refused', detail = response.status } = json ?? {}
+  throw new Refused(code, WORDS[code] ?? `${title}: ${detail}.`)
 }
 
 /** Fetches a path that needs no token. @param {string} path */
