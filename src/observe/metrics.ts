@@ -147,20 +147,15 @@ export interface CountedSample {
 
 const AGES_OF_RETRIES: MetricName = 'idempotency_retry_age_seconds'
 
-/** As {@link Metrics.samples}, of metrics that were merged. */
+/** Counters above 0, without Node's; and the ages of retries, by their buckets. */
 export function samplesOf(metrics: CollectedMetrics): CountedSample[] {
-  const isOwn = (name: string): name is MetricName => Object.hasOwn(METRICS, name)
-  return samplesIn(
-    metrics.filter(({ name, type }) => isOwn(name) && (type === 'counter' || name === AGES_OF_RETRIES)),
-  )
-}
-
-function samplesIn(metrics: readonly Pick<CollectedMetrics[number], 'values'>[]): CountedSample[] {
-  return metrics.flatMap(({ values }) =>
-    values
-      .filter(({ value }) => value > 0)
-      .map(({ metricName: name, labels, value }) => ({ name, labels, value })),
-  )
+  return metrics
+    .filter(
+      ({ name, type }) => Object.hasOwn(METRICS, name) && (type === 'counter' || name === AGES_OF_RETRIES),
+    )
+    .flatMap(({ values }) => values)
+    .filter(({ value }) => value > 0)
+    .map(({ metricName: name, labels, value }) => ({ name, labels, value }))
 }
 
 /** The metrics of one process. Values are set by name; an unknown name is a compile error. */
@@ -222,13 +217,6 @@ export class Metrics {
       this.count('idempotency_requests_total', { route: config.defaults.name, outcome: 'passed' }, 0)
   }
 
-  /** Counters above 0, without Node's; and the ages of retries, by their buckets. */
-  async samples(): Promise<CountedSample[]> {
-    const counted = [...this.#values.values()].filter(({ kind }) => kind === 'counter')
-    const ages = this.#histograms.get(AGES_OF_RETRIES) as Series<Distribution>
-    return samplesIn(await Promise.all([...counted, ages].map((series) => series.get())))
-  }
-
   /** The exposition for Prometheus. */
   async exposition(): Promise<Exposition> {
     const registry = await this.#registry.get()
@@ -238,6 +226,11 @@ export class Metrics {
   /** The same, to be merged with that of other processes. */
   async collected(): Promise<CollectedMetrics> {
     return (await this.#registry.get()).getMetricsAsJSON() as unknown as CollectedMetrics
+  }
+
+  /** For reports. */
+  async samples(): Promise<CountedSample[]> {
+    return samplesOf(await this.collected())
   }
 
   /** On the first scrape: prom-client takes long to load, and the values are here (docs/adr/0074). */
