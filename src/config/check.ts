@@ -13,7 +13,7 @@ import type { Config } from './config.ts'
 import type { Findings } from './errors.ts'
 import { formatDuration, formatSize } from './units.ts'
 import { type Address, isLoopback, isSharedStore, reaches } from './urls.ts'
-import { type Effective, UNMATCHED } from './warnings.ts'
+import { callerName, type Effective, UNMATCHED } from './warnings.ts'
 
 const MIN_LEASE = 1000
 /** Issued keys have about 190 characters. */
@@ -150,9 +150,22 @@ export function checkCallers(findings: Findings, listen: Address, decisive: read
   const names = open.map(({ policy: { name } }) =>
     name === UNMATCHED ? 'requests that match no route' : name,
   )
+  const places = ['listen', 'defaults.scope', 'routes']
+  const found = `found ${listen.host}, which other machines can reach, while`
+  const where = `is not set for ${names.join(', ')}`
+  // The longer sentence would suggest another caller to those who have named one.
+  const named = open.map(({ written }) => written.scope?.caller)
+  if (!named.includes(undefined)) {
+    const callers = new Set(named.flatMap((sources = []) => sources.map(callerName)))
+    findings.conflict(
+      places,
+      `${found} \`scope.anonymous\` ${where}: callers without ${[...callers].join(' or ')} could get each other's responses; required beside \`scope.caller\`: \`anonymous: reject\`, or \`anonymous: share\` if these may share keys`,
+    )
+    return
+  }
   findings.conflict(
-    ['listen', 'defaults.scope', 'routes'],
-    `found ${listen.host}, which other machines can reach, while \`scope.caller\` or \`scope.anonymous\` is not set for ${names.join(', ')}: one caller could get another's response; required, in \`defaults\` or on each route of the file (--config): \`scope: { caller: "header:authorization", anonymous: reject }\`, or \`scope: { caller: none }\` if all callers may share keys`,
+    places,
+    `${found} \`scope.caller\` or \`scope.anonymous\` ${where}: one caller could get another's response; required, in \`defaults\` or on each route of the file (--config): \`scope: { caller: "header:authorization", anonymous: reject }\`, or \`scope: { caller: none }\` if all callers may share keys`,
   )
 }
 

@@ -132,7 +132,7 @@ function sharingWarning(guarded: readonly RoutePolicy[]): string[] {
   ]
 }
 
-function callerName({ kind, name }: CallerSource): string {
+export function callerName({ kind, name }: CallerSource): string {
   return kind === 'header' && name === 'authorization' ? 'Authorization' : `${kind}:${name}`
 }
 
