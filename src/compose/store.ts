@@ -3,6 +3,7 @@ import { setTimeout as wait } from 'node:timers/promises'
 import type { Config } from '../config/config.ts'
 import { isSharedStore } from '../config/urls.ts'
 import { identificationOf } from '../core/identification.ts'
+import { upstreamTag } from '../core/reconcile/identifiers.ts'
 import type { Millis } from '../core/record.ts'
 import { History } from '../observe/history.ts'
 import type { Logger } from '../observe/log.ts'
@@ -129,6 +130,7 @@ async function openInPhase(
     from === null || migrate === null ? [to] : DECIDING[migrate.phase].map((side) => ({ from, to })[side])
   const agreement = new Agreement(sides, {
     own: identificationOf(config),
+    upstream: upstreamTag(config.upstream.url),
     accepts: acceptsRescope,
     say: (why) =>
       why === null
@@ -137,6 +139,11 @@ async function openInPhase(
             { why },
             acceptsRescope ? 'replicas: this one claims beside others' : 'replicas: nothing is claimed',
           ),
+    onOtherUpstream: () =>
+      log.warn(
+        { service: config.service },
+        'replicas: another one of this service forwards to another upstream.url; if that is another API, clients may receive its responses: give each a `service` of its own',
+      ),
   })
   return { store: inPhase(store, all([presence, agreement])), presence, agreement }
 }

@@ -30,6 +30,8 @@ const TOKEN_BYTES = 16
 /** Attempts at a mark while others keep changing it. */
 const ROUNDS = 10
 
+const NOBODY = { alive: {}, upstreams: {} }
+
 type Marking = Pick<Store, 'get' | 'swap' | 'put' | 'remove'>
 
 /** What a mark says. */
@@ -37,14 +39,23 @@ interface MarkContent {
   readonly parts: IdentificationParts
   /** When each replica last renewed it, by the store's clock. */
   readonly alive: Readonly<Record<string, Millis>>
+  /** Where each forwards to: tags of `upstream.url`. Earlier versions wrote none. */
+  readonly upstreams?: Readonly<Record<string, string>>
 }
+
+/** The replicas that a mark names as alive. */
+type Alive = Required<Omit<MarkContent, 'parts'>>
 
 interface AgreementOptions {
   readonly own: Identification
+  /** Tag of its own `upstream.url`. */
+  readonly upstream: string
   /** Claims although others identify records differently (`--accept-rescope`). */
   readonly accepts: boolean
   /** For the log: why it does not claim, or the difference that it ignores; null: resolved. */
   readonly say: (why: string | null) => void
+  /** Called once: a replica that agrees is alive, and forwards to another upstream. */
+  readonly onOtherUpstream: () => void
   /** Monotonic. */
   readonly clock?: () => Millis
 }
@@ -65,6 +76,7 @@ export class Agreement implements PhaseGuard {
   /** Result of the last attempt. */
   #isRenewed = false
   #said: string | null = null
+  #hasSeenOther = false
 
   /** `stores`: those that decide who claims; during a migration perhaps both, the old one first. */
   constructor(stores: readonly Marking[], options: AgreementOptions) {
@@ -124,7 +136,7 @@ export class Agreement implements PhaseGuard {
       const others = this.#othersIn(mark, now)
       const { version } = mark
       const isGone =
-        Object.keys(others).length === 0
+        Object.keys(others.alive).length === 0
           ? await store.remove(IDENTIFICATION_MARK, version)
           : (await store.swap(IDENTIFICATION_MARK, { version }, this.#draft(others), MARK_SPANS, false)).done
       if (isGone) return
@@ -156,14 +168,19 @@ export class Agreement implements PhaseGuard {
     for (let round = 0; round < ROUNDS; round++) {
       const mark = bytes === null ? null : decodeRecord(bytes)
       if (mark !== null && !mark.token.equals(this.#token)) return mark
-      const alive = { ...(mark === null ? {} : this.#othersIn(mark, now)), [this.#replica]: now }
+      const others = mark === null ? NOBODY : this.#othersIn(mark, now)
+      this.#lookForOther(others)
+      const all: Alive = {
+        alive: { ...others.alive, [this.#replica]: now },
+        upstreams: { ...others.upstreams, [this.#replica]: this.#options.upstream },
+      }
       const written =
         mark === null
-          ? await store.put(IDENTIFICATION_MARK, this.#draft(alive), MARK_SPANS, entry)
+          ? await store.put(IDENTIFICATION_MARK, this.#draft(all), MARK_SPANS, entry)
           : await store.swap(
               IDENTIFICATION_MARK,
               { version: mark.version },
-              this.#draft(alive),
+              this.#draft(all),
               MARK_SPANS,
               false,
             )
@@ -173,8 +190,15 @@ export class Agreement implements PhaseGuard {
     throw new RecordLocked('the mark of what identifies records keeps changing')
   }
 
-  #draft(alive: MarkContent['alive']): Buffer {
-    const content: MarkContent = { parts: this.#options.own.parts, alive }
+  #lookForOther({ upstreams }: Alive): void {
+    const { upstream, onOtherUpstream } = this.#options
+    if (this.#hasSeenOther || Object.values(upstreams).every((other) => other === upstream)) return
+    this.#hasSeenOther = true
+    onOtherUpstream()
+  }
+
+  #draft(replicas: Alive): Buffer {
+    const content: MarkContent = { parts: this.#options.own.parts, ...replicas }
     return encodeDraft(
       markDraft({
         token: this.#token,
@@ -186,12 +210,14 @@ export class Agreement implements PhaseGuard {
   }
 
   /** Who else has renewed the mark while its holders may rely on that. */
-  #othersIn(mark: IdempotencyRecord, now: Millis): MarkContent['alive'] {
-    return Object.fromEntries(
-      Object.entries(contentOf(mark).alive).filter(
-        ([replica, at]) => replica !== this.#replica && now - at < MARKED_FOR,
-      ),
-    )
+  #othersIn(mark: IdempotencyRecord, now: Millis): Alive {
+    const { alive, upstreams = {} } = contentOf(mark)
+    const isAlive = ([replica]: [string, unknown]): boolean =>
+      replica !== this.#replica && now - (alive[replica] as Millis) < MARKED_FOR
+    return {
+      alive: Object.fromEntries(Object.entries(alive).filter(isAlive)),
+      upstreams: Object.fromEntries(Object.entries(upstreams).filter(isAlive)),
+    }
   }
 
   /** Null: the mark in this store is ours. */
@@ -210,7 +236,7 @@ export class Agreement implements PhaseGuard {
     const keys = keysUnder(differences)
     return accepts
       ? `${found}: ${keys} may execute twice, once at such a replica and once here (--accept-rescope)`
-      : `${found}: a retry would not find the record of ${keys} that it has executed; nothing is claimed until all such replicas have ended, or with --accept-rescope (docs/reload.md)`
+      : `${found}: a retry would not find the record of ${keys} that it has executed; nothing is claimed until all such replicas have ended, or with --accept-rescope (docs/reload.md); if they protect another API, give each a \`service\` of its own`
   }
 }
 

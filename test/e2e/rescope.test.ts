@@ -66,6 +66,18 @@ void t.test('Y20 a replica that identifies records differently waits for the oth
   )
 })
 
+t.test('two APIs under one service are told of each other', async (t) => {
+  const { upstream, yaml, start } = await world(t)
+  const one = await start()
+  const other = await proxyInProcess(yaml('').replace(upstream.url, 'http://127.0.0.1:1'))
+  t.teardown(() => other[Symbol.asyncDispose]())
+  const saysSo = ({ msg }: { msg?: unknown }): boolean =>
+    String(msg).startsWith('replicas: another one of this service forwards to another upstream.url')
+  t.ok(await other.logged(saysSo))
+  t.ok(await one.logged(saysSo), 'with its next renewal')
+  t.match(await send(one, newKey(), FAST), { status: 201 }, 'it may be another address of the same API')
+})
+
 t.test('Y20 with --accept-rescope it claims at once, and says which keys may execute twice', async (t) => {
   const { upstream, yaml, start, nobodyIsLeft } = await world(t)
   const old = await start()

@@ -22,15 +22,21 @@ function world() {
   const clock = { now: 1_795_000_000_000 }
   const store = answeringLater(() => clock.now)
   const said: (string | null)[] = []
-  const agreement = (own: Identification, over: Partial<{ stores: Store[]; accepts: boolean }> = {}) =>
+  let elsewhere = 0
+  const agreement = (
+    own: Identification,
+    over: Partial<{ stores: Store[]; accepts: boolean; upstream: string }> = {},
+  ) =>
     new Agreement(over.stores ?? [store], {
       own,
+      upstream: over.upstream ?? 'here',
       accepts: over.accepts ?? false,
       say: (why) => void said.push(why),
+      onOtherUpstream: () => void elsewhere++,
       clock: () => clock.now,
     })
   const isSure = ({ sureUntil }: Agreement): boolean => clock.now < sureUntil
-  return { clock, store, said, agreement, isSure }
+  return { clock, store, said, agreement, isSure, elsewhere: () => elsewhere }
 }
 
 const claim = async (store: Store) => store.put(newId(), bytesOf('in_progress', newToken()), SPANS)
@@ -164,6 +170,41 @@ void t.test('Y20 whoever accepts it claims at once, and says so in one line', as
   t.match(one.conflict, DIFFERENCE)
 })
 
+void t.test('replicas of one service that forward to different upstreams are told once', async (t) => {
+  const { clock, agreement, isSure, elsewhere } = world()
+  const [one, same, other] = ['a', 'a', 'b'].map((upstream) => agreement(ONE, { upstream })) as [
+    Agreement,
+    Agreement,
+    Agreement,
+  ]
+  for (const each of [one, same, one]) await each.renew()
+  t.equal(elsewhere(), 0)
+  await other.renew()
+  t.ok(isSure(other), 'it may be another address of the same API')
+  t.equal(elsewhere(), 1)
+  for (const each of [one, other, same, one]) await each.renew()
+  t.equal(elsewhere(), 3, 'each of them, once')
+  await other.stop()
+  await one.stop()
+  const next = agreement(ONE, { upstream: 'a' })
+  await next.renew()
+  t.equal(elsewhere(), 3, 'who has ended does not count')
+  clock.now += MARKED_FOR
+  await agreement(ONE, { upstream: 'b' }).renew()
+  t.equal(elsewhere(), 3, 'nor who is gone')
+})
+
+void t.test('replicas of an earlier version do not say where they forward to', async (t) => {
+  const { clock, store, agreement, isSure, elsewhere } = world()
+  const path = JSON.stringify({ parts: ONE.parts, alive: { earlier: clock.now } })
+  const token = ONE.digest.subarray(0, 16)
+  await store.put(IDENTIFICATION_MARK, bytesOf('failed_retryable', token, { path }), SPANS)
+  const one = agreement(ONE)
+  await one.renew()
+  t.ok(isSure(one))
+  t.equal(elsewhere(), 0)
+})
+
 void t.test('Y20 a mark that cannot be read is that of another', async (t) => {
   const { store, agreement, isSure } = world()
   const mark = bytesOf('failed_retryable', newToken(), { path: 'of a later version' })
@@ -293,7 +334,13 @@ void t.test('Y20 a bug of the store is not taken for an outage', async (t) => {
 
 void t.test('an agreement works with its default clock', async (t) => {
   const { store } = world()
-  const one = new Agreement([store], { own: ONE, accepts: false, say: () => {} })
+  const one = new Agreement([store], {
+    own: ONE,
+    upstream: 'here',
+    accepts: false,
+    say: () => {},
+    onOtherUpstream: () => {},
+  })
   await one.renew()
   t.ok(performance.now() < one.sureUntil)
 })

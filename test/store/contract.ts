@@ -868,7 +868,14 @@ function registerEach(
       }))
       // Their own clocks stand still.
       const agreement = (store: Store, own: Identification) =>
-        new Agreement([store], { own, accepts: false, say: () => {}, clock: () => 0 })
+        new Agreement([store], {
+          own,
+          upstream: 'here',
+          accepts: false,
+          say: () => {},
+          onOtherUpstream: () => {},
+          clock: () => 0,
+        })
       const all = [register, peer].flatMap((store) => kinds.map((own) => agreement(store, own)))
       const holding = async () => {
         await Promise.all(all.map((one) => one.renew()))
