@@ -161,7 +161,10 @@ function unknownProperty(row: PropertyRow, name: string, path: string): string {
   if (row.group === undefined) return `found \`${name}\`; allowed: ${allowedMapping(row)}`
   const why = Object.hasOwn(row.refused ?? {}, name) ? row.refused?.[name] : undefined
   if (why !== undefined) return `found \`${name}\`, ${why}; allowed: ${allowedMapping(row)}`
-  const near = (path === '' ? deeper(row.group, name) : null) ?? didYouMean(name, Object.keys(row.group))
+  const near =
+    (path === '' ? deeper(row.group, name) : null) ??
+    didYouMean(name, Object.keys(row.group)) ??
+    inner(row.group, name)
   const hint = path === '' && name === 'tls' ? WHICH_TLS : didYouMeanText(near)
   return `found the unknown property \`${name}\`${hint}; allowed: ${allowedMapping(row)}`
 }
@@ -171,6 +174,19 @@ function deeper({ defaults, routes }: Readonly<Record<string, PropertyRow>>, nam
   if (routes?.list?.items.group?.[name]?.byDefault === required) return `routes[].${name}`
   if (Object.hasOwn(defaults?.group ?? {}, name)) return `defaults.${name}`
   return Object.hasOwn(routes?.list?.items.group ?? {}, name) ? `routes[].${name}` : null
+}
+
+/** The right places for a property of a group inside this one: `caller` → `scope.caller`, `method` → `match.methods`. */
+function inner(group: Readonly<Record<string, PropertyRow>>, name: string): string | null {
+  const places = (fit: (names: readonly string[]) => string | null | undefined): string[] =>
+    Object.entries(group).flatMap(([outer, { group: members = {} }]) => {
+      const one = fit(Object.keys(members))
+      return one == null ? [] : [`${outer}.${one}`]
+    })
+  const exact = places((names) => names.find((one) => one === name))
+  if (exact.length > 0) return exact.join('` or `')
+  const [near, ...others] = places((names) => didYouMean(name, names))
+  return near === undefined || others.length > 0 ? null : near
 }
 
 interface YamlEntry {

@@ -139,10 +139,11 @@ function headerHinted<T>(scalar: Scalar<T>): Scalar<T> {
   )
 }
 
-/** `https://Shop.example/` in place of `https://shop.example`. */
+/** `shop.example` or `https://Shop.example/` in place of `https://shop.example`. */
 function originHinted<T>(scalar: Scalar<T>): Scalar<T> {
   return suggesting(scalar, (text) => {
-    const url = /^[a-z][a-z0-9+.-]*:\/\//i.test(text) ? URL.parse(text) : null
+    const full = /^[a-z0-9-]+(\.[a-z0-9-]+)+(:\d+)?$/i.test(text) ? `https://${text}` : text
+    const url = /^[a-z][a-z0-9+.-]*:\/\//i.test(full) ? URL.parse(full) : null
     return url !== null && new RegExp(`^${ORIGIN}$`).test(url.origin) ? url.origin : null
   })
 }

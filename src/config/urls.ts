@@ -77,10 +77,8 @@ export const cidr = byReader(
 const UPSTREAM = 'http://host:port, https://host:port or unix:/absolute/path'
 
 /** An origin, or a socket. Nothing else: every request goes to the target that its client sent. */
-export const upstreamUrl: Scalar<string> = byParser(
-  UPSTREAM,
-  '^(https?://[^/?#@]+/?|unix:/[^/].*)$',
-  (text) => {
+export const upstreamUrl: Scalar<string> = suggesting(
+  byParser(UPSTREAM, '^(https?://[^/?#@]+/?|unix:/[^/].*)$', (text) => {
     if (text.startsWith('unix:'))
       return /^unix:\/(?!\/)[^\0]+$/.test(text) ? parsed(text) : refused(text, UPSTREAM)
     const url = /^https?:\/\//i.test(text) ? URL.parse(text) : null
@@ -92,7 +90,8 @@ export const upstreamUrl: Scalar<string> = byParser(
     if (url.pathname !== '/')
       return refused(text, `${UPSTREAM}, without a path: targets are forwarded as received`)
     return parsed(url.origin)
-  },
+  }),
+  (text) => (/^[a-z0-9.-]+:\d{1,5}$/i.test(text) ? `http://${text}` : null),
 )
 
 const STORE =

@@ -73,7 +73,7 @@ void t.test('an error in a flag names the flag', async (t) => {
       flags: { upstream: 'localhost:3000', listen: '80', store: 'tiered://u:secret@h/d' },
     }),
     [
-      '--upstream: upstream.url: found "localhost:3000"; allowed: http://host:port, https://host:port or unix:/absolute/path',
+      '--upstream: upstream.url: found "localhost:3000", did you mean `http://localhost:3000`?; allowed: http://host:port, https://host:port or unix:/absolute/path',
       '--listen: listen.address: found 80, did you mean `127.0.0.1:80`?; allowed: host:port with a port of 0 to 65535 (0: any free one), IPv6 in brackets, such as 127.0.0.1:8080, [::1]:8080',
       '--store: store.url: found "tiered://***@h/d"; allowed: memory:, sqlite:<path>, redis://host:port/db, redis+sentinel://host:port,host:port/master/db, redis+cluster://host:port,host:port (with TLS rediss), postgres://user:password@host:port/database or dynamodb://table?region=name',
     ],
