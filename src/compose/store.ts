@@ -14,10 +14,18 @@ import { Agreement } from '../store/agreement.ts'
 import { all, type BreakerState, inPhase } from '../store/around.ts'
 import { DECIDING, PhaseWatch, Presence } from '../store/moving/phases.ts'
 import { asOne, hasGrace, openStores, storeName } from '../store/open.ts'
+import { hadOtherUpstream } from '../store/other-upstream.ts'
 import { RecentWrites } from '../store/recent.ts'
 import { sealerOf } from '../store/record/sealing.ts'
 import { Records } from '../store/records.ts'
-import { type NewEpoch, SEAL_ERRORS, type SealError, type Store } from '../store/register.ts'
+import {
+  CorruptRecord,
+  type NewEpoch,
+  SEAL_ERRORS,
+  type SealError,
+  type Store,
+  StoreUnavailable,
+} from '../store/register.ts'
 import { workerFolder, workerFolders } from '../store/spool/folders.ts'
 import { SpoolInUse } from '../store/spool/log.ts'
 import { type LeftOutcome, Outbox } from '../store/spool/outbox.ts'
@@ -124,8 +132,10 @@ async function openInPhase(
   // No other process sees its records.
   if (url === 'memory:') return { store, presence: null, agreement: null }
   const presence = phaseOf(config, store, from && { from, to }, log)
-  if (![url, migrate?.from ?? url].some(isSharedStore))
+  if (![url, migrate?.from ?? url].some(isSharedStore)) {
+    await warnOfOtherUpstream(config, to, log)
     return { store: inPhase(store, presence), presence, agreement: null }
+  }
   const sides =
     from === null || migrate === null ? [to] : DECIDING[migrate.phase].map((side) => ({ from, to })[side])
   const agreement = new Agreement(sides, {
@@ -146,6 +156,20 @@ async function openInPhase(
       ),
   })
   return { store: inPhase(store, all([presence, agreement])), presence, agreement }
+}
+
+/** Two APIs started in one directory would share `idempotency.db`. */
+async function warnOfOtherUpstream({ upstream, service }: Config, store: Store, log: Logger): Promise<void> {
+  try {
+    if (await hadOtherUpstream(store, upstreamTag(upstream.url)))
+      log.warn(
+        { service },
+        'the last proxy of this service on this store forwarded to another upstream.url; if that is another API, clients may receive its responses: give each a `service` or a file of its own',
+      )
+  } catch (error) {
+    // Its health is told elsewhere.
+    if (!(error instanceof StoreUnavailable || error instanceof CorruptRecord)) throw error
+  }
 }
 
 /** `sides` of a migration; null: there is none. */

@@ -78,6 +78,25 @@ t.test('two APIs under one service are told of each other', async (t) => {
   t.match(await send(one, newKey(), FAST), { status: 201 }, 'it may be another address of the same API')
 })
 
+t.test('the next API on a file of the same service is told', async (t) => {
+  const store = `sqlite:${tempDir(t)}/records.db`
+  const startWith = (port: number) =>
+    proxyInProcess(`upstream: { url: "http://127.0.0.1:${port}" }\nstore: { url: "${store}" }`)
+  const warning = 'the last proxy of this service on this store forwarded to another upstream.url; '
+  const isWarned = async (proxy: TestProxy): Promise<boolean> => {
+    await proxy.logged(({ msg }) => msg === 'listening')
+    return proxy.log.some(({ msg }) => String(msg).startsWith(warning))
+  }
+  for (const [port, expected] of [
+    [1, false],
+    [1, false],
+    [2, true],
+  ] as const) {
+    await using proxy = await startWith(port)
+    t.equal(await isWarned(proxy), expected, `port ${port}`)
+  }
+})
+
 t.test('Y20 with --accept-rescope it claims at once, and says which keys may execute twice', async (t) => {
   const { upstream, yaml, start, nobodyIsLeft } = await world(t)
   const old = await start()

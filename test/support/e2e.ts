@@ -6,7 +6,7 @@ import { DatabaseSync } from 'node:sqlite'
 import { setTimeout as wait } from 'node:timers/promises'
 import { Redis } from 'ioredis'
 import type { Test } from 'tap'
-import { IDENTIFICATION_MARK } from '../../src/store/moving/phases.ts'
+import { IDENTIFICATION_MARK, UPSTREAM_MARK } from '../../src/store/moving/phases.ts'
 import { Journal } from '../../src/store/sqlite/journal.ts'
 import type { RedisServer } from './redis.ts'
 import { headed } from './service.ts'
@@ -139,6 +139,7 @@ export function sqliteSnapshot(file: string): string[] {
       journal.refresh()
       for (const [id, bytes] of journal.records()) found.set(id, bytes.toString('hex').toUpperCase())
     }
+    found.delete(UPSTREAM_MARK)
     return [...found].map(([id, bytes]) => `${id} ${bytes}`).toSorted()
   } finally {
     db.close()

@@ -59,7 +59,10 @@ function markId(name: string): RecordId {
 /** The mark of what identifies records in a service ({@link file://./agreement.ts}). */
 export const IDENTIFICATION_MARK = markId('identification/1')
 
-const MARKS: ReadonlySet<RecordId> = new Set([...PHASES.map(markOf), IDENTIFICATION_MARK])
+/** The mark of what a service forwards to ({@link file://../other-upstream.ts}). */
+export const UPSTREAM_MARK = markId('upstream/1')
+
+const MARKS: ReadonlySet<RecordId> = new Set([...PHASES.map(markOf), IDENTIFICATION_MARK, UPSTREAM_MARK])
 
 /** Marks are no records of requests. */
 export function withoutMarks({ ids, next }: Page): Page {
