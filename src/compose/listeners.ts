@@ -30,6 +30,7 @@ export async function makeTraffic(
   // Loaded only if used (docs/adr/0074).
   const multiplex = (tls === null ? http2 : tls.alpn.includes('h2')) ? await import('../http/http2.ts') : null
   const nearMissed = new Set<string>()
+  const otherOrigins = new Set<string>()
   const traffic = await Traffic.open({
     config,
     log,
@@ -53,6 +54,14 @@ export async function makeTraffic(
       log.warn(
         { route, method, path },
         'a request matches no route, but would match this one if letter case, ;parameters or a file extension did not count: if the upstream treats them as equal, set match.case or match.parameters',
+      )
+    },
+    onOtherOrigin: (route) => {
+      if (otherOrigins.has(route)) return
+      otherOrigins.add(route)
+      log.warn(
+        { route },
+        'a replay has the CORS headers of another origin, so the browser keeps it from the page that asked: set cors.origins',
       )
     },
     onBug,

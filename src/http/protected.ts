@@ -48,6 +48,8 @@ export interface ProtectOptions {
   readonly proxies: TrustedProxies
   /** Where clients ask for a record's state; null: not offered. */
   readonly statusPath: string | null
+  /** Null: replays get the headers of their own origin. */
+  readonly onOtherOrigin: ((route: string) => void) | null
   readonly onBug: (error: unknown) => void
   readonly spans: RequestSpans | null
 }
@@ -102,11 +104,22 @@ async function protect(options: ProtectOptions, route: RoutePolicy, incoming: In
     // With the first call (docs/adr/0074).
     if (writer.rpc === null && request.protocol !== null)
       writer.rpc = (await import('./rpc-answers.ts')).rpcRefusal
-    writer.write(response, await guard(options.ports, request))
+    const answer = await guard(options.ports, request)
+    if (answer.kind === 'response' && answer.replayed && options.onOtherOrigin !== null)
+      if (isForOtherOrigin(answer.response.headers, request.headers)) options.onOtherOrigin(route.name)
+    writer.write(response, answer)
   } catch (error) {
     options.onBug(error)
     breakOff(response)
   }
+}
+
+/** Whether a browser would keep this stored response from the page that asks: it allows another origin. */
+function isForOtherOrigin(stored: RawHeaders, asking: RawHeaders): boolean {
+  const allowed = firstOf(stored, 'access-control-allow-origin')
+  if (allowed === null || allowed === '*') return false
+  const origin = firstOf(asking, 'origin')
+  return origin !== null && origin !== allowed
 }
 
 /** The request as the guard sees it. */

@@ -43,6 +43,8 @@ export interface TrafficOptions {
   /** Called when a request carries this proxy's own `CDN-Loop` entry. */
   readonly onLoop: (method: string) => void
   readonly onNearMiss: NearMissHandler
+  /** Called when a replay has the CORS headers of another origin, while `cors` is off. */
+  readonly onOtherOrigin: (route: string) => void
   readonly onBug: (error: unknown) => void
 }
 
@@ -154,7 +156,8 @@ export class Traffic {
 
   /** Hooks and plugins in the order in which they see a request (docs/internals/fastify-and-ioredis.md). */
   async #build(config: Config): Promise<InForce> {
-    const { upstream, loop, onNearMiss, log, draining, ports, stalled, spans, issuer, onBug } = this.#options
+    const { upstream, loop, onNearMiss, onOtherOrigin, log, draining, ports, stalled, spans, issuer, onBug } =
+      this.#options
     const writer = this.#writer
     const uploads = this.#uploads
     if (writer.rpc === null && config.routes.some(({ match }) => match.grpc != null))
@@ -213,6 +216,7 @@ export class Traffic {
       forwarding: routing.forwarding,
       uploads: { stalled, shares: this.#shares },
       statusPath: config.status.path,
+      onOtherOrigin: config.cors === null ? onOtherOrigin : null,
       onBug,
       spans,
     }

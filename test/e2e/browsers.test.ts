@@ -131,6 +131,33 @@ t.test('Y15 problems and replays are readable for the origin that asks, not for 
   t.equal(upstream.seen.length, sent + 1)
 })
 
+t.test('a replay that a browser keeps from its page is warned of once, while cors is off', async (t) => {
+  const [proxy] = await before(
+    t,
+    'routes: [{ name: pay, match: { path: /pay } }, { name: any, match: { path: /any } }]',
+    ({ target, headers }, response) => {
+      const at = headers.findIndex((name) => name.toLowerCase() === 'origin')
+      const allowed = target === '/any' ? '*' : (headers[at + 1] ?? 'none')
+      response.writeHead(201, ['Access-Control-Allow-Origin', allowed]).end('done')
+    },
+  )
+  const ask = (path: string, ...lines: string[]) =>
+    rawRequest(proxy.port, post(path, 'k', '1', [AUTHORIZED, ...lines]))
+  const warned = () =>
+    proxy.log.filter(({ msg }) => String(msg).startsWith('a replay has the CORS headers of another origin'))
+  for (const path of ['/pay', '/any']) await ask(path, `Origin: ${SHOP}`)
+  for (const path of ['/pay', '/any']) await ask(path, `Origin: ${SHOP}`)
+  await ask('/any', `Origin: ${ADMIN}`)
+  await ask('/pay')
+  t.strictSame(warned(), [])
+  for (let n = 0; n < 2; n++) {
+    const replay = await ask('/pay', `Origin: ${ADMIN}`)
+    t.strictSame(values(replay, 'access-control-allow-origin'), [SHOP], 'the stored response, byte for byte')
+  }
+  t.match(warned(), [{ route: 'pay' }])
+  t.equal(warned().length, 1)
+})
+
 t.test('Y15 a preflight is answered where nobody else would', async (t) => {
   const yaml = (cors: string) =>
     [
