@@ -29,7 +29,7 @@ const SCHEME = /^\s*([!-+.-~-]{1,64})(?:\s|$)/
  * in their name, such as SigV4 and its imitations. The identity in such a line is not used: the proxy cannot verify it.
  */
 const SIGNED_ANEW =
-  /^(?:aws\d?(?:-.*)?|digest|goog1|hawk|hoba|mac|negotiate|ntlm|privatetoken|sharedkey(?:lite)?|signature)$|hmac|-sha-?\d/i
+  /^(?:aws\d?(?:-.*)?|digest|goog1|hawk|hoba|mac|negotiate|ntlm|oss|privatetoken|qbox|qiniu|sharedkey(?:lite)?|signature|upyun)$|hmac|-sha-?\d/i
 
 /** OAuth 1.0 has parameters; `OAuth` before a bare token is a bearer token by an older name. */
 const OAUTH_1 = /^\s*oauth\s+[\w.~-]+\s*=\s*[^=\s]/i
