@@ -5,7 +5,7 @@ import { Readable } from 'node:stream'
 import { isFieldName, isFieldValue, OF_CONNECTION } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
 import { malformed, type Refusal, unmetExpectation } from '../core/refusal.ts'
-import { headersOf } from './plain.ts'
+import { headersOf, PlainRequest } from './plain.ts'
 import type { Arrival, Carrier, Framing, TrafficRequest, TrafficResponse } from './request.ts'
 import { HeadWriter } from './response.ts'
 
@@ -66,6 +66,7 @@ export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Ses
     strictSingleValueFields: false,
   })
   let open = 0
+  const closed = (): void => void open--
   session.setTimeout(host.keepAliveTimeout, () => {
     if (open > 0) return
     session.close()
@@ -78,13 +79,17 @@ export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Ses
   connection.once('end', () => connection.end())
   session.on('stream', (stream, headers, flags, rawHeaders) => {
     open++
-    stream.on('error', () => {})
-    stream.once('close', () => open--)
-    // Reset, even by NO_ERROR: Node would wait until the rest of the body is read. Deferred, since the stream is still closing.
-    stream.once('aborted', () => process.nextTick(() => stream.destroy()))
+    stream.on('error', ignore).on('close', closed).on('aborted', destroySoon)
     const serve = (body: Buffer | null, begun: readonly Buffer[]): void => {
       if (isCut(stream)) return void stream.destroy()
-      const request = new Http2Request(stream, connection, rawHeaders, body, begun)
+      const head = headOf(rawHeaders, body !== null && body.length === 0)
+      const request =
+        body === null
+          ? new UploadRequest(head, stream, connection, begun)
+          : new WholeRequest(head, stream, connection, body)
+      // Node's HTTP/1.1 parser knows no others.
+      if (!METHODS.includes(head.method) || head.method === 'CONNECT')
+        request.refusal = malformed(501, `the method ${head.method}`)
       if (headers.expect !== undefined && headers.expect.toLowerCase() !== '100-continue')
         request.refusal ??= unmetExpectation()
       else if (headers.expect !== undefined && body === null && request.refusal === undefined)
@@ -95,6 +100,13 @@ export function serveHttp2(connection: Socket, host: StreamHost): ServerHttp2Ses
     else withBody(stream, serve)
   })
   return session
+}
+
+function ignore(): void {}
+
+/** Reset, even by NO_ERROR: Node would wait until the rest of the body is read. Deferred, since the stream is still closing. */
+function destroySoon(this: ServerHttp2Stream): void {
+  process.nextTick(() => this.destroy())
 }
 
 /** Whether the client has left. The end of its body may mean so: Node ends the bodies of streams that are reset. */
@@ -119,11 +131,35 @@ function withBody(
   })
 }
 
-/** An HTTP/2 request in the form of HTTP/1.1. Its body is a stream unless it came with the head. */
-export class Http2Request extends Readable implements TrafficRequest, Carrier {
+/** An HTTP/2 request in the form of HTTP/1.1, whose body came with its head. */
+class WholeRequest extends PlainRequest {
+  override readonly httpVersion = '2.0'
+  readonly httpVersionMajor = 2
+  readonly #stream: ServerHttp2Stream
+
+  constructor(
+    { method, path, lines, framing }: Head,
+    stream: ServerHttp2Stream,
+    socket: Socket,
+    body: Buffer,
+  ) {
+    super(method, path, lines, framing, socket, body)
+    this.#stream = stream
+  }
+
+  override get destroyed(): boolean {
+    return this.#stream.destroyed
+  }
+
+  override get carrier(): Carrier {
+    return this.#stream as unknown as Carrier
+  }
+}
+
+/** An HTTP/2 request in the form of HTTP/1.1, whose body is a stream. */
+class UploadRequest extends Readable implements TrafficRequest, Carrier {
   readonly httpVersion = '2.0'
   readonly httpVersionMajor = 2
-  readonly httpVersionMinor = 0
   readonly method: string
   url: string
   /** Set by Fastify. */
@@ -134,15 +170,13 @@ export class Http2Request extends Readable implements TrafficRequest, Carrier {
   readonly framing: Framing
   readonly socket: Socket
   bytesRead = 0
-  complete: boolean
-  #body: Buffer | null
+  complete = false
   #headers: IncomingHttpHeaders | null = null
 
   constructor(
+    { method, path, lines, framing }: Head,
     stream: ServerHttp2Stream,
     socket: Socket,
-    raw: readonly string[],
-    body: Buffer | null,
     begun: readonly Buffer[],
   ) {
     super({
@@ -154,29 +188,24 @@ export class Http2Request extends Readable implements TrafficRequest, Carrier {
       },
       highWaterMark: 64 * 1024,
     })
-    const { pseudo, lines, framing } = headOf(raw, body !== null && body.length === 0)
-    this.method = pseudo[':method'] ?? ''
-    this.url = pseudo[':path'] ?? ''
-    // Node's HTTP/1.1 parser knows no others.
-    if (!METHODS.includes(this.method) || this.method === 'CONNECT')
-      this.refusal = malformed(501, `the method ${this.method}`)
+    this.method = method
+    this.url = path
     this.rawHeaders = lines
     this.framing = framing
     this.socket = socket
-    this.complete = body !== null
-    this.#body = body
-    stream.once('close', () => this.destroy())
-    if (body !== null) return
     const receive = (chunk: Buffer): void => {
       this.bytesRead += chunk.length
       if (!this.destroyed && !this.push(chunk)) stream.pause()
     }
     for (const chunk of begun) receive(chunk)
-    stream.on('data', receive).once('end', () => {
-      if (isCut(stream)) return
-      this.complete = true
-      this.push(null)
-    })
+    stream
+      .on('data', receive)
+      .on('end', () => {
+        if (isCut(stream)) return
+        this.complete = true
+        this.push(null)
+      })
+      .on('close', () => this.destroy())
   }
 
   get carrier(): Carrier {
@@ -191,55 +220,67 @@ export class Http2Request extends Readable implements TrafficRequest, Carrier {
     return (this.#headers ??= headersOf(this.rawHeaders))
   }
 
-  takeBody(): Buffer | null {
-    const body = this.#body
-    if (body !== null) this.#body = NOTHING
-    return body
+  takeBody(): null {
+    return null
   }
 
-  peekBody(): Buffer | null {
-    return this.#body
+  peekBody(): null {
+    return null
   }
 }
 
 interface Head {
-  readonly pseudo: Readonly<Record<string, string>>
+  readonly method: string
+  readonly path: string
   readonly lines: string[]
   readonly framing: Framing
 }
 
 /** `:authority` becomes `Host` (RFC 9113 §8.3.1), and the crumbs of a cookie one line (§8.2.3). */
 function headOf(raw: readonly string[], isEmpty: boolean): Head {
-  const pseudo: Record<string, string> = {}
+  let method = ''
+  let path = ''
+  let authority: string | null = null
+  let cookie = -1
   const lines: string[] = []
   const framing: Framing = { hosts: 0, length: 0, codings: [], upgrade: false }
-  let cookie = -1
+  // Pseudo-header fields come first (§8.3).
   for (let i = 0; i + 1 < raw.length; i += 2) {
     const name = raw[i] as string
     const value = raw[i + 1] as string
-    if (name.startsWith(':')) pseudo[name] = value
-    else if (name === 'cookie' && cookie >= 0) lines[cookie] += `; ${value}`
-    else {
-      // It repeats the authority.
-      if (name === 'host' && value === pseudo[':authority']) continue
-      if (name === 'host') framing.hosts++
-      if (name === 'content-length') framing.length = Number(value)
+    if (name === ':method') method = value
+    else if (name === ':path') path = value
+    else if (name === ':authority') authority = value
+    if (name === ':authority' || (name === 'host' && value !== authority)) {
+      framing.hosts++
+      lines.push('host', value)
+    } else if (name === 'cookie' && cookie >= 0) lines[cookie] += `; ${value}`
+    else if (!name.startsWith(':') && name !== 'host') {
       lines.push(name, value)
-      if (name === 'cookie') cookie = lines.length - 1
+      if (name === 'content-length') framing.length = Number(value)
+      else if (name === 'cookie') cookie = lines.length - 1
     }
-  }
-  if (pseudo[':authority'] !== undefined) {
-    framing.hosts++
-    lines.unshift('host', pseudo[':authority'])
   }
   // As HTTP/1.1 would frame it.
   if (!isEmpty && framing.length === 0) framing.codings.push('chunked')
-  return { pseudo, lines, framing }
+  return { method, path, lines, framing }
+}
+
+const RESPONSE = Symbol('response')
+
+/** Its listeners are shared, and this reference ends with it: Node's map of streams keeps closed ones alive for long (docs/adr/0017). */
+type Answered = ServerHttp2Stream & { [RESPONSE]: Http2Response | null }
+
+function answeredBy(then: (response: Http2Response) => void): (this: Answered) => void {
+  return function () {
+    const response = this[RESPONSE]
+    if (response !== null) then(response)
+  }
 }
 
 /** The answer on an HTTP/2 stream. */
 export class Http2Response extends HeadWriter implements TrafficResponse {
-  readonly req: Http2Request
+  readonly req: WholeRequest | UploadRequest
   /** The stream takes the place of the connection: it has its own timeouts and unsent bytes. */
   readonly socket: Socket
   writableEnded = false
@@ -252,20 +293,22 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
   #hasBody = true
   #trailers: Record<string, string[]> = {}
 
-  constructor(req: Http2Request, stream: ServerHttp2Stream, session: ServerHttp2Session) {
+  constructor(req: WholeRequest | UploadRequest, stream: ServerHttp2Stream, session: ServerHttp2Session) {
     super()
     this.req = req
     this.socket = stream as unknown as Socket
     this.#stream = stream
     this.#session = session
-    stream.on('drain', () => this.emit('drain'))
-    stream.once('finish', this.#left)
-    stream.once('close', () => {
-      this.destroyed = true
-      this.closed = true
-      this.emit('close')
-    })
+    Object.assign(stream, { [RESPONSE]: this })
+    for (const [event, listener] of Http2Response.#listeners) stream.on(event, listener)
   }
+
+  /** Shared by all streams. */
+  static readonly #listeners = [
+    ['finish', answeredBy((response) => response.#left())],
+    ['wantTrailers', answeredBy((response) => response.#stream.sendTrailers(response.#trailers))],
+    ['close', answeredBy((response) => response.#close())],
+  ] as const
 
   get shouldKeepAlive(): boolean {
     return !this.#session.closed
@@ -302,7 +345,9 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
     if (this.writableEnded || this.destroyed) return false
     this.beginSet()
     this.#respond(false)
-    return chunk.length === 0 || !this.#hasBody || this.#stream.write(chunk)
+    if (chunk.length === 0 || !this.#hasBody || this.#stream.write(chunk)) return true
+    this.#stream.once('drain', () => this.emit('drain'))
+    return false
   }
 
   /** A `latin1` string has one character per byte. */
@@ -312,7 +357,7 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
     this.beginSet()
     this.writableEnded = true
     // Nobody reads the rest.
-    if (!this.req.complete) this.req.destroy()
+    if (this.req instanceof UploadRequest && !this.req.complete) this.req.destroy()
     const stream = this.#stream
     if (this.destroyed || stream.closed) return this
     const body = this.#hasBody ? last : NOTHING
@@ -324,7 +369,7 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
       else stream.end()
     }
     // Node ends a stream that carries no body with its head, and with that of a HEAD request.
-    if (stream.writableFinished) process.nextTick(this.#left)
+    if (stream.writableFinished) process.nextTick(() => this.#left())
     return this
   }
 
@@ -337,20 +382,28 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
 
   #respond(isLast: boolean): void {
     const head = this.#head
-    if (head === null || this.#stream.closed) return
+    const stream = this.#stream
+    if (head === null || stream.closed) return
     this.#head = null
     // The types only allow objects.
     const lines = head as unknown as Headers2
-    if (isLast) return this.#stream.respond(lines, { endStream: true })
-    this.#stream.respond(lines, { waitForTrailers: true })
-    this.#stream.once('wantTrailers', () => this.#stream.sendTrailers(this.#trailers))
+    if (isLast) return stream.respond(lines, { endStream: true })
+    // Even without trailers: if a stream ends with its content, Node at times keeps the last frame back.
+    stream.respond(lines, { waitForTrailers: true })
   }
 
-  readonly #left = (): void => {
+  #close(): void {
+    ;(this.#stream as Answered)[RESPONSE] = null
+    this.destroyed = true
+    this.closed = true
+    this.emit('close')
+  }
+
+  #left(): void {
     if (this.destroyed || this.writableFinished || !this.writableEnded) return
     this.writableFinished = true
     this.emit('finish')
     // Nobody reads the rest (RFC 9113 §8.1).
-    if (!this.req.complete) this.#stream.close(constants.NGHTTP2_NO_ERROR)
+    if (!this.req.isHere) this.#stream.close(constants.NGHTTP2_NO_ERROR)
   }
 }

@@ -3,7 +3,8 @@ import type { Socket } from 'node:net'
 import { Readable } from 'node:stream'
 import { fieldLines, isFieldName, isFieldValue, TOKEN } from '../core/headers.ts'
 import type { Millis } from '../core/record.ts'
-import type { Arrival, Framing, TrafficRequest, TrafficResponse } from './request.ts'
+import type { Refusal } from '../core/refusal.ts'
+import type { Arrival, Carrier, Framing, TrafficRequest, TrafficResponse } from './request.ts'
 import { HeadWriter } from './response.ts'
 
 /** Serves the requests of plain connections. */
@@ -105,15 +106,16 @@ const PLAIN_HEAD = new RegExp(
   String.raw`^(?:GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) /[\w!$%&'()*+,./:;=?@~-]* HTTP/1\.1(?:\r\n${TOKEN}:[\t\x20-\x7e\x80-\xff]*)+$`,
 )
 
-/** A client's request that arrived whole and in the plainest form (docs/adr/0076). */
+/** A client's request that arrived whole: over HTTP/1.1 in the plainest form (docs/adr/0076). */
 export class PlainRequest implements TrafficRequest {
-  readonly httpVersion = '1.1'
+  readonly httpVersion: string = '1.1'
   readonly isHere = true
   readonly method: string
   url: string
   /** Set by Fastify. */
   originalUrl = ''
   arrival: Arrival | undefined = undefined
+  refusal?: Refusal
   readonly rawHeaders: string[]
   readonly framing: Framing
   readonly socket: Socket
@@ -141,7 +143,7 @@ export class PlainRequest implements TrafficRequest {
     return this.socket.destroyed
   }
 
-  get carrier(): Socket {
+  get carrier(): Carrier {
     return this.socket
   }
 

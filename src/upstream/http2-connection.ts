@@ -46,7 +46,7 @@ export class Http2Connection {
   readonly #client: Owner
   readonly #socket: Socket
   readonly #generation: number
-  readonly #streams = new Set<UpstreamStream>()
+  readonly #streams: UpstreamStream[] = []
   #session: ClientHttp2Session | null = null
   /** No further request begins on it. */
   #isEnding = false
@@ -92,11 +92,11 @@ export class Http2Connection {
   }
 
   get isIdle(): boolean {
-    return this.#streams.size === 0
+    return this.#streams.length === 0
   }
 
   get hasRoom(): boolean {
-    return this.isCurrent && !this.isConnecting && !this.#isDoubted && this.#streams.size < this.most
+    return this.isCurrent && !this.isConnecting && !this.#isDoubted && this.#streams.length < this.most
   }
 
   begin(request: DispatchedRequest): void {
@@ -121,7 +121,7 @@ export class Http2Connection {
     this.#idleSince = null
     if (++this.#begun >= MAX_EVER) this.#isEnding = true
     const carried = new UpstreamStream(this, stream, request)
-    this.#streams.add(carried)
+    carried.place = this.#streams.push(carried) - 1
     carried.send(body, length)
   }
 
@@ -136,7 +136,7 @@ export class Http2Connection {
     if (this.isOver) return
     this.#isUnwanted = error === null
     this.#error ??= error
-    for (const stream of this.#streams)
+    for (const stream of this.#streams.slice())
       stream.destroy(error ?? new Error('the connection to the upstream was closed'))
     this.#session?.destroy()
     this.#socket.destroy()
@@ -144,9 +144,11 @@ export class Http2Connection {
   }
 
   closed(stream: UpstreamStream): void {
-    this.#streams.delete(stream)
+    const last = this.#streams.pop() as UpstreamStream
+    if (last !== stream) this.#streams[stream.place] = last
+    last.place = stream.place
     if (this.isOver) return
-    if (this.#streams.size > 0) return this.#client.ready()
+    if (this.#streams.length > 0) return this.#client.ready()
     if (!this.isCurrent || this.#client.options.habits.keepFor(null) <= 0 || this.#client.idle())
       return this.destroy(null)
     if (!this.#isDoubted) this.#rest()
@@ -224,7 +226,7 @@ export class Http2Connection {
     this.#isEnding = true
     // Node reports heads that have come before it later.
     process.nextTick(() => {
-      for (const stream of this.#streams) stream.goneAway(code, last)
+      for (const stream of this.#streams.slice()) stream.goneAway(code, last)
       this.#client.ready()
     })
   }

@@ -1,5 +1,5 @@
 import type { ClientHttp2Stream, IncomingHttpHeaders, IncomingHttpStatusHeader } from 'node:http2'
-import type { Readable } from 'node:stream'
+import { Readable } from 'node:stream'
 import errors from 'undici/lib/core/errors.js'
 import type { Millis } from '../core/record.ts'
 import { type DispatchedRequest, NotProcessed } from './dispatched.ts'
@@ -7,6 +7,8 @@ import { headTooLarge } from './response-parser.ts'
 import { ENDING, upload } from './upload.ts'
 
 const { constants } = process.getBuiltinModule('node:http2')
+
+type Headers = IncomingHttpHeaders & IncomingHttpStatusHeader
 
 /** undici's own. */
 const USUAL_TIMEOUT: Millis = 300_000
@@ -25,11 +27,27 @@ interface StreamOwner {
   closed(stream: UpstreamStream): void
 }
 
+const CARRIED = Symbol('carried')
+
+/** Its listeners are shared, and this reference ends with it: Node's map of streams keeps closed ones alive for long (docs/adr/0017). */
+type Carrying = ClientHttp2Stream & { [CARRIED]: UpstreamStream | null }
+
+function carriedBy<T extends unknown[]>(
+  then: (carried: UpstreamStream, ...args: T) => void,
+): (this: Carrying, ...args: T) => void {
+  return function (...args) {
+    const carried = this[CARRIED]
+    if (carried !== null) then(carried, ...args)
+  }
+}
+
 /**
  * One request on a stream of its own, and the answer. Whether the upstream may have processed it is decided here (RFC 9113 §8.7): only a refused
  * stream, or one above the last of a `GOAWAY`, on which nothing was received, was not.
  */
 export class UpstreamStream {
+  /** Among those of its connection. */
+  place = 0
   readonly #owner: StreamOwner
   readonly #stream: ClientHttp2Stream
   readonly #readBefore: number
@@ -54,23 +72,33 @@ export class UpstreamStream {
     this.#request = request
     this.#readBefore = owner.bytesRead
     request.connection = this
-    // Node ends the body of a stream that is reset, even by NO_ERROR, like one that is complete: only the order tells.
-    const push = stream.push.bind(stream)
-    stream.push = (chunk: unknown, encoding?: BufferEncoding) => {
-      if (chunk === null && !stream.closed) this.#isWhole = true
-      return push(chunk, encoding)
-    }
-    stream
-      .on('headers', () => this.#interim())
-      .once('response', (headers, _flags, raw) => this.#headed(headers, raw))
-      .once('trailers', (_headers, _flags, raw) => this.#trailed(raw))
-      .on('end', () => this.#ended())
-      .on('error', (error) => {
-        this.#error = error
-      })
-      .on('frameError', (type) => this.#unsent(type))
-      .once('close', () => this.#closed())
+    Object.assign(stream, { [CARRIED]: this }, UpstreamStream.#own)
+    for (const [event, listener] of UpstreamStream.#listeners) stream.on(event, listener)
     this.#wait(request.options.headersTimeout ?? USUAL_TIMEOUT)
+  }
+
+  /** Shared by all streams. */
+  static readonly #listeners = [
+    ['headers', carriedBy((carried) => carried.#interim())],
+    [
+      'response',
+      carriedBy((carried, headers: Headers, _flags, raw: string[]) => carried.#headed(headers, raw)),
+    ],
+    ['trailers', carriedBy((carried, _headers, _flags, raw: string[]) => carried.#trailed(raw))],
+    ['end', carriedBy((carried) => carried.#ended())],
+    ['error', carriedBy((carried, error: Error) => carried.#broke(error))],
+    ['frameError', carriedBy((carried, type: number) => carried.#unsent(type))],
+    ['close', carriedBy((carried) => carried.#closed())],
+  ] as const
+  static readonly #onData = carriedBy((carried, chunk: Buffer) => carried.#received(chunk))
+
+  static readonly #own = {
+    /** Node ends the body of a stream that is reset, even by NO_ERROR, like one that is complete: only the order tells. */
+    push(this: Carrying, chunk: unknown, encoding?: BufferEncoding): boolean {
+      const carried = this[CARRIED]
+      if (chunk === null && carried !== null && !this.closed) carried.#isWhole = true
+      return Readable.prototype.push.call(this, chunk, encoding)
+    },
   }
 
   send(body: Uint8Array | Readable, length: number): void {
@@ -130,17 +158,17 @@ export class UpstreamStream {
     this.#since = performance.now()
   }
 
-  #headed({ ':status': status = 0 }: IncomingHttpHeaders & IncomingHttpStatusHeader, raw: string[]): void {
+  #headed({ ':status': status = 0 }: Headers, raw: string[]): void {
     this.#isHeard = true
     const request = this.#request
     // An interim answer is not the answer, even if it ends the stream.
-    if (request === null || status < 200) return
+    if (request === null || status < 200 || this.#hasHead) return
     const lines = withoutPseudo(raw)
     const most = this.#owner.mostHead()
     if (sizeOf(lines) > most) return this.destroy(headTooLarge('head', most))
     this.#hasHead = true
     this.#wait(request.options.bodyTimeout ?? USUAL_TIMEOUT)
-    this.#stream.on('data', (chunk: Buffer) => this.#received(chunk))
+    this.#stream.on('data', UpstreamStream.#onData)
     if (request.paused) this.#stream.pause()
     this.#guarded(() => request.headed(status, '', lines))
     // It has no content (RFC 9110 §15.3.6), whatever comes.
@@ -173,7 +201,12 @@ export class UpstreamStream {
     else this.#fail(this.#whyBroken())
   }
 
+  #broke(error: Error): void {
+    this.#error = error
+  }
+
   #closed(): void {
+    ;(this.#stream as Carrying)[CARRIED] = null
     // What had arrived when the connection ended, and was not read yet.
     const rest = this.#isWhole && this.#hasHead ? (this.#stream.read() as Buffer | null) : null
     if (rest !== null) this.#received(rest)
