@@ -299,10 +299,8 @@ void t.test('replicas are counted by the master itself', async (t) => {
     'd 10.0.0.4:1@1 slave e 0 0 1 connected',
     'e 10.0.0.5:1@1 master - 0 0 1 connected',
   ]
-  t.equal(replicasIn(Buffer.from(nodes.join('\n'))), 2)
-  t.equal(replicasIn(Buffer.from(`${nodes[4]}\n${nodes[0]}\n`)), 0)
-  for (const wrong of [1, Buffer.from(nodes.slice(1).join('\n'))])
-    t.throws(() => replicasIn(wrong), { message: /replies do not match/ })
+  t.equal(replicasIn(nodes.join('\n')), 2)
+  t.equal(replicasIn(`${nodes[4]}\n${nodes[0]}\n`), 0)
 })
 
 void t.test('the map is read while a master is lost or the cluster down, and no longer', async (t) => {

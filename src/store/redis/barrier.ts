@@ -4,15 +4,19 @@ import { meets, PREFIX } from '../record/codec.ts'
 import { Unreplicated, type WriteReply } from '../register.ts'
 import { type ReadResult, writeReply } from './batch.ts'
 import type { MasterShards, Servers } from './cluster.ts'
-import { exactly, hostPortText, type Link, RedisConnection, Refused, repliesMismatch } from './connection.ts'
+import { hostPortText, type Link, RedisConnection, Refused } from './connection.ts'
 import type { RedisKeys, RedisOptions, Wait } from './keys.ts'
-import type { RespReply } from './resp.ts'
+import { any, list, number, text, tuple } from './resp.ts'
 import { Misconfigured } from './url.ts'
 
 /** How long the known number of replicas is trusted. */
 const KNOWN_FOR: Millis = 1000
 /** Markers are never read. */
 const MARKER_LIFE: Millis = 60_000
+/** Whether the server has it on disk, and how many replicas do. */
+const COUNTS = tuple(number, number)
+/** Its last part: the replicas that are connected. */
+const ROLE = tuple(text(/^master$/), any, list(any))
 
 /**
  * Makes claims wait until replicas, or disks, have them (contract §9). Each round writes a marker over a second connection to the same
@@ -38,7 +42,7 @@ export class Barriers {
     const { disk } = this.wait
     if (disk === 'none') return
     for (const { server } of this.servers.known()) {
-      const error = await server.ask('waitaof', [1, 0, 1], countsIn).catch((failure: Error) => failure)
+      const error = await server.ask('waitaof', [1, 0, 1], COUNTS).catch((failure: Error) => failure)
       // A server that is down refuses its claims later, like any server that cannot wait.
       if (!(error instanceof Refused)) continue
       const why = /unknown command/i.test(error.reply)
@@ -173,15 +177,15 @@ class Barrier {
     for (;;) {
       const asked = this.#replicas
       const onDisks = disk === 'replicas' ? asked : 0
-      const [, inMemory, [local, remote], connected, known] = await Promise.all([
-        server.ask('set', [keys.marker(shard), '1', 'PX', MARKER_LIFE], exactly('OK')),
-        asked === 0 || onDisks > 0 ? asked : server.ask('wait', [asked, timeout], countIn),
-        disk === 'none' ? ([1, onDisks] as const) : server.ask('waitaof', [1, onDisks, timeout], countsIn),
-        replicas === 'all' ? server.ask('role', [], connectedIn) : 0,
+      const [, inMemory, [local, remote], [, , connected], known] = await Promise.all([
+        server.ask('set', [keys.marker(shard), '1', 'PX', MARKER_LIFE], text(/^OK$/)),
+        asked === 0 || onDisks > 0 ? asked : server.ask('wait', [asked, timeout], number),
+        disk === 'none' ? ([1, onDisks] as const) : server.ask('waitaof', [1, onDisks, timeout], COUNTS),
+        replicas === 'all' ? server.ask('role', [], ROLE) : [0, 0, []],
         replicas === 'all' ? this.#knownReplicas() : 0,
       ])
       const reached = onDisks > 0 ? remote : inMemory
-      if (replicas === 'all') this.#replicas = Math.max(1, connected, known)
+      if (replicas === 'all') this.#replicas = Math.max(1, connected.length, known)
       if (reached >= this.#replicas) {
         if (local === 0) throw new Error(`the server’s disk did not have it within ${timeout} ms`)
         // The server may have been replaced meanwhile: its successor lacks the claim, and this process has not counted it as running.
@@ -217,25 +221,6 @@ class Barrier {
     this.#knownUntil = performance.now() + KNOWN_FOR
     return this.#known
   }
-}
-
-function countIn(reply: RespReply): number {
-  if (typeof reply !== 'number') throw repliesMismatch()
-  return reply
-}
-
-/** Reply of `WAITAOF`: whether the server has it on disk, and how many replicas do. */
-function countsIn(reply: RespReply): readonly [number, number] {
-  const [local, replicas] = Array.isArray(reply) ? reply : []
-  if (typeof local !== 'number' || typeof replicas !== 'number') throw repliesMismatch()
-  return [local, replicas]
-}
-
-/** Reads the connected replicas from a master's `ROLE`. */
-function connectedIn(reply: RespReply): number {
-  const [role, , replicas] = Array.isArray(reply) ? reply : []
-  if (!Buffer.isBuffer(role) || String(role) !== 'master' || !Array.isArray(replicas)) throw repliesMismatch()
-  return replicas.length
 }
 
 export function replicationText({ replicas, disk, timeout }: Wait): string {

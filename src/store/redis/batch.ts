@@ -2,9 +2,9 @@ import type { Millis } from '../../core/record.ts'
 import { U48 } from '../record/codec.ts'
 import { InGrace, StoreFull, type WriteReply } from '../register.ts'
 import type { Servers } from './cluster.ts'
-import { type Link, redisFailure, repliesMismatch, unanswered } from './connection.ts'
+import { type Link, redisFailure, unanswered } from './connection.ts'
 import type { RedisOptions } from './keys.ts'
-import { type RespArg, type RespReply, type Script, script, source } from './resp.ts'
+import { Mismatch, type RespArg, type RespReply, type Script, script, source } from './resp.ts'
 
 const OPERATIONS = ['put', 'swap', 'get', 'renew', 'remove', 'due', 'throttle', 'note', 'notes', 'places']
 /** One function for all: creating a closure per operation would take as long as an operation. */
@@ -172,7 +172,7 @@ function settle(
 ): readonly Pending[] {
   let end = 1
   for (const _ of items) end += lengthAt(reply, end)
-  if (end !== reply.length) throw repliesMismatch()
+  if (end !== reply.length) throw new Mismatch()
   const full: Pending[] = []
   let at = 1
   for (const item of items) {

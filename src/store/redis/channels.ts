@@ -1,8 +1,9 @@
 import type { RecordId } from '../../core/record.ts'
 import { type Subscription, Subscriptions } from '../subscriptions.ts'
 import type { Servers } from './cluster.ts'
-import { connectionError, RedisConnection, type RedisTarget, Refused, repliesMismatch } from './connection.ts'
+import { connectionError, RedisConnection, type RedisTarget, Refused } from './connection.ts'
 import type { RedisKeys, RedisOptions } from './keys.ts'
+import { number, type RespReply } from './resp.ts'
 
 /**
  * Watches records by pub/sub, over one extra connection per server, opened for the first watcher and then kept. Channels are sharded (Redis
@@ -71,8 +72,8 @@ export class Channels extends Subscriptions {
     const connection = this.#connections.get(this.#targets.get(id) as RedisTarget)
     this.#targets.delete(id)
     if (!connection?.isReady) return
-    const ended = connection.redis.sunsubscribe(this.#keys.channel(id)).then(counted)
-    ended.catch((error: Error) => {
+    const ended = connection.redis.sunsubscribe(this.#keys.channel(id))
+    ended.then(counted).catch((error: Error) => {
       if (!(connectionError(error) instanceof Refused)) connection.reconnect()
     })
   }
@@ -119,5 +120,5 @@ export class Channels extends Subscriptions {
 
 /** Rejects an invalid reply, which ioredis would accept. */
 function counted(reply: unknown): void {
-  if (typeof reply !== 'number') throw repliesMismatch()
+  number(reply as RespReply)
 }

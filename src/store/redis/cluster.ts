@@ -5,19 +5,26 @@ import { within } from '../../runtime/scheduling.ts'
 import { Declined, PartlyUnavailable, StoreFull, StoreUnavailable } from '../register.ts'
 import {
   askAll,
-  exactly,
   type HostPort,
   hostPortText,
   isRefusal,
-  type Reader,
+  type ReadScript,
   RedisConnection,
   type RedisTarget,
   Refused,
-  repliesMismatch,
-  wordsOf,
 } from './connection.ts'
 import { type RedisOptions, SHARDS } from './keys.ts'
-import type { RespArgs, RespReply, Script } from './resp.ts'
+import {
+  any,
+  list,
+  Mismatch,
+  number,
+  type Read,
+  type RespArgs,
+  type RespReply,
+  type Script,
+  text,
+} from './resp.ts'
 import { type ClusterUrl, Misconfigured } from './url.ts'
 
 const SLOTS = 16_384
@@ -106,7 +113,7 @@ export class Cluster {
   }
 
   /** The script's first key selects the server. */
-  async run<T>(script: Script, args: RespArgs, read: Reader<T>, until: Millis): Promise<T> {
+  async run<T>(script: Script, args: RespArgs, read: ReadScript<T>, until: Millis): Promise<T> {
     const shard = shardOf(args[1] as string)
     const first = this.#map[shard]
     if (first === undefined) return this.#refuse()
@@ -122,12 +129,12 @@ export class Cluster {
         const connected = node.attempted.then(() => true)
         if (!(await within(until - performance.now(), connected))) throw this.#partly(error, node)
         // Sent in one write with the next command.
-        if (asks) node.ask('asking', [], exactly('OK'), until).catch(() => {})
+        if (asks) node.ask('asking', [], text(/^OK$/), until).catch(() => {})
       }
   }
 
   /** The store is up even if one of its masters is not. */
-  askAnyone<T>(name: string, read: Reader<T>): Promise<T> {
+  askAnyone<T>(name: string, read: Read<T>): Promise<T> {
     const node = this.#all.find(({ isReady }) => isReady) ?? this.#all[0]
     return node === undefined ? this.#refuse() : node.ask(name, [], read)
   }
@@ -174,7 +181,7 @@ export class Cluster {
 
   /** Number of a master's replicas that may be promoted, including those that are down; 0 if nothing promotes them. */
   replicasOf(master: RedisConnection): Promise<number> {
-    return master.ask('cluster', ['nodes'], replicasIn)
+    return master.ask('cluster', ['nodes'], (reply) => replicasIn(text(/ (?:\S+,)?myself[, ]/)(reply)))
   }
 
   /** The server that publishes writes to the shard. Null: unknown. */
@@ -325,35 +332,27 @@ function wholeOf(ranges: readonly SlotRange[]): readonly SlotRange[] {
 }
 
 function slotsOf(server: RedisConnection): Promise<SlotRange[]> {
-  return server.ask('cluster', ['slots'], (reply: RespReply) => {
-    if (!Array.isArray(reply)) throw repliesMismatch()
-    return reply.map((range) => {
-      const [first, last, ...nodes] = Array.isArray(range) ? range : []
-      if (typeof first !== 'number' || typeof last !== 'number' || nodes.length === 0) throw repliesMismatch()
-      return { first, last, nodes: nodes.map((node) => nodeIn(node, server)) }
-    })
-  })
+  const nodeIn = (reply: RespReply): HostPort => {
+    // More about it may follow.
+    const [host = null, port = null] = list(any)(reply)
+    return placeOf(host === null ? host : text()(host), number(port), server)
+  }
+  const rangeIn = (reply: RespReply): SlotRange => {
+    const [first = null, last = null, ...nodes] = list(any)(reply)
+    if (nodes.length === 0) throw new Mismatch()
+    return { first: number(first), last: number(last), nodes: nodes.map(nodeIn) }
+  }
+  return server.ask('cluster', ['slots'], list(rangeIn))
 }
 
-/** Number of replicas of the node that sent this reply to `CLUSTER NODES`, including those that are down. */
-export function replicasIn(reply: RespReply): number {
-  if (!Buffer.isBuffer(reply)) throw repliesMismatch()
-  const nodes = String(reply)
-    .split('\n')
-    .map((line) => line.split(' '))
-  const own = nodes.find(([, , flags = '']) => flags.split(',').includes('myself'))
-  if (own === undefined) throw repliesMismatch()
-  return nodes.filter(([, , , master]) => master === own[0]).length
-}
-
-function nodeIn(node: RespReply, queried: RedisConnection): HostPort {
-  const [host = ''] = wordsOf(node)
-  const port = Array.isArray(node) ? node[1] : undefined
-  if (typeof port !== 'number') throw repliesMismatch()
-  return placeOf(host, port, queried)
+/** Number of replicas of the node that said so (`CLUSTER NODES`), including those that are down. */
+export function replicasIn(nodes: string): number {
+  const all = nodes.split('\n').map((line) => line.split(' '))
+  const own = all.find(([, , flags = '']) => flags.split(',').includes('myself'))
+  return all.filter(([, , , master]) => master === own?.[0]).length
 }
 
 /** A node that does not know its own name omits it. */
-function placeOf(host: string, port: number, queried: RedisConnection): HostPort {
-  return { host: host === '' || host === '?' ? queried.place.host : host, port }
+function placeOf(host: string | null, port: number, queried: RedisConnection): HostPort {
+  return { host: !host || host === '?' ? queried.place.host : host, port }
 }

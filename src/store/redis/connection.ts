@@ -6,7 +6,17 @@ import type { Millis } from '../../core/record.ts'
 import { within } from '../../runtime/scheduling.ts'
 import { reconnectDelay } from '../reconnect.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from '../register.ts'
-import { encoded, type RespArgs, type RespReply, type Script } from './resp.ts'
+import {
+  any,
+  encoded,
+  list,
+  Mismatch,
+  type Read,
+  type RespArgs,
+  type RespReply,
+  type Script,
+  text,
+} from './resp.ts'
 
 const CONNECTION_NAME = 'idempotency-proxy'
 const CONNECT_TIMEOUT: Millis = 2000
@@ -48,8 +58,8 @@ export interface Link {
   isOpen: boolean
 }
 
-/** Converts a reply; throws a {@link ProtocolError} if it cannot belong to its command. `link`: where it arrived. */
-export type Reader<T> = (reply: never, link: Link) => T
+/** Converts what a script replies. `link`: where it arrived. */
+export type ReadScript<T> = (reply: never, link: Link) => T
 
 export type OnEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
 
@@ -196,13 +206,13 @@ export class RedisConnection {
    * Runs a script, which gets two more arguments: the id of the server process ('': no grace) and a number with which its reply ends;
    * `read` converts the rest. `until`: when the caller gives up. `isKnown`: the server has the script; otherwise it is sent in full.
    */
-  run<T>(script: Script, args: RespArgs, read: Reader<T>, until: Millis, isKnown = true): Promise<T> {
+  run<T>(script: Script, args: RespArgs, read: ReadScript<T>, until: Millis, isKnown = true): Promise<T> {
     const link = this.#link
     if (link === null) return this.#refuse()
     const number = ++this.#scripts
     const identity = this.#settings.grace ? link.identity : ''
     const own = (reply: RespReply): T => {
-      if (!Array.isArray(reply) || reply.pop() !== number) throw repliesMismatch()
+      if (!Array.isArray(reply) || reply.pop() !== number) throw new Mismatch()
       return read(reply as never, link)
     }
     const send = (name: string, text: string) =>
@@ -215,10 +225,8 @@ export class RedisConnection {
   }
 
   /** Sends a plain command, whose reply does not identify it. */
-  ask<T>(name: string, args: RespArgs, read: Reader<T>, until = this.#deadline()): Promise<T> {
-    const link = this.#link
-    if (link === null) return this.#refuse()
-    return this.#send(name, args, (reply) => read(reply as never, link), until)
+  ask<T>(name: string, args: RespArgs, read: Read<T>, until = this.#deadline()): Promise<T> {
+    return this.#link === null ? this.#refuse() : this.#send(name, args, read, until)
   }
 
   #deadline(): Millis {
@@ -230,7 +238,7 @@ export class RedisConnection {
     return Promise.reject(new StoreUnavailable(`Redis is not connected: ${why}`, false))
   }
 
-  #send<T>(name: string, args: RespArgs, read: (reply: RespReply) => T, until: Millis): Promise<T> {
+  #send<T>(name: string, args: RespArgs, read: Read<T>, until: Millis): Promise<T> {
     const { stream } = this.redis
     const before = this.#replies
     const left = until - performance.now()
@@ -263,7 +271,7 @@ export class RedisConnection {
         this.#silentCommands = 0
         try {
           // An earlier reply was lost or spurious.
-          if (stream.destroyed) throw repliesMismatch()
+          if (stream.destroyed) throw new Mismatch()
           if (reply instanceof Error) throw redisFailure(reply.message)
           resolve(read(reply))
         } catch (error) {
@@ -272,7 +280,7 @@ export class RedisConnection {
             this.#shut()
             this.redis.disconnect(true)
           }
-          if (!(error instanceof ProtocolError)) return reject(error)
+          if (!(error instanceof Mismatch)) return reject(error)
           reject(unanswered(error.message, true))
           this.reconnect(error)
         }
@@ -323,11 +331,14 @@ export class RedisConnection {
     const until = this.#deadline()
     const { grace, wait } = this.#settings
     try {
-      const [, identity, role] = await Promise.all([
-        this.#send('ping', [], exactly('PONG'), until).catch(unless(/NOPERM/, undefined)),
-        grace || wait ? this.#send('info', ['server'], runIdOf, until).catch(unless(/NOPERM/, '')) : '',
-        target.find ? this.#send('role', [], (reply) => wordsOf(reply)[0], until) : 'master',
+      const [, info, [role]] = await Promise.all([
+        this.#send('ping', [], text(/^PONG$/), until).catch(unless(/NOPERM/, '')),
+        grace || wait
+          ? this.#send('info', ['server'], text(/^\w+:/m), until).catch(unless(/NOPERM/, ''))
+          : '',
+        target.find ? this.#send('role', [], list(String), until) : ['master'],
       ])
+      const identity = /^run_id:([0-9a-f]+)\r?$/m.exec(info)?.[1] ?? ''
       if (role !== 'master')
         throw new Error(`${this.leadsTo} is a replica, not a master (its ROLE is ${role})`)
       this.isTrying = false
@@ -397,38 +408,12 @@ export function hostPortText({ host, port }: HostPort): string {
   return `${host.includes(':') ? `[${host}]` : host}:${port}`
 }
 
-/** Accepts only this reply. */
-export function exactly(expected: string) {
-  return (reply: RespReply): void => {
-    if (!Buffer.isBuffer(reply) || String(reply) !== expected) throw repliesMismatch()
-  }
-}
-
-function runIdOf(reply: RespReply): string {
-  if (!/^\w+:/m.test(String(reply))) throw repliesMismatch()
-  return /^run_id:([0-9a-f]+)\r?$/m.exec(String(reply))?.[1] ?? ''
-}
-
 /** Treats such a refusal as the answer `otherwise`. */
 export function unless<T>(harmless: RegExp, otherwise: T) {
   return (error: Error): T => {
     if (!harmless.test(error.message)) throw error
     return otherwise
   }
-}
-
-/** The strings of an array, '' for other elements; empty if the reply is not an array. */
-export function wordsOf(reply: RespReply): string[] {
-  return Array.isArray(reply) ? reply.map((part) => (Buffer.isBuffer(part) ? part.toString() : '')) : []
-}
-
-/** A reply that cannot belong to its command: no later one can be trusted. */
-class ProtocolError extends Error {
-  override readonly name = 'ProtocolError'
-}
-
-export function repliesMismatch(): Error {
-  return new ProtocolError('replies do not match their commands')
 }
 
 export function unanswered(why: string, maybeApplied: boolean): StoreUnavailable {

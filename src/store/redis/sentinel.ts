@@ -9,10 +9,8 @@ import {
   type Login,
   RedisConnection,
   type RedisTarget,
-  repliesMismatch,
-  wordsOf,
 } from './connection.ts'
-import type { RespReply } from './resp.ts'
+import { any, list, Mismatch, type RespReply, text, tuple } from './resp.ts'
 import { Misconfigured, type SentinelUrl } from './url.ts'
 
 /** How long to wait for the others once one Sentinel has answered: the first may have missed a failover. */
@@ -104,7 +102,11 @@ export class Sentinels implements RedisTarget {
   /** How many replicas of the master they know, including those that are down; the highest of differing answers. */
   async replicas(): Promise<number> {
     const args = ['replicas', this.#master]
-    return Math.max(...(await askAll(this.#all, OTHERS, (one) => one.ask('sentinel', args, lengthOf))))
+    return Math.max(
+      ...(await askAll(this.#all, OTHERS, (one) => one.ask('sentinel', args, list(any)))).map(
+        ({ length }) => length,
+      ),
+    )
   }
 
   /** For people, once a master is found. */
@@ -121,20 +123,14 @@ export class Sentinels implements RedisTarget {
 
 /** The reply alternates fields and values. */
 function epochIn(reply: RespReply): number {
-  const words = wordsOf(reply)
+  const words = list(text())(reply)
   const epoch = Number(words[words.indexOf('config-epoch') + 1])
-  if (words.length % 2 !== 0 || !Number.isSafeInteger(epoch)) throw repliesMismatch()
+  if (words.length % 2 !== 0 || !Number.isSafeInteger(epoch)) throw new Mismatch()
   return epoch
 }
 
 function placeIn(reply: RespReply): HostPort {
   if (reply === null) throw new Error(UNKNOWN)
-  const [host = '', port] = wordsOf(reply)
-  if (host === '' || port === undefined) throw repliesMismatch()
+  const [host, port] = tuple(text(/./), text(/^\d+$/))(reply)
   return { host, port: Number(port) }
-}
-
-function lengthOf(reply: RespReply): number {
-  if (!Array.isArray(reply)) throw repliesMismatch()
-  return reply.length
 }

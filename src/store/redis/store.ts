@@ -22,10 +22,10 @@ import { Barriers } from './barrier.ts'
 import { Batches, type Operation, type ReadResult, writeReply, YES } from './batch.ts'
 import { Channels } from './channels.ts'
 import type { Servers, View } from './cluster.ts'
-import { type RedisConnection, repliesMismatch, unless } from './connection.ts'
+import { type RedisConnection, unless } from './connection.ts'
 import { redisEpochs } from './epochs.ts'
 import { RedisKeys, type RedisOptions, SHARDS } from './keys.ts'
-import type { RespReply } from './resp.ts'
+import { list, type RespReply, text, tuple } from './resp.ts'
 import { serversOf } from './servers.ts'
 import { redisTraits, together } from './traits.ts'
 
@@ -129,7 +129,7 @@ class RedisStore implements Store {
     const glob = which === 'all' ? keys.glob : keys.globOf(beginning)
     // The port's guarantee is SCAN's own: what exists throughout comes at least once.
     const args = [at, 'MATCH', glob, 'COUNT', limit]
-    const [next, found] = await (before.servers[n] as RedisConnection).ask('scan', args, scanned)
+    const [next, found] = await (before.servers[n] as RedisConnection).ask('scan', args, SCANNED)
     const ids = found.map((key) => keys.idOf(key)).filter((id) => id !== null)
     // The reply to another SCAN must not lead an operator to another record.
     return {
@@ -138,7 +138,10 @@ class RedisStore implements Store {
     }
   }
 
-  readonly ping = async (): Promise<Millis> => (await this.#servers.askAnyone('time', timeOf)) + this.#skew()
+  readonly ping = async (): Promise<Millis> => {
+    const [seconds, micros] = await this.#servers.askAnyone('time', TIME)
+    return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000) + this.#skew()
+  }
 
   readonly history: Store['history'] = {
     append: (id, notes) => {
@@ -165,7 +168,7 @@ class RedisStore implements Store {
   readonly traits: Store['traits'] = async () => {
     const parts = await this.#servers.parts()
     const all = parts.map(async (part) => {
-      const info = await part.server.ask('info', [], textOf).catch(unless(/NOPERM/, null))
+      const info = await part.server.ask('info', [], text()).catch(unless(/NOPERM/, null))
       const traits = redisTraits(info, this.#servers.isCluster, this.#options.wait ?? null)
       const refusals = [...traits.refusals, ...((await this.#barriers?.check(part)) ?? [])]
       return { name: part.name, ...traits, refusals }
@@ -224,6 +227,7 @@ class RedisStore implements Store {
 /* Heads and results of operations: see lua/. */
 
 const [GET, DUE, NOTE, NOTES] = [headOf('g'), headOf('u'), headOf('n'), headOf('h')]
+const [TIME, SCANNED] = [tuple(text(/^\d+$/), text(/^\d+$/)), tuple(text(), list(text()))]
 const [ZERO, ONE, TWO] = [Buffer.of(0), Buffer.of(1), Buffer.of(2)]
 const ENTRIES: Readonly<Record<PutKind, Buffer>> = { claim: ZERO, fresh: ONE, again: TWO }
 
@@ -282,30 +286,4 @@ function cursorOf([view, server, cursor]: ScanPlace, now: View): string | null {
   const next = cursor === '0' ? server + 1 : server
   if (next === now.servers.length) return null
   return view === '' ? cursor : `${view}.${next}.${cursor}`
-}
-
-/*
- * Check the form of replies to plain commands: another form belongs to another command. Mixing up two replies of one form does no harm:
- * a script checks index entries, any time is current, and keys are parsed.
- */
-
-function textOf(reply: RespReply): string {
-  if (!Buffer.isBuffer(reply)) throw repliesMismatch()
-  return String(reply)
-}
-
-function textsOf(reply: RespReply): string[] {
-  if (!Array.isArray(reply)) throw repliesMismatch()
-  return reply.map(textOf)
-}
-
-function timeOf(reply: RespReply): Millis {
-  const [seconds = '', micros = '', ...more] = textsOf(reply)
-  if (more.length > 0 || !/^\d+ \d+$/.test(`${seconds} ${micros}`)) throw repliesMismatch()
-  return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000)
-}
-
-function scanned(reply: RespReply): [next: string, keys: string[]] {
-  if (!Array.isArray(reply) || reply.length !== 2) throw repliesMismatch()
-  return [textOf(reply[0] as RespReply), textsOf(reply[1] as RespReply)]
 }
