@@ -166,6 +166,12 @@ void t.test('a command takes no longer than its time, however late it is redirec
   // Nothing is sent to a port that accepts, and does not greet.
   const silent = await scripted(t, { ping: null, client: null })
   a.says['get'] = `-MOVED 4996 127.0.0.1:${silent.port}\r\n`
+  const parts = [
+    [0, 4995, a.port],
+    [4996, 4996, silent.port],
+    [4997, 8191, a.port],
+  ] as const
+  setMap([a, b], slots(...parts, [8192, LAST_SLOT, b.port]))
   const refused = get(store, 2)
   await clock.until(() => silent.sockets.length === 1)
   await failed(refused, 200, { ...NOT_APPLIED, message: /MOVED/ })

@@ -1,9 +1,9 @@
 import t, { type Test } from 'tap'
 import type { Millis, RecordId } from '../../src/core/record.ts'
-import type { Cluster, MasterShards } from '../../src/store/redis/cluster.ts'
 import type { RedisConnection } from '../../src/store/redis/connection.ts'
 import { Refused } from '../../src/store/redis/connection.ts'
 import { redisEpochs } from '../../src/store/redis/epochs.ts'
+import type { MasterShards, Servers } from '../../src/store/redis/servers.ts'
 import { StoreUnavailable } from '../../src/store/register.ts'
 import type { Safety } from '../../src/store/safety.ts'
 import { frozenClock } from '../support/frozen-clock.ts'
@@ -72,7 +72,7 @@ function epochsOf(
       onHeld: (left) => void held.push(left),
     },
     { epochs: ['k0', 'k1', 'k2', 'k3'], shardOf: (id) => Number(id) },
-    { run: run as Cluster['run'], isCluster, known },
+    { run: run as Servers['run'], isCluster, known },
     { checked } as Safety,
   )
   t.teardown(() => epochs.close())

@@ -72,12 +72,6 @@ function unread(_kind: 'error', problem: string): never {
   throw new Error(problem)
 }
 const redisUrl = (url: string) => parsing.redisUrl(url, unread)
-/** Of one server. */
-const addressOf = (url: string) => {
-  const found = redisUrl(url)
-  if (found.kind !== 'server') throw new Error(found.kind)
-  return found.server
-}
 /** The options of a TLS connection, in place of the function that gives them. */
 const asked = <A extends { readonly tls?: () => object }>({ tls, ...rest }: A) =>
   tls === undefined ? rest : { ...rest, tls: tls() }
@@ -85,19 +79,22 @@ const asked = <A extends { readonly tls?: () => object }>({ tls, ...rest }: A) =
 const OPEN = { username: '', password: '', db: 0 }
 
 void t.test('the URL of a server gives host, port, credentials, database and TLS', async (t) => {
-  t.strictSame(addressOf('redis://cache'), { host: 'cache', port: 6379, ...OPEN })
-  t.strictSame(addressOf('redis://:s%40@10.0.0.1:1/'), {
-    host: '10.0.0.1',
-    port: 1,
+  const of = (url: string) => {
+    const { kind, hosts, login } = redisUrl(url)
+    t.equal(kind, 'server')
+    return { hosts, ...asked(login) }
+  }
+  t.strictSame(of('redis://cache'), { hosts: [{ host: 'cache', port: 6379 }], ...OPEN })
+  t.strictSame(of('redis://:s%40@10.0.0.1:1/'), {
+    hosts: [{ host: '10.0.0.1', port: 1 }],
     ...OPEN,
     password: 's@',
   })
-  t.strictSame(addressOf('redis://:a@b:c@h').password, 'a@b:c')
-  t.strictSame(addressOf('rediss://h:1/2?other=a@b').host, 'h')
-  t.strictSame(addressOf('rediss://h?other=a@b').host, 'h')
-  t.strictSame(asked(addressOf('rediss://u%40x:p%2F@[::1]:7000/14')), {
-    host: '::1',
-    port: 7000,
+  t.strictSame(of('redis://:a@b:c@h').password, 'a@b:c')
+  t.strictSame(of('rediss://h:1/2?other=a@b').hosts[0]?.host, 'h')
+  t.strictSame(of('rediss://h?other=a@b').hosts[0]?.host, 'h')
+  t.strictSame(of('rediss://u%40x:p%2F@[::1]:7000/14'), {
+    hosts: [{ host: '::1', port: 7000 }],
     username: 'u@x',
     password: 'p/',
     db: 14,
@@ -108,54 +105,46 @@ void t.test('the URL of a server gives host, port, credentials, database and TLS
 void t.test('the URL of Sentinels gives them, the master, and how each is greeted', async (t) => {
   t.strictSame(redisUrl('redis+sentinel://h1,h2:1,[::1]:22,[::2]/a.b-c_d'), {
     kind: 'sentinel',
-    sentinels: [
-      { host: 'h1', port: 26_379, ...OPEN },
-      { host: 'h2', port: 1, ...OPEN },
-      { host: '::1', port: 22, ...OPEN },
-      { host: '::2', port: 26_379, ...OPEN },
+    hosts: [
+      { host: 'h1', port: 26_379 },
+      { host: 'h2', port: 1 },
+      { host: '::1', port: 22 },
+      { host: '::2', port: 26_379 },
     ],
-    master: 'a.b-c_d',
-    server: OPEN,
+    login: OPEN,
+    sentinel: { master: 'a.b-c_d', login: OPEN },
   })
   const greeted = (url: string) => {
-    const found = redisUrl(url)
-    if (found.kind !== 'sentinel') throw new Error(found.kind)
-    const [first] = found.sentinels
-    return [asked(found.server), first?.username, first?.password, first?.db, first?.tls?.()]
+    const { login, sentinel } = redisUrl(url)
+    return [asked(login), asked(sentinel.login)]
   }
   t.strictSame(
     greeted('redis+sentinel://:p%2F@h/m/3'),
-    [{ username: '', password: 'p/', db: 3 }, '', 'p/', 0, undefined],
+    [
+      { username: '', password: 'p/', db: 3 },
+      { username: '', password: 'p/', db: 0 },
+    ],
     'a password without a user is theirs, too',
   )
-  t.strictSame(greeted('redis+sentinel://u%40:p@h/m/'), [
-    { username: 'u@', password: 'p', db: 0 },
-    '',
-    '',
-    0,
-    undefined,
-  ])
+  t.strictSame(greeted('redis+sentinel://u%40:p@h/m/'), [{ username: 'u@', password: 'p', db: 0 }, OPEN])
   t.strictSame(greeted('rediss+sentinel://:p@h/m?sentinelUsername=s&sentinelPassword=x%26y'), [
     { username: '', password: 'p', db: 0, tls: {} },
-    's',
-    'x&y',
-    0,
-    {},
+    { username: 's', password: 'x&y', db: 0, tls: {} },
   ])
 })
 
 void t.test('the URL of a cluster gives some of its nodes', async (t) => {
-  t.strictSame(redisUrl('redis+cluster://h1:7000,h2'), {
+  t.match(redisUrl('redis+cluster://h1:7000,h2'), {
     kind: 'cluster',
     hosts: [
       { host: 'h1', port: 7000 },
       { host: 'h2', port: 6379 },
     ],
-    server: OPEN,
+    login: OPEN,
   })
   const cluster = redisUrl('rediss+cluster://u:p%40@[::1]:7001/0')
   t.match(cluster, { kind: 'cluster', hosts: [{ host: '::1', port: 7001 }] })
-  t.strictSame(asked(cluster.server), { username: 'u', password: 'p@', db: 0, tls: {} })
+  t.strictSame(asked(cluster.login), { username: 'u', password: 'p@', db: 0, tls: {} })
 })
 
 void t.test('TLS uses the files that a URL names', async (t) => {
@@ -166,13 +155,12 @@ void t.test('TLS uses the files that a URL names', async (t) => {
   })
   const all = `cacert=${ca}&cert=${cert}&key=${key}`
   const tls = { ca: Buffer.from('ca'), cert: Buffer.from('cert'), key: Buffer.from('key') }
-  t.strictSame(addressOf(`rediss://h?${all}`).tls?.(), tls)
-  t.strictSame(redisUrl(`rediss+cluster://h?${all}`).server.tls?.(), tls)
-  const group = redisUrl(`rediss+sentinel://h/m?${all}`)
-  t.strictSame(group.server.tls?.(), tls)
-  t.strictSame(group.kind === 'sentinel' && group.sentinels[0]?.tls?.(), tls)
-  t.strictSame(addressOf(`rediss://h?key=${key}`).tls?.(), { key: tls.key })
-  t.throws(() => addressOf(`rediss://h?cert=${cert}.no`), {
+  for (const url of [`rediss://h?${all}`, `rediss+cluster://h?${all}`, `rediss+sentinel://h/m?${all}`]) {
+    const { login, sentinel } = redisUrl(url)
+    t.strictSame([login.tls?.(), sentinel.login.tls?.()], [tls, tls])
+  }
+  t.strictSame(redisUrl(`rediss://h?key=${key}`).login.tls?.(), { key: tls.key })
+  t.throws(() => redisUrl(`rediss://h?cert=${cert}.no`), {
     name: 'StoreUnavailable',
     maybeApplied: false,
     message: /^store.url: cert cannot be read: ENOENT/,

@@ -50,10 +50,6 @@ void t.test('the latest configuration names the master', async (t) => {
   t.strictSame(events, [`connected: ${servers[1].name}`])
   t.match(await claim(store), { done: true })
   t.strictSame([servers[0].asked, servers[1].asked], [[], ['put']])
-  t.equal(
-    (await store.traits()).topology,
-    `of 3 Sentinels 3 answered; the latest configuration (epoch 30) names ${servers[1].name} as the master "pay"`,
-  )
 })
 
 void t.test('once one has answered, the others are waited for a quarter of a second', async (t) => {
@@ -71,9 +67,7 @@ void t.test('once one has answered, the others are waited for a quarter of a sec
   for (let n = 0; n < 20; n++) await clock.pass(12)
   t.notOk(isOpen())
   await clock.passUntil(isOpen)
-  const { store, events } = await opening
-  t.equal(events.at(-1), `connected: ${servers[1].name}`)
-  t.match((await store.traits()).topology, /^of 4 Sentinels 2 answered; the latest configuration \(epoch 2\)/)
+  t.equal((await opening).events.at(-1), `connected: ${servers[1].name}`)
 })
 
 void t.test('if all have answered, nobody is waited for', async (t) => {

@@ -16,10 +16,6 @@ void t.test('operations and watchers follow an operator’s failover', async (t)
   const { store, events } = await open(t, group.url)
   const { store: peer, events: theirs } = await open(t, group.url)
   const before = await group.master()
-  t.equal(
-    (await store.traits()).topology,
-    `of 3 Sentinels 3 answered; the latest configuration (epoch 0) names 127.0.0.1:${before?.port} as the master "${MASTER}"`,
-  )
   const id = newId()
   let told = 0
   await store.watch(id, () => void told++)

@@ -3,11 +3,10 @@ import type { Millis } from '../../core/record.ts'
 import { meets, PREFIX } from '../record/codec.ts'
 import { Unreplicated, type WriteReply } from '../register.ts'
 import { type ReadResult, writeReply } from './batch.ts'
-import type { MasterShards, Servers } from './cluster.ts'
-import { hostPortText, type Link, RedisConnection, Refused } from './connection.ts'
+import { type Link, RedisConnection, Refused } from './connection.ts'
 import type { RedisKeys, RedisOptions, Wait } from './keys.ts'
 import { any, list, number, text, tuple } from './resp.ts'
-import { Misconfigured } from './url.ts'
+import type { MasterShards, Servers } from './servers.ts'
 
 /** How long the known number of replicas is trusted. */
 const KNOWN_FOR: Millis = 1000
@@ -35,23 +34,6 @@ export class Barriers {
     this.keys = keys
     this.servers = servers
     this.#options = options
-  }
-
-  /** @throws {Misconfigured} if a server cannot do it. */
-  async open(): Promise<void> {
-    const { disk } = this.wait
-    if (disk === 'none') return
-    for (const { server } of this.servers.known()) {
-      const error = await server.ask('waitaof', [1, 0, 1], COUNTS).catch((failure: Error) => failure)
-      // A server that is down refuses its claims later, like any server that cannot wait.
-      if (!(error instanceof Refused)) continue
-      const why = /unknown command/i.test(error.reply)
-        ? 'the server has no WAITAOF; allowed: Redis 7.2 or later, or Valkey'
-        : /appendonly/.test(error.reply)
-          ? 'appendonly is off on the server; allowed: appendonly yes'
-          : `the server refuses WAITAOF (${error.reply}); allowed: a user with +waitaof`
-      throw new Misconfigured(`store.wait.disk: found ${disk}, and ${why}, or disk: none`)
-    }
   }
 
   /**
@@ -101,13 +83,12 @@ export class Barriers {
     const { timeoutMs, client = {} } = this.#options
     // Two commands may wait in sequence.
     const settings = { timeoutMs: timeoutMs + 2 * this.wait.timeout, wait: this.wait, client }
-    const target = { place: link.address, login: link.address }
     // The next connection may lead to another process.
     const onLost = (): void => {
       this.#byLink.delete(link)
       void server.close()
     }
-    const server: RedisConnection = new RedisConnection(target, settings, { onLost })
+    const server: RedisConnection = new RedisConnection(link.target, settings, { onLost })
     const barrier = new Barrier(link, server, this)
     this.#byLink.set(link, barrier)
     if (!link.isOpen) void barrier.close()
@@ -200,7 +181,7 @@ class Barrier {
 
   /** Rejects unless the connection leads to the process that received the claims. */
   async #open(): Promise<void> {
-    const { identity, address } = this.#link
+    const { identity } = this.#link
     await this.#server.open()
     const other = await this.#server.connected()
     if (identity !== '' && identity === other.identity) return
@@ -208,7 +189,7 @@ class Barrier {
     throw new Error(
       identity === ''
         ? 'INFO does not say which process takes the claims'
-        : `a second connection to ${hostPortText(address)} reaches a different process from the one that takes the claims`,
+        : `a second connection to ${this.#server.leadsTo} reaches a different process from the one that takes the claims`,
     )
   }
 

@@ -1,10 +1,10 @@
 import type { Millis } from '../../core/record.ts'
 import { U48 } from '../record/codec.ts'
 import { InGrace, StoreFull, type WriteReply } from '../register.ts'
-import type { Servers } from './cluster.ts'
 import { type Link, redisFailure, unanswered } from './connection.ts'
 import type { RedisOptions } from './keys.ts'
 import { Mismatch, type RespArg, type RespReply, type Script, script, source } from './resp.ts'
+import type { Servers } from './servers.ts'
 
 const OPERATIONS = ['put', 'swap', 'get', 'renew', 'remove', 'due', 'throttle', 'note', 'notes', 'places']
 /** One function for all: creating a closure per operation would take as long as an operation. */

@@ -1,9 +1,9 @@
 import type { RecordId } from '../../core/record.ts'
 import { type Subscription, Subscriptions } from '../subscriptions.ts'
-import type { Servers } from './cluster.ts'
-import { connectionError, RedisConnection, type RedisTarget, Refused } from './connection.ts'
+import { connectionError, RedisConnection, Refused } from './connection.ts'
 import type { RedisKeys, RedisOptions } from './keys.ts'
 import { number, type RespReply } from './resp.ts'
+import type { Servers } from './servers.ts'
 
 /**
  * Watches records by pub/sub, over one extra connection per server, opened for the first watcher and then kept. Channels are sharded (Redis
@@ -14,8 +14,9 @@ export class Channels extends Subscriptions {
   readonly #options: RedisOptions
   readonly #keys: RedisKeys
   readonly #servers: Servers
-  readonly #targets = new Map<RecordId, RedisTarget | null>()
-  readonly #connections = new Map<RedisTarget, RedisConnection>()
+  /** By record and by server: the server of its shard, and the connection for its subscriptions. */
+  readonly #servedBy = new Map<RecordId, RedisConnection | undefined>()
+  readonly #connections = new Map<RedisConnection, RedisConnection>()
   #refused = false
   #closed = false
 
@@ -27,23 +28,23 @@ export class Channels extends Subscriptions {
   }
 
   /** Reconnected; the server may have been replaced: subscribes again for all existing watchers. */
-  renew({ target, lostAt }: RedisConnection): void {
-    const connection = this.#connections.get(target)
-    if (connection?.isReady && connection.readyAt <= lostAt) connection.reconnect()
+  renew(server: RedisConnection): void {
+    const connection = this.#connections.get(server)
+    if (connection?.isReady) connection.reconnect()
   }
 
   /** Some records may have moved to other servers. */
   moved(): void {
     for (const subscription of this.all) {
       const { id, missed } = subscription
-      if (!missed && this.#targets.get(id) === this.#targetOf(id)) continue
+      if (!missed && this.#servedBy.get(id) === this.#serverOf(id)) continue
       this.miss(subscription)
       this.begin(subscription)
     }
-    const used = new Set(this.#targets.values())
-    for (const [target, connection] of this.#connections)
-      if (!used.has(target)) {
-        this.#connections.delete(target)
+    const used = new Set(this.#servedBy.values())
+    for (const [server, connection] of this.#connections)
+      if (!used.has(server)) {
+        this.#connections.delete(server)
         void connection.close()
       }
   }
@@ -54,23 +55,23 @@ export class Channels extends Subscriptions {
     await Promise.all([...this.#connections.values()].map((connection) => connection.close()))
   }
 
-  #targetOf(id: RecordId): RedisTarget | null {
-    return this.#servers.targetOf(this.#keys.shardOf(id))
+  #serverOf(id: RecordId): RedisConnection | undefined {
+    return this.#servers.at(this.#keys.shardOf(id))
   }
 
   protected override begin(subscription: Subscription): void {
     const { id } = subscription
-    const target = this.#closed ? null : this.#targetOf(id)
-    this.#targets.set(id, target)
-    if (target === null) return this.miss(subscription)
-    const connection = this.#connections.get(target) ?? this.#connect(target)
+    const server = this.#closed ? undefined : this.#serverOf(id)
+    this.#servedBy.set(id, server)
+    if (server === undefined) return this.miss(subscription)
+    const connection = this.#connections.get(server) ?? this.#connect(server)
     if (connection.isReady) void this.#subscribe(connection, subscription)
     else if (!connection.isTrying) this.miss(subscription)
   }
 
   protected override end(id: RecordId): void {
-    const connection = this.#connections.get(this.#targets.get(id) as RedisTarget)
-    this.#targets.delete(id)
+    const connection = this.#connections.get(this.#servedBy.get(id) as RedisConnection)
+    this.#servedBy.delete(id)
     if (!connection?.isReady) return
     const ended = connection.redis.sunsubscribe(this.#keys.channel(id))
     ended.then(counted).catch((error: Error) => {
@@ -98,12 +99,12 @@ export class Channels extends Subscriptions {
     }
   }
 
-  #connect(target: RedisTarget): RedisConnection {
+  #connect(server: RedisConnection): RedisConnection {
     const each = (then: (subscription: Subscription) => void) => () => {
-      for (const one of this.all) if (this.#targets.get(one.id) === target) then(one)
+      for (const one of this.all) if (this.#servedBy.get(one.id) === server) then(one)
     }
     // The command connection reports the same events.
-    const connection: RedisConnection = new RedisConnection(target, this.#options, {
+    const connection: RedisConnection = new RedisConnection(server.target, this.#options, {
       onReady: each((subscription) => void this.#subscribe(connection, subscription)),
       onLost: each((subscription) => this.miss(subscription)),
     })
@@ -112,7 +113,7 @@ export class Channels extends Subscriptions {
     )
     // A slot has left the server, which ends its subscriptions; ioredis does not say which.
     connection.redis.on('moved', () => connection.reconnect())
-    this.#connections.set(target, connection)
+    this.#connections.set(server, connection)
     void connection.open()
     return connection
   }

@@ -2,12 +2,12 @@ import { connect, Socket } from 'node:net'
 import { setImmediate as immediately } from 'node:timers/promises'
 import { AbstractConnector, Command, Redis, ReplyError } from 'ioredis'
 import type { StoreConfig } from '../../config/config.ts'
+import { type Address, formatAddress } from '../../config/urls.ts'
 import type { Millis } from '../../core/record.ts'
 import { within } from '../../runtime/scheduling.ts'
 import { reconnectDelay } from '../reconnect.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from '../register.ts'
 import {
-  any,
   encoded,
   list,
   Mismatch,
@@ -17,6 +17,7 @@ import {
   type Script,
   text,
 } from './resp.ts'
+import { Misconfigured } from './url.ts'
 
 const CONNECTION_NAME = 'idempotency-proxy'
 const CONNECT_TIMEOUT: Millis = 2000
@@ -24,11 +25,6 @@ const CONNECT_TIMEOUT: Millis = 2000
 const DISCONNECT_TIMEOUT: Millis = 250
 /** Commands in a row that time out on a silent connection before it counts as dead: a lost host sends no reset. */
 const SILENT_COMMANDS = 5
-
-export interface HostPort {
-  readonly host: string
-  readonly port: number
-}
 
 /** How to greet a server. */
 export interface Login {
@@ -39,20 +35,17 @@ export interface Login {
   readonly tls?: () => object
 }
 
-export type RedisAddress = HostPort & Login
-
 /** Where a connection leads. */
 export interface RedisTarget {
+  readonly place: Address
   readonly login: Login
-  /** Without a host: {@link find} finds it. */
-  readonly place: HostPort
-  /** Called before each attempt. The address must be a master's: replicas may lack records. */
-  find?(): Promise<HostPort>
+  /** Named as a master, which may be wrong: replicas may lack records. */
+  readonly isNamed?: boolean
 }
 
 /** One of the connections that a {@link RedisConnection} has had, from its greeting to its end. */
 export interface Link {
-  readonly address: RedisAddress
+  readonly target: RedisTarget
   /** Id of the server process, new after each start; '' if unknown or not needed. */
   readonly identity: string
   isOpen: boolean
@@ -111,29 +104,23 @@ export class RedisConnection {
   readonly #events: ConnectionEvents
   /** Used for subscriptions; commands go through {@link run} and {@link ask}. */
   readonly redis: Redis
-  /** Address of the latest attempt. */
-  place: HostPort
+  /** Host and port. */
+  readonly leadsTo: string
   /** Null: not ready for commands. */
   #link: Link | null = null
   /** Why the last link failed; until the next one is ready. */
   #trouble: string | null = null
   #attempts = 0
-  /** When it last became ready, and when it was last lost, or an attempt failed. */
-  readyAt: Millis = 0
-  lostAt: Millis = 0
   /** An attempt is in progress. */
   isTrying = false
-  /** Settled unless it {@link isTrying}. */
-  attempted: Promise<void> = Promise.resolve()
   #attempt = Promise.withResolvers<void>()
   #isClosed = false
   #scripts = 0
-  #replies = 0
   #silentCommands = 0
 
   constructor(target: RedisTarget, settings: ConnectionSettings, events: ConnectionEvents = {}) {
     this.target = target
-    this.place = target.place
+    this.leadsTo = formatAddress(target.place)
     this.#settings = settings
     this.#events = events
     const { username, password, db, tls } = target.login
@@ -198,8 +185,9 @@ export class RedisConnection {
     return this.#link !== null
   }
 
-  get leadsTo(): string {
-    return hostPortText(this.place)
+  /** Resolves once an attempt has ended, at once unless it {@link isTrying}. */
+  get attempted(): Promise<void> {
+    return this.#attempt.promise
   }
 
   /**
@@ -240,7 +228,6 @@ export class RedisConnection {
 
   #send<T>(name: string, args: RespArgs, read: Read<T>, until: Millis): Promise<T> {
     const { stream } = this.redis
-    const before = this.#replies
     const left = until - performance.now()
     const command = new ReadyCommand(name, args)
     // One write for all commands of a turn.
@@ -251,10 +238,7 @@ export class RedisConnection {
     return new Promise((resolve, reject) => {
       const expire = (): void => {
         reject(unanswered('Command timed out', true))
-        // After a redirect there may be too little time for any server.
-        if (left < this.#settings.timeoutMs / 2) return
-        // If other replies arrived but not this one, no later reply can be trusted.
-        if (before !== this.#replies || ++this.#silentCommands >= SILENT_COMMANDS) this.reconnect()
+        if (++this.#silentCommands >= SILENT_COMMANDS) this.reconnect()
       }
       // Only after pending input was read: a busy event loop does not mean a silent Redis.
       let expiry: NodeJS.Immediate | undefined
@@ -267,7 +251,6 @@ export class RedisConnection {
         clearImmediate(expiry)
         const isAnswer = !(reply instanceof Error) || reply instanceof ReplyError
         if (!isAnswer) return reject(unanswered('Connection is closed.', command.isWritten))
-        this.#replies++
         this.#silentCommands = 0
         try {
           // An earlier reply was lost or spurious.
@@ -300,28 +283,25 @@ export class RedisConnection {
 
       async connect(): Promise<Redis['stream']> {
         this.connecting = true
-        // ioredis tries again only after the end of a stream.
-        const stream = await dial().catch((error: Error) => {
-          this.firstError = error
-          return new Socket().destroy()
-        })
-        /* c8 ignore next: only if it is closed while it looks up the address */
-        if (!this.connecting) stream.destroy()
-        this.stream = stream
-        return stream
+        try {
+          this.stream = dial()
+        } catch (error) {
+          // ioredis tries again only after the end of a stream.
+          this.firstError = error as Error
+          this.stream = new Socket().destroy()
+        }
+        return this.stream
       }
     }
   }
 
-  async #dial(): Promise<Redis['stream']> {
+  #dial(): Redis['stream'] {
     this.isTrying = true
     this.#attempt = Promise.withResolvers()
-    this.attempted = this.#attempt.promise
-    this.place = (await this.target.find?.()) ?? this.target.place
-    const tls = this.target.login.tls?.()
+    const { place, login } = this.target
     const { family = 0, natMap } = this.#settings.client ?? {}
-    const options = { ...(natMap?.[this.leadsTo] ?? this.place), family, ...tls }
-    return tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
+    const options = { ...(natMap?.[this.leadsTo] ?? place), family, ...login.tls?.() }
+    return login.tls === undefined ? connect(options) : process.getBuiltinModule('node:tls').connect(options)
   }
 
   /** A connection is useless if it leads to no master, or the server is still loading its data. */
@@ -336,14 +316,13 @@ export class RedisConnection {
         grace || wait
           ? this.#send('info', ['server'], text(/^\w+:/m), until).catch(unless(/NOPERM/, ''))
           : '',
-        target.find ? this.#send('role', [], list(String), until) : ['master'],
+        target.isNamed ? this.#send('role', [], list(String), until) : ['master'],
       ])
       const identity = /^run_id:([0-9a-f]+)\r?$/m.exec(info)?.[1] ?? ''
       if (role !== 'master')
         throw new Error(`${this.leadsTo} is a replica, not a master (its ROLE is ${role})`)
       this.isTrying = false
-      this.readyAt = performance.now()
-      this.#link = { address: { ...this.place, ...target.login }, identity, isOpen: true }
+      this.#link = { target, identity, isOpen: true }
       this.#trouble = null
       this.#attempts = 0
       this.#events.onReady?.()
@@ -358,7 +337,6 @@ export class RedisConnection {
   #lose(): void {
     if (this.#trouble === null && this.isTrying) this.#fail(new Error('Connection is closed.'))
     else if (this.#trouble === null) this.#events.onEvent?.('disconnected', this.leadsTo)
-    this.lostAt = performance.now()
     this.isTrying = false
     this.#shut()
     this.#events.onLost?.()
@@ -381,31 +359,32 @@ export class RedisConnection {
 
 /**
  * Asks several servers at once. Resolves with all answers that arrive within `others` of the first.
- * @throws {AggregateError} if there was none.
+ * @throws {Misconfigured} if all errors are the same one of these `mistakes`; else {@link StoreUnavailable} if there was no answer.
  */
 export async function askAll<T>(
   servers: readonly RedisConnection[],
+  otherwise: string,
   others: Millis,
   ask: (server: RedisConnection) => Promise<T>,
+  mistakes: readonly (readonly [RegExp, (errors: string) => string])[] = [],
 ): Promise<T[]> {
   const answers: T[] = []
   const attempts = servers.map(async (server) => {
     await server.attempted
     answers.push(await ask(server))
   })
-  await Promise.any(attempts).catch((error: AggregateError) => {
-    const each = (error.errors as Error[]).map(({ message }, n) => `${servers[n]?.leadsTo}: ${message}`)
-    error.message = each.join('; ')
-    throw error
+  await Promise.any(attempts).catch(({ errors }: AggregateError) => {
+    const messages = (errors as Error[]).map(({ message }) => message)
+    const all = messages.map((message, n) => `${servers[n]?.leadsTo}: ${message}`).join('; ')
+    const [, mistake] = mistakes.find(([pattern]) => messages.every((one) => pattern.test(one))) ?? []
+    throw mistake === undefined
+      ? new StoreUnavailable(`${otherwise}: ${all}`, false)
+      : new Misconfigured(mistake(all))
   })
   await within(others, Promise.allSettled(attempts))
   // Only after pending input was read: a busy event loop does not mean a silent server.
   await immediately()
   return [...answers]
-}
-
-export function hostPortText({ host, port }: HostPort): string {
-  return `${host.includes(':') ? `[${host}]` : host}:${port}`
 }
 
 /** Treats such a refusal as the answer `otherwise`. */

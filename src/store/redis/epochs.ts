@@ -1,9 +1,9 @@
 import { type Admitted, CHECKS, Epochs } from '../epochs.ts'
 import type { Safety } from '../safety.ts'
-import type { Servers } from './cluster.ts'
 import { isRefusal } from './connection.ts'
 import type { RedisKeys, RedisOptions } from './keys.ts'
 import { script, source } from './resp.ts'
+import type { Servers } from './servers.ts'
 
 export const ADMIT = script(source('epoch') + source('admit'))
 /** Number of checks that a server may leave unanswered. */

@@ -1,122 +1,84 @@
+import type { Address } from '../../config/urls.ts'
 import type { Millis } from '../../core/record.ts'
 import { CHECKS } from '../epochs.ts'
-import { StoreUnavailable } from '../register.ts'
-import {
-  askAll,
-  type ConnectionSettings,
-  type HostPort,
-  hostPortText,
-  type Login,
-  RedisConnection,
-  type RedisTarget,
-} from './connection.ts'
+import { askAll, type ConnectionSettings, RedisConnection } from './connection.ts'
 import { any, list, Mismatch, type RespReply, text, tuple } from './resp.ts'
-import { Misconfigured, type SentinelUrl } from './url.ts'
+import type { Discovery, SlotRange } from './servers.ts'
+import type { RedisUrl } from './url.ts'
 
 /** How long to wait for the others once one Sentinel has answered: the first may have missed a failover. */
 const OTHERS: Millis = 250
 /** How often they are asked without a grace; with one, as often as the servers. */
 const EVERY: Millis = 500
-const UNKNOWN = 'No such master'
-
-/** What a Sentinel reports about the master. */
-interface MasterReport {
-  readonly place: HostPort
-  /** Its configuration epoch: each failover increases it. */
-  readonly epoch: number
-}
 
 /**
- * The master that the Sentinels monitor, wherever it is. They are polled: ioredis's own connector believes the first that answers, and
+ * The Sentinels, which know where their master is. They are polled: ioredis's own connector believes the first that answers, and
  * announcements are lost while the connection is down (ADR 124).
  */
-export class Sentinels implements RedisTarget {
-  readonly login: Login
-  readonly place: HostPort = { host: '', port: 0 }
-  /** Set if every server answered that it knows no such master, or is not a Sentinel: only an operator can fix that. */
-  misconfigured: Misconfigured | null = null
+export class Sentinels implements Discovery {
+  readonly every: Millis
   readonly #master: string
   /** One connection to each. */
   readonly #all: readonly RedisConnection[]
-  readonly #every: Millis
-  /** Their latest answer, and how many gave it. */
-  #latest: MasterReport | null = null
-  #answers = 0
-  /** The highest epoch that any of them has reported. */
+  /** The highest configuration epoch that any of them has reported: each failover increases it. */
   #epoch = 0
-  #timer: NodeJS.Timeout | undefined
 
-  constructor(url: SentinelUrl, { grace, timeoutMs, client = {} }: ConnectionSettings) {
-    this.#master = url.master
-    this.login = url.server
-    this.#every = grace ? grace / CHECKS : EVERY
-    this.#all = url.sentinels.map((address) => {
-      const connection = new RedisConnection({ place: address, login: address }, { timeoutMs, client })
+  constructor(
+    { hosts, sentinel: { master, login } }: RedisUrl,
+    { grace, timeoutMs, client = {} }: ConnectionSettings,
+  ) {
+    this.#master = master
+    this.every = grace ? grace / CHECKS : EVERY
+    this.#all = hosts.map((place) => {
+      const connection = new RedisConnection({ place, login }, { timeoutMs, client })
       void connection.open()
       return connection
     })
   }
 
   /** Asks all at once, since any may be down or silent. The latest configuration counts. */
-  async find(): Promise<HostPort> {
-    try {
-      const all = await askAll(this.#all, OTHERS, async (sentinel) => {
+  async find([current]: readonly RedisConnection[]): Promise<readonly SlotRange[]> {
+    const named = `the master ${JSON.stringify(this.#master)}`
+    const hosts = this.#all.map(({ leadsTo }) => leadsTo).join(', ')
+    const all = await askAll(
+      this.#all,
+      `no Sentinel names ${named}`,
+      OTHERS,
+      async (sentinel) => {
         // During a failover the epoch changes before the address: asked in this order, an address never gets a later epoch.
         const [epoch, place] = await Promise.all([
           sentinel.ask('sentinel', ['master', this.#master], epochIn),
           sentinel.ask('sentinel', ['get-master-addr-by-name', this.#master], placeIn),
         ])
         return { place, epoch }
-      })
-      this.#answers = all.length
-      this.#latest = all.reduce((latest, answer) => (answer.epoch > latest.epoch ? answer : latest))
-      this.#epoch = Math.max(this.#epoch, this.#latest.epoch)
-      return this.#latest.place
-    } catch (error) {
-      const { errors, message } = error as AggregateError
-      const all = (what: string) => (errors as Error[]).every((one) => one.message.includes(what))
-      const named = `the master ${JSON.stringify(this.#master)}`
-      const hosts = this.#all.map(({ leadsTo }) => leadsTo).join(', ')
-      const why = all('unknown command')
-        ? `no Sentinel at ${hosts}, but a Redis; allowed: the addresses of Sentinels, or redis:// for one server`
-        : all(UNKNOWN)
-          ? `no Sentinel of ${hosts} knows ${named}; allowed: a name listed by SENTINEL MASTERS`
-          : null
-      if (why === null) throw new StoreUnavailable(`no Sentinel names ${named}: ${message}`, false)
-      this.misconfigured = new Misconfigured(`store.url: ${why}`)
-      throw this.misconfigured
-    }
-  }
-
-  /** Reconnects `server` when another master is named, since the old one may still answer. */
-  watch(server: RedisConnection): void {
-    const look = async (): Promise<void> => {
-      const epoch = this.#epoch
-      const place = await this.find()
-      if ((this.#latest as MasterReport).epoch >= epoch && hostPortText(place) !== server.leadsTo)
-        server.reconnect()
-    }
-    this.#timer = setInterval(() => void look().catch(() => {}), this.#every).unref()
-  }
-
-  /** How many replicas of the master they know, including those that are down; the highest of differing answers. */
-  async replicas(): Promise<number> {
-    const args = ['replicas', this.#master]
-    return Math.max(
-      ...(await askAll(this.#all, OTHERS, (one) => one.ask('sentinel', args, list(any)))).map(
-        ({ length }) => length,
-      ),
+      },
+      [
+        [
+          /unknown command/,
+          () =>
+            `no Sentinel at ${hosts}, but a Redis; allowed: the addresses of Sentinels, or redis:// for one server`,
+        ],
+        [
+          /No such master/,
+          () => `no Sentinel of ${hosts} knows ${named}; allowed: a name listed by SENTINEL MASTERS`,
+        ],
+      ],
     )
+    const { place, epoch } = all.reduce((latest, answer) => (answer.epoch > latest.epoch ? answer : latest))
+    // Whoever has missed a failover is not believed while the master answers.
+    const isBelieved = epoch >= this.#epoch || current === undefined
+    this.#epoch = Math.max(this.#epoch, epoch)
+    return [{ first: 0, last: Number.POSITIVE_INFINITY, nodes: [isBelieved ? place : current.target.place] }]
   }
 
-  /** For people, once a master is found. */
-  topology(): string {
-    const { place, epoch } = this.#latest as MasterReport
-    return `of ${this.#all.length} Sentinels ${this.#answers} answered; the latest configuration (epoch ${epoch}) names ${hostPortText(place)} as the master ${JSON.stringify(this.#master)}`
+  /** The highest of differing answers. */
+  async replicasOf(): Promise<number> {
+    const ask = (one: RedisConnection) => one.ask('sentinel', ['replicas', this.#master], list(any))
+    const all = await askAll(this.#all, 'no Sentinel knows the replicas', OTHERS, ask)
+    return Math.max(...all.map(({ length }) => length))
   }
 
   async close(): Promise<void> {
-    clearInterval(this.#timer)
     await Promise.all(this.#all.map((connection) => connection.close()))
   }
 }
@@ -129,8 +91,8 @@ function epochIn(reply: RespReply): number {
   return epoch
 }
 
-function placeIn(reply: RespReply): HostPort {
-  if (reply === null) throw new Error(UNKNOWN)
+function placeIn(reply: RespReply): Address {
+  if (reply === null) throw new Error('No such master')
   const [host, port] = tuple(text(/./), text(/^\d+$/))(reply)
   return { host, port: Number(port) }
 }

@@ -21,12 +21,11 @@ import { readNote } from '../side-ports.ts'
 import { Barriers } from './barrier.ts'
 import { Batches, type Operation, type ReadResult, writeReply, YES } from './batch.ts'
 import { Channels } from './channels.ts'
-import type { Servers, View } from './cluster.ts'
 import { type RedisConnection, unless } from './connection.ts'
 import { redisEpochs } from './epochs.ts'
 import { RedisKeys, type RedisOptions, SHARDS } from './keys.ts'
 import { list, type RespReply, text, tuple } from './resp.ts'
-import { serversOf } from './servers.ts'
+import { Servers, type View } from './servers.ts'
 import { redisTraits, together } from './traits.ts'
 
 /**
@@ -58,7 +57,7 @@ class RedisStore implements Store {
   constructor(options: RedisOptions) {
     const { skew = () => 0, grace, wait, onSafe = () => {} } = options
     const keys = new RedisKeys(options.service)
-    const servers = serversOf(options, (ready) => {
+    const servers = new Servers(options, (ready) => {
       if (ready === undefined) this.#channels.moved()
       else this.#channels.renew(ready)
       this.#batches.forget()
@@ -76,7 +75,6 @@ class RedisStore implements Store {
 
   async open(): Promise<void> {
     await this.#servers.open()
-    await this.#barriers?.open()
   }
 
   readonly put: Store['put'] = (id, bytes, spans, entry = 'claim'): Promise<PutReply> => {
