@@ -185,7 +185,7 @@ function clocked() {
       return read([now, ...keys.map(() => 4)] as never, null as never)
     },
   }
-  const batches = new Batches({ timeoutMs: 5000 }, { run: self.run as never, isCluster: false })
+  const batches = new Batches({ timeoutMs: 5000 }, { run: self.run as never, isCluster: true })
   const ask = (key: string): Promise<boolean> =>
     batches.run({
       shard: Number(key[0]),
@@ -229,13 +229,10 @@ void t.test('a clock that steps back may let a late batch in, until the next rep
   t.equal(self.calls, 5)
 })
 
-void t.test('the only node of a cluster gets a batch for each shard', async (t) => {
+void t.test('in a cluster, each shard has a batch', async (t) => {
   const { self, ask } = clocked()
   t.strictSame(await Promise.all([ask('1a'), ask('2a'), ask('1b')]), [true, true, true])
   t.strictSame(self.applied, ['1a', '1b', '2a'])
-  self.calls = 0
-  await Promise.all([ask('1c'), ask('2b'), ask('1d')])
-  t.equal(self.calls, 2)
 })
 
 void t.test('a claim that a stepped clock lets in late meets what has been written since', async (t) => {

@@ -208,22 +208,6 @@ void t.test(
   },
 )
 
-void t.test('the only node of a cluster is asked for each shard by itself', async (t) => {
-  const server = newServer(50)
-  const { epochs, asked, told } = epochsOf(t, [server, server, server, server])
-  server.answer = () => {
-    if (asked.length === 1) return Promise.reject(new Refused('CROSSSLOT Keys in request'))
-    server.answer = null
-    return Promise.reject(new StoreUnavailable('not the first', false))
-  }
-  await epochs.look()
-  t.strictSame(asked, [[0, 1, 2, 3], [0], [1], [2], [3]])
-  t.strictSame(told, [], 'one of them failed')
-  await epochs.look()
-  t.strictSame(asked.slice(5), [[0, 1, 2, 3]])
-  t.equal(told.length, 1)
-})
-
 void t.test('a refusal and silence begin no epoch', async (t) => {
   const server = newServer(50, 30)
   const { epochs, asked, told, held } = epochsOf(t, [server, server, server, server])

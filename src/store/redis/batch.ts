@@ -67,8 +67,6 @@ type BatchOptions = Pick<RedisOptions, 'grace' | 'skew' | 'timeoutMs'>
 export class Batches {
   readonly #options: BatchOptions
   readonly #servers: Pick<Servers, 'run' | 'isCluster'>
-  /** All keys of a command must be in one shard. */
-  #isByShard: boolean
   /** Operations of this turn, by shard; outside a cluster under one key. */
   #open = new Map<number, Pending[]>()
   #size = 0
@@ -78,7 +76,6 @@ export class Batches {
   constructor(options: BatchOptions, servers: Pick<Servers, 'run' | 'isCluster'>) {
     this.#options = options
     this.#servers = servers
-    this.#isByShard = servers.isCluster
   }
 
   run<T>(operation: Operation<T>): Promise<T> {
@@ -101,7 +98,7 @@ export class Batches {
 
   #add(pending: Pending): void {
     const { shard, body = NOTHING } = pending.operation
-    const group = this.#isByShard ? shard : 0
+    const group = this.#servers.isCluster ? shard : 0
     if (this.#open.size === 0) setImmediate(this.flush)
     const items = this.#open.get(group)
     if (items === undefined) this.#open.set(group, [pending])
@@ -123,7 +120,7 @@ export class Batches {
     head.writeUIntBE(notAfter, 2 * U48, U48)
     const args: RespArg[] = [0]
     for (const { operation } of items) args.push(operation.key)
-    if (this.#isByShard) for (const { operation } of items) args.push(...(operation.others ?? []))
+    if (this.#servers.isCluster) for (const { operation } of items) args.push(...(operation.others ?? []))
     args[0] = args.length - 1
     args.push(head)
     for (const { operation } of items) args.push(operation.head, operation.body ?? NOTHING)
@@ -150,13 +147,7 @@ export class Batches {
   }
 
   #fail(group: number, items: readonly Pending[], what: Script, until: Millis, error: unknown): void {
-    const { message } = error as Error
-    // The only node of a cluster.
-    if (message.startsWith('Redis refuses: CROSSSLOT') && !this.#isByShard) {
-      this.#isByShard = true
-      this.forget()
-      for (const one of items) this.#add(one)
-    } else if (items.length > 1 && OF_ONE.test(message))
+    if (items.length > 1 && OF_ONE.test((error as Error).message))
       for (const one of items) this.#send(group, [one], what, until, 0)
     else for (const { reject } of items) reject(error)
   }

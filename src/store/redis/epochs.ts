@@ -1,6 +1,5 @@
 import { type Admitted, CHECKS, Epochs } from '../epochs.ts'
 import type { Safety } from '../safety.ts'
-import { isRefusal } from './connection.ts'
 import type { RedisKeys, RedisOptions } from './keys.ts'
 import { script, source } from './resp.ts'
 import type { Servers } from './servers.ts'
@@ -23,15 +22,10 @@ export function redisEpochs(
       shards.map((shard, n) => ({ shard, left: pairs[2 * n] as number, since: pairs[2 * n + 1] as number }))
     return servers.run(ADMIT, args, read, performance.now() + (SILENT * grace) / CHECKS)
   }
-  const look = async (shards: readonly number[], seen: readonly number[]): Promise<Admitted[]> => {
-    const each = async () => (await Promise.all(shards.map((shard) => ask([shard], seen)))).flat()
-    if (servers.isCluster) return each()
-    return ask(shards, seen).catch((error: unknown) => {
-      // The only node of a cluster.
-      if (isRefusal(error, 'CROSSSLOT')) return each()
-      throw error
-    })
-  }
+  const look = async (shards: readonly number[], seen: readonly number[]): Promise<Admitted[]> =>
+    servers.isCluster
+      ? (await Promise.all(shards.map((shard) => ask([shard], seen)))).flat()
+      : ask(shards, seen)
   const watched = () =>
     servers.known().flatMap(({ server, shards }) => {
       const onSilence = () => server.isReady && server.reconnect()
