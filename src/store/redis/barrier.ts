@@ -64,12 +64,11 @@ export class Barriers {
 
   /** Human-readable reasons why this master refuses claims. */
   async check({ server, shards }: MasterShards): Promise<readonly string[]> {
-    try {
-      await this.#of(await server.connected()).wait(shards[0] as number)
-      return []
-    } catch (error) {
-      return [`${(error as Error).message}: claims are answered 503.`]
-    }
+    const waiting = server.connected().then((link) => this.#of(link).wait(shards[0] as number))
+    return waiting.then(
+      () => [],
+      ({ message }: Error) => [`${message}: claims are answered 503.`],
+    )
   }
 
   async close(): Promise<void> {
@@ -105,8 +104,6 @@ class Barrier {
   #opened: Promise<void> | null = null
   #waiting: (PromiseWithResolvers<void> & { readonly shard: number })[] = []
   #isRunning = false
-  /** How many replicas `WAIT` waits for. */
-  #replicas: number
   /** How many replicas may be promoted. */
   #known: number | null = null
   #knownUntil: Millis = 0
@@ -115,8 +112,6 @@ class Barrier {
     this.#link = link
     this.#server = server
     this.#all = all
-    const { replicas } = all.wait
-    this.#replicas = replicas === 'none' ? 0 : replicas === 'all' ? 1 : replicas
   }
 
   /** @throws {Unreplicated} */
@@ -151,32 +146,21 @@ class Barrier {
 
   /** Rejects unless a marker in the shard, and so all earlier writes, is replicated as configured. */
   async #round(shard: number): Promise<void> {
-    const { wait, keys } = this.#all
-    const { replicas, disk, timeout } = wait
+    const { disk, timeout } = this.#all.wait
     const server = this.#server
     await (this.#opened ??= this.#open())
-    for (;;) {
-      const asked = this.#replicas
-      const onDisks = disk === 'replicas' ? asked : 0
-      const [, inMemory, [local, remote], [, , connected], known] = await Promise.all([
-        server.ask('set', [keys.marker(shard), '1', 'PX', MARKER_LIFE], text(/^OK$/)),
-        asked === 0 || onDisks > 0 ? asked : server.ask('wait', [asked, timeout], number),
-        disk === 'none' ? ([1, onDisks] as const) : server.ask('waitaof', [1, onDisks, timeout], COUNTS),
-        replicas === 'all' ? server.ask('role', [], ROLE) : [0, 0, []],
-        replicas === 'all' ? this.#knownReplicas() : 0,
-      ])
-      const reached = onDisks > 0 ? remote : inMemory
-      if (replicas === 'all') this.#replicas = Math.max(1, connected.length, known)
-      if (reached >= this.#replicas) {
-        if (local === 0) throw new Error(`the server’s disk did not have it within ${timeout} ms`)
-        // The server may have been replaced meanwhile: its successor lacks the claim, and this process has not counted it as running.
-        if (!this.#link.isOpen) throw new Error('the connection of the claim has ended')
-        return
-      }
-      // Unless replicas have joined since, for which it did not wait.
-      if (this.#replicas <= asked)
-        throw new Error(`${reached} of ${this.#replicas} replicas had it within ${timeout} ms`)
-    }
+    const count = await this.#count()
+    const onDisks = disk === 'replicas' ? count : 0
+    const [, inMemory, [local, remote]] = await Promise.all([
+      server.ask('set', [this.#all.keys.marker(shard), '1', 'PX', MARKER_LIFE], text(/^OK$/)),
+      count === onDisks ? count : server.ask('wait', [count, timeout], number),
+      disk === 'none' ? [1, count] : server.ask('waitaof', [1, onDisks, timeout], COUNTS),
+    ])
+    const reached = onDisks > 0 ? remote : inMemory
+    if (reached < count) throw new Error(`${reached} of ${count} replicas had it within ${timeout} ms`)
+    if (local === 0) throw new Error(`the server’s disk did not have it within ${timeout} ms`)
+    // The server may have been replaced meanwhile: its successor lacks the claim, and this process has not counted it as running.
+    if (!this.#link.isOpen) throw new Error('the connection of the claim has ended')
   }
 
   /** Rejects unless the connection leads to the process that received the claims. */
@@ -193,6 +177,15 @@ class Barrier {
     )
   }
 
+  /** How many replicas must have it. One that joins from now on gets all earlier writes first. */
+  async #count(): Promise<number> {
+    const { replicas } = this.#all.wait
+    if (replicas !== 'all') return replicas === 'none' ? 0 : replicas
+    const role = this.#server.ask('role', [], ROLE)
+    const [[, , connected], known] = await Promise.all([role, this.#knownReplicas()])
+    return Math.max(1, connected.length, known)
+  }
+
   /** Number of replicas that may be promoted; if it cannot be read now, the last known one. */
   async #knownReplicas(): Promise<number> {
     const last = this.#known
@@ -206,12 +199,9 @@ class Barrier {
 
 export function replicationText({ replicas, disk, timeout }: Wait): string {
   const count = replicas === 'all' ? 'every known replica' : `${replicas} replica${replicas === 1 ? '' : 's'}`
+  const [memory, own] = [replicas === 'none' ? [] : [count], disk === 'none' ? [] : ['the server’s disk']]
   const whom =
-    disk === 'replicas'
-      ? `the disks of the server and of ${count}`
-      : [...(replicas === 'none' ? [] : [count]), ...(disk === 'none' ? [] : ['the server’s disk'])].join(
-          ' and ',
-        )
+    disk === 'replicas' ? `the disks of the server and of ${count}` : [...memory, ...own].join(' and ')
   return `claims wait for ${whom}, up to ${timeout} ms`
 }
 
