@@ -40,6 +40,17 @@ export function weakest(all: readonly StoreTraits[]): Omit<StoreTraits, 'finding
   }
 }
 
+/** What several stores or servers say; equal sentences once, with the names of those who say it unless all do. */
+export function said<Of extends { readonly name: string }>(
+  all: readonly Of[],
+  what: (one: Of) => readonly string[] | string | undefined,
+): string[] {
+  const sentences = all.flatMap((one) => [what(one) ?? []].flat().map((sentence) => ({ sentence, one })))
+  return [...Map.groupBy(sentences, ({ sentence }) => sentence)].map(([sentence, by]) =>
+    by.length === all.length ? sentence : `${by.map(({ one }) => one.name).join(', ')}: ${sentence}`,
+  )
+}
+
 const GRACE_OFF = 'store.grace is off: keys whose claims are lost in a failover may be executed again.'
 const NO_GRACE =
   'The store does not identify its process, so there is no grace after a failover (store.grace): keys whose claims are lost may be executed again.'

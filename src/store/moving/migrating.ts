@@ -1,6 +1,6 @@
 import { type ComparedRecord, isAhead, type Phase } from '../../core/copies.ts'
 import type { Millis, RecordId, Spans } from '../../core/record.ts'
-import { weakest } from '../grade.ts'
+import { said, weakest } from '../grade.ts'
 import { writeU48 } from '../record/binary.ts'
 import { isClaim, isUnresolved, meets, PREFIX, readStamps, stateCode } from '../record/codec.ts'
 import { versionOf } from '../record/prefix.ts'
@@ -98,10 +98,14 @@ export function migrating(from: Store, to: Store, phase: Phase): Store {
     watch: (id, changed) => lead.watch(id, changed),
     async traits() {
       const [old, young] = await Promise.all([from.traits(), to.traits()])
+      const both = [
+        { name: 'moved from', ...old },
+        { name: 'moved to', ...young },
+      ]
       return {
-        ...weakest(terms.asks ? [old, young] : [old]),
-        findings: ofBoth(old.findings, young.findings),
-        refusals: ofBoth(old.refusals, young.refusals),
+        ...weakest(terms.asks ? both : [old]),
+        findings: said(both, ({ findings }) => findings),
+        refusals: said(both, ({ refusals }) => refusals),
         topology: `migration from ${from.name} to ${to.name}, phase ${phase}`,
       }
     },
@@ -435,10 +439,6 @@ class Pair {
     if (isRead !== canBeRead) return
     if (!(await this.#other.remove(id, versionOf(bytes)))) throw busy(id)
   }
-}
-
-function ofBoth(old: readonly string[], young: readonly string[]): string[] {
-  return [...old.map((what) => `moved from: ${what}`), ...young.map((what) => `moved to: ${what}`)]
 }
 
 const HALF = 'only one of the two stores has the claim'

@@ -1,4 +1,4 @@
-import { weakest } from '../grade.ts'
+import { said, weakest } from '../grade.ts'
 import type { StoreTraits } from '../register.ts'
 import { replicationText } from './barrier.ts'
 import type { Wait } from './keys.ts'
@@ -10,9 +10,7 @@ const MIB = 1024 ** 2
 /** Share of `maxmemory` above which somebody has to act before new keys are refused. */
 const NEARLY_FULL = 0.9
 
-interface Named extends StoreTraits {
-  readonly name: string
-}
+type Named = StoreTraits & { readonly name: string }
 
 /** The weakest promises of several servers. `down`: how many others do not answer. */
 export function together(all: readonly Named[], down: number): StoreTraits {
@@ -25,14 +23,6 @@ export function together(all: readonly Named[], down: number): StoreTraits {
     ...(replication.length === 0 ? {} : { replication: replication.join('; ') }),
     ...(room.length === 0 ? {} : { room: room.join('; ') }),
   }
-}
-
-/** What several servers say; equal sentences once, with the names of those who say it unless all do. */
-function said(all: readonly Named[], what: (one: Named) => readonly string[] | string | undefined): string[] {
-  const sentences = all.flatMap((one) => [what(one) ?? []].flat().map((sentence) => ({ sentence, one })))
-  return [...Map.groupBy(sentences, ({ sentence }) => sentence)].map(([sentence, by]) =>
-    by.length === all.length ? sentence : `${by.map(({ one }) => one.name).join(', ')}: ${sentence}`,
-  )
 }
 
 /** `info`: the reply to `INFO`; null if it was denied. */
