@@ -73,8 +73,8 @@ export class Channels extends Subscriptions {
     const connection = this.#connections.get(this.#servedBy.get(id) as RedisConnection)
     this.#servedBy.delete(id)
     if (!connection?.isReady) return
-    const ended = connection.redis.sunsubscribe(this.#keys.channel(id))
-    ended.then(counted).catch((error: Error) => {
+    const ended = connection.redis.sunsubscribe(this.#keys.channel(id)) as Promise<RespReply>
+    ended.then(number).catch((error: Error) => {
       if (!(connectionError(error) instanceof Refused)) connection.reconnect()
     })
   }
@@ -83,7 +83,7 @@ export class Channels extends Subscriptions {
     const { id } = subscription
     try {
       // One channel per command: a cluster requires all channels of a command to be in one slot.
-      counted(await connection.redis.ssubscribe(this.#keys.channel(id)))
+      number((await connection.redis.ssubscribe(this.#keys.channel(id))) as RespReply)
       this.#refused = false
       this.acknowledged(subscription)
     } catch (error) {
@@ -92,10 +92,8 @@ export class Channels extends Subscriptions {
       if (!(refused instanceof Refused)) return connection.reconnect()
       if (this.#servers.isMoved(refused, this.#keys.shardOf(id)) || this.#refused) return
       this.#refused = true
-      this.#options.onEvent(
-        'error',
-        `subscribing is refused, so waiting requests poll the store: ${refused.message}`,
-      )
+      const { message } = refused
+      this.#options.onEvent('error', `subscribing is refused, so waiting requests poll the store: ${message}`)
     }
   }
 
@@ -117,9 +115,4 @@ export class Channels extends Subscriptions {
     void connection.open()
     return connection
   }
-}
-
-/** Rejects an invalid reply, which ioredis would accept. */
-function counted(reply: unknown): void {
-  number(reply as RespReply)
 }

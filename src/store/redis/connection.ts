@@ -194,7 +194,7 @@ export class RedisConnection {
    * Runs a script, which gets two more arguments: the id of the server process ('': no grace) and a number with which its reply ends;
    * `read` converts the rest. `until`: when the caller gives up. `isKnown`: the server has the script; otherwise it is sent in full.
    */
-  run<T>(script: Script, args: RespArgs, read: ReadScript<T>, until: Millis, isKnown = true): Promise<T> {
+  run<T>(script: Script, args: RespArgs, read: ReadScript<T>, until: Millis, isKnown: boolean): Promise<T> {
     const link = this.#link
     if (link === null) return this.#refuse()
     const number = ++this.#scripts
@@ -203,13 +203,8 @@ export class RedisConnection {
       if (!Array.isArray(reply) || reply.pop() !== number) throw new Mismatch()
       return read(reply as never, link)
     }
-    const send = (name: string, text: string) =>
-      this.#send(name, [text, ...args, identity, number], own, until)
-    if (!isKnown) return send('eval', script.source)
-    return send('evalsha', script.sha).catch((error: unknown) => {
-      if (isRefusal(error, 'NOSCRIPT')) return send('eval', script.source)
-      throw error
-    })
+    const [name, what] = isKnown ? ['evalsha', script.sha] : ['eval', script.source]
+    return this.#send(name, [what, ...args, identity, number], own, until)
   }
 
   /** Sends a plain command, whose reply does not identify it. */
@@ -228,7 +223,6 @@ export class RedisConnection {
 
   #send<T>(name: string, args: RespArgs, read: Read<T>, until: Millis): Promise<T> {
     const { stream } = this.redis
-    const left = until - performance.now()
     const command = new ReadyCommand(name, args)
     // One write for all commands of a turn.
     if (stream.writableCorked === 0) {
@@ -236,19 +230,18 @@ export class RedisConnection {
       process.nextTick(() => stream.uncork())
     }
     return new Promise((resolve, reject) => {
+      // Only after pending input was read: a busy event loop does not mean a silent Redis.
+      const timer = setTimeout(() => setImmediate(expire), until - performance.now())
+      let isAnswered = false
       const expire = (): void => {
+        if (isAnswered) return
         reject(unanswered('Command timed out', true))
         if (++this.#silentCommands >= SILENT_COMMANDS) this.reconnect()
       }
-      // Only after pending input was read: a busy event loop does not mean a silent Redis.
-      let expiry: NodeJS.Immediate | undefined
-      const timer = setTimeout(() => {
-        expiry = setImmediate(expire)
-      }, left)
       // Also reads for a caller that has given up: a reply that does not match may belong to one that has not.
       const take = (reply: RespReply): void => {
         clearTimeout(timer)
-        clearImmediate(expiry)
+        isAnswered = true
         const isAnswer = !(reply instanceof Error) || reply instanceof ReplyError
         if (!isAnswer) return reject(unanswered('Connection is closed.', command.isWritten))
         this.#silentCommands = 0

@@ -53,6 +53,12 @@ export interface View {
   readonly servers: readonly RedisConnection[]
 }
 
+interface Redirect {
+  readonly node: RedisConnection
+  /** Only with permission, for this command. */
+  readonly asks: boolean
+}
+
 /** A server is ready for commands, perhaps again. Without a server: shards may have new masters. */
 export type OnServers = (ready?: RedisConnection) => void
 
@@ -116,39 +122,28 @@ export class Servers {
   }
 
   /** In a cluster, the script's first key selects the server. */
-  run<T>(script: Script, args: RespArgs, read: ReadScript<T>, until: Millis): Promise<T> {
+  async run<T>(script: Script, args: RespArgs, read: ReadScript<T>, until: Millis): Promise<T> {
     const shard = this.isCluster ? shardOf(args[1] as string) : 0
-    const node = this.#map[shard]
+    let node = this.#map[shard]
     if (node === undefined) return this.#refuse()
-    if (!this.isCluster) return node.run(script, args, read, until)
-    return this.#runIn(
-      shard,
-      node,
-      (at, asks) =>
-        // A server with permission for a single command (`ASKING`) may not know the script, and would need a second permission.
-        at.run(script, args, read, until, !asks),
-      until,
-    )
-  }
-
-  async #runIn<T>(
-    shard: number,
-    first: RedisConnection,
-    run: (at: RedisConnection, asks: boolean) => Promise<T>,
-    until: Millis,
-  ): Promise<T> {
-    let [node, asks] = [first, false]
-    for (let redirects = 0; ; redirects++)
+    let isKnown = true
+    for (let redirects = 0; ; )
       try {
-        return await run(node, asks)
+        return await node.run(script, args, read, until, isKnown)
       } catch (error) {
-        const redirect = redirects < MAX_REDIRECTS ? this.#redirect(error, node, shard) : null
-        if (redirect === null) throw this.#partly(error, node)
-        ;({ node, asks } = redirect)
-        const connected = node.attempted.then(() => true)
-        if (!(await within(until - performance.now(), connected))) throw this.#partly(error, node)
-        // Sent in one write with the next command.
-        if (asks) node.ask('asking', [], text(/^OK$/), until).catch(() => {})
+        if (isKnown && isRefusal(error, 'NOSCRIPT')) {
+          isKnown = false
+          continue
+        }
+        const redirect: Redirect | null =
+          redirects++ < MAX_REDIRECTS ? this.#redirect(error, node, shard) : null
+        const connected = redirect?.node.attempted.then(() => redirect)
+        if (!connected || !(await within(until - performance.now(), connected)))
+          throw this.#partly(error, node)
+        node = (redirect as Redirect).node
+        isKnown = !(redirect as Redirect).asks
+        // Permission for a single command, sent in one write with it: the server may not know the script, and would need another one.
+        if (!isKnown) node.ask('asking', [], text(/^OK$/), until).catch(() => {})
       }
   }
 
@@ -236,11 +231,7 @@ export class Servers {
   }
 
   /** Where the node's refusal redirects to. Null: nowhere. */
-  #redirect(
-    error: unknown,
-    from: RedisConnection,
-    shard: number,
-  ): { node: RedisConnection; asks: boolean } | null {
+  #redirect(error: unknown, from: RedisConnection, shard: number): Redirect | null {
     if (!(error instanceof Refused) || !this.isCluster) return null
     // The node may be cut off from the rest of the cluster.
     if (isRefusal(error, 'CLUSTERDOWN')) this.#isStale = true
