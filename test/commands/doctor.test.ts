@@ -203,7 +203,8 @@ void t.test('V09 doctor grades a Redis as volatile if its user may not run INFO'
 void t.test('doctor finds a record that the Redis index has lost, and unreadable records', async (t) => {
   const { where, unknown, proxy } = await operated(t, redis.url)
   const [lost, kept] = [await unknown(), await unknown()]
-  await redis.command('ZREM', new RedisKeys(SERVICE).index(lost as RecordId), lost)
+  const keys = new RedisKeys(SERVICE)
+  await redis.command('ZREM', keys.indexes[keys.shardOf(lost)] as string, lost)
   await send(proxy, newKey())
   await redis.command('SET', `idempotency:${SERVICE}:{00}:r:${'A'.repeat(43)}`, 'no record')
   const id = 'B'.repeat(43) as RecordId

@@ -190,7 +190,7 @@ function clocked() {
     batches.run({
       shard: Number(key[0]),
       key,
-      head: Buffer.from('u'),
+      head: Buffer.from('g'),
       read: (reply, at) => reply[at] === 4,
     } satisfies Operation<boolean>)
   return { self, batches, ask }

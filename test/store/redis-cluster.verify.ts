@@ -15,7 +15,7 @@ redisContract(t, 'redis cluster', cluster.url, () => cluster.command('FLUSHALL')
 void t.test('R10 W06 moving a slot by hand costs a request at most one retry per step', async (t) => {
   const [{ store }, { store: peer }] = [await open(t, cluster.url), await open(t, cluster.url)]
   const shard = 7
-  const slot = await cluster.slotOf(KEYS.index(idIn(shard)))
+  const slot = await cluster.slotOf(KEYS.indexes[KEYS.shardOf(idIn(shard))] as string)
   let told = 0
   const token = newToken()
   const own = { token, states: ['in_progress'] } as const
@@ -67,7 +67,7 @@ void t.test('list reads an index whose slot is moving; due reads it or fails wit
   await cluster.command('FLUSHALL')
   const id = idIn(9)
   await store.put(id, bytesOf('unknown', newToken()), { dueIn: 0, dropIn: HOUR })
-  const slot = await cluster.slotOf(KEYS.index(id))
+  const slot = await cluster.slotOf(KEYS.indexes[KEYS.shardOf(id)] as string)
   const from = await cluster.ownerOf(slot)
   const to = cluster.masters.find(({ id }) => id !== from.id) as typeof from
   for (const move of await cluster.move(slot, to)) {

@@ -58,8 +58,7 @@ function epochsOf(
     )
   }
   const known = (): MasterShards[] =>
-    [...new Set(spare === undefined ? byShard : [...byShard, spare])].map((server, n) => ({
-      name: `s${n}`,
+    [...new Set(spare === undefined ? byShard : [...byShard, spare])].map((server) => ({
       server: server as unknown as RedisConnection,
       shards: [0, 1, 2, 3].filter((shard) => byShard[shard] === server),
     }))

@@ -49,7 +49,7 @@ void t.test('W01 a shard that alone has lost its epoch is held once', async (t) 
   await until(() => epochs.length === 1)
   let id = newId()
   while (KEYS.shardOf(id) === 0) id = newId()
-  await server.command('DEL', KEYS.epoch(id))
+  await server.command('DEL', KEYS.epochs[KEYS.shardOf(id)] as string)
   await held(store, sibling(id))
   advance(GRACE)
   for (let n = 0; n < 3; n++) t.match(await claim(store, sibling(id)), { done: true })
@@ -58,7 +58,7 @@ void t.test('W01 a shard that alone has lost its epoch is held once', async (t) 
 void t.test('W01 a grace begins with another process, or an epoch lost or unreadable', async (t) => {
   const { store, advance, epochs } = await open(t)
   const id = newId()
-  const key = KEYS.epoch(id)
+  const key = KEYS.epochs[KEYS.shardOf(id)] as string
   t.match(await claim(store, sibling(id)), { done: true })
   await until(() => epochs.length === 1)
   for (const change of [

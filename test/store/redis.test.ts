@@ -24,7 +24,7 @@ void t.test('a foreign value is returned by a claim and never overwritten', asyn
   ]) {
     const id = newId()
     await server.command('SET', KEYS.record(id), foreign)
-    await server.command('ZADD', KEYS.index(id), 1, id)
+    await server.command('ZADD', KEYS.indexes[KEYS.shardOf(id)] as string, 1, id)
     const bytes = bytesOf('in_progress', newToken())
     t.match(await register.put(id, bytes, SPANS), { done: false, bytes: Buffer.from(foreign) })
     for (const own of [{ version: 1 }, { token: Buffer.alloc(16), states: ['in_progress' as const] }])
@@ -37,13 +37,20 @@ void t.test('a foreign value is returned by a claim and never overwritten', asyn
     t.same(await register.renew([{ id, token: Buffer.alloc(16), ...SPANS }]), [false])
     t.same(await register.due(10), [])
     t.equal(await server.command('GET', KEYS.record(id)), foreign)
-    t.ok(await server.command('ZSCORE', KEYS.index(id), id), 'nor taken out of the index')
+    t.ok(
+      await server.command('ZSCORE', KEYS.indexes[KEYS.shardOf(id)] as string, id),
+      'nor taken out of the index',
+    )
     await server.command('RPUSH', KEYS.history(id), 'a 1 1 1 {}')
     t.equal(await register.history.append(id, [NOTE]), false)
     t.same(await register.history.read(id), [])
     t.equal(await register.remove(id, versionOf(Buffer.from(foreign))), true, 'an operator may remove it')
     t.equal(await server.command('EXISTS', KEYS.record(id), KEYS.history(id)), 0)
-    t.equal(await server.command('ZSCORE', KEYS.index(id), id), null, 'with all that belongs to it')
+    t.equal(
+      await server.command('ZSCORE', KEYS.indexes[KEYS.shardOf(id)] as string, id),
+      null,
+      'with all that belongs to it',
+    )
     await server.command('FLUSHALL')
   }
 })
@@ -114,7 +121,7 @@ void t.test('due removes members whose record is gone', async (t) => {
     await store.put(id, bytesOf('unknown', newToken()), { dueIn: 0, dropIn: HOUR })
   await server.command('DEL', KEYS.record(gone))
   t.same(await store.due(10), [there])
-  t.equal(await server.command('ZSCORE', KEYS.index(gone), gone), null)
+  t.equal(await server.command('ZSCORE', KEYS.indexes[KEYS.shardOf(gone)] as string, gone), null)
 })
 
 void t.test('list skips foreign keys, and pages through many records of one instant', async (t) => {

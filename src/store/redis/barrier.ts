@@ -190,7 +190,7 @@ class Barrier {
   async #knownReplicas(): Promise<number> {
     const last = this.#known
     if (last !== null && performance.now() <= this.#knownUntil) return last
-    const known = this.#all.servers.replicasOf(this.#server)
+    const known = this.#all.servers.discovery.replicasOf(this.#server)
     this.#known = await (last === null ? known : known.catch(() => last))
     this.#knownUntil = performance.now() + KNOWN_FOR
     return this.#known

@@ -19,6 +19,9 @@ const SOURCE = [
 export const BATCH = script(SOURCE)
 export const BATCH_THOUGH_FULL = script(`#!lua flags=allow-oom\n${SOURCE}`)
 
+/** By the letter of an operation, the other keys of its shard (or, `h`, of its record) that it uses: a cluster requires all. */
+const OTHERS: Readonly<Record<string, string>> = { p: 'ue', s: 'ue', r: 'u', d: 'uh', u: 'u', n: 'h', h: 'h' }
+
 /** Operations per batch: a script blocks the server. */
 const MAX_ITEMS = 64
 /** Bytes after which a batch is full. */
@@ -41,8 +44,6 @@ export interface Operation<T> {
   readonly shard: number
   /** Key of the record or bucket. */
   readonly key: string
-  /** Other keys that it uses, for servers that require them. */
-  readonly others?: readonly string[]
   /** See the files in lua/. */
   readonly head: Buffer
   readonly body?: Buffer
@@ -120,7 +121,7 @@ export class Batches {
     head.writeUIntBE(notAfter, 2 * U48, U48)
     const args: RespArg[] = [0]
     for (const { operation } of items) args.push(operation.key)
-    if (this.#servers.isCluster) for (const { operation } of items) args.push(...(operation.others ?? []))
+    if (this.#servers.isCluster) for (const { operation } of items) args.push(...othersOf(operation))
     args[0] = args.length - 1
     args.push(head)
     for (const { operation } of items) args.push(operation.head, operation.body ?? NOTHING)
@@ -142,15 +143,20 @@ export class Batches {
           for (const { reject } of items)
             reject(unanswered('it arrived too late by the server’s clock', false))
       },
-      (error: unknown) => this.#fail(group, items, what, until, error),
+      (error: Error) => {
+        const mayBeOfOne = items.length > 1 && OF_ONE.test(error.message)
+        for (const one of items)
+          if (mayBeOfOne) this.#send(group, [one], what, until, 0)
+          else one.reject(error)
+      },
     )
   }
+}
 
-  #fail(group: number, items: readonly Pending[], what: Script, until: Millis, error: unknown): void {
-    if (items.length > 1 && OF_ONE.test((error as Error).message))
-      for (const one of items) this.#send(group, [one], what, until, 0)
-    else for (const { reject } of items) reject(error)
-  }
+function othersOf({ key, head }: Operation<unknown>): string[] {
+  const own = key.indexOf('}') + 2
+  const others = OTHERS[String.fromCharCode(head[0] as number)] ?? ''
+  return [...others].map((letter) => key.slice(0, own) + letter + (letter === 'h' ? key.slice(own + 1) : ''))
 }
 
 /** Gives each operation its result. Returns those to send again to a full store. */

@@ -19,7 +19,6 @@ import {
 } from './resp.ts'
 import { Misconfigured } from './url.ts'
 
-const CONNECTION_NAME = 'idempotency-proxy'
 const CONNECT_TIMEOUT: Millis = 2000
 /** How long to wait for a server that does not close its side. */
 const DISCONNECT_TIMEOUT: Millis = 250
@@ -126,7 +125,7 @@ export class RedisConnection {
     const { username, password, db, tls } = target.login
     const { grace, client: { natMap: _, connectTimeout = CONNECT_TIMEOUT, ...options } = {} } = settings
     this.redis = new Redis({
-      connectionName: CONNECTION_NAME,
+      connectionName: 'idempotency-proxy',
       protocol: 2,
       ...options,
       username,

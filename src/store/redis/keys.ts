@@ -61,8 +61,6 @@ export class RedisKeys {
   readonly channel = (id: RecordId): string => `${this.#tag(id)}c:${id}`
   readonly bucket = (bucket: string): string => `${this.#tag(bucket)}n:${bucket}`
   readonly marker = (shard: number): string => `${this.#tagged[shard]}w`
-  readonly index = (id: RecordId): string => this.indexes[this.shardOf(id)] as string
-  readonly epoch = (id: RecordId): string => this.epochs[this.shardOf(id)] as string
   /** Matches the records whose id starts like this. Base64url has no characters that are special in a glob. */
   readonly globOf = (beginning: string): string => `${this.#tag(beginning)}r:${beginning}*`
   /** By the first byte of the id: six bits of its first base64url digit and two of the second. */

@@ -39,8 +39,6 @@ export interface Discovery {
 
 /** A master and its shards. */
 export interface MasterShards {
-  /** Host and port; '' if it is the only one. */
-  readonly name: string
   readonly server: RedisConnection
   readonly shards: readonly number[]
 }
@@ -53,11 +51,8 @@ export interface View {
   readonly servers: readonly RedisConnection[]
 }
 
-interface Redirect {
-  readonly node: RedisConnection
-  /** Only with permission, for this command. */
-  readonly asks: boolean
-}
+/** `asks`: with permission for a single command. */
+type Redirect = { readonly node: RedisConnection; readonly asks: boolean }
 
 /** A server is ready for commands, perhaps again. Without a server: shards may have new masters. */
 export type OnServers = (ready?: RedisConnection) => void
@@ -72,7 +67,7 @@ export class Servers {
   readonly #url: RedisUrl
   readonly #options: RedisOptions
   readonly #onServers: OnServers
-  readonly #discovery: Discovery
+  readonly discovery: Discovery
   /** Current and recent masters by name. */
   readonly #nodes = new Map<string, RedisConnection>()
   /** By shard; empty if still unknown. */
@@ -91,11 +86,8 @@ export class Servers {
     this.#options = options
     this.#onServers = onServers
     this.isCluster = url.kind === 'cluster'
-    this.#discovery = {
-      server: () => fixed(url),
-      sentinel: () => new Sentinels(url, options),
-      cluster: () => new ClusterNodes(url, options),
-    }[url.kind]()
+    const discoveries = { server: OneServer, sentinel: Sentinels, cluster: ClusterNodes }
+    this.discovery = new discoveries[url.kind](url, options)
   }
 
   /**
@@ -107,7 +99,7 @@ export class Servers {
       if (error instanceof Misconfigured) throw error
       this.#fail(error)
     })
-    const { every } = this.#discovery
+    const { every } = this.discovery
     if (every !== null) this.#timers.push(setInterval(() => void this.#look(true), every).unref())
     if (this.#url.kind !== 'server')
       this.#timers.push(setInterval(() => void this.#look(false), REREAD).unref())
@@ -118,7 +110,7 @@ export class Servers {
     this.#isClosed = true
     this.#trouble = 'closed'
     for (const timer of this.#timers) clearInterval(timer)
-    await Promise.all([this.#discovery.close(), ...this.#all.map((node) => node.close())])
+    await Promise.all([this.discovery.close(), ...this.#all.map((node) => node.close())])
   }
 
   /** In a cluster, the script's first key selects the server. */
@@ -163,11 +155,7 @@ export class Servers {
   /** The masters as last read. */
   known(): readonly MasterShards[] {
     const byNode = Map.groupBy(this.#map.keys(), (shard) => this.#map[shard] as RedisConnection)
-    return [...byNode].map(([server, shards]) => ({
-      name: this.isCluster ? server.leadsTo : '',
-      server,
-      shards,
-    }))
+    return [...byNode].map(([server, shards]) => ({ server, shards }))
   }
 
   /** The servers that, according to any master, have the shard, or any shard (null): masters do not learn of a move at the same time. */
@@ -194,19 +182,13 @@ export class Servers {
     if (!this.isCluster) return null
     const parts = this.known()
     const largest = Math.max(...parts.map(({ shards }) => shards.length))
-    const each = parts.map(({ name, shards }) => `${name} has ${shards.length}`).join(', ')
+    const each = parts.map(({ server, shards }) => `${server.leadsTo} has ${shards.length}`).join(', ')
     const times = ((largest * parts.length) / this.#map.length).toFixed(2)
     return `${parts.length} masters share ${this.#map.length} shards of records: ${each}; the largest share is ${times} times the mean`
   }
 
-  replicasOf(master: RedisConnection): Promise<number> {
-    return this.#discovery.replicasOf(master)
-  }
-
-  /** The master of the shard. */
-  at(shard: number): RedisConnection | undefined {
-    return this.#map[shard]
-  }
+  /** The master of a shard. */
+  readonly at = (shard: number): RedisConnection | undefined => this.#map[shard]
 
   /** Whether a subscription was refused because the map is stale. {@link OnServers} follows. */
   isMoved(error: Refused, shard: number): boolean {
@@ -268,7 +250,7 @@ export class Servers {
 
   #read(): Promise<void> {
     this.#isStale = false
-    this.#reading ??= this.#discovery
+    this.#reading ??= this.discovery
       .find(this.#ready)
       .then((ranges) => this.#take(ranges))
       .finally(() => {
@@ -307,9 +289,10 @@ export class Servers {
   }
 
   #fail({ message }: Error): void {
+    if (this.#isClosed) return
     this.#isStale = true
-    if (message !== this.#trouble && !this.#isClosed) this.#options.onEvent('error', message)
-    this.#trouble = this.#isClosed ? this.#trouble : message
+    if (message !== this.#trouble) this.#options.onEvent('error', message)
+    this.#trouble = message
   }
 }
 
@@ -321,12 +304,16 @@ function shardOf(key: string): number {
 
 const SLOT_OF_SHARD = SHARDS.map((n) => new Command('get', [n.toString(16).padStart(2, '0')]).getSlot())
 
-/** One server, wherever its address leads. */
-function fixed({ hosts: nodes }: RedisUrl): Discovery {
-  return {
-    every: null,
-    find: async () => [{ first: 0, last: Number.POSITIVE_INFINITY, nodes }],
-    replicasOf: async () => 0,
-    close: async () => {},
+/** Wherever its address leads. */
+class OneServer implements Discovery {
+  readonly every = null
+  readonly #nodes: readonly Address[]
+
+  constructor({ hosts }: RedisUrl) {
+    this.#nodes = hosts
   }
+
+  find = async () => [{ first: 0, last: Number.POSITIVE_INFINITY, nodes: this.#nodes }]
+  replicasOf = async () => 0
+  close = async () => {}
 }

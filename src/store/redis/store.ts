@@ -46,7 +46,6 @@ type Place = DuePosition & { readonly id: RecordId }
 class RedisStore implements Store {
   readonly name = 'redis'
   readonly #options: RedisOptions
-  readonly #skew: () => Millis
   readonly #keys: RedisKeys
   readonly #servers: Servers
   readonly #channels: Channels
@@ -55,7 +54,7 @@ class RedisStore implements Store {
   readonly #barriers: Barriers | null
 
   constructor(options: RedisOptions) {
-    const { skew = () => 0, grace, wait, onSafe = () => {} } = options
+    const { grace, wait, onSafe = () => {} } = options
     const keys = new RedisKeys(options.service)
     const servers = new Servers(options, (ready) => {
       if (ready === undefined) this.#channels.moved()
@@ -64,7 +63,6 @@ class RedisStore implements Store {
       void this.#epochs?.look()
     })
     this.#options = options
-    this.#skew = skew
     this.#keys = keys
     this.#servers = servers
     this.#channels = new Channels(options, keys, servers)
@@ -73,8 +71,8 @@ class RedisStore implements Store {
     this.#barriers = wait ? new Barriers(wait, options, keys, servers) : null
   }
 
-  async open(): Promise<void> {
-    await this.#servers.open()
+  open(): Promise<void> {
+    return this.#servers.open()
   }
 
   readonly put: Store['put'] = (id, bytes, spans, entry = 'claim'): Promise<PutReply> => {
@@ -92,10 +90,9 @@ class RedisStore implements Store {
     this.#run(id, GET, (reply, at, now) => ({ now, bytes: reply[at + 1] as Buffer | null }))
 
   readonly renew: Store['renew'] = (items) => {
-    const renewed = items.map(({ id, token, dueIn, dropIn }) => {
-      const more = { others: [this.#keys.index(id)], thoughFull: true }
-      return this.#run(id, headOf('r', dueIn, dropIn, token), isDone, more)
-    })
+    const renewed = items.map(({ id, token, dueIn, dropIn }) =>
+      this.#run(id, headOf('r', dueIn, dropIn, token), isDone, { thoughFull: true }),
+    )
     return settled(renewed, false)
   }
 
@@ -105,13 +102,12 @@ class RedisStore implements Store {
     const found = SHARDS.map((shard) => this.#places(shard, head))
     const all = (await settled(found, [])).flat()
     const first = all.toSorted((a, b) => a.due - b.due).slice(0, limit)
-    const exist = first.map(({ id }) => this.#run(id, DUE, isDone, { others: [this.#keys.index(id)] }))
+    const exist = first.map(({ id }) => this.#run(id, DUE, isDone))
     const exists = await settled(exist, false)
     return first.filter((_, n) => exists[n]).map(({ id }) => id)
   }
 
-  readonly remove: Store['remove'] = (id, version) =>
-    this.#run(id, headOf('d', version), isDone, { others: [this.#keys.index(id), this.#keys.history(id)] })
+  readonly remove: Store['remove'] = (id, version) => this.#run(id, headOf('d', version), isDone)
 
   readonly list: Store['list'] = async (which, cursor, limit) => {
     if (which === 'unresolved') {
@@ -138,7 +134,7 @@ class RedisStore implements Store {
 
   readonly ping = async (): Promise<Millis> => {
     const [seconds, micros] = await this.#servers.askAnyone('time', TIME)
-    return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000) + this.#skew()
+    return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000) + (this.#options.skew?.() ?? 0)
   }
 
   readonly history: Store['history'] = {
@@ -147,10 +143,9 @@ class RedisStore implements Store {
         ({ tag, count, firstAgo, lastAgo, text }) =>
           `${tag} ${count} ${Math.round(firstAgo)} ${Math.round(lastAgo)} ${text}\n`,
       )
-      const more = { others: [this.#keys.history(id)], body: Buffer.from(lines.join('')) }
-      return this.#run(id, NOTE, isDone, more)
+      return this.#run(id, NOTE, isDone, { body: Buffer.from(lines.join('')) })
     },
-    read: (id) => this.#run(id, NOTES, linesOf, { others: [this.#keys.history(id)] }),
+    read: (id) => this.#run(id, NOTES, linesOf),
   }
 
   readonly limits: Store['limits'] = {
@@ -169,7 +164,7 @@ class RedisStore implements Store {
       const info = await part.server.ask('info', [], text()).catch(unless(/NOPERM/, null))
       const traits = redisTraits(info, this.#servers.isCluster, this.#options.wait ?? null)
       const refusals = [...traits.refusals, ...((await this.#barriers?.check(part)) ?? [])]
-      return { name: part.name, ...traits, refusals }
+      return { name: part.server.leadsTo, ...traits, refusals }
     })
     // A server that is down promises nothing: its keys are refused.
     const up = (await settled<Awaited<(typeof all)[0]> | null>(all, null)).filter((one) => one !== null)
@@ -196,8 +191,8 @@ class RedisStore implements Store {
     mayClaim: boolean,
     thoughFull: boolean,
   ): Promise<WriteReply<Found>> {
-    const more = { others: [this.#keys.index(id), this.#keys.epoch(id)], body: bytes, thoughFull }
-    const send = (read: ReadResult<WriteReply<Found>>) => this.#run(id, head, read, more)
+    const send = (read: ReadResult<WriteReply<Found>>) =>
+      this.#run(id, head, read, { body: bytes, thoughFull })
     if (this.#barriers === null || !mayClaim || !isClaim(bytes)) return send(writeReply)
     return this.#barriers.claim(this.#keys.shardOf(id), bytes, send)
   }
