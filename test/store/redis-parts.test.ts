@@ -23,8 +23,8 @@ void t.test('the layout of keys is fixed for good', async (t) => {
   t.equal(KEYS.history(id), `${own}h:${id}`)
   t.equal(KEYS.channel(id), `${own}c:${id}`)
   t.equal(KEYS.bucket(id), `${own}n:${id}`)
-  t.equal(KEYS.indexes[KEYS.shardOf(id)] as string, `${own}u`)
-  t.equal(KEYS.epochs[KEYS.shardOf(id)] as string, `${own}e`)
+  t.equal(KEYS.indexes[0xaf], `${own}u`)
+  t.equal(KEYS.epochs[0xaf], `${own}e`)
   t.equal(KEYS.marker(0xaf), `${own}w`)
   t.equal(KEYS.globOf(id.slice(0, 8)), `${own}r:${id.slice(0, 8)}*`)
   t.equal(KEYS.glob, 'idempotency:pay.eu:*:r:*')
@@ -38,7 +38,7 @@ void t.test('the shard of an id is its first byte', async (t) => {
       bytes.map((n) => KEYS.shardOf(idOf(n, rest))),
       bytes,
     )
-  t.equal(KEYS.indexes[KEYS.shardOf(idOf(7))] as string, 'idempotency:pay.eu:{07}:u')
+  t.equal(KEYS.indexes[7], 'idempotency:pay.eu:{07}:u')
 })
 
 void t.test('only the key of a record is taken for one', async (t) => {

@@ -156,7 +156,9 @@ export class Batches {
 function othersOf({ key, head }: Operation<unknown>): string[] {
   const own = key.indexOf('}') + 2
   const others = OTHERS[String.fromCharCode(head[0] as number)] ?? ''
-  return [...others].map((letter) => key.slice(0, own) + letter + (letter === 'h' ? key.slice(own + 1) : ''))
+  return others
+    .split('')
+    .map((letter) => key.slice(0, own) + letter + (letter === 'h' ? key.slice(own + 1) : ''))
 }
 
 /** Gives each operation its result. Returns those to send again to a full store. */

@@ -5,8 +5,9 @@ import type { Discovery, SlotRange } from './servers.ts'
 import type { RedisUrl } from './url.ts'
 
 const SLOTS = 16_384
-/** Refusals of servers that are no whole cluster. */
-const NO_CLUSTER = /cluster support disabled|slots belong to no node/
+const MISTAKES = [
+  [/cluster support disabled|slots belong to no node/, 'nodes of a cluster that covers all slots'],
+] as const
 
 /** The nodes of a cluster, which know who has which slots. */
 export class ClusterNodes implements Discovery {
@@ -38,10 +39,7 @@ export class ClusterNodes implements Discovery {
     try {
       for (const server of known) void server.open()
       const ask = async (server: RedisConnection) => wholeOf(await slotsOf(server))
-      const what = 'no node of the cluster answers'
-      const [ranges] = await askAll(known, what, 0, ask, [
-        [NO_CLUSTER, (message) => `${message}; allowed: nodes of a cluster that covers all slots`],
-      ])
+      const [ranges] = await askAll(known, 'no node of the cluster answers', 0, ask, MISTAKES)
       return ranges as readonly SlotRange[]
     } finally {
       // Not awaited: one of them may hang.

@@ -230,17 +230,16 @@ export class RedisConnection {
     }
     return new Promise((resolve, reject) => {
       // Only after pending input was read: a busy event loop does not mean a silent Redis.
-      const timer = setTimeout(() => setImmediate(expire), until - performance.now())
-      let isAnswered = false
+      let expiry: NodeJS.Immediate | undefined
       const expire = (): void => {
-        if (isAnswered) return
         reject(unanswered('Command timed out', true))
         if (++this.#silentCommands >= SILENT_COMMANDS) this.reconnect()
       }
+      const timer = setTimeout(() => (expiry = setImmediate(expire)), until - performance.now())
       // Also reads for a caller that has given up: a reply that does not match may belong to one that has not.
       const take = (reply: RespReply): void => {
         clearTimeout(timer)
-        isAnswered = true
+        clearImmediate(expiry)
         const isAnswer = !(reply instanceof Error) || reply instanceof ReplyError
         if (!isAnswer) return reject(unanswered('Connection is closed.', command.isWritten))
         this.#silentCommands = 0
@@ -351,14 +350,14 @@ export class RedisConnection {
 
 /**
  * Asks several servers at once. Resolves with all answers that arrive within `others` of the first.
- * @throws {Misconfigured} if all errors are the same one of these `mistakes`; else {@link StoreUnavailable} if there was no answer.
+ * @throws {StoreUnavailable} if there was none; {@link Misconfigured} if all refuse alike, by what `mistakes` says is allowed instead.
  */
 export async function askAll<T>(
   servers: readonly RedisConnection[],
   otherwise: string,
   others: Millis,
   ask: (server: RedisConnection) => Promise<T>,
-  mistakes: readonly (readonly [RegExp, (errors: string) => string])[] = [],
+  mistakes: readonly (readonly [RegExp, allowed: string])[] = [],
 ): Promise<T[]> {
   const answers: T[] = []
   const attempts = servers.map(async (server) => {
@@ -366,12 +365,12 @@ export async function askAll<T>(
     answers.push(await ask(server))
   })
   await Promise.any(attempts).catch(({ errors }: AggregateError) => {
-    const messages = (errors as Error[]).map(({ message }) => message)
-    const all = messages.map((message, n) => `${servers[n]?.leadsTo}: ${message}`).join('; ')
-    const [, mistake] = mistakes.find(([pattern]) => messages.every((one) => pattern.test(one))) ?? []
-    throw mistake === undefined
-      ? new StoreUnavailable(`${otherwise}: ${all}`, false)
-      : new Misconfigured(mistake(all))
+    const messages = (errors as Error[]).map((error) => error.message)
+    const message = `${otherwise}: ${messages.map((one, n) => `${servers[n]?.leadsTo}: ${one}`).join('; ')}`
+    const mistake = mistakes.find(([pattern]) => messages.every((one) => pattern.test(one)))
+    throw mistake
+      ? new Misconfigured(`${message}; allowed: ${mistake[1]}`)
+      : new StoreUnavailable(message, false)
   })
   await within(others, Promise.allSettled(attempts))
   // Only after pending input was read: a busy event loop does not mean a silent server.

@@ -11,6 +11,11 @@ const OTHERS: Millis = 250
 /** How often they are asked without a grace; with one, as often as the servers. */
 const EVERY: Millis = 500
 
+const MISTAKES = [
+  [/unknown command/, 'the addresses of Sentinels, or redis:// for one server'],
+  [/No such master/, 'a name listed by SENTINEL MASTERS'],
+] as const
+
 /**
  * The Sentinels, which know where their master is. They are polled: ioredis's own connector believes the first that answers, and
  * announcements are lost while the connection is down (ADR 124).
@@ -38,32 +43,16 @@ export class Sentinels implements Discovery {
 
   /** Asks all at once, since any may be down or silent. The latest configuration counts. */
   async find([current]: readonly RedisConnection[]): Promise<readonly SlotRange[]> {
-    const named = `the master ${JSON.stringify(this.#master)}`
-    const hosts = this.#all.map(({ leadsTo }) => leadsTo).join(', ')
-    const all = await askAll(
-      this.#all,
-      `no Sentinel names ${named}`,
-      OTHERS,
-      async (sentinel) => {
-        // During a failover the epoch changes before the address: asked in this order, an address never gets a later epoch.
-        const [epoch, place] = await Promise.all([
-          sentinel.ask('sentinel', ['master', this.#master], epochIn),
-          sentinel.ask('sentinel', ['get-master-addr-by-name', this.#master], placeIn),
-        ])
-        return { place, epoch }
-      },
-      [
-        [
-          /unknown command/,
-          () =>
-            `no Sentinel at ${hosts}, but a Redis; allowed: the addresses of Sentinels, or redis:// for one server`,
-        ],
-        [
-          /No such master/,
-          () => `no Sentinel of ${hosts} knows ${named}; allowed: a name listed by SENTINEL MASTERS`,
-        ],
-      ],
-    )
+    const report = async (sentinel: RedisConnection) => {
+      // During a failover the epoch changes before the address: asked in this order, an address never gets a later epoch.
+      const [epoch, place] = await Promise.all([
+        sentinel.ask('sentinel', ['master', this.#master], epochIn),
+        sentinel.ask('sentinel', ['get-master-addr-by-name', this.#master], placeIn),
+      ])
+      return { place, epoch }
+    }
+    const none = `no Sentinel names the master ${JSON.stringify(this.#master)}`
+    const all = await askAll(this.#all, none, OTHERS, report, MISTAKES)
     const { place, epoch } = all.reduce((latest, answer) => (answer.epoch > latest.epoch ? answer : latest))
     // Whoever has missed a failover is not believed while the master answers.
     const isBelieved = epoch >= this.#epoch || current === undefined

@@ -6,7 +6,6 @@ import {
   type Condition,
   type DuePosition,
   inOrder,
-  type KeptNote,
   type PutKind,
   type PutReply,
   pageOf,
@@ -145,7 +144,7 @@ class RedisStore implements Store {
       )
       return this.#run(id, NOTE, isDone, { body: Buffer.from(lines.join('')) })
     },
-    read: (id) => this.#run(id, NOTES, linesOf),
+    read: (id) => this.#run(id, NOTES, (reply, at) => linesOf(reply, at).map(readNote)),
   }
 
   readonly limits: Store['limits'] = {
@@ -245,16 +244,14 @@ function isDone(reply: readonly RespReply[], at: number): boolean {
   return reply[at] === YES
 }
 
-function linesOf(reply: readonly RespReply[], at: number): KeptNote[] {
-  const count = reply[at + 1] as number
-  return (reply.slice(at + 2, at + 2 + count) as Buffer[]).map((line) => readNote(String(line)))
+function linesOf(reply: readonly RespReply[], at: number): string[] {
+  const end = at + 2 + (reply[at + 1] as number)
+  return reply.slice(at + 2, end).map(String)
 }
 
 function placesOf(reply: readonly RespReply[], at: number): Place[] {
-  const places: Place[] = []
-  for (let n = at + 2; n < at + 2 + (reply[at + 1] as number); n += 2)
-    places.push({ id: String(reply[n]) as RecordId, due: Number(reply[n + 1]) })
-  return places
+  const parts = linesOf(reply, at)
+  return parts.flatMap((id, n) => (n % 2 ? [] : [{ id: id as RecordId, due: Number(parts[n + 1]) }]))
 }
 
 /**

@@ -38,11 +38,7 @@ export function redisTraits(info: string | null, isCluster: boolean, wait: Wait 
       ],
       refusals: [],
     }
-  const fields = new Map<string, string | undefined>()
-  for (const line of info.split('\r\n')) {
-    const [field = '', value] = line.split(':')
-    fields.set(field, value)
-  }
+  const fields = new Map(info.split('\r\n').map((line) => line.split(':') as [string, string]))
   const version = fields.get('redis_version') ?? '?'
   const aof = fields.get('aof_enabled')
   const durable = aof === '1' ? true : aof === '0' ? false : null
