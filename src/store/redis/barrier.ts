@@ -95,6 +95,9 @@ export class Barriers {
   }
 }
 
+/** `shard`: that of its marker. */
+type Round = { readonly shard: number; readonly done: Promise<void> }
+
 /** The claims that wait for the replicas of one process. */
 class Barrier {
   readonly #link: Link
@@ -102,8 +105,9 @@ class Barrier {
   readonly #server: RedisConnection
   readonly #all: Barriers
   #opened: Promise<void> | null = null
-  #waiting: (PromiseWithResolvers<void> & { readonly shard: number })[] = []
-  #isRunning = false
+  #last: Promise<unknown> = Promise.resolve()
+  /** The round that begins after the last one. */
+  #next: Round | null = null
   /** How many replicas may be promoted. */
   #known: number | null = null
   #knownUntil: Millis = 0
@@ -115,33 +119,31 @@ class Barrier {
   }
 
   /** @throws {Unreplicated} */
-  wait(shard: number): Promise<void> {
-    const claim = { shard, ...Promise.withResolvers<void>() }
-    this.#waiting.push(claim)
-    if (!this.#isRunning) void this.#run()
-    return claim.promise
+  async wait(shard: number): Promise<void> {
+    const round = (this.#next ??= this.#begin(shard))
+    try {
+      await round.done
+    } catch (error) {
+      // The slot is moving to another server; only its claims fail.
+      const isOfShard = error instanceof Refused && /^(TRYAGAIN|MOVED|ASK) /.test(error.reply)
+      if (isOfShard && round.shard !== shard) return this.wait(shard)
+      throw new Unreplicated(`store.wait is not satisfied: ${(error as Error).message}`)
+    }
   }
 
   close(): Promise<void> {
     return this.#server.close()
   }
 
-  async #run(): Promise<void> {
-    this.#isRunning = true
-    // Lets claims whose replies arrived together share the round.
-    await immediately()
-    while (this.#waiting.length > 0) {
-      const claims = this.#waiting.splice(0)
-      const { shard } = claims[0] as (typeof claims)[0]
-      const error = await this.#round(shard).catch((failure: Error) => failure)
-      // The slot is moving to another server; only its claims fail.
-      const isOfShard = error instanceof Refused && /^(TRYAGAIN|MOVED|ASK) /.test(error.reply)
-      for (const claim of claims)
-        if (error === undefined) claim.resolve()
-        else if (isOfShard && claim.shard !== shard) this.#waiting.push(claim)
-        else claim.reject(new Unreplicated(`store.wait is not satisfied: ${error.message}`))
-    }
-    this.#isRunning = false
+  #begin(shard: number): Round {
+    const done = this.#last.then(async () => {
+      // Lets claims whose replies arrived together share it.
+      await immediately()
+      this.#next = null
+      await this.#round(shard)
+    })
+    this.#last = done.catch(() => {})
+    return { shard, done }
   }
 
   /** Rejects unless a marker in the shard, and so all earlier writes, is replicated as configured. */
@@ -190,7 +192,8 @@ class Barrier {
   async #knownReplicas(): Promise<number> {
     const last = this.#known
     if (last !== null && performance.now() <= this.#knownUntil) return last
-    const known = this.#all.servers.discovery.replicasOf(this.#server)
+    const { discovery } = this.#all.servers
+    const known = discovery?.replicasOf(this.#server) ?? Promise.resolve(0)
     this.#known = await (last === null ? known : known.catch(() => last))
     this.#knownUntil = performance.now() + KNOWN_FOR
     return this.#known

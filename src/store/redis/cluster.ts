@@ -1,17 +1,27 @@
 import { type Address, formatAddress } from '../../config/urls.ts'
 import { askAll, type ConnectionSettings, RedisConnection } from './connection.ts'
 import { any, list, Mismatch, number, type RespReply, text } from './resp.ts'
-import type { Discovery, SlotRange } from './servers.ts'
 import type { RedisUrl } from './url.ts'
 
 const SLOTS = 16_384
+
+export interface SlotRange {
+  readonly first: number
+  readonly last: number
+  /** The master, then its replicas. */
+  readonly nodes: readonly Address[]
+}
+
+export function everySlotOf(nodes: readonly Address[]): readonly SlotRange[] {
+  return [{ first: 0, last: SLOTS - 1, nodes }]
+}
+
 const MISTAKES = [
   [/cluster support disabled|slots belong to no node/, 'nodes of a cluster that covers all slots'],
 ] as const
 
 /** The nodes of a cluster, which know who has which slots. */
-export class ClusterNodes implements Discovery {
-  readonly every = null
+export class ClusterNodes {
   readonly #url: RedisUrl
   readonly #settings: ConnectionSettings
   /** Addresses to ask if no master answers. */
@@ -47,11 +57,12 @@ export class ClusterNodes implements Discovery {
     }
   }
 
+  /** Number of replicas that may be promoted, including those that are down. */
   replicasOf(master: RedisConnection): Promise<number> {
     return master.ask('cluster', ['nodes'], (reply) => replicasIn(text(/ (?:\S+,)?myself[, ]/)(reply)))
   }
 
-  async close(): Promise<void> {}
+  close(): void {}
 }
 
 function wholeOf(ranges: readonly SlotRange[]): readonly SlotRange[] {

@@ -1,9 +1,9 @@
 import type { Address } from '../../config/urls.ts'
 import type { Millis } from '../../core/record.ts'
 import { CHECKS } from '../epochs.ts'
+import { everySlotOf, type SlotRange } from './cluster.ts'
 import { askAll, type ConnectionSettings, RedisConnection } from './connection.ts'
 import { any, list, Mismatch, type RespReply, text, tuple } from './resp.ts'
-import type { Discovery, SlotRange } from './servers.ts'
 import type { RedisUrl } from './url.ts'
 
 /** How long to wait for the others once one Sentinel has answered: the first may have missed a failover. */
@@ -20,7 +20,8 @@ const MISTAKES = [
  * The Sentinels, which know where their master is. They are polled: ioredis's own connector believes the first that answers, and
  * announcements are lost while the connection is down (ADR 124).
  */
-export class Sentinels implements Discovery {
+export class Sentinels {
+  /** How often they are asked. */
   readonly every: Millis
   readonly #master: string
   /** One connection to each. */
@@ -57,10 +58,10 @@ export class Sentinels implements Discovery {
     // Whoever has missed a failover is not believed while the master answers.
     const isBelieved = epoch >= this.#epoch || current === undefined
     this.#epoch = Math.max(this.#epoch, epoch)
-    return [{ first: 0, last: Number.POSITIVE_INFINITY, nodes: [isBelieved ? place : current.target.place] }]
+    return everySlotOf([isBelieved ? place : current.target.place])
   }
 
-  /** The highest of differing answers. */
+  /** Number of its replicas, including those that are down; the highest of differing answers. */
   async replicasOf(): Promise<number> {
     const ask = (one: RedisConnection) => one.ask('sentinel', ['replicas', this.#master], list(any))
     const all = await askAll(this.#all, 'no Sentinel knows the replicas', OTHERS, ask)

@@ -4,7 +4,7 @@ import { type Address, formatAddress } from '../../config/urls.ts'
 import type { Millis } from '../../core/record.ts'
 import { within } from '../../runtime/scheduling.ts'
 import { Declined, PartlyUnavailable, StoreFull, StoreUnavailable } from '../register.ts'
-import { ClusterNodes, placeOf, slotsOf } from './cluster.ts'
+import { ClusterNodes, everySlotOf, placeOf, type SlotRange, slotsOf } from './cluster.ts'
 import { isRefusal, type ReadScript, RedisConnection, Refused } from './connection.ts'
 import { type RedisOptions, SHARDS } from './keys.ts'
 import { type Read, type RespArgs, type Script, text } from './resp.ts'
@@ -15,27 +15,6 @@ import { Misconfigured, type RedisUrl, redisUrl } from './url.ts'
 const MAX_REDIRECTS = 3
 /** How often the masters are looked for while something is wrong. */
 const REREAD: Millis = 250
-
-export interface SlotRange {
-  readonly first: number
-  readonly last: number
-  /** The master, then its replicas. */
-  readonly nodes: readonly Address[]
-}
-
-/** Finds out which master has which slots. */
-export interface Discovery {
-  /** How often it is asked even while all is well, since a master that was replaced may still answer; null: never. */
-  readonly every: Millis | null
-  /**
-   * `ready`: the masters that are connected.
-   * @throws {Misconfigured} if only an operator can fix the cause.
-   */
-  find(ready: readonly RedisConnection[]): Promise<readonly SlotRange[]>
-  /** Number of a master's replicas that may be promoted, including those that are down; 0 if nothing promotes them. */
-  replicasOf(master: RedisConnection): Promise<number>
-  close(): Promise<void>
-}
 
 /** A master and its shards. */
 export interface MasterShards {
@@ -67,7 +46,8 @@ export class Servers {
   readonly #url: RedisUrl
   readonly #options: RedisOptions
   readonly #onServers: OnServers
-  readonly discovery: Discovery
+  /** Finds out which master has which slots. Null: one server has all. */
+  readonly discovery: Sentinels | ClusterNodes | null
   /** Current and recent masters by name. */
   readonly #nodes = new Map<string, RedisConnection>()
   /** By shard; empty if still unknown. */
@@ -86,8 +66,11 @@ export class Servers {
     this.#options = options
     this.#onServers = onServers
     this.isCluster = url.kind === 'cluster'
-    const discoveries = { server: OneServer, sentinel: Sentinels, cluster: ClusterNodes }
-    this.discovery = new discoveries[url.kind](url, options)
+    this.discovery = this.isCluster
+      ? new ClusterNodes(url, options)
+      : url.kind === 'sentinel'
+        ? new Sentinels(url, options)
+        : null
   }
 
   /**
@@ -99,10 +82,11 @@ export class Servers {
       if (error instanceof Misconfigured) throw error
       this.#fail(error)
     })
-    const { every } = this.discovery
-    if (every !== null) this.#timers.push(setInterval(() => void this.#look(true), every).unref())
-    if (this.#url.kind !== 'server')
-      this.#timers.push(setInterval(() => void this.#look(false), REREAD).unref())
+    const look = (every: Millis, always: boolean) =>
+      this.#timers.push(setInterval(() => void this.#look(always), every).unref())
+    if (this.discovery !== null) look(REREAD, false)
+    // A master that was replaced may still answer.
+    if (this.discovery instanceof Sentinels) look(this.discovery.every, true)
     await Promise.all(this.#all.map(({ attempted }) => attempted))
   }
 
@@ -110,7 +94,7 @@ export class Servers {
     this.#isClosed = true
     this.#trouble = 'closed'
     for (const timer of this.#timers) clearInterval(timer)
-    await Promise.all([this.discovery.close(), ...this.#all.map((node) => node.close())])
+    await Promise.all([this.discovery?.close(), ...this.#all.map((node) => node.close())])
   }
 
   /** In a cluster, the script's first key selects the server. */
@@ -250,8 +234,8 @@ export class Servers {
 
   #read(): Promise<void> {
     this.#isStale = false
-    this.#reading ??= this.discovery
-      .find(this.#ready)
+    const finding = async () => this.discovery?.find(this.#ready) ?? everySlotOf(this.#url.hosts)
+    this.#reading ??= finding()
       .then((ranges) => this.#take(ranges))
       .finally(() => {
         this.#reading = null
@@ -303,17 +287,3 @@ function shardOf(key: string): number {
 }
 
 const SLOT_OF_SHARD = SHARDS.map((n) => new Command('get', [n.toString(16).padStart(2, '0')]).getSlot())
-
-/** Wherever its address leads. */
-class OneServer implements Discovery {
-  readonly every = null
-  readonly #nodes: readonly Address[]
-
-  constructor({ hosts }: RedisUrl) {
-    this.#nodes = hosts
-  }
-
-  find = async () => [{ first: 0, last: Number.POSITIVE_INFINITY, nodes: this.#nodes }]
-  replicasOf = async () => 0
-  close = async () => {}
-}
