@@ -4,7 +4,7 @@ import { SMALL_RECORD } from '../../src/store/record/codec.ts'
 import type { PutKind, Store } from '../../src/store/register.ts'
 import { array, bulk, int, type Says, scripted, words } from '../support/fake-redis.ts'
 import { newId, newToken, SPANS } from './fixtures.ts'
-import { APPLIED, claiming, KEYS, NOT_APPLIED, open } from './redis-fixtures.ts'
+import { APPLIED, claiming, historyOf, KEYS, NOT_APPLIED, open } from './redis-fixtures.ts'
 
 /* What the store makes of the answers to its commands, from a server that says what the test wants. */
 
@@ -61,17 +61,28 @@ void t.test('what one of several commands fails with is not what the others say'
 void t.test('a list of all has the records that a scan finds, and says where it goes on', async (t) => {
   const [id, other] = [newId(), newId()]
   const strange = KEYS.record(id).replace('pay', 'pay.eu')
-  const scan = array(bulk('17'), words(KEYS.record(id), KEYS.history(id), strange, KEYS.record(other)))
+  const scan = array(bulk('17'), words(KEYS.record(id), historyOf(id), strange, KEYS.record(other)))
   const { store, server } = await storeOn(t, { scan })
-  t.strictSame(await store.list('all', null, 10), { ids: [id, other], next: '17' })
-  t.strictSame((await store.list({ beginning: id.slice(0, 8) }, '17', 10)).ids, [id])
+  t.strictSame(await store.list('all', null, 10), { ids: [id, other], next: '.0.17' })
+  t.strictSame((await store.list({ beginning: id.slice(0, 8) }, '.0.17', 10)).ids, [id])
   t.equal(server.commands.at(-1)?.[1], '17')
   server.says['scan'] = array(bulk('0'), '*0\r\n')
-  t.strictSame(await store.list('all', '5', 10), { ids: [], next: null })
+  t.strictSame(await store.list('all', '.0.5', 10), { ids: [], next: null })
   await store.list('all', '12345678.0.5', 10)
   t.equal(server.commands.at(-1)?.[1], '0', 'a cursor of other servers begins again')
-  await store.list('all', '9'.repeat(20), 10)
-  for (const wrong of ['', 'x', '1x', 'x1', '9'.repeat(21), '1234567.0.5', '12345678.12345.5', '.0.5', '5.5'])
+  await store.list('all', `.0.${'9'.repeat(20)}`, 10)
+  for (const wrong of [
+    '',
+    'x',
+    '1x',
+    'x1',
+    `.0.${'9'.repeat(21)}`,
+    '.1.5',
+    '1234567.0.5',
+    '12345678.12345.5',
+    '5',
+    '5.5',
+  ])
     await t.rejects(store.list('all', wrong, 10), RangeError, wrong)
 })
 

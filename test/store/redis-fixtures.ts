@@ -14,6 +14,9 @@ export const NOT_APPLIED = { name: 'StoreUnavailable', maybeApplied: false }
 export const KEYS = new RedisKeys('pay')
 export const NOTE = { tag: 'a', count: 1, firstAgo: 0, lastAgo: 0, text: '{}' }
 
+/** The key of a record's history. */
+export const historyOf = (id: RecordId): string => KEYS.record(id).replace(':r:', ':h:')
+
 /** A store of the service `pay`, and what it tells. */
 export async function open(t: Test, url: string, options: Partial<RedisOptions> = {}) {
   const events: string[] = []

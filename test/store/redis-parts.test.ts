@@ -20,7 +20,6 @@ void t.test('the layout of keys is fixed for good', async (t) => {
   const id = idOf(0xaf)
   const own = 'idempotency:pay.eu:{af}:'
   t.equal(KEYS.record(id), `${own}r:${id}`)
-  t.equal(KEYS.history(id), `${own}h:${id}`)
   t.equal(KEYS.channel(id), `${own}c:${id}`)
   t.equal(KEYS.bucket(id), `${own}n:${id}`)
   t.equal(KEYS.indexes[0xaf], `${own}u`)
@@ -45,7 +44,7 @@ void t.test('only the key of a record is taken for one', async (t) => {
   const id = idOf(1)
   t.equal(KEYS.idOf(KEYS.record(id)), id)
   for (const other of [
-    KEYS.history(id),
+    KEYS.record(id).replace(':r:', ':h:'),
     KEYS.indexes[KEYS.shardOf(id)] as string,
     KEYS.record(id).replace('{01}', '{02}'),
     new RedisKeys('pay').record(id),

@@ -3,7 +3,15 @@ import { PREFIX, readStamps } from '../../src/store/record/codec.ts'
 import { versionOf } from '../../src/store/record/prefix.ts'
 import { RedisServer } from '../support/redis.ts'
 import { bytesOf, claim, HOUR, MINUTE, newId, newToken, response, SPANS } from './fixtures.ts'
-import { claiming, KEYS, NOT_APPLIED, NOTE, open as openStore, redisContract } from './redis-fixtures.ts'
+import {
+  claiming,
+  historyOf,
+  KEYS,
+  NOT_APPLIED,
+  NOTE,
+  open as openStore,
+  redisContract,
+} from './redis-fixtures.ts'
 
 const server = await RedisServer.start()
 t.teardown(() => server[Symbol.asyncDispose]())
@@ -41,11 +49,11 @@ void t.test('a foreign value is returned by a claim and never overwritten', asyn
       await server.command('ZSCORE', KEYS.indexes[KEYS.shardOf(id)] as string, id),
       'nor taken out of the index',
     )
-    await server.command('RPUSH', KEYS.history(id), 'a 1 1 1 {}')
+    await server.command('RPUSH', historyOf(id), 'a 1 1 1 {}')
     t.equal(await register.history.append(id, [NOTE]), false)
     t.same(await register.history.read(id), [])
     t.equal(await register.remove(id, versionOf(Buffer.from(foreign))), true, 'an operator may remove it')
-    t.equal(await server.command('EXISTS', KEYS.record(id), KEYS.history(id)), 0)
+    t.equal(await server.command('EXISTS', KEYS.record(id), historyOf(id)), 0)
     t.equal(
       await server.command('ZSCORE', KEYS.indexes[KEYS.shardOf(id)] as string, id),
       null,
@@ -102,7 +110,7 @@ void t.test('Redis drops a record when its retention ends, and its history with 
     t.ok(left > dropIn - MINUTE && left <= dropIn, `${left} of ${dropIn}`)
     await store.history.append(id, [NOTE])
     const [record, history] = await Promise.all(
-      [KEYS.record(id), KEYS.history(id)].map((key) => server.command('PEXPIRETIME', key)),
+      [KEYS.record(id), historyOf(id)].map((key) => server.command('PEXPIRETIME', key)),
     )
     t.equal(history, record, 'to the millisecond')
   }

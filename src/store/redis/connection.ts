@@ -5,6 +5,7 @@ import type { StoreConfig } from '../../config/config.ts'
 import { type Address, formatAddress } from '../../config/urls.ts'
 import type { Millis } from '../../core/record.ts'
 import { within } from '../../runtime/scheduling.ts'
+import type { StoreHooks } from '../open.ts'
 import { reconnectDelay } from '../reconnect.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from '../register.ts'
 import {
@@ -53,20 +54,18 @@ export interface Link {
 /** Converts what a script replies. `link`: where it arrived. */
 export type ReadScript<T> = (reply: never, link: Link) => T
 
-export type OnEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
-
 export interface ConnectionSettings {
   readonly timeoutMs: Millis
   /** `store.grace`; 0 or absent: none. A proxy that connects later than that after a failover has lost its claims. */
   readonly grace?: Millis
-  /** `store.wait`. Like the grace, it needs to know the process that a connection reaches. */
-  readonly wait?: object | null
+  /** `store.wait`; null or absent: none. Like the grace, it needs to know the process that a connection reaches. */
+  readonly wait?: StoreConfig['wait']
   /** `store.redis`: options of ioredis, and where announced addresses are reached. */
   readonly client?: Partial<StoreConfig['redis']>
 }
 
 interface ConnectionEvents {
-  readonly onEvent?: OnEvent
+  readonly onEvent?: StoreHooks['onEvent']
   /** Ready for commands. */
   readonly onReady?: () => void
   /** An attempt has failed, or the connection has ended. */

@@ -1,24 +1,19 @@
 import type { StoreConfig } from '../../config/config.ts'
 import { type Millis, RECORD_ID, type RecordId } from '../../core/record.ts'
-import type { NewEpoch } from '../register.ts'
-import type { ConnectionSettings, OnEvent } from './connection.ts'
+import type { StoreHooks } from '../open.ts'
+import type { ConnectionSettings } from './connection.ts'
 
 export type Wait = NonNullable<StoreConfig['wait']>
 
-export interface RedisOptions extends ConnectionSettings {
+export interface RedisOptions
+  extends ConnectionSettings,
+    Pick<StoreHooks, 'onEvent' | 'onNewEpoch' | 'onSafe' | 'onHeld' | 'onWaited'> {
   /** Validated by `config/urls.ts`. */
   readonly url: string
-  readonly onEvent: OnEvent
   /** Hides the records of other services on the same server. */
   readonly service: string
   /** Added to the server's time, for tests that travel in time; otherwise 0. */
   readonly skew?: () => Millis
-  readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
-  readonly onSafe?: ((before: Millis) => void) | undefined
-  readonly onHeld?: ((left: Millis) => void) | undefined
-  /** The replicas that claims wait for; null: none. */
-  readonly wait?: Wait | null
-  readonly onWaited?: ((satisfied: boolean) => void) | undefined
 }
 
 /*
@@ -57,7 +52,6 @@ export class RedisKeys {
   }
 
   readonly record = (id: RecordId): string => `${this.#tag(id)}r:${id}`
-  readonly history = (id: RecordId): string => `${this.#tag(id)}h:${id}`
   readonly channel = (id: RecordId): string => `${this.#tag(id)}c:${id}`
   readonly bucket = (bucket: string): string => `${this.#tag(bucket)}n:${bucket}`
   readonly marker = (shard: number): string => `${this.#tagged[shard]}w`

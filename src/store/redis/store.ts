@@ -262,18 +262,16 @@ type ScanPlace = readonly [view: string, server: number, cursor: string]
 
 /** @throws {RangeError} if {@link cursorOf} did not make the cursor. */
 function scanPlaceOf(text: string | null, { id, servers }: View): ScanPlace {
-  const [, view = '', server = 0, cursor] =
-    /^(?:([0-9a-f]{8})\.(\d{1,4})\.)?(\d{1,20})$/.exec(text ?? '0') ?? []
-  if (cursor !== undefined && view !== id) return [id, 0, '0']
-  if (cursor === undefined || Number(server) >= servers.length)
+  if (text === null) return [id, 0, '0']
+  const [, view, server, cursor] = /^(|[0-9a-f]{8})\.(\d{1,4})\.(\d{1,20})$/.exec(text) ?? []
+  if (cursor === undefined || (view === id && Number(server) >= servers.length))
     throw new RangeError('not a cursor of this store')
-  return [view, Number(server), cursor]
+  return view === id ? [id, Number(server), cursor] : [id, 0, '0']
 }
 
 /** Null: everything has been seen. */
 function cursorOf([view, server, cursor]: ScanPlace, now: View): string | null {
   if (view !== now.id) return `${now.id}.0.0`
   const next = cursor === '0' ? server + 1 : server
-  if (next === now.servers.length) return null
-  return view === '' ? cursor : `${view}.${next}.${cursor}`
+  return next === now.servers.length ? null : `${view}.${next}.${cursor}`
 }
