@@ -36,7 +36,7 @@ export interface Login {
 }
 
 /** Where a connection leads. */
-export interface RedisTarget {
+interface RedisTarget {
   readonly place: Address
   readonly login: Login
   /** Named as a master, which may be wrong: replicas may lack records. */
@@ -302,10 +302,8 @@ export class RedisConnection {
     const { grace, wait } = this.#settings
     try {
       const [, info, [role]] = await Promise.all([
-        this.#send('ping', [], text(/^PONG$/), until).catch(unless(/NOPERM/, '')),
-        grace || wait
-          ? this.#send('info', ['server'], text(/^\w+:/m), until).catch(unless(/NOPERM/, ''))
-          : '',
+        this.#send('ping', [], text(/^PONG$/), until).catch(ifDenied('')),
+        grace || wait ? this.#send('info', ['server'], text(/^\w+:/m), until).catch(ifDenied('')) : '',
         target.isNamed ? this.#send('role', [], list(String), until) : ['master'],
       ])
       const identity = /^run_id:([0-9a-f]+)\r?$/m.exec(info)?.[1] ?? ''
@@ -377,10 +375,10 @@ export async function askAll<T>(
   return [...answers]
 }
 
-/** Treats such a refusal as the answer `otherwise`. */
-export function unless<T>(harmless: RegExp, otherwise: T) {
-  return (error: Error): T => {
-    if (!harmless.test(error.message)) throw error
+/** If the user may not run the command, the answer is `otherwise`. */
+export function ifDenied<T>(otherwise: T) {
+  return (error: unknown): T => {
+    if (!isRefusal(error, 'NOPERM')) throw error
     return otherwise
   }
 }

@@ -34,7 +34,7 @@ export interface View {
 type Redirect = { readonly node: RedisConnection; readonly asks: boolean }
 
 /** A server is ready for commands, perhaps again. Without a server: shards may have new masters. */
-export type OnServers = (ready?: RedisConnection) => void
+type OnServers = (ready?: RedisConnection) => void
 
 /**
  * The masters that `store.url` leads to, a connection to each, and the 256 shards among them. The map may be stale: a node of a cluster that

@@ -20,7 +20,7 @@ import { readNote } from '../side-ports.ts'
 import { Barriers } from './barrier.ts'
 import { Batches, type Operation, type ReadResult, writeReply, YES } from './batch.ts'
 import { Channels } from './channels.ts'
-import { type RedisConnection, unless } from './connection.ts'
+import { ifDenied, type RedisConnection } from './connection.ts'
 import { redisEpochs } from './epochs.ts'
 import { RedisKeys, type RedisOptions, SHARDS } from './keys.ts'
 import { list, type RespReply, text, tuple } from './resp.ts'
@@ -160,7 +160,7 @@ class RedisStore implements Store {
   readonly traits: Store['traits'] = async () => {
     const parts = await this.#servers.parts()
     const all = parts.map(async (part) => {
-      const info = await part.server.ask('info', [], text()).catch(unless(/NOPERM/, null))
+      const info = await part.server.ask('info', [], text()).catch(ifDenied(null))
       const traits = redisTraits(info, this.#servers.isCluster, this.#options.wait ?? null)
       const refusals = [...traits.refusals, ...((await this.#barriers?.check(part)) ?? [])]
       return { name: part.server.leadsTo, ...traits, refusals }
