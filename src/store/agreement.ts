@@ -6,19 +6,16 @@ import {
   keysUnder,
 } from '../core/identification.ts'
 import type { IdempotencyRecord, Millis } from '../core/record.ts'
-import type { PhaseGuard } from './around.ts'
 import {
   IDENTIFICATION_MARK,
   MARK_SPANS,
   MARKED_FOR,
+  MarkGuard,
+  type MarkGuardOptions,
   markDraft,
-  RENEW_EVERY,
-  RETRY_EVERY,
-  SURE_FOR,
-  untilAborted,
-} from './moving/phases.ts'
+} from './marks.ts'
 import { decodeRecord, encodeDraft } from './record/codec.ts'
-import { CorruptRecord, OutOfPhase, RecordLocked, type Store, StoreUnavailable } from './register.ts'
+import { CorruptRecord, RecordLocked, type Store, unlessBug } from './register.ts'
 
 /*
  * Replicas of one service agree on what identifies a record (docs/adr/0117). A service has one mark, which all replicas with the same
@@ -46,84 +43,44 @@ interface MarkContent {
 /** The replicas that a mark names as alive. */
 type Alive = Required<Omit<MarkContent, 'parts'>>
 
-interface AgreementOptions {
+interface AgreementOptions extends MarkGuardOptions {
   readonly own: Identification
   /** Tag of its own `upstream.url`. */
   readonly upstream: string
-  /** Claims although others identify records differently (`--accept-rescope`). */
+  /** Claims although others identify records differently (`--accept-rescope`), and only says so. */
   readonly accepts: boolean
-  /** For the log: why it does not claim, or the difference that it ignores; null: resolved. */
-  readonly say: (why: string | null) => void
   /** Called once: a replica that agrees is alive, and forwards to another upstream. */
   readonly onOtherUpstream: () => void
-  /** Monotonic. */
-  readonly clock?: () => Millis
 }
 
-/** Holds the mark together with all replicas that agree. Claims nothing until it is sure that it does; answers from records as usual. */
-export class Agreement implements PhaseGuard {
-  readonly clock: () => Millis
-  sureUntil = Number.NEGATIVE_INFINITY
-  /** Why nothing is claimed although the store answers; null: nothing prevents it. */
-  conflict: string | null = null
+/** Holds the mark together with all replicas that agree. Claims nothing until it is sure that it does. */
+export class Agreement extends MarkGuard {
+  protected readonly unsure = 'cannot tell whether replicas that identify records differently are alive'
   readonly #stores: readonly Marking[]
   readonly #token: Buffer
   readonly #replica = randomBytes(6).toString('base64url')
   readonly #options: AgreementOptions
-  readonly #stopping = new AbortController()
-  #running: Promise<void> = Promise.resolve()
-  #renewing: Promise<void> | null = null
-  /** Result of the last attempt. */
-  #isRenewed = false
-  #said: string | null = null
   #hasSeenOther = false
 
   /** `stores`: those that decide who claims; during a migration perhaps both, the old one first. */
   constructor(stores: readonly Marking[], options: AgreementOptions) {
-    const { own, clock } = options
+    super(options)
     this.#stores = stores
     this.#options = options
-    this.clock = clock ?? performance.now.bind(performance)
-    this.#token = own.digest.subarray(0, TOKEN_BYTES)
-  }
-
-  /** Takes the mark, or keeps trying in the background: existing records are answered meanwhile. */
-  async enter(): Promise<void> {
-    await this.renew().catch(unlessUnavailable)
-    const pause = () => (this.#isRenewed && this.conflict === null ? RENEW_EVERY : RETRY_EVERY)
-    this.#running = untilAborted(this.#stopping.signal, pause, () => this.renew().catch(unlessUnavailable))
-  }
-
-  /**
-   * One renewal serves all concurrent callers.
-   * @throws {StoreUnavailable}
-   */
-  renew(): Promise<void> {
-    this.#renewing ??= this.#renew().finally(() => {
-      this.#renewing = null
-    })
-    return this.#renewing
+    this.#token = options.own.digest.subarray(0, TOKEN_BYTES)
   }
 
   /** The store may have lost the mark: a replica that is sure of it rewrites it before the grace ends. */
   async rewrite(): Promise<void> {
-    // A renewal in progress may write the mark first.
-    await this.#renewing?.catch(unlessUnavailable)
-    await this.renew().catch(unlessUnavailable)
-  }
-
-  async ensure(): Promise<void> {
-    if (this.#stopping.signal.aborted) throw new OutOfPhase('this replica has ended', false)
-    await this.renew()
-    if (this.conflict !== null) throw new OutOfPhase(this.conflict, false)
+    // A check in progress may write the mark first.
+    await this.checking?.catch(unlessBug)
+    await this.renew().catch(unlessBug)
   }
 
   /** Claims nothing from now on. Removes the mark unless other replicas that agree are alive. */
-  async stop(): Promise<void> {
-    this.#stopping.abort()
+  override async stop(): Promise<void> {
+    await super.stop()
     this.sureUntil = Number.NEGATIVE_INFINITY
-    await this.#running
-    await this.#renewing?.catch(unlessUnavailable)
     // A mark that cannot be removed now expires.
     await Promise.allSettled(this.#stores.map((store) => this.#leave(store)))
   }
@@ -143,9 +100,8 @@ export class Agreement implements PhaseGuard {
     }
   }
 
-  async #renew(): Promise<void> {
+  protected async check(): Promise<void> {
     const began = this.clock()
-    this.#isRenewed = false
     // After a failover that lost the mark, only replicas that were sure of it may rewrite it before the grace ends.
     const entry = began < this.sureUntil ? 'again' : 'claim'
     let differs: string | null = null
@@ -153,13 +109,8 @@ export class Agreement implements PhaseGuard {
       differs = await this.#differing(store, entry)
       if (differs !== null) break
     }
-    this.#isRenewed = true
-    const { accepts, say } = this.#options
-    this.conflict = accepts ? null : differs
-    this.sureUntil = this.conflict === null ? began + SURE_FOR : Number.NEGATIVE_INFINITY
-    if (differs === this.#said) return
-    this.#said = differs
-    say(differs)
+    if (differs === null || this.#options.accepts) this.sure(began, differs)
+    else this.refuse(differs)
   }
 
   /** Takes or renews the mark; returns the existing one if it belongs to others. In a grace `entry` decides, as for any put. */
@@ -170,20 +121,14 @@ export class Agreement implements PhaseGuard {
       if (mark !== null && !mark.token.equals(this.#token)) return mark
       const others = mark === null ? NOBODY : this.#othersIn(mark, now)
       this.#lookForOther(others)
-      const all: Alive = {
+      const draft = this.#draft({
         alive: { ...others.alive, [this.#replica]: now },
         upstreams: { ...others.upstreams, [this.#replica]: this.#options.upstream },
-      }
+      })
       const written =
         mark === null
-          ? await store.put(IDENTIFICATION_MARK, this.#draft(all), MARK_SPANS, entry)
-          : await store.swap(
-              IDENTIFICATION_MARK,
-              { version: mark.version },
-              this.#draft(all),
-              MARK_SPANS,
-              false,
-            )
+          ? await store.put(IDENTIFICATION_MARK, draft, MARK_SPANS, entry)
+          : await store.swap(IDENTIFICATION_MARK, { version: mark.version }, draft, MARK_SPANS, false)
       if (written.done) return null
       ;({ now, bytes } = written)
     }
@@ -247,9 +192,4 @@ function contentOf({ path }: IdempotencyRecord): MarkContent {
   } catch {
     throw new CorruptRecord('it was written by another version')
   }
-}
-
-/** The timer and each claim try again. */
-function unlessUnavailable(error: unknown): void {
-  if (!(error instanceof StoreUnavailable)) throw error
 }

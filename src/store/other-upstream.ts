@@ -1,5 +1,5 @@
 import type { Millis, Spans } from '../core/record.ts'
-import { markDraft, UPSTREAM_MARK } from './moving/phases.ts'
+import { markDraft, UPSTREAM_MARK } from './marks.ts'
 import { decodeRecord, encodeDraft } from './record/codec.ts'
 import type { Store } from './register.ts'
 

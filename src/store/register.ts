@@ -282,6 +282,11 @@ export class SealedRecord extends CorruptRecord {
   }
 }
 
+/** For work that is best effort, or tried again. */
+export function unlessBug(error: unknown): void {
+  if (!(error instanceof StoreUnavailable || error instanceof CorruptRecord)) throw error
+}
+
 /**
  * The id after which a listing by id continues; '': from the start.
  * @throws {RangeError} if the cursor is not an id.

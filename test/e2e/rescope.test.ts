@@ -1,5 +1,5 @@
 import t, { type Test } from 'tap'
-import { IDENTIFICATION_MARK } from '../../src/store/moving/phases.ts'
+import { IDENTIFICATION_MARK } from '../../src/store/marks.ts'
 import { configFile, newKey, send, tempDir, until } from '../support/e2e.ts'
 import { proxyInProcess, proxyProcess, type TestProxy } from '../support/proxy.ts'
 import { RedisServer } from '../support/redis.ts'

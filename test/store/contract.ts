@@ -10,7 +10,7 @@ import {
   type State,
 } from '../../src/core/record.ts'
 import { Agreement } from '../../src/store/agreement.ts'
-import { MARKED_FOR } from '../../src/store/moving/phases.ts'
+import { MARKED_FOR } from '../../src/store/marks.ts'
 import { decodeRecord, encodeDraft, PREFIX, readStamps } from '../../src/store/record/codec.ts'
 import { packed } from '../../src/store/record/packed.ts'
 import { versionOf } from '../../src/store/record/prefix.ts'

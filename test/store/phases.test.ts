@@ -2,15 +2,9 @@ import t, { type Test } from 'tap'
 import type { Phase } from '../../src/core/copies.ts'
 import type { RecordId, State } from '../../src/core/record.ts'
 import { inPhase } from '../../src/store/around.ts'
+import { markOf } from '../../src/store/marks.ts'
 import { memoryStore } from '../../src/store/memory.ts'
-import {
-  enteredBy,
-  isMarked,
-  markOf,
-  PhaseConflict,
-  PhaseWatch,
-  Presence,
-} from '../../src/store/moving/phases.ts'
+import { enteredBy, isMarked, PhaseConflict, PhaseWatch, Presence } from '../../src/store/moving/phases.ts'
 import { decodeRecord, readStamps } from '../../src/store/record/codec.ts'
 import { InGrace, OutOfPhase, type Store, StoreUnavailable } from '../../src/store/register.ts'
 import {
@@ -337,7 +331,7 @@ void t.test('a replica that waits for phase new to begin', async (t) => {
     })
     await entered(t, waiting)
     t.match(waiting.refusal, /cannot tell/)
-    t.equal(said.at(-1), 'down')
+    t.equal(said.at(-1), 'its phase cannot be announced: down')
   })
   await t.test('pauses between its looks', async (t) => {
     const pauses = hurried(t)

@@ -1,6 +1,6 @@
 import { Redis } from 'ioredis'
 import root, { type Test } from 'tap'
-import { IDENTIFICATION_MARK } from '../../src/store/moving/phases.ts'
+import { IDENTIFICATION_MARK } from '../../src/store/marks.ts'
 import { configFile, type Gate, gate, type Reply, sqliteSnapshot, tempDir, until } from './e2e.ts'
 import { type ChildProxy, proxyInProcess, proxyProcess, type TestProxy } from './proxy.ts'
 import { SHARED, type SharedKind, type SharedServer, sharedServer } from './shared.ts'

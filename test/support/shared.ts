@@ -1,5 +1,5 @@
 import type { Test } from 'tap'
-import { IDENTIFICATION_MARK } from '../../src/store/moving/phases.ts'
+import { IDENTIFICATION_MARK } from '../../src/store/marks.ts'
 import { PREFIX } from '../../src/store/record/codec.ts'
 import { onlyRecord, redisSnapshot } from './e2e.ts'
 import { NO_POSTGRES, PostgresServer } from './postgres.ts'

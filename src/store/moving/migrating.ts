@@ -1,6 +1,7 @@
 import { type ComparedRecord, isAhead, type Phase } from '../../core/copies.ts'
 import type { Millis, RecordId, Spans } from '../../core/record.ts'
 import { said, weakest } from '../grade.ts'
+import { withoutMarks } from '../marks.ts'
 import { writeU48 } from '../record/binary.ts'
 import { isClaim, isUnresolved, meets, PREFIX, readStamps, stateCode } from '../record/codec.ts'
 import { versionOf } from '../record/prefix.ts'
@@ -19,6 +20,7 @@ import {
   type Store,
   StoreUnavailable,
   type SwapReply,
+  unlessBug,
 } from '../register.ts'
 import { copyHistory, keptOf } from './copying.ts'
 import {
@@ -32,7 +34,6 @@ import {
   isSame,
   renewedBy,
 } from './migrating-records.ts'
-import { withoutMarks } from './phases.ts'
 
 interface Terms {
   readonly lead: 'from' | 'to'
@@ -455,9 +456,4 @@ function unreadable({ name }: Store): CorruptRecord {
 function lost(error: unknown): never {
   if (!(error instanceof StoreUnavailable)) throw error
   throw new StoreUnavailable(error.message, true, { cause: error })
-}
-
-/** For best-effort work. */
-function unlessBug(error: unknown): void {
-  if (!(error instanceof StoreUnavailable || error instanceof CorruptRecord)) throw error
 }

@@ -1,33 +1,24 @@
-import { hash } from 'node:crypto'
 import { setTimeout as wait } from 'node:timers/promises'
 import { PHASES, type Phase } from '../../core/copies.ts'
-import type { Millis, RecordDraft, RecordId, Spans } from '../../core/record.ts'
-import type { PhaseGuard } from '../around.ts'
-import { decodeRecord, encodeDraft } from '../record/codec.ts'
-import { NO_REQUEST } from '../records.ts'
+import type { Millis } from '../../core/record.ts'
 import {
-  CorruptRecord,
-  type KeptNote,
-  OutOfPhase,
-  type Page,
-  RecordLocked,
-  type Store,
-  StoreUnavailable,
-} from '../register.ts'
+  MARK_SPANS,
+  MARK_STATE,
+  MARKED_FOR,
+  MarkGuard,
+  type MarkGuardOptions,
+  markDraft,
+  markOf,
+  RETRY_EVERY,
+  SURE_FOR,
+} from '../marks.ts'
+import { decodeRecord, encodeDraft } from '../record/codec.ts'
+import { type KeptNote, RecordLocked, type Store } from '../register.ts'
 import { areTheSame } from './copying.ts'
 
 /*
- * Tracks which phases of a migration have living replicas. Each phase has a mark in both stores: a record that expires unless renewed
- * (docs/adr/0101).
+ * Tracks which phases of a migration have living replicas. Each phase has a mark in both stores (docs/adr/0101).
  */
-
-/** How long a mark outlives its last renewal, and counts after it was seen: a failover may lose the mark while its replicas live. */
-export const MARKED_FOR: Millis = 15_000
-export const MARK_SPANS: Spans = { dueIn: MARKED_FOR, dropIn: MARKED_FOR }
-/** How long a replica relies on its own mark: a claim sent by then arrives while the mark exists. */
-export const SURE_FOR: Millis = 10_000
-export const RENEW_EVERY: Millis = 3_000
-export const RETRY_EVERY: Millis = 500
 
 /** The store that a migration moves records from, or to. */
 type Side = 'from' | 'to'
@@ -47,45 +38,7 @@ export class PhaseConflict extends Error {
   override readonly name = 'PhaseConflict'
 }
 
-/** One mark for all replicas of a phase, so that one command renews it, however many there are. */
-export function markOf(phase: Phase): RecordId {
-  return markId(`migration/1\0${phase}`)
-}
-
-function markId(name: string): RecordId {
-  return hash('sha256', `idempotency-proxy/${name}`, 'base64url') as RecordId
-}
-
-/** The mark of what identifies records in a service ({@link file://./agreement.ts}). */
-export const IDENTIFICATION_MARK = markId('identification/1')
-
-/** The mark of what a service forwards to ({@link file://../other-upstream.ts}). */
-export const UPSTREAM_MARK = markId('upstream/1')
-
-const MARKS: ReadonlySet<RecordId> = new Set([...PHASES.map(markOf), IDENTIFICATION_MARK, UPSTREAM_MARK])
-
-/** Marks are no records of requests. */
-export function withoutMarks({ ids, next }: Page): Page {
-  return { ids: ids.filter((id) => !MARKS.has(id)), next }
-}
-
 const TOKEN = Buffer.alloc(16, 'mark')
-const STATE = 'failed_retryable'
-
-interface Mark {
-  /** 16 bytes, shared by all who may renew it. */
-  readonly token: Buffer
-  readonly route: string
-  /** Its content, for machines. */
-  readonly path: string
-  /** Its meaning, for people. */
-  readonly about: string
-}
-
-export function markDraft({ token, route, path, about }: Mark): RecordDraft {
-  const lastError = `no request: a mark of ${about}`
-  return { ...NO_REQUEST, state: STATE, token, route, method: 'MARK', path, lastError }
-}
 
 export async function isMarked(store: Pick<Store, 'get'>, phase: Phase): Promise<boolean> {
   return (await store.get(markOf(phase))).bytes !== null
@@ -109,7 +62,7 @@ async function markPhase(store: Store, phase: Phase, side: Side): Promise<boolea
   const bytes = (): Buffer =>
     encodeDraft(markDraft({ token: TOKEN, route: 'migration', path: `/${phase}/${side}`, about }))
   for (let round = 0; round < 3; round++) {
-    const renewed = await store.swap(id, { token: TOKEN, states: [STATE] }, bytes(), MARK_SPANS, false)
+    const renewed = await store.swap(id, { token: TOKEN, states: [MARK_STATE] }, bytes(), MARK_SPANS, false)
     if (renewed.done) return false
     if (renewed.bytes !== null) throw new RecordLocked(`the mark of phase ${phase} was changed`)
     if ((await store.put(id, bytes(), MARK_SPANS, 'again')).done) return true
@@ -117,88 +70,79 @@ async function markPhase(store: Store, phase: Phase, side: Side): Promise<boolea
   throw new RecordLocked(`the mark of ${about} keeps changing`)
 }
 
+/** Notices replicas beside which this one must not claim. */
+abstract class ApartGuard extends MarkGuard {
+  #apartUntil = Number.NEGATIVE_INFINITY
+
+  /** `why`: such a replica is alive; null: none is seen, which counts once one that was seen could have renewed its mark. */
+  protected isApart(why: string | null): boolean {
+    if (why !== null) {
+      this.#apartUntil = this.clock() + MARKED_FOR
+      this.refuse(why)
+    } else if (this.clock() >= this.#apartUntil) {
+      this.conflict = null
+      return false
+    }
+    return true
+  }
+
+  protected override async begin(): Promise<void> {
+    await super.begin()
+    if (this.conflict !== null) throw new PhaseConflict(this.conflict)
+  }
+}
+
 interface Sides {
   readonly from: Store
   readonly to: Store
 }
 
-interface PhaseOptions {
+interface PresenceOptions extends MarkGuardOptions {
   readonly phase: Phase
   /** Name of this replica, for people. */
   readonly replica: string
-  /** Logs why it may not claim; null: it may again. */
-  readonly say: (why: string | null) => void
-  /** Monotonic. */
-  readonly clock?: () => Millis
-  /** Sleeps by that clock. */
+  /** Sleeps by the clock. */
   readonly pause?: (time: Millis) => Promise<unknown>
 }
 
-/**
- * Announces that this replica is alive in its phase, and makes sure that no replica two phases away is. Until it is sure, it claims
- * nothing; it writes outcomes as usual.
- */
-export class Presence implements PhaseGuard {
-  readonly clock: () => Millis
-  sureUntil = Number.NEGATIVE_INFINITY
+/** Announces that this replica is alive in its phase, and makes sure that no replica two phases away is. */
+export class Presence extends ApartGuard {
+  /** It also says when it has entered. */
+  protected override said: string | null | undefined = undefined
+  protected readonly unsure: string
   readonly #sides: Sides
-  readonly #options: PhaseOptions
-  readonly #pause: (time: Millis) => Promise<unknown>
-  readonly #stopping = new AbortController()
-  #running: Promise<void> = Promise.resolve()
-  #conflict: string | null = null
-  #apartUntil = Number.NEGATIVE_INFINITY
-  #reported: string | null | undefined = undefined
+  readonly #options: PresenceOptions
   /** By then, every replica without `store.migrate` that still claims has seen the mark. */
   #seenFrom: Millis | null = null
 
-  constructor(sides: Sides, options: PhaseOptions) {
+  constructor(sides: Sides, options: PresenceOptions) {
+    super(options)
     this.#sides = sides
     this.#options = options
-    this.clock = options.clock ?? performance.now.bind(performance)
-    this.#pause = options.pause ?? wait
+    this.unsure = `cannot tell whether a replica two phases from ${options.phase} is alive`
   }
 
-  /**
-   * Enters the phase, or keeps trying while a store does not answer.
-   *
-   * @throws {PhaseConflict} if it must not.
-   */
-  async enter(): Promise<void> {
-    const { from, to } = this.#sides
-    try {
-      if (await areTheSame(from, to))
-        throw new PhaseConflict('store.url and store.migrate.from are the same store')
-      await this.renew()
-      while (this.#conflict === null && this.#seenFrom !== null) {
-        await this.#pause(RETRY_EVERY)
-        await this.renew()
-      }
-      if (this.#conflict !== null) throw new PhaseConflict(this.#conflict)
-    } catch (error) {
-      if (!(error instanceof StoreUnavailable)) throw error
-      this.#report(error.message)
+  protected override async begin(): Promise<void> {
+    const { pause = wait } = this.#options
+    if (await areTheSame(this.#sides.from, this.#sides.to))
+      throw new PhaseConflict('store.url and store.migrate.from are the same store')
+    await super.begin()
+    while (this.#seenFrom !== null) {
+      await pause(RETRY_EVERY)
+      await super.begin()
     }
-    const pause = () => (this.refusal === null ? RENEW_EVERY : RETRY_EVERY)
-    this.#running = untilAborted(this.#stopping.signal, pause, () =>
-      this.renew().catch((error: Error) => {
-        if (this.refusal !== null) this.#report(`its phase cannot be announced: ${error.message}`)
-      }),
-    )
   }
 
-  /** Why nothing may be claimed now; null: it may. */
-  get refusal(): string | null {
-    if (this.clock() < this.sureUntil) return null
-    return this.#conflict ?? `cannot tell whether a replica two phases from ${this.#options.phase} is alive`
+  protected override failed({ message }: Error): void {
+    if (this.refusal !== null) this.report(`its phase cannot be announced: ${message}`)
   }
 
   /** Checks, announces, then checks again: of two replicas that start at once, at least one sees the other. */
-  async renew(): Promise<void> {
+  protected async check(): Promise<void> {
     const { phase, replica } = this.#options
     const { from, to } = this.#sides
     const began = this.clock()
-    const isNew = this.clock() >= this.sureUntil
+    const isNew = began >= this.sureUntil
     // A replica that was unsure for a while must not stop the others.
     if (isNew && (await this.#findConflict())) return
     const isFirst = await markPhase(from, phase, 'from')
@@ -207,22 +151,10 @@ export class Presence implements PhaseGuard {
     await (phase === 'mirror' ? theirs.catch(() => {}) : theirs)
     if (await this.#findConflict()) return
     if (isNew && !(await this.#isSeen(isFirst))) return
-    this.sureUntil = began + SURE_FOR
-    this.#report(null)
-    if (isNew) {
-      const note = { tag: replica, count: 1, firstAgo: 0, lastAgo: 0, text: 'entered' }
-      await from.history.append(markOf(phase), [note]).catch(() => {})
-    }
-  }
-
-  async ensure(): Promise<void> {
-    const { refusal } = this
-    if (refusal !== null) throw new OutOfPhase(refusal, false)
-  }
-
-  async stop(): Promise<void> {
-    this.#stopping.abort()
-    await this.#running
+    this.sure(began)
+    if (!isNew) return
+    const note = { tag: replica, count: 1, firstAgo: 0, lastAgo: 0, text: 'entered' }
+    await from.history.append(markOf(phase), [note]).catch(() => {})
   }
 
   /** Before phase `new` begins, replicas that claim only in the old store must have stopped. */
@@ -236,7 +168,7 @@ export class Presence implements PhaseGuard {
       this.#seenFrom = null
       return true
     }
-    this.#report(`phase new begins: waiting ${SURE_FOR / 1000} s until replicas without store.migrate notice`)
+    this.report(`phase new begins: waiting ${SURE_FOR / 1000} s until replicas without store.migrate notice`)
     return false
   }
 
@@ -244,22 +176,12 @@ export class Presence implements PhaseGuard {
     const { phase } = this.#options
     const apart = APART[phase]
     // All of these phases use the old store.
-    if (apart === null || !(await isMarked(this.#sides.from, apart))) {
-      if (this.clock() < this.#apartUntil) return true
-      this.#conflict = null
-      return false
-    }
-    this.#apartUntil = this.clock() + MARKED_FOR
-    this.sureUntil = Number.NEGATIVE_INFINITY
-    this.#conflict = `a replica in phase ${apart} is alive, or was ${MARKED_FOR / 1000} s ago: phase ${phase} must not run beside it, since each would execute what the other has claimed; move all replicas through phase both`
-    this.#report(this.#conflict)
-    return true
-  }
-
-  #report(why: string | null): void {
-    if (why === this.#reported) return
-    this.#reported = why
-    this.#options.say(why)
+    const isAlive = apart !== null && (await isMarked(this.#sides.from, apart))
+    return this.isApart(
+      isAlive
+        ? `a replica in phase ${apart} is alive, or was ${MARKED_FOR / 1000} s ago: phase ${phase} must not run beside it, since each would execute what the other has claimed; move all replicas through phase both`
+        : null,
+    )
   }
 }
 
@@ -270,90 +192,21 @@ const NOT_ALONE: Readonly<Record<Side, readonly Phase[]>> = { from: ['new'], to:
  * For a replica without `store.migrate`: checks that its store decides alone. It announces nothing; a replica that enters phase `new` waits
  * until all replicas that have not checked since have stopped claiming.
  */
-export class PhaseWatch implements PhaseGuard {
-  readonly clock: () => Millis
-  sureUntil = Number.NEGATIVE_INFINITY
+export class PhaseWatch extends ApartGuard {
+  protected readonly unsure = 'cannot tell whether a migration has gone past this replica'
   readonly #store: Pick<Store, 'get'>
-  readonly #say: (why: string | null) => void
-  readonly #stopping = new AbortController()
-  #running: Promise<void> = Promise.resolve()
-  #looking: Promise<void> | null = null
-  #conflict: string | null = null
-  #apartUntil = Number.NEGATIVE_INFINITY
 
-  constructor(
-    store: Pick<Store, 'get'>,
-    { say, clock = performance.now.bind(performance) }: Pick<PhaseOptions, 'say' | 'clock'>,
-  ) {
+  constructor(store: Pick<Store, 'get'>, options: MarkGuardOptions) {
+    super(options)
     this.#store = store
-    this.#say = say
-    this.clock = clock
   }
 
-  /**
-   * Checks, and keeps checking, even while the store does not answer.
-   *
-   * @throws {PhaseConflict} if it must not start.
-   */
-  async enter(): Promise<void> {
-    await this.#look().catch(unlessBug)
-    if (this.#conflict !== null) throw new PhaseConflict(this.#conflict)
-    const pause = () => RENEW_EVERY
-    this.#running = untilAborted(this.#stopping.signal, pause, () => this.#look().catch(unlessBug))
-  }
-
-  /** Why nothing may be claimed now; null: it may. */
-  get refusal(): string | null {
-    if (this.clock() < this.sureUntil) return null
-    return this.#conflict ?? 'cannot tell whether a migration has gone past this replica'
-  }
-
-  async ensure(): Promise<void> {
-    await this.#look()
-    if (this.#conflict !== null) throw new OutOfPhase(this.#conflict, false)
-  }
-
-  async stop(): Promise<void> {
-    this.#stopping.abort()
-    await this.#running
-  }
-
-  /** One check for all concurrent callers. */
-  #look(): Promise<void> {
-    this.#looking ??= this.#lookOnce().finally(() => {
-      this.#looking = null
-    })
-    return this.#looking
-  }
-
-  async #lookOnce(): Promise<void> {
+  protected async check(): Promise<void> {
     const began = this.clock()
     const sides = await Promise.all(PHASES.map(async (phase) => markedAs(this.#store, phase)))
     const apart = PHASES.find((phase, n) => NOT_ALONE[sides[n] ?? 'to'].includes(phase) && sides[n] !== null)
-    if (apart !== undefined) this.#apartUntil = this.clock() + MARKED_FOR
-    else if (this.clock() < this.#apartUntil) return
-    this.sureUntil = apart === undefined ? began + SURE_FOR : Number.NEGATIVE_INFINITY
-    const before = this.#conflict
-    this.#conflict = apart === undefined ? null : conflictOf(apart)
-    if (this.#conflict !== before) this.#say(this.#conflict)
+    if (!this.isApart(apart === undefined ? null : conflictOf(apart))) this.sure(began)
   }
-}
-
-/** Repeats the work, pausing in between. The pauses do not keep the process alive. */
-export async function untilAborted(
-  signal: AbortSignal,
-  pause: () => Millis,
-  work: () => Promise<void>,
-): Promise<void> {
-  while (!signal.aborted) {
-    await wait(pause(), undefined, { signal, ref: false }).catch(() => {})
-    if (!signal.aborted) await work()
-  }
-}
-
-/** The next check retries. */
-function unlessBug(error: unknown): void {
-  if (!(error instanceof StoreUnavailable || error instanceof CorruptRecord)) throw error
 }
 
 function conflictOf(phase: Phase): string {
