@@ -53,14 +53,8 @@ function put(register: SqliteStore, id: RecordId = newId()) {
 }
 
 /** Numbers of requests in the messages to the thread. */
-function countOf({ flat }: Packed): number {
-  let count = 0
-  for (let n = 0; n < flat.length; count++) n += Math.max(1, flat[n] as number) + 1
-  return count
-}
-
 function sizes({ posted }: InProcess): unknown[] {
-  return posted.map((message) => (message === 'close' ? message : countOf(message as Packed)))
+  return posted.map((message) => (message === 'close' ? message : (message as Packed).messages.length))
 }
 
 /** Messages to the thread are kept until they are let go. */

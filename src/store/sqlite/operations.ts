@@ -19,7 +19,7 @@ import { versionOf } from '../record/prefix.ts'
 import { type Condition, type DuePosition, inOrder } from '../register.ts'
 import { type Bucket, drawFromBucket, fullAt, noted } from '../side-ports.ts'
 import { Journal } from './journal.ts'
-import type { ThreadOperations, WriteResult } from './messages.ts'
+import { bufferOf, type ThreadOperations, type WriteResult } from './messages.ts'
 
 /** Part of an id in {@link keysOf}. */
 const KEY_CHARACTERS = 5
@@ -77,7 +77,7 @@ export class Operations implements ThreadOperations {
   readonly put: ThreadOperations['put'] = (id, given, dueIn, dropIn) => {
     const at = this.#now()
     const existing = this.#read(id, at)
-    if (existing !== null) return [at, separate(existing)]
+    if (existing !== null) return [at, existing]
     // A copy: if the transaction fails and the record is stamped twice, it would keep the first try's instant.
     const bytes = Buffer.from(given)
     const stamps = nextStamps(bytes, null, at, { dueIn, dropIn }, false)
@@ -86,11 +86,12 @@ export class Operations implements ThreadOperations {
     return written(at, stamps)
   }
 
-  readonly swap: ThreadOperations['swap'] = (id, bytes, dueIn, dropIn, nextFence, token, of) => {
+  readonly swap: ThreadOperations['swap'] = (id, given, dueIn, dropIn, nextFence, token, of) => {
     const at = this.#now()
+    const bytes = bufferOf(given)
     const existing = this.#read(id, at)
     if (existing === null) return [at, null]
-    if (!meets(existing, conditionOf(token, of))) return [at, separate(existing)]
+    if (!meets(existing, conditionOf(token, of))) return [at, existing]
     const stamps = nextStamps(bytes, readStamps(existing), at, { dueIn, dropIn }, nextFence)
     stamp(bytes, stamps)
     this.#write(id, bytes, stamps)
@@ -99,8 +100,7 @@ export class Operations implements ThreadOperations {
 
   readonly get: ThreadOperations['get'] = (id) => {
     const at = this.#now()
-    const existing = this.#read(id, at)
-    return [at, existing && separate(existing)]
+    return [at, this.#read(id, at)]
   }
 
   readonly renew: ThreadOperations['renew'] = (items) => {
@@ -224,7 +224,7 @@ export class Operations implements ThreadOperations {
     const found = this.#sql.select.get(key, this.#service, id, at) as unknown as
       | [bytes: Uint8Array]
       | undefined
-    return found === undefined ? null : view(found[0])
+    return found === undefined ? null : bufferOf(found[0])
   }
 
   #write(id: string, bytes: Buffer, stamps: Stamps): void {
@@ -310,13 +310,4 @@ function conditionOf(token: string, of: string | number): Condition {
 
 function bytesOf(token: string): Buffer {
   return Buffer.from(token, 'latin1')
-}
-
-/** Copies bytes for an answer, whose message would otherwise carry the whole buffer. */
-function separate(bytes: Buffer): Buffer {
-  return bytes.length === bytes.buffer.byteLength ? bytes : view(new Uint8Array(bytes))
-}
-
-function view(bytes: Uint8Array): Buffer {
-  return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength)
 }

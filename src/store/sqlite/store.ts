@@ -19,7 +19,7 @@ import {
 } from '../register.ts'
 import { readNote, Watchers } from '../side-ports.ts'
 import { BUSY, type FileOptions, resultCode } from './file.ts'
-import { type Packed, pack, type Request, type ThreadOperations, unpack } from './messages.ts'
+import { bufferOf, type Packed, pack, type Request, type ThreadOperations } from './messages.ts'
 
 const RESPAWN_FROM: Millis = 100
 const RESPAWN_TO: Millis = 5000
@@ -139,10 +139,6 @@ function storeOn(thread: Thread): SqliteStore {
 /** A character per byte: cheaper in a message than a view. */
 function textOf(token: Buffer): string {
   return token.toString('latin1')
-}
-
-function bufferOf({ buffer, byteOffset, byteLength }: Uint8Array): Buffer {
-  return Buffer.from(buffer, byteOffset, byteLength)
 }
 
 /** Stands in for the result. */
@@ -312,7 +308,7 @@ class Thread {
     const { promise: opened, resolve, reject } = Promise.withResolvers<void>()
     let why = 'its thread ended'
     worker.on('message', (message: Message) => {
-      if ('memory' in message) return this.#settle(unpack(message))
+      if ('memory' in message) return this.#settle(message.messages)
       if ('pruned' in message) return this.#options.onPruned?.(message.pruned)
       if ('failed' in message) {
         why = message.failed

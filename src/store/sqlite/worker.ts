@@ -3,7 +3,7 @@ import { parentPort, receiveMessageOnPort, workerData } from 'node:worker_thread
 import type { Millis } from '../../core/record.ts'
 import { openPatiently } from './file.ts'
 import type { Journal } from './journal.ts'
-import { type Packed, pack, type Request, type ThreadOperations, unpack } from './messages.ts'
+import { type Packed, pack, type Request, type ThreadOperations } from './messages.ts'
 import { Operations } from './operations.ts'
 import { failureOf, type Message, type WorkerOptions } from './store.ts'
 
@@ -172,8 +172,8 @@ class Service {
     const memory: ArrayBuffer[] = []
     let next: { message: Packed | 'close' } | undefined = { message: first }
     for (; next !== undefined && next.message !== 'close'; next = receiveMessageOnPort(port)) {
-      requests.push(...(unpack(next.message) as Request[]))
-      memory.push(next.message.memory, ...next.message.large)
+      requests.push(...(next.message.messages as Request[]))
+      memory.push(...next.message.memory)
       if (requests.length >= BATCH) break
     }
     const results: unknown[] = []
