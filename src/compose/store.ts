@@ -11,7 +11,7 @@ import { StoreHealth } from '../observe/observer.ts'
 import type { Reclaimer } from '../protect/reclaimer.ts'
 import { type Settler, spoolRoom } from '../protect/settler.ts'
 import { Agreement } from '../store/agreement.ts'
-import { all, type BreakerState, inPhase } from '../store/around.ts'
+import { type BreakerState, inPhase } from '../store/around.ts'
 import { DECIDING, PhaseWatch, Presence } from '../store/moving/phases.ts'
 import { asOne, hasGrace, openStores, storeName } from '../store/open.ts'
 import { hadOtherUpstream } from '../store/other-upstream.ts'
@@ -155,7 +155,7 @@ async function openInPhase(
         'replicas: another one of this service forwards to another upstream.url; if that is another API, clients may receive its responses: give each a `service` of its own',
       ),
   })
-  return { store: inPhase(store, all([presence, agreement])), presence, agreement }
+  return { store: inPhase(store, presence, agreement), presence, agreement }
 }
 
 /** Two APIs started in one directory would share `idempotency.db`. */

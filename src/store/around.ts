@@ -192,24 +192,12 @@ export interface PhaseGuard {
   ensure(): Promise<void>
 }
 
-/** Sure as long as all are, by the clock of the first. */
-export function all(guards: readonly [PhaseGuard, ...PhaseGuard[]]): PhaseGuard {
-  return {
-    get sureUntil() {
-      let least = Number.POSITIVE_INFINITY
-      for (const { sureUntil } of guards) least = Math.min(least, sureUntil)
-      return least
-    },
-    clock: guards[0].clock,
-    async ensure() {
-      for (const guard of guards) if (guard.clock() >= guard.sureUntil) await guard.ensure()
-    },
+/** Wraps `store`: nothing is claimed and no lease renewed unless all `guards` are sure that it may. */
+export function inPhase(store: Store, ...guards: readonly PhaseGuard[]): Store {
+  const isSure = (): boolean => guards.every(({ clock, sureUntil }) => clock() < sureUntil)
+  const ensure = async (): Promise<void> => {
+    for (const guard of guards) if (guard.clock() >= guard.sureUntil) await guard.ensure()
   }
-}
-
-/** Wraps `store`: nothing is claimed and no lease renewed unless `guard` is sure that it may. */
-export function inPhase(store: Store, guard: PhaseGuard): Store {
-  const isSure = (): boolean => guard.clock() < guard.sureUntil
   const guarded = <Reply>(
     write: () => MaybePromise<Reply>,
     isMade: (reply: Reply) => boolean,
@@ -218,12 +206,12 @@ export function inPhase(store: Store, guard: PhaseGuard): Store {
       after(write(), (reply) => {
         if (isSure() || !isMade(reply)) return reply
         // The write may have arrived late, after this process was paused.
-        return guard.ensure().then(
+        return ensure().then(
           () => reply,
           (error: Error) => Promise.reject(new OutOfPhase(error.message, true)),
         )
       })
-    return isSure() ? written() : guard.ensure().then(written)
+    return isSure() ? written() : ensure().then(written)
   }
   const put = (...args: Parameters<Store['put']>) => guarded(() => store.put(...args), isAny)
   return {
