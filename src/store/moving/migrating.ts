@@ -8,14 +8,10 @@ import { versionOf } from '../record/prefix.ts'
 import {
   type Condition,
   CorruptRecord,
-  type DueKind,
   type GetReply,
-  type Listing,
-  type Page,
   type PutKind,
   type PutReply,
   RecordLocked,
-  type Renewal,
   type Stamp,
   type Store,
   StoreUnavailable,
@@ -67,66 +63,38 @@ interface Latest extends GetReply {
  * and `createdAt` are the same in both.
  */
 export function migrating(from: Store, to: Store, phase: Phase): Store {
-  const terms = TERMS[phase]
-  const [lead, other] = terms.lead === 'from' ? [from, to] : [to, from]
-  const pair = new Pair(lead, other, terms)
-  return {
-    name: to.name,
-    put: (id, bytes, spans, entry) => pair.put(id, bytes, spans, entry),
-    swap: (id, condition, bytes, spans, nextFence) => pair.swap(id, condition, bytes, spans, nextFence),
-    get: (id) => pair.get(id),
-    renew: (items) => pair.renew(items),
-    due: (limit, of) => pair.due(limit, of),
-    remove: (id, version) => pair.remove(id, version),
-    list: (which, cursor, limit) => pair.list(which, cursor, limit),
-    ping: () => pair.ping(),
-    // `createdAt` and the start of `unknown` are instants of the clock of the store that the writing replica took as the lead.
-    ...(terms.asks && { pingOther: () => other.ping() }),
-    history: {
-      async append(id, notes) {
-        const noted = await lead.history.append(id, notes)
-        if (terms.writes !== 'never') await other.history.append(id, notes).catch(unlessBug)
-        return noted
-      },
-      async read(id) {
-        const notes = await lead.history.read(id)
-        return notes.length > 0 || !terms.asks ? notes : other.history.read(id)
-      },
-    },
-    // The rates start over when the lead changes.
-    limits: lead.limits,
-    // Polling finds changes written only to the other store.
-    watch: (id, changed) => lead.watch(id, changed),
-    async traits() {
-      const [old, young] = await Promise.all([from.traits(), to.traits()])
-      const both = [
-        { name: 'moved from', ...old },
-        { name: 'moved to', ...young },
-      ]
-      return {
-        ...weakest(terms.asks ? both : [old]),
-        findings: said(both, ({ findings }) => findings),
-        refusals: said(both, ({ refusals }) => refusals),
-        topology: `migration from ${from.name} to ${to.name}, phase ${phase}`,
-      }
-    },
-    close: async () => void (await Promise.all([from.close(), to.close()])),
-  }
+  return new Pair(from, to, phase)
 }
 
-class Pair {
+class Pair implements Store {
+  readonly name: string
+  /** The rates start over when the lead changes. */
+  readonly limits: Store['limits']
+  /** `createdAt` and the start of `unknown` are instants of the clock of the store that the writing replica took as the lead. */
+  readonly pingOther?: () => Promise<Millis>
+  readonly #from: Store
+  readonly #to: Store
+  readonly #phase: Phase
+  readonly #terms: Terms
   readonly #lead: Store
   readonly #other: Store
-  readonly #terms: Terms
 
-  constructor(lead: Store, other: Store, terms: Terms) {
+  constructor(from: Store, to: Store, phase: Phase) {
+    const terms = TERMS[phase]
+    const [lead, other] = terms.lead === 'from' ? [from, to] : [to, from]
+    this.name = to.name
+    this.limits = lead.limits
+    if (terms.asks) this.pingOther = () => other.ping()
+    this.#from = from
+    this.#to = to
+    this.#phase = phase
+    this.#terms = terms
     this.#lead = lead
     this.#other = other
-    this.#terms = terms
   }
 
   /** In a grace of either store nothing is `fresh`: a store does not notice the other's failover. */
-  async put(id: RecordId, bytes: Buffer, spans: Spans, asked?: PutKind): Promise<PutReply> {
+  readonly put = async (id: RecordId, bytes: Buffer, spans: Spans, asked?: PutKind): Promise<PutReply> => {
     const { asks, writes } = this.#terms
     const entry = asked === 'again' ? asked : 'claim'
     if (asks && writes === 'never') {
@@ -152,25 +120,18 @@ class Pair {
     return existing === null ? this.put(id, bytes, spans, entry) : { done: false, now, bytes: existing }
   }
 
-  async swap(
-    id: RecordId,
-    condition: Condition,
-    bytes: Buffer,
-    spans: Spans,
-    nextFence: boolean,
-  ): Promise<SwapReply> {
-    return 'version' in condition
+  readonly swap: Store['swap'] = (id, condition, bytes, spans, nextFence) =>
+    'version' in condition
       ? this.#swapVersion(id, condition, bytes, spans, nextFence)
       : this.#swapToken(id, condition, bytes, spans, nextFence)
-  }
 
-  async get(id: RecordId): Promise<GetReply> {
+  readonly get: Store['get'] = async (id) => {
     if (!this.#terms.asks) return this.#lead.get(id)
     const { now, bytes } = await this.#latest(id)
     return { now, bytes }
   }
 
-  async renew(items: readonly Renewal[]): Promise<boolean[]> {
+  readonly renew: Store['renew'] = async (items) => {
     switch (this.#terms.writes) {
       case 'never':
         return this.#lead.renew(items)
@@ -188,7 +149,7 @@ class Pair {
   }
 
   /** Records due only in the other store are due as well: both stores get the same state. The other's responses end with the move. */
-  async due(limit: number, of?: DueKind): Promise<RecordId[]> {
+  readonly due: Store['due'] = async (limit, of) => {
     if (this.#terms.writes !== 'must' || of === 'bodies') return this.#lead.due(limit, of)
     const [own, theirs] = await Promise.all([this.#lead.due(limit), this.#other.due(limit)])
     const known = new Set(own)
@@ -197,7 +158,7 @@ class Pair {
     return [...own, ...more.filter((_, n) => isDue[n] === true)]
   }
 
-  async remove(id: RecordId, version: number): Promise<boolean> {
+  readonly remove: Store['remove'] = async (id, version) => {
     if (!this.#terms.asks) {
       const isGone = await this.#lead.remove(id, version)
       if (isGone) await this.#removeTheirs(id, true).catch(unlessBug)
@@ -211,7 +172,7 @@ class Pair {
     return this.#lead.remove(id, version)
   }
 
-  async list(which: Listing, cursor: string | null, limit: number): Promise<Page> {
+  readonly list: Store['list'] = async (which, cursor, limit) => {
     if (!this.#terms.asks) return withoutMarks(await this.#lead.list(which, cursor, limit))
     const [, side, at = ''] = /^([lo])(.*)$/s.exec(cursor ?? 'l') ?? []
     if (side === undefined) throw new RangeError('not a cursor of this store')
@@ -225,11 +186,43 @@ class Pair {
     return { ids: ids.filter((_, n) => known[n] !== true), next: next === null ? null : `o${next}` }
   }
 
-  async ping(): Promise<Millis> {
+  readonly ping: Store['ping'] = async () => {
     if (this.#terms.writes !== 'must') return this.#lead.ping()
     const [now] = await Promise.all([this.#lead.ping(), this.#other.ping()])
     return now
   }
+
+  readonly history: Store['history'] = {
+    append: async (id, notes) => {
+      const noted = await this.#lead.history.append(id, notes)
+      if (this.#terms.writes !== 'never') await this.#other.history.append(id, notes).catch(unlessBug)
+      return noted
+    },
+    read: async (id) => {
+      const notes = await this.#lead.history.read(id)
+      return notes.length > 0 || !this.#terms.asks ? notes : this.#other.history.read(id)
+    },
+  }
+
+  /** Polling finds changes written only to the other store. */
+  readonly watch: Store['watch'] = (id, changed) => this.#lead.watch(id, changed)
+
+  readonly traits: Store['traits'] = async () => {
+    const [old, young] = await Promise.all([this.#from.traits(), this.#to.traits()])
+    const both = [
+      { name: 'moved from', ...old },
+      { name: 'moved to', ...young },
+    ]
+    return {
+      ...weakest(this.#terms.asks ? both : [old]),
+      findings: said(both, ({ findings }) => findings),
+      refusals: said(both, ({ refusals }) => refusals),
+      topology: `migration from ${this.#from.name} to ${this.#to.name}, phase ${this.#phase}`,
+    }
+  }
+
+  readonly close: Store['close'] = async () =>
+    void (await Promise.all([this.#from.close(), this.#to.close()]))
 
   async #swapToken(
     id: RecordId,
