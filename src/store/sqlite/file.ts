@@ -25,11 +25,7 @@ const CREATE = `
   CREATE INDEX records_unresolved ON records (service, due) WHERE unresolved = 1;
   CREATE INDEX records_drop_at ON records (drop_at);
   ${CREATE_JOURNAL}
-  PRAGMA user_version = ${SCHEMA};
-`
-/** Added later under the same schema version: an earlier release does without it and can still use the file. */
-const CREATE_BUCKETS = `
-  CREATE TABLE IF NOT EXISTS buckets (
+  CREATE TABLE buckets (
     service TEXT NOT NULL,
     id TEXT NOT NULL,
     at INTEGER NOT NULL,
@@ -38,22 +34,20 @@ const CREATE_BUCKETS = `
     full_at INTEGER NOT NULL,
     PRIMARY KEY (service, id)
   ) STRICT, WITHOUT ROWID;
-  CREATE INDEX IF NOT EXISTS buckets_full_at ON buckets (full_at);
-`
-/**
- * Also added later. `created_at` identifies the record under that id; the trigger lives in the file, so earlier releases clean up as well.
- */
-const CREATE_NOTES = `
-  CREATE TABLE IF NOT EXISTS notes (
+  CREATE INDEX buckets_full_at ON buckets (full_at);
+  -- created_at identifies the record under that id.
+  CREATE TABLE notes (
     service TEXT NOT NULL,
     id TEXT NOT NULL,
     created_at INTEGER NOT NULL,
     lines TEXT NOT NULL,
     PRIMARY KEY (service, id)
   ) STRICT, WITHOUT ROWID;
-  CREATE TRIGGER IF NOT EXISTS notes_go_with_the_record AFTER DELETE ON records
+  CREATE TRIGGER notes_go_with_the_record AFTER DELETE ON records
     BEGIN DELETE FROM notes WHERE service = OLD.service AND id = OLD.id; END;
+  PRAGMA user_version = ${SCHEMA};
 `
+
 export interface FileOptions {
   readonly file: string
   /** How long SQLite waits for another process's lock. */
@@ -87,13 +81,7 @@ function openFile({ file, busyMs, maxPages }: FileOptions): DatabaseSync {
     const { user_version: version } = db.prepare('PRAGMA user_version').get() as { user_version: number }
     if (version > SCHEMA)
       throw new Error(`it has schema version ${version}, of a later release; this one reads ${SCHEMA}`)
-    if (version > 0 && version < SCHEMA)
-      throw new Error(
-        `it has schema version ${version}, from before the first release; this one reads ${SCHEMA}: move the file away`,
-      )
     if (version === 0) db.exec(CREATE)
-    db.exec(CREATE_BUCKETS)
-    db.exec(CREATE_NOTES)
     db.exec('COMMIT')
     if (maxPages > 0) db.exec(`PRAGMA max_page_count = ${maxPages}`)
     return db
@@ -111,8 +99,8 @@ function refuseForeign(db: DatabaseSync): void {
        count(*) FILTER (WHERE type = 'table' AND name = 'records') AS records FROM sqlite_schema`,
     )
     .get() as { version: number; objects: number; records: number }
-  const foreign = version === 0 ? objects > 0 : version <= SCHEMA && records === 0
-  if (foreign) throw new Error('it is the database of another program')
+  const isForeign = version < SCHEMA ? version !== 0 || objects > 0 : version === SCHEMA && records === 0
+  if (isForeign) throw new Error('it is the database of another program')
 }
 
 /** Rows of `records` that {@link servicesIn} looks at: a file of millions takes seconds to read. */
