@@ -313,11 +313,7 @@ export async function readSpool(
   say: SpoolLog,
 ): Promise<{ segments: Segment[]; number: number; found: RecoveredEntry[] }> {
   const segments: Segment[] = []
-  const entries = new Map<
-    string,
-    { readonly entry: TrackedEntry & { segment: Segment }; readonly payload: Buffer }
-  >()
-  const graves: { readonly place: string; readonly by: Segment }[] = []
+  const entries = new Map<string, RecoveredEntry & { readonly entry: TrackedEntry }>()
   let highest = 0
   for (const name of await segmentsIn(directory, say)) {
     const bytes = await readFile(join(directory, name.name))
@@ -330,23 +326,24 @@ export async function readSpool(
         say('a part of the spool cannot be read; it is skipped and set aside', where)
         continue
       }
-      const { number } = piece
+      const { number, payload } = piece
       highest = Math.max(highest, number)
       if (piece.kind === 'entry') {
         const entry = { number, done: Promise.resolve('kept' as const), segment, dropped: false }
-        entries.set(placeOf(name.marker, number), { entry, payload: piece.payload })
-      } else graves.push({ place: placeOf(piece.payload, number), by: segment })
+        entries.set(placeOf(name.marker, number), { entry, payload })
+        segment.live.add(number)
+        continue
+      }
+      // Written after the entry that it revokes.
+      const place = placeOf(payload, number)
+      const of = entries.get(place)?.entry.segment ?? null
+      if (of === null) continue
+      entries.delete(place)
+      of.live.delete(number)
+      segment.buries.add(of)
     }
   }
-  for (const { place, by } of graves) {
-    const buried = entries.get(place)?.entry
-    if (buried === undefined) continue
-    buried.dropped = true
-    by.buries.add(buried.segment)
-  }
-  const found = [...entries.values()].filter(({ entry }) => !entry.dropped)
-  for (const { entry } of found) entry.segment.live.add(entry.number)
-  return { segments, number: highest, found }
+  return { segments, number: highest, found: [...entries.values()] }
 }
 
 function newSegment(name: SegmentName): Segment {
