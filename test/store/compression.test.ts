@@ -61,14 +61,10 @@ void t.test('a compressed body is restored, at once or on the thread pool', asyn
   for (const coding of [GZIP, ZSTD])
     for (const length of [600, 16 * KiB, 16 * KiB + 1, 16 * MiB]) {
       const payload = text(length)
-      const coding_ = coded(payload, coding)
-      t.equal(coding_ instanceof Promise, length > 16 * KiB)
-      const code = (await coding_) as Buffer
+      const code = (await coded(payload, coding)) as Buffer
       t.ok(code.length < payload.length * 0.9)
       t.ok(decoded(code, coding).equals(payload))
-      const later = decodedSoon(code, coding)
-      t.equal(later instanceof Promise, length > 16 * KiB)
-      t.ok((await later).equals(payload))
+      t.ok((await decodedSoon(code, coding)).equals(payload))
     }
 })
 

@@ -10,7 +10,6 @@ import {
   zstdDecompress,
   zstdDecompressSync,
 } from 'node:zlib'
-import type { MaybePromise } from '../../runtime/scheduling.ts'
 import { CorruptRecord } from '../register.ts'
 
 /** The codings of a payload; the index is its number in the record. */
@@ -49,18 +48,16 @@ export function mayShrink(headers: readonly string[], bodyLength: number): boole
 }
 
 /** The encoded payload, preceded by its length; null: not worth it. */
-export function coded(payload: Buffer, coding: number): MaybePromise<Buffer | null> {
+export async function coded(payload: Buffer, coding: number): Promise<Buffer | null> {
   if (payload.length > MAX_PAYLOAD) return null
   const isGzip = coding === codingOf('gzip')
-  const framed = (code: Buffer): Buffer | null => {
-    if (code.length + LENGTH_BYTES > WORTHWHILE * payload.length) return null
-    const length = Buffer.allocUnsafe(LENGTH_BYTES)
-    length.writeUInt32BE(payload.length)
-    return Buffer.concat([length, code])
-  }
-  if (payload.length <= AT_ONCE)
-    return framed(isGzip ? gzipSync(payload, GZIP) : zstdCompressSync(payload, ZSTD))
-  return (isGzip ? gzipLater(payload, GZIP) : zstdLater(payload, ZSTD)).then(framed)
+  let code: Buffer
+  if (payload.length <= AT_ONCE) code = isGzip ? gzipSync(payload, GZIP) : zstdCompressSync(payload, ZSTD)
+  else code = await (isGzip ? gzipLater(payload, GZIP) : zstdLater(payload, ZSTD))
+  if (code.length + LENGTH_BYTES > WORTHWHILE * payload.length) return null
+  const length = Buffer.allocUnsafe(LENGTH_BYTES)
+  length.writeUInt32BE(payload.length)
+  return Buffer.concat([length, code])
 }
 
 const gzipLater = promisify<Buffer, typeof GZIP, Buffer>(gzip)
@@ -89,17 +86,17 @@ export function decoded(bytes: Buffer, coding: number): Buffer {
 }
 
 /** Like {@link decoded}, on the thread pool if the payload is long. */
-export function decodedSoon(bytes: Buffer, coding: number): MaybePromise<Buffer> {
+export async function decodedSoon(bytes: Buffer, coding: number): Promise<Buffer> {
   const maxOutputLength = lengthOf(bytes, coding)
   if (maxOutputLength <= AT_ONCE) return decoded(bytes, coding)
   const code = bytes.subarray(LENGTH_BYTES)
   const inflate = coding === codingOf('gzip') ? gunzipLater : unzstdLater
-  return inflate(code, { info: true, maxOutputLength }).then(
-    (inflated) => whole(inflated as unknown as Inflated, code, maxOutputLength),
-    (error: unknown) => {
-      throw damaged(error)
-    },
-  )
+  try {
+    const inflated = await inflate(code, { info: true, maxOutputLength })
+    return whole(inflated as unknown as Inflated, code, maxOutputLength)
+  } catch (error) {
+    throw damaged(error)
+  }
 }
 
 type UnzipOptions = { readonly info: true; readonly maxOutputLength: number }

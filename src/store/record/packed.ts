@@ -1,6 +1,5 @@
 import type { StoreConfig } from '../../config/config.ts'
 import type { RecordId } from '../../core/record.ts'
-import { after, type MaybePromise } from '../../runtime/scheduling.ts'
 import type { GetReply, Note, Store, WriteReply } from '../register.ts'
 import { BinaryReader } from './binary.ts'
 import { keptIn } from './codec.ts'
@@ -14,32 +13,24 @@ export function packed(
   compression: StoreConfig['compression'] = 'off',
 ): Store {
   const { history } = store
-  const pack = (id: RecordId, bytes: Buffer): MaybePromise<Buffer> => {
-    const smaller = compression === 'off' ? bytes : compressed(bytes, codingOf(compression))
-    return sealer === null ? smaller : after(smaller, (plain) => sealer.seal(id, plain))
+  const pack = async (id: RecordId, bytes: Buffer): Promise<Buffer> => {
+    const smaller = compression === 'off' ? bytes : await compressed(bytes, codingOf(compression))
+    return sealer === null ? smaller : sealer.seal(id, smaller)
   }
-  const unpacked = <Reply extends WriteReply<Buffer | null> | GetReply>(
+  const unpacked = async <Reply extends WriteReply<Buffer | null> | GetReply>(
     id: RecordId,
     reply: Reply,
-  ): MaybePromise<Reply> => {
+  ): Promise<Reply> => {
     if (!('bytes' in reply) || reply.bytes === null) return reply
     const plain = sealer === null ? reply.bytes : sealer.open(id, reply.bytes)
-    return after(decompressed(plain), (bytes) => ({ ...reply, bytes }))
+    return { ...reply, bytes: await decompressed(plain) }
   }
   return {
     ...store,
-    put: (id, bytes, spans, entry) =>
-      rejecting(() =>
-        after(pack(id, bytes), (stored) =>
-          after(store.put(id, stored, spans, entry), (reply) => unpacked(id, reply)),
-        ),
-      ),
-    swap: (id, condition, bytes, spans, nextFence) =>
-      rejecting(() =>
-        after(pack(id, bytes), (stored) =>
-          after(store.swap(id, condition, stored, spans, nextFence), (reply) => unpacked(id, reply)),
-        ),
-      ),
+    put: async (id, bytes, spans, entry) =>
+      unpacked(id, await store.put(id, await pack(id, bytes), spans, entry)),
+    swap: async (id, condition, bytes, spans, nextFence) =>
+      unpacked(id, await store.swap(id, condition, await pack(id, bytes), spans, nextFence)),
     get: async (id) => unpacked(id, await store.get(id)),
     stored: (id) => store.stored?.(id) ?? store.get(id),
     history: sealer === null ? history : sealedHistory(history, sealer),
@@ -64,17 +55,8 @@ function sealedHistory(history: Store['history'], sealer: Sealer): Store['histor
   }
 }
 
-/** Turns synchronous errors into rejections. */
-function rejecting<Reply>(ask: () => MaybePromise<Reply>): MaybePromise<Reply> {
-  try {
-    return ask()
-  } catch (error) {
-    return Promise.reject(error)
-  }
-}
-
 /** Compresses the record's response, if there is one and it pays off. */
-function compressed(bytes: Buffer, coding: number): MaybePromise<Buffer> {
+async function compressed(bytes: Buffer, coding: number): Promise<Buffer> {
   const kept = keptIn(bytes)
   if (kept === null) return bytes
   const { codingAt, payloadAt } = kept
@@ -82,21 +64,18 @@ function compressed(bytes: Buffer, coding: number): MaybePromise<Buffer> {
   const headers = r.lines()
   r.lines()
   if (!mayShrink(headers, r.u32())) return bytes
-  return after(coded(bytes.subarray(payloadAt), coding), (payload) =>
-    payload === null ? bytes : withPayload(bytes, payloadAt, payload, codingAt, coding),
-  )
+  const payload = await coded(bytes.subarray(payloadAt), coding)
+  return payload === null ? bytes : withPayload(bytes, payloadAt, payload, codingAt, coding)
 }
 
 /** Restores the record's response. */
-function decompressed(bytes: Buffer): MaybePromise<Buffer> {
+async function decompressed(bytes: Buffer): Promise<Buffer> {
   const kept = keptIn(bytes)
   if (kept === null) return bytes
   const { codingAt, payloadAt } = kept
   const coding = bytes[codingAt] as number
   if (coding === 0) return bytes
-  return after(decodedSoon(bytes.subarray(payloadAt), coding), (payload) =>
-    withPayload(bytes, payloadAt, payload, codingAt, 0),
-  )
+  return withPayload(bytes, payloadAt, await decodedSoon(bytes.subarray(payloadAt), coding), codingAt, 0)
 }
 
 function withPayload(
