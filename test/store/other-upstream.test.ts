@@ -1,6 +1,6 @@
 import t from 'tap'
-import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { UPSTREAM_MARK, withoutMarks } from '../../src/store/marks.ts'
+import { MEMORY_BYTES, memoryStore } from '../../src/store/memory.ts'
 import { hadOtherUpstream } from '../../src/store/other-upstream.ts'
 import { StoreUnavailable } from '../../src/store/register.ts'
 import { down, failing } from './fixtures.ts'
