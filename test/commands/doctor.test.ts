@@ -178,8 +178,7 @@ void t.test('doctor shows how many Redis replicas claims wait for, and how many 
   )
   const old = await examine(t, config('{ disk: local }'))
   t.match(old.findings, [
-    /^promises: store\.wait is not satisfied: Redis refuses: ERR unknown command 'waitaof'/,
-    /^claims: nothing can be claimed: store\.wait is not satisfied/,
+    /^store: store\.wait\.disk: found local, and the server has no WAITAOF; allowed: Redis 7\.2 or later/,
   ])
 })
 

@@ -21,7 +21,7 @@ import {
 import { frozenClock } from '../support/frozen-clock.ts'
 import { relay } from '../support/relay.ts'
 import { bytesOf, claim, newId, newToken, SPANS, settling, until } from './fixtures.ts'
-import { claiming, idIn, KEYS, open } from './redis-fixtures.ts'
+import { claiming, idIn, KEYS, NOT_APPLIED, open } from './redis-fixtures.ts'
 
 /* `store.wait`: what a master may answer, from one that says what the test wants. Real replicas: redis-barrier.verify.ts. */
 
@@ -366,6 +366,44 @@ void t.test('the traits say why claims are refused, and no claim has waited', as
   t.strictSame(waited, [])
   await store.close()
   await until(() => isLeft(server))
+})
+
+void t.test('only a server that can wait for disks is used for that', async (t) => {
+  const cases: [Wait['disk'], string, RegExp | null][] = [
+    ['local', disks(0, 0), null],
+    ['none', '-ERR unknown command\r\n', null],
+    ['local', OK, null],
+    [
+      'local',
+      '-ERR Unknown command\r\n',
+      /^store.wait.disk: found local, and the server has no WAITAOF; allowed: Redis 7.2 or later, or Valkey, or disk: none$/,
+    ],
+    [
+      'replicas',
+      '-ERR appendonly is disabled\r\n',
+      /^store.wait.disk: found replicas, and appendonly is off on the server; allowed: appendonly yes, or disk: none$/,
+    ],
+    [
+      'local',
+      '-NOPERM no\r\n',
+      /and the server refuses WAITAOF \(NOPERM no\); allowed: a user with \+waitaof, or disk: none$/,
+    ],
+  ]
+  for (const [disk, waitaof, message] of cases)
+    for (const kind of ['url', 'cluster'] as const) {
+      const server = await scripted(t, { waitaof })
+      const opening = open(t, server[kind], { wait: { ...WAIT, disk } })
+      if (message === null) {
+        await opening
+        continue
+      }
+      await t.rejects(opening, { ...NOT_APPLIED, message })
+      await until(() => isLeft(server))
+    }
+  for (const url of ['redis://127.0.0.1:1', 'redis+cluster://127.0.0.1:1']) {
+    const { store } = await open(t, url, { wait: { ...WAIT, disk: 'local' } })
+    await t.rejects(claim(store), NOT_APPLIED, 'one that is down is opened')
+  }
 })
 
 void t.test('replicationText says what claims wait for', async (t) => {

@@ -1,7 +1,7 @@
 import { setImmediate as immediately } from 'node:timers/promises'
 import type { Millis } from '../../core/record.ts'
 import { meets, PREFIX } from '../record/codec.ts'
-import { Unreplicated, type WriteReply } from '../register.ts'
+import { StoreUnavailable, Unreplicated, type WriteReply } from '../register.ts'
 import { type ReadResult, writeReply } from './batch.ts'
 import { type Link, RedisConnection, Refused } from './connection.ts'
 import type { RedisKeys, RedisOptions, Wait } from './keys.ts'
@@ -34,6 +34,23 @@ export class Barriers {
     this.keys = keys
     this.servers = servers
     this.#options = options
+  }
+
+  /** @throws {StoreUnavailable} if a server cannot do it. */
+  async open(): Promise<void> {
+    const { disk } = this.wait
+    if (disk === 'none') return
+    for (const { server } of this.servers.known()) {
+      const error = await server.ask('waitaof', [1, 0, 1], COUNTS).catch((failure: Error) => failure)
+      // A server that is down refuses its claims later, like any server that cannot wait.
+      if (!(error instanceof Refused)) continue
+      const why = /unknown command/i.test(error.reply)
+        ? 'the server has no WAITAOF; allowed: Redis 7.2 or later, or Valkey'
+        : /appendonly/.test(error.reply)
+          ? 'appendonly is off on the server; allowed: appendonly yes'
+          : `the server refuses WAITAOF (${error.reply}); allowed: a user with +waitaof`
+      throw new StoreUnavailable(`store.wait.disk: found ${disk}, and ${why}, or disk: none`, false)
+    }
   }
 
   /**

@@ -70,8 +70,9 @@ class RedisStore implements Store {
     this.#barriers = wait ? new Barriers(wait, options, keys, servers) : null
   }
 
-  open(): Promise<void> {
-    return this.#servers.open()
+  async open(): Promise<void> {
+    await this.#servers.open()
+    await this.#barriers?.open()
   }
 
   readonly put: Store['put'] = (id, bytes, spans, entry = 'claim'): Promise<PutReply> => {
