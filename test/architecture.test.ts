@@ -51,7 +51,7 @@ const PORTS = new Set(['store/spool/outbox.ts', 'store/records.ts', 'store/regis
 const ALLOWED: Readonly<Record<string, readonly string[]>> = {
   core: [],
   runtime: [],
-  store: ['config/config.ts'],
+  store: ['config/config.ts', 'config/urls.ts'],
   upstream: ['config/config.ts'],
   credentials: [],
   // What a key file may hold is known where it is used, and checked when the configuration is read.

@@ -5,6 +5,7 @@ import { quote } from '../config/units.ts'
 import { isSharedStore } from '../config/urls.ts'
 import type { Rate } from '../core/policy.ts'
 import { type Millis, RECORD_ID, type RecordId } from '../core/record.ts'
+import type { StoreHooks } from '../store/around.ts'
 import {
   areTheSame,
   COPIED,
@@ -15,7 +16,7 @@ import {
   findRunning,
   PAGE,
 } from '../store/moving/copying.ts'
-import { openStore, STORE_SCHEMES, type StoreHooks } from '../store/open.ts'
+import { openStore, STORE_SCHEMES } from '../store/open.ts'
 import { type Page, type Store, StoreFull, StoreUnavailable } from '../store/register.ts'
 import { type Args, type Command, Exit, FINDING, FINE, finding, type Io, usage } from './command.ts'
 import { validConfig } from './configuration.ts'

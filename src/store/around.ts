@@ -3,6 +3,7 @@ import { after, type MaybePromise } from '../runtime/scheduling.ts'
 import { isClaim, PREFIX, stateCode } from './record/codec.ts'
 import {
   Declined,
+  type NewEpoch,
   OutOfPhase,
   PartlyUnavailable,
   type Store,
@@ -74,6 +75,23 @@ export interface BreakerOptions {
 
 /** Called when an operation has ended, refused ones included. `error`: null if it succeeded. */
 export type OnOperation = (operation: StoreOperation, time: Millis, error: unknown) => void
+
+/** For log and metrics. */
+export interface StoreHooks {
+  readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
+  readonly onBreaker: (state: BreakerState) => void
+  readonly onOperation?: OnOperation
+  /** The store was replaced, or lost its data: recent writes may have to be repeated. */
+  readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
+  /** The instant before which the store can no longer lose a write; reported continuously. */
+  readonly onSafe?: ((before: Millis) => void) | undefined
+  /** How much longer the store grants no claims; reported continuously. */
+  readonly onHeld?: ((left: Millis) => void) | undefined
+  /** Called when expired records were removed, first with 0. Only for stores that do this themselves. */
+  readonly onPruned?: ((records: number) => void) | undefined
+  /** A claim has waited for replicas (`store.wait`); `satisfied`: they had it in time. */
+  readonly onWaited?: ((satisfied: boolean) => void) | undefined
+}
 
 /**
  * Five: one lost connection with few commands in flight does not open it; a hanging store costs five timeouts. Half a second: what an

@@ -1,31 +1,14 @@
 import type { Config, StoreConfig } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
-import { BREAKER_DEFAULTS, type BreakerState, type OnOperation, withBreaker } from './around.ts'
+import { BREAKER_DEFAULTS, type StoreHooks, withBreaker } from './around.ts'
 import { withoutMarks } from './marks.ts'
 import { MEMORY_BYTES, memoryStore } from './memory.ts'
 import { migrating } from './moving/migrating.ts'
 import { packed } from './record/packed.ts'
 import { sealerOf } from './record/sealing.ts'
-import { type NewEpoch, type Store, StoreUnavailable } from './register.ts'
+import { type Store, StoreUnavailable } from './register.ts'
 import { openSqliteStore } from './sqlite/store.ts'
 import { tiered } from './tiered.ts'
-
-/** For log and metrics. */
-export interface StoreHooks {
-  readonly onEvent: (kind: 'connected' | 'disconnected' | 'error', detail: string) => void
-  readonly onBreaker: (state: BreakerState) => void
-  readonly onOperation?: OnOperation
-  /** The store was replaced, or lost its data: recent writes may have to be repeated. */
-  readonly onNewEpoch?: ((epoch: NewEpoch) => void) | undefined
-  /** The instant before which the store can no longer lose a write; reported continuously. */
-  readonly onSafe?: ((before: Millis) => void) | undefined
-  /** How much longer the store grants no claims; reported continuously. */
-  readonly onHeld?: ((left: Millis) => void) | undefined
-  /** Called when expired records were removed, first with 0. Only for stores that do this themselves. */
-  readonly onPruned?: ((records: number) => void) | undefined
-  /** A claim has waited for replicas (`store.wait`); `satisfied`: they had it in time. */
-  readonly onWaited?: ((satisfied: boolean) => void) | undefined
-}
 
 /** How long a replay waits for the cache. */
 const CACHE_TIMEOUT: Millis = 100

@@ -2,13 +2,13 @@ import { once } from 'node:events'
 import { join, relative } from 'node:path'
 import type { Worker } from 'node:worker_threads'
 import t from 'tap'
+import type { StoreHooks } from '../../src/store/around.ts'
 import {
   asObserver,
   hasGrace,
   openStore,
   openStores,
   STORE_SCHEMES,
-  type StoreHooks,
   storeName,
 } from '../../src/store/open.ts'
 import { readStamps } from '../../src/store/record/codec.ts'

@@ -5,7 +5,7 @@ import type { StoreConfig } from '../../config/config.ts'
 import { type Address, formatAddress } from '../../config/urls.ts'
 import type { Millis } from '../../core/record.ts'
 import { within } from '../../runtime/scheduling.ts'
-import type { StoreHooks } from '../open.ts'
+import type { StoreHooks } from '../around.ts'
 import { reconnectDelay } from '../reconnect.ts'
 import { CorruptRecord, StoreFull, StoreUnavailable } from '../register.ts'
 import {
@@ -18,22 +18,13 @@ import {
   type Script,
   text,
 } from './resp.ts'
-import { Misconfigured } from './url.ts'
+import { type Login, Misconfigured } from './url.ts'
 
 const CONNECT_TIMEOUT: Millis = 2000
 /** How long to wait for a server that does not close its side. */
 const DISCONNECT_TIMEOUT: Millis = 250
 /** Commands in a row that time out on a silent connection before it counts as dead: a lost host sends no reset. */
 const SILENT_COMMANDS = 5
-
-/** How to greet a server. */
-export interface Login {
-  readonly username: string
-  readonly password: string
-  readonly db: number
-  /** Called for each connection. Absent: no TLS. */
-  readonly tls?: () => object
-}
 
 /** Where a connection leads. */
 interface RedisTarget {

@@ -1,6 +1,6 @@
 import type { StoreConfig } from '../../config/config.ts'
 import { type Millis, RECORD_ID, type RecordId } from '../../core/record.ts'
-import type { StoreHooks } from '../open.ts'
+import type { StoreHooks } from '../around.ts'
 import type { ConnectionSettings } from './connection.ts'
 
 export type Wait = NonNullable<StoreConfig['wait']>

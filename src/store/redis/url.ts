@@ -1,7 +1,15 @@
 import type { Address } from '../../config/urls.ts'
 import { StoreUnavailable } from '../register.ts'
 import { type OnUnusable, tlsFiles } from '../tls-files.ts'
-import type { Login } from './connection.ts'
+
+/** How to greet a server. */
+export interface Login {
+  readonly username: string
+  readonly password: string
+  readonly db: number
+  /** Called for each connection. Absent: no TLS. */
+  readonly tls?: () => object
+}
 
 /** A valid `store.url`, parsed (`config/urls.ts`). */
 export interface RedisUrl {
