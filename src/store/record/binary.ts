@@ -26,6 +26,18 @@ function writeU32(bytes: Buffer, v: number, at: number): void {
   bytes[at + 3] = v
 }
 
+/** Up to this length a string is written character by character: a call into Buffer costs as much as that many characters. */
+const SHORT = 16
+/** From this length on, a call into Buffer is cheaper. */
+const LONG = 200
+/** Large enough for the strings of a typical record. */
+const WINDOW = 1024
+
+function isAscii(v: string): boolean {
+  for (let n = 0; n < v.length; n++) if (v.charCodeAt(n) > 0x7f) return false
+  return true
+}
+
 export class BinaryWriter {
   #bytes: Buffer
   at = 0
@@ -73,9 +85,13 @@ export class BinaryWriter {
   latin1(v: string): void {
     this.u32(v.length)
     this.#room(v.length)
-    this.at += this.#bytes.write(v, this.at, 'latin1')
+    const [bytes, at, length] = [this.#bytes, this.at, v.length]
+    if (length > SHORT) bytes.write(v, at, 'latin1')
+    else for (let n = 0; n < length; n++) bytes[at + n] = v.charCodeAt(n)
+    this.at = at + length
   }
   text(v: string): void {
+    if (v.length <= SHORT && isAscii(v)) return this.latin1(v)
     this.#room(4 + 3 * v.length)
     const length = this.#bytes.write(v, this.at + 4)
     writeU32(this.#bytes, length, this.at)
@@ -94,6 +110,9 @@ export class BinaryWriter {
 export class BinaryReader {
   readonly #buffer: Buffer
   #at: number
+  /** The bytes from `at` on, as characters. */
+  #window = ''
+  #windowFrom = 0
   constructor(buffer: Buffer, at: number) {
     this.#buffer = buffer
     this.#at = at
@@ -115,15 +134,27 @@ export class BinaryReader {
     return readU48(this.#buffer, this.#pass(U48))
   }
   latin1(): string {
-    return this.#string('latin1')
-  }
-  text(): string {
-    return this.#string('utf8')
-  }
-  #string(encoding: 'latin1' | 'utf8'): string {
     const length = this.u32()
     const at = this.#pass(length)
-    return this.#buffer.toString(encoding, at, at + length)
+    return this.#characters(at, at + length)
+  }
+  text(): string {
+    const length = this.u32()
+    const at = this.#pass(length)
+    if (length <= LONG) {
+      const text = this.#characters(at, at + length)
+      if (isAscii(text)) return text
+    }
+    return this.#buffer.toString('utf8', at, at + length)
+  }
+  /** Decodes latin1 with one Buffer call for all strings that are close together. */
+  #characters(from: number, to: number): string {
+    if (to - this.#windowFrom > this.#window.length) {
+      if (to - from > WINDOW) return this.#buffer.toString('latin1', from, to)
+      this.#windowFrom = from
+      this.#window = this.#buffer.toString('latin1', from, from + WINDOW)
+    }
+    return this.#window.slice(from - this.#windowFrom, to - this.#windowFrom)
   }
   lines(): string[] {
     const lines: string[] = []
