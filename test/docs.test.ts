@@ -114,7 +114,7 @@ void t.test('docs/profiles.md says what every profile decides', async (t) => {
 void t.test('docs/ARCHITECTURE.md names every folder of src, and only files that exist', async (t) => {
   const source = new URL('../src/', import.meta.url)
   const page = read('docs/ARCHITECTURE.md')
-  const named = page.matchAll(/(?<![\w/.])(?:src\/)?([a-z][a-z/-]*\.ts)\b/g)
+  const named = page.matchAll(/(?<![\w/.])(?:src\/)?([a-z][a-z0-9/-]*\.ts)\b/g)
   const files = [...named].map(([, file]) => file as string)
   t.ok(files.length > 20, `${files.length} files`)
   for (const file of files)
