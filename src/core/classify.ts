@@ -13,7 +13,7 @@ interface OutcomeTable {
 /** A profile's outcomes of upstream responses (contract §7). Its other values are in config/properties.ts. */
 interface ProfileTable {
   readonly outcomes: OutcomeTable
-  /** 503 is not in `outcomes`: with `Retry-After` it comes from the upstream, without it may come from a proxy. */
+  /** 503 is not in `outcomes`: with `Retry-After` it comes from the upstream, otherwise perhaps from a proxy. */
   readonly unavailable: { readonly retryAfter: Action; readonly otherwise: Action }
 }
 
@@ -22,7 +22,7 @@ interface ProfileTable {
  * time, under another condition or in another form. A 303 is an answer: it points to a result of the request.
  */
 const NOTHING_DONE = [307, 308, 401, 403, 407, 408, 412, 417, 421, 425, 426, 428, 429, 431]
-/** Statuses that say so if they come with `Retry-After`: the resource is busy. */
+/** Statuses that mean the same if they come with `Retry-After`: the resource is busy. */
 const BUSY: ReadonlySet<number> = new Set([409, 423])
 
 function outcomes(serverError: Action, exact: Readonly<Record<number, Action>>): OutcomeTable {

@@ -18,7 +18,7 @@ export const SELECTING: ReadonlySet<string> = new Set([
   ...SUBJECTS.flatMap((subject) => [`x-${subject}`, `x-${subject}-id`]),
 ])
 
-/** The lines whose names `counts`, by name in the order of names; null: none. */
+/** The values of the lines for whose names `counts` returns true, sorted by name; null: there are none. */
 function linesByName(
   headers: RawHeaders,
   counts: (field: string) => boolean,
@@ -36,7 +36,7 @@ function linesByName(
   return found === null ? null : [...found].sort(([a], [b]) => (a < b ? -1 : 1))
 }
 
-/** Most names are told by their first letter, without a copy in lower case. */
+/** The first letter rules out most names, without a lower-case copy. */
 function isSelecting(field: string): boolean {
   return INITIALS.has(field.charCodeAt(0) | 0x20) && SELECTING.has(field.toLowerCase())
 }

@@ -127,7 +127,7 @@ function ttlOf(result: CompletedResponse, { ttl, ttlFailed }: Pick<Ttl, 'ttl' | 
   return ttl === ttlFailed || (isSuccess(statusOf(result)) && !saysFailed(result)) ? ttl : ttlFailed
 }
 
-/** Whether the code of a call says so. */
+/** Whether it is the answer of a call that failed. */
 function saysFailed(result: CompletedResponse): boolean {
   if (!result.kept) return false
   const { headers, trailers } = result.response
@@ -380,7 +380,7 @@ export function outcomeOf(
   const found = code === 'none' || code === null ? status : code
   if (deferral === 'free') return { kind: 'not_executed', reason: deferred(found) }
   if (code === 'none' && word === undefined)
-    return unknownBecause('the answer has no clear grpc-status, or is cut', status)
+    return unknownBecause('the answer has no clear grpc-status, or is truncated', status)
   const rule = word === undefined ? ownRule(route, found, json) : undefined
   const why = `the upstream answered ${found}${conditionsOf(rule)}`
   const action = word ?? rule?.outcome ?? usual(route, found, sent, answer)

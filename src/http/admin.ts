@@ -24,7 +24,7 @@ export function adminServer(
   )
 }
 
-/** A request must be complete by then. */
+/** Time for a request to arrive completely. */
 const UPLOAD: Millis = 30_000
 
 /** A listener whose application is loaded and created on the first request (docs/adr/0074). */

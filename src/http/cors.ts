@@ -16,7 +16,7 @@ const EXPOSED = [
   'Location',
 ]
 
-/** And those of calls. */
+/** The same for calls (gRPC-Web, Connect). */
 const EXPOSED_OF_CALLS = ['Grpc-Status', 'Grpc-Message', 'Grpc-Status-Details-Bin', 'Retry-After-Ms']
 
 const MARKS = [

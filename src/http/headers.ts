@@ -252,7 +252,7 @@ export function requestLines(
   return lines
 }
 
-/** Headers that the proxy itself reads or writes, besides the counted ones. */
+/** Headers that the proxy itself reads or writes, apart from the {@link IdentifyingHeaders}. */
 const READ_HERE: ReadonlySet<string> = new Set([
   'cdn-loop',
   'ce-source',

@@ -29,7 +29,7 @@ export function refuseHead(request: TrafficRequest): Refusal | null {
   if (found !== undefined) return found
   // Node's parser also takes a request line that ends in HTTP/2.0.
   if (httpVersion !== '1.1' && httpVersion !== '1.0' && !isMultiplexed(request))
-    return malformed(505, `HTTP/${httpVersion} is not spoken here; send HTTP/1.1`)
+    return malformed(505, `HTTP/${httpVersion} is not supported; send HTTP/1.1`)
   const { hosts, codings } = framing
   // Two `Host` lines name two recipients (RFC 9112 §3.2).
   if (hosts > 1) return malformed(400, `${hosts} Host lines; one is allowed`)

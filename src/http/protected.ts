@@ -101,7 +101,7 @@ async function protect(options: ProtectOptions, route: RoutePolicy, incoming: In
   const { writer } = options
   try {
     const request = new ReceivedRequest(options, route, incoming)
-    // With the first call (docs/adr/0074).
+    // Loaded with the first call (docs/adr/0074).
     if (writer.rpc === null && request.protocol !== null)
       writer.rpc = (await import('./rpc-answers.ts')).rpcRefusal
     const answer = await guard(options.ports, request)
@@ -203,7 +203,7 @@ export class ReceivedRequest implements ProtectedRequest {
     return timeout === null || timeout > MAX_DEADLINE ? undefined : this.progress.startedAt + timeout
   }
 
-  /** The lines as received; a call has less time left than it said. */
+  /** The lines as received, except that a call's timeout is reduced to the time left. */
   get #ownLines(): RawHeaders {
     const { headers, deadline } = this
     if (this.protocol === null || deadline === undefined) return headers
@@ -261,7 +261,7 @@ export function tapRequest(
   return tap
 }
 
-/** Of timers of Node. */
+/** The longest delay of a Node timer. */
 const MAX_DEADLINE: Millis = 2 ** 31 - 1
 
 /** The lowest bit of the flags. */

@@ -33,12 +33,12 @@ export abstract class HeadWriter extends EventEmitter {
     return this
   }
 
-  /** Writes what was set one by one, if no head was written. */
+  /** Writes the head from the status and headers set one by one, unless one has been written. */
   protected beginSet(): void {
     if (!this.headersSent) this.writeHead(this.statusCode, this.getHeaders())
   }
 
-  /* What Fastify calls if it sends a stream; all other heads come whole. */
+  /* Fastify sets headers one by one when it sends a stream; all other heads are written whole. */
 
   setHeader(name: string, value: OutgoingHttpHeaders[string]): this {
     this.#set = { ...this.#set, [name.toLowerCase()]: value }

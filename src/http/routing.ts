@@ -126,7 +126,7 @@ export class Routing {
   }
 }
 
-/** Streams of Connect say so by their media types. */
+/** Connect streams have media types of their own. */
 function isConnectStream({ rawHeaders }: TrafficRequest, { match }: RoutePolicy): boolean {
   return match.grpc != null && essence(rawHeaders).startsWith('application/connect+')
 }

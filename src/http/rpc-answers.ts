@@ -9,7 +9,7 @@ import type { TrafficRequest } from './request.ts'
 /** A refusal as an HTTP answer. */
 export interface RefusalAnswer {
   readonly status: number
-  /** With the length of the body. */
+  /** Including `Content-Length`. */
   readonly headers: string[]
   readonly body: Buffer
 }
@@ -107,7 +107,7 @@ function trailersOnly(
     percentEncoded(refused.detail),
   ]
   headers.push('Grpc-Status-Details-Bin', unpadded(status), ...own)
-  // By this the retry policy of a client waits, or gives up (gRFC A6).
+  // Makes the client's retry policy wait, or give up (gRFC A6).
   if (refused.retry !== 'same-key') headers.push('Grpc-Retry-Pushback-Ms', '-1')
   else if (refused.retryAfter !== null)
     headers.push('Grpc-Retry-Pushback-Ms', String(refused.retryAfter * 1000))
@@ -146,7 +146,7 @@ function unpadded(bytes: Buffer): string {
   return bytes.toString('base64').replace(/=+$/, '')
 }
 
-/** As `grpc-message` has it: bytes of UTF-8, of which all but printable ASCII and `%` are escaped. */
+/** The encoding of `grpc-message`: UTF-8, with `%` and everything but printable ASCII escaped. */
 function percentEncoded(text: string): string {
   return Buffer.from(text)
     .toString('latin1')

@@ -133,7 +133,7 @@ function tunnel(
     if (code.startsWith('HPE_'))
       refused = refusal(
         'upstream_failed',
-        `the answer to the handshake cannot be carried: ${message} (${code})`,
+        `the answer to the handshake cannot be relayed: ${message} (${code})`,
       )
     if (!answered && client.writable) endRefused(client, writer.problemMessage(refused))
   })

@@ -115,7 +115,7 @@ export class ResponseWriter {
     if (chunked) response.addTrailers(pairs(trailers))
     endMessage(response, hasBody ? body : null)
     if (hasLeft(response)) return release()
-    // Over TLS and HTTP/2 it leaves later in this turn; what a Set has once held dies late (docs/adr/0017).
+    // Over TLS and HTTP/2 it leaves later in this turn; what a Set once held is collected late (docs/adr/0017).
     this.#ended.add({ response, size: body.length, release })
   }
 

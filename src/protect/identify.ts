@@ -181,7 +181,7 @@ function identifyDecoded(
   return identifyRead(ports, request, head, upload)
 }
 
-/** Of a call with one message, that is read and compared, without its prefix and its compression. Others are streams, which are not protected. */
+/** Reads and compares the message of a call, without its prefix and compression. One with several messages is a stream: not protected. */
 function identifyCall(
   ports: IdentifyPorts,
   request: ProtectedRequest,
@@ -209,7 +209,7 @@ function identifyCall(
   )
 }
 
-/** Reads the fields of a message that the route asks for. It is compared by its bytes, which hold fields that no descriptor knows. */
+/** Reads the fields that the route needs. The message is compared as bytes, since it may have fields that the descriptors do not. */
 function identifyMessage(
   ports: IdentifyPorts,
   request: ProtectedRequest,
@@ -220,19 +220,19 @@ function identifyMessage(
   const readAs = (json: Buffer) =>
     identifyDecoded(ports, request, head, { ...upload, view: { headers: AS_JSON, body: json } })
   const isRead = keyNeedsBody(route.key) || route.record.label?.kind === 'json'
-  // One that is still encoded holds no field that anybody here can read.
+  // Fields cannot be read from a message that is still encoded.
   if (!isRead || isEncoded(upload.headers)) return identifyDecoded(ports, request, head, upload)
   if (essence(headers).endsWith('json')) return readAs(upload.body)
   const method = ports.descriptors?.methods.get(methodName(target))
   if (method === undefined) return identifyDecoded(ports, request, head, upload)
   const json = method.jsonOf(upload.body)
   return json === null
-    ? refuseCall(`the message is none of ${method.name}; nothing was executed`)
+    ? refuseCall(`the message is not a request of ${method.name}; nothing was executed`)
     : readAs(Buffer.from(json))
 }
 
 const AS_JSON = ['content-type', 'application/json']
-/** A field may hold the key: the call must not pass for one without. */
+/** A field may hold the key: the call must not count as one without a key. */
 const UNREADABLE = ['content-encoding', 'unknown']
 
 function refuseCall(detail: string): Answer {

@@ -91,7 +91,7 @@ export const REQUEST_OUTCOMES = requests({
     mood: 'bad',
   },
   upstream_failed: {
-    says: 'Sent, but no complete response came, or one that the proxy does not carry',
+    says: 'Sent, but no complete response came, or one that the proxy does not relay',
     group: 'error',
     mood: 'bad',
   },

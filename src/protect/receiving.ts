@@ -2,7 +2,7 @@ import { isFramed, MessageCount } from '../core/rpc/messages.ts'
 import type { UpstreamRequest } from '../upstream/port.ts'
 import type { ProtectedRequest } from './request.ts'
 
-/** How the answer is received. That of a call is kept, whatever its media type, until it turns out to be a stream. */
+/** How to receive the answer. A call's answer is buffered, whatever its media type, until it turns out to be a stream. */
 export function responding({
   route,
   protocol,

@@ -34,7 +34,7 @@ export interface ProtectedRequest extends SentRequest {
   readonly traceId: string | null
   /** `traceparent` of the request's own span if it is sampled; stored with the record. */
   readonly span?: string | undefined
-  /** When its client stops waiting, by `performance.now()`; absent: it does not say. */
+  /** When its client stops waiting, by `performance.now()`; absent: not stated. */
   readonly deadline?: Millis | undefined
   /** `Location` of this request's state, for a 202 (contract §6); empty where `status.path` is off. */
   readonly statusLink: readonly string[]
@@ -48,7 +48,7 @@ export interface ProtectedRequest extends SentRequest {
   onGone(left: () => void): () => void
 }
 
-/** Infinity: its client says no deadline. */
+/** Infinity: its client states no deadline. */
 export function timeLeft({ deadline }: Pick<ProtectedRequest, 'deadline'>): Millis {
   return deadline === undefined ? Number.POSITIVE_INFINITY : deadline - performance.now()
 }

@@ -88,7 +88,7 @@ export class Settler {
   readonly #outbox: Outbox | null
   /** Oldest first; a record has several if more than one of its claims lost its reply. */
   readonly #held = new Map<RecordId, readonly HeldOutcome[]>()
-  /** Outcomes of attempts without a claim that were held here until the store took or refused them, and when. Without bodies. */
+  /** Outcomes of attempts without a claim that were held here and then stored or refused, and when; without bodies. */
   readonly #lately = new Map<RecordId, readonly [PendingOutcome, Millis]>()
   #size = 0
   #timer: NodeJS.Timeout | null = null
@@ -146,8 +146,8 @@ export class Settler {
   }
 
   /**
-   * Writes the outcome now, or holds it; without a claim, until the store is back. `release` returns the body's bytes once they are no
-   * longer needed here. Never fails: the client's answer does not depend on it.
+   * Writes the outcome now, or holds it; without a claim, holds it until the store is back. `release` returns the body's bytes once they
+   * are no longer needed here. Never fails: the client's answer does not depend on it.
    */
   settle(execution: Execution, outcome: Outcome, release: () => void): MaybePromise<Settled> {
     const { unclaimed } = execution

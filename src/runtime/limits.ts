@@ -90,7 +90,7 @@ export class Shares {
     return this.#held[slot] as number
   }
 
-  /** A negative amount takes away. */
+  /** A negative amount lowers the share. */
   add(slot: number, amount: number): void {
     this.#held[slot] = this.held(slot) + amount
   }

@@ -6,13 +6,13 @@ import type { Habits } from './habits.ts'
 export interface ClientOptions {
   /** Where to connect: host and port, or the path of a socket. */
   readonly to: { readonly host: string; readonly port: number } | { readonly path: string }
-  /** Null: no TLS. With it, certificates are verified. Asked for each connection. */
+  /** Called for each connection. Null: no TLS; otherwise certificates are verified. */
   readonly tls: () => ConnectionOptions | null
   /** The `Host` of requests without one. */
   readonly host: string
   readonly connectTimeout: Millis
   readonly connections: number
   readonly habits: Habits
-  /** Bytes of a response's head; asked for each. */
+  /** Maximum bytes of a response's head; called for each head. */
   readonly maxHeaderSize: () => number
 }

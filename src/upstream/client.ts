@@ -6,7 +6,7 @@ import { DispatchedRequest, type RawDispatchOptions } from './dispatched.ts'
 
 type Handler = UndiciDispatcher.DispatchHandler
 
-/** What our dispatchers have in common: requests that wait for a connection, and an end in order. */
+/** What our dispatchers have in common: a queue of requests that wait for a connection, and an orderly close. */
 export abstract class UpstreamClient<
   Connection extends { destroy(error: Error | null): void },
 > extends Dispatcher {
@@ -17,7 +17,7 @@ export abstract class UpstreamClient<
   generation = 0
   protected readonly queue: DispatchedRequest[] = []
   protected readonly open: Connection[] = []
-  /** How many there may be. */
+  /** Maximum number of connections. */
   protected connections: number
   /** Why no more requests are accepted. */
   protected closedBy: Error | null = null
@@ -36,7 +36,7 @@ export abstract class UpstreamClient<
   /** Closes the connections that carry nothing. */
   protected abstract closeIdle(): void
 
-  /** Always true: there is no limit to what waits for a connection. */
+  /** Always true: any number of requests may wait for a connection. */
   override dispatch(options: RawDispatchOptions, handler: Handler): boolean {
     const request = new DispatchedRequest(options, handler)
     if (this.closedBy !== null) request.fail(this.closedBy)

@@ -19,7 +19,7 @@ interface Carrier {
   resume(): void
 }
 
-/** A request, and undici's controller of it. Calls for one that is over do nothing. */
+/** A request, and undici's controller of it. Calls after the request has ended do nothing. */
 export class DispatchedRequest implements Dispatcher.DispatchController {
   readonly options: RawDispatchOptions
   readonly handler: Dispatcher.DispatchHandler

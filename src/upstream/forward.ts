@@ -240,10 +240,10 @@ export class Exchange implements Dispatcher.DispatchHandler {
   }
 }
 
-/** What the upstream says there that it did; of lines that differ, a list, which is no word. */
+/** The outcome that these lines declare; null: none. Contradictory lines give a list, which is no valid outcome. */
 function declaredIn(lines: RawHeaders): string | null {
   const found = linesOf(lines, 'idempotency-outcome')
-  // Most answers say nothing.
+  // Most answers declare none.
   if (found.length === 0) return null
   return [...new Set(found.map((line) => line.trim().toLowerCase()))].join(', ')
 }

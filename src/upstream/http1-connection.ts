@@ -300,7 +300,7 @@ export class UpstreamConnection implements AnswerParts {
     this.#client.gone(this)
   }
 
-  /** The upstream ended it, or the network did. */
+  /** The upstream closed the connection, or the network broke it. */
   #closedBy(error: Error | null): void {
     const now = performance.now()
     const { habits } = this.#client.options

@@ -34,7 +34,7 @@ interface RequestParts {
   /** Null: the request names none. */
   readonly host: string | null
   readonly body: Uint8Array | Readable
-  /** Of the body; infinite: not known before its end. */
+  /** Length of the body; infinite: not known before its end. */
   readonly length: number
 }
 

@@ -1,6 +1,6 @@
 import { fieldLines, filterLines, isFieldName, isFieldValue, TOKEN } from '../core/headers.ts'
 
-/** The upstream answered, but in a way that the proxy does not carry. The message is also for clients. */
+/** The upstream's answer is one that the proxy does not relay. The message is also for clients. */
 export class AnswerRefused extends Error {}
 
 /**

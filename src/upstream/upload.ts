@@ -17,7 +17,7 @@ export interface UploadCarrier {
 }
 
 /**
- * Writes a body as fast as the upstream takes it. `length`: as announced; infinite: none was. Returns what stops it.
+ * Writes a body as fast as the upstream takes it. `length`: as announced; infinite: none was. Returns a function that stops it.
  */
 export function upload(body: Readable, length: number, carrier: UploadCarrier): () => void {
   const { writable } = carrier

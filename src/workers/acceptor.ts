@@ -11,12 +11,12 @@ const MAX_WAITING = 4096
  */
 export class Acceptor {
   readonly server: Server
-  /** Those that take a connection, the longest idle first. */
+  /** Workers ready for a connection, the longest idle first. */
   #free: Member[] = []
   readonly #members = new Set<Member>()
   #waiting: Socket[] = []
   #accepted = 0
-  /** Resolved as soon as nothing waits. */
+  /** Resolved once no connection waits for a worker. */
   #emptied = Promise.withResolvers<void>()
 
   constructor() {
@@ -29,7 +29,7 @@ export class Acceptor {
     })
   }
 
-  /** From now on it is given connections. */
+  /** Gives it connections from now on. */
   add(member: Member): void {
     this.#members.add(member)
     this.#free.push(member)
@@ -41,7 +41,7 @@ export class Acceptor {
     this.#free = this.#free.filter((one) => one !== member)
   }
 
-  /** Accepts no more; resolves when all that were accepted are handed over. */
+  /** Stops accepting; resolves once every accepted connection has been handed over. */
   async close(): Promise<void> {
     await inQuietTurn(
       () => this.#accepted,
@@ -52,7 +52,7 @@ export class Acceptor {
     await this.#emptied.promise
   }
 
-  /** Closes those that no worker has taken. */
+  /** Closes the connections that no worker has taken. */
   destroy(): void {
     for (const connection of this.#waiting) connection.destroy()
     this.#waiting = []

@@ -46,7 +46,7 @@ export async function startWithWorkers(
   }
 }
 
-/** As the drain of a single process: the workers finish once this one accepts no more. */
+/** Like the drain of a single process; the workers finish once this process accepts no more connections. */
 async function drainAll({ log, state, closing }: FirstParts, fleet: Fleet): Promise<void> {
   const { delay, timeout } = state.config.drain
   state.stopping = true

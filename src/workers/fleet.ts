@@ -9,34 +9,34 @@ import { Member, WorkerEnded } from './member.ts'
 import type { Begin, ToWorker } from './messages.ts'
 import { MergedMetrics } from './metrics.ts'
 
-/** A worker that has served for so long did not end because of how it started. */
+/** If a worker that served this long ends, its start was not the cause. */
 const STEADY: Millis = 10_000
 /** Pauses before a worker that keeps ending is started again: doubled each time. */
 const PAUSE: Millis = 100
 const LONGEST_PAUSE: Millis = 30_000
-/** What a worker may take beyond `drain.timeout`, to close its store. */
+/** Time beyond `drain.timeout` for a worker to close its store. */
 export const CLOSES_WITHIN: Millis = 5000
-/** For reading a configuration: files of thousands of routes take a second. */
+/** Time for a worker to read a configuration: files of thousands of routes take a second. */
 const PREPARES_WITHIN: Millis = 10_000
 
 export interface FleetOptions {
   readonly count: number
   readonly begin: Omit<Begin, 'place'>
-  /** At the start. */
+  /** The configuration at the start. */
   readonly config: Config
   readonly log: Logger
-  /** Called when a worker ended that served, and was not told to. */
+  /** Called when a worker that served has ended while the fleet goes on. */
   readonly onEnded: () => void
 }
 
-/** The workers: keeps them running, asks them, and hands them connections. */
+/** The workers: keeps them running, sends them questions, and hands them connections. */
 export class Fleet implements OtherProcesses {
   readonly acceptor = new Acceptor()
   readonly #options: FleetOptions
   readonly #serving = new Set<Member>()
-  /** Also those that start, or end. */
+  /** Including those that are starting or ending. */
   readonly #members = new Set<Member>()
-  /** Those that end while the others go on: they may still execute, and hold outcomes. */
+  /** Workers that are ending while the others go on: they may still execute requests and hold outcomes. */
   readonly #finishing = new Set<Member>()
   readonly #metrics = new MergedMetrics()
   readonly #ending = new AbortController()
@@ -51,7 +51,7 @@ export class Fleet implements OtherProcesses {
   }
 
   /**
-   * Resolves when each worker serves, or could not start and is started again.
+   * Resolves once each worker serves, or has failed to start at first, which is retried.
    * @throws if none serves.
    */
   async start(): Promise<void> {
@@ -67,7 +67,7 @@ export class Fleet implements OtherProcesses {
     throw new Error(problems[0] ?? '')
   }
 
-  /** No connection comes any more: resolves when all workers have finished what they have. What lasts longer is cut off. */
+  /** Ends all workers once no more connections come: each finishes its requests, or is killed after `timeout`. */
   async end(timeout: Millis): Promise<void> {
     this.#ending.abort()
     await Promise.all([...this.#members].map((member) => this.#end(member, timeout)))
@@ -81,12 +81,12 @@ export class Fleet implements OtherProcesses {
     const how = await Promise.race([member.ended, cut])
     settled.abort()
     if (how !== 'cut off') return
-    this.#options.log.error({ worker: member.number }, 'a worker does not end: it is killed')
+    this.#options.log.error({ worker: member.number }, 'a worker did not end in time: it is killed')
     member.kill()
     await member.ended
   }
 
-  /** The process will stop; until {@link Fleet.end} traffic is served. */
+  /** The process will stop; traffic is still served until {@link Fleet.end}. */
   announceStop(): void {
     this.#announce({ kind: 'state', draining: true, stopping: true })
   }
@@ -100,7 +100,7 @@ export class Fleet implements OtherProcesses {
     for (const member of this.#members) if (!this.#finishing.has(member)) member.say(state)
   }
 
-  /** All or none: those that start meanwhile are brought to it before they serve. */
+  /** All workers get the configuration, or none; those that start meanwhile get it before they serve. */
   async prepare(config: Config, text: string): Promise<Readiness> {
     const members = [...this.#serving]
     const problems = await Promise.all(members.map((member) => prepared(member, text)))
@@ -143,7 +143,7 @@ export class Fleet implements OtherProcesses {
     const { count, config } = this.#options
     const members = this.#executing
     const answers = await Promise.all(members.map((member) => member.ask('tell', id).catch(() => false)))
-    // One that has ended may have left outcomes in its spool, which the next one reads.
+    // A worker that has ended may have left outcomes in its spool, which its replacement reads.
     return !answers.includes(false) && (members.length === count || config.store.spool === null)
   }
 
@@ -179,7 +179,7 @@ export class Fleet implements OtherProcesses {
         { worker, how, ...(problem === null ? {} : { why: problem }), pause },
         problem === null
           ? 'a worker has ended, and is replaced: what it was executing is unknown once its leases end'
-          : 'a worker cannot start; it is tried again',
+          : 'a worker cannot start; it will be started again',
       )
       await wait(pause, undefined, { signal }).catch(() => {})
     }
@@ -189,7 +189,7 @@ export class Fleet implements OtherProcesses {
     return { ...this.#options.begin.source, text: this.#text }
   }
 
-  /** To the configuration in force; then it serves, at once, so that it misses none. @throws if it cannot use that. */
+  /** Brings a worker to the configuration in force, then at once lets it serve, so that it misses no reload. @throws if it cannot. */
   async #bringUp(member: Member): Promise<void> {
     while (member.text !== this.#text) {
       const text = this.#text
@@ -201,7 +201,7 @@ export class Fleet implements OtherProcesses {
     this.#serving.add(member)
   }
 
-  /** A worker that cannot use what all the others do finishes what it has, and is replaced. */
+  /** A worker that cannot use the configuration that all the others use finishes its requests and is replaced. */
   async #insist(member: Member, make: () => Promise<void>): Promise<void> {
     try {
       await make()
@@ -228,7 +228,7 @@ export class Fleet implements OtherProcesses {
   }
 }
 
-/** Why it cannot use the text; null: it can, or it has ended, and who replaces it will be asked. */
+/** Why it cannot use the text; null: it can, or it has ended and its replacement will be asked. */
 async function prepared(member: Member, text: string): Promise<string | null> {
   try {
     const problem = await member.ask('prepare', text, PREPARES_WITHIN)

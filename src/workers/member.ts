@@ -4,7 +4,7 @@ import { fileURLToPath } from 'node:url'
 import type { Millis } from '../core/record.ts'
 import type { Begin, FromWorker, Question, Questions, ToWorker } from './messages.ts'
 
-/** For an answer. A worker that is stopped, or busy for so long, counts as one that does not answer. */
+/** Time for an answer. A worker that is suspended, or busy for longer, counts as not answering. */
 const ANSWERS_WITHIN: Millis = 5000
 
 interface Asked {
@@ -28,7 +28,7 @@ export class Member {
   readonly #asked = new Map<number, Asked>()
   #count = 0
   #isEnded = false
-  /** On its way. */
+  /** The connection on its way to the worker. */
   #given: { readonly connection: Socket; readonly took: () => void } | null = null
 
   constructor(begin: Begin) {
@@ -51,7 +51,7 @@ export class Member {
     this.begun = promise
     void this.ended.then((how) => resolve(`it ended with ${how}`))
     this.#child.on('message', (message: FromWorker) => this.#hear(message, resolve))
-    // Of Node's channel: the connection has not arrived, as the worker has no file descriptor left.
+    // From Node's channel: the connection did not arrive, because the worker has no file descriptors left.
     this.#child.on('internalMessage', ({ cmd }: { cmd?: unknown }) => {
       if (cmd === 'NODE_HANDLE_NACK') this.#handedOver()
     })
@@ -82,12 +82,12 @@ export class Member {
   }
 
   /**
-   * Hands over a connection that nobody has read from: one at a time. `took`: it is there, or closed as the worker has no room; `failed`: the
-   * process can take none.
+   * Hands over a connection that nobody has read from: one at a time. `took`: it has arrived, or was closed because the worker has no
+   * room; `failed`: the process can take none.
    */
   give(connection: Socket, took: () => void, failed: () => void): void {
     this.#given = { connection, took }
-    // Open here until it is there: Node would never close the one that was on its way when the worker ended.
+    // Kept open here until it has arrived: otherwise Node would never close one that is on its way when the worker ends.
     this.#child.send({ kind: 'connection' } satisfies ToWorker, connection, { keepOpen: true }, (error) => {
       if (error === null || this.#given?.connection !== connection) return
       this.#given = null
@@ -123,16 +123,16 @@ export class Member {
   }
 }
 
-/** With its exit code or signal. */
+/** Resolves with its exit code or signal. */
 function endOf(child: ChildProcess): Promise<string> {
   return new Promise((resolve) => {
     child.once('exit', (code, signal) => resolve(signal ?? `exit code ${code}`))
     child.on('error', (error) => {
-      // Others concern its channel, and `exit` follows.
+      // Other errors concern its channel, and `exit` follows.
       if (child.pid === undefined) resolve(error.message)
     })
   })
 }
 
-/** A message that a process can no longer get: its end is noticed elsewhere. */
+/** For a message to a process that has ended, which is noticed elsewhere. */
 function ignore(): void {}

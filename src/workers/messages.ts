@@ -16,7 +16,7 @@ export interface Begin {
   readonly acceptsRescope: boolean
 }
 
-/** Questions, each with what it takes and gives. */
+/** The questions, each with its argument (`takes`) and its answer (`gives`). */
 export interface Questions {
   /** Answered once the event loop turns. */
   turn: { readonly takes: null; readonly gives: null }
@@ -24,29 +24,29 @@ export interface Questions {
   isRunning: { readonly takes: RecordId; readonly gives: boolean }
   /** Writes the outcome of the record that this worker holds, if any. False: the store refuses it. */
   tell: { readonly takes: RecordId; readonly gives: boolean }
-  /** Reads this text of the configuration, and makes ready to use it. Gives why it cannot; null: it can. */
+  /** Reads this text of the configuration and prepares to use it. The answer says why that is impossible; null: it is prepared. */
   prepare: { readonly takes: string; readonly gives: string | null }
-  /** Puts in force what was prepared. */
+  /** Puts the prepared configuration in force. */
   use: { readonly takes: null; readonly gives: null }
-  /** Forgets it. */
+  /** Discards the prepared configuration. */
   drop: { readonly takes: null; readonly gives: null }
 }
 export type Question = keyof Questions
 
 export type ToWorker =
   | { readonly kind: 'begin'; readonly begin: Begin }
-  /** Comes with a connection. */
+  /** Sent together with a connection. */
   | { readonly kind: 'connection' }
   | { readonly kind: 'question'; readonly id: number; readonly name: Question; readonly takes: unknown }
-  /** Of the whole proxy: whether readiness fails, and whether it will stop. */
+  /** The state of the whole proxy: whether readiness fails, and whether it will stop. */
   | { readonly kind: 'state'; readonly draining: boolean; readonly stopping: boolean }
-  /** No more connections come: what is here is finished, then the worker ends. */
+  /** No more connections will come: the worker finishes its requests, then ends. */
   | { readonly kind: 'end' }
 
 export type FromWorker =
   | { readonly kind: 'serves' }
   | { readonly kind: 'cannot start'; readonly why: string }
-  /** It has the connection, and takes another. */
+  /** It has the connection and can take another. */
   | { readonly kind: 'took' }
   | { readonly kind: 'answer'; readonly id: number; readonly gives: unknown }
   | { readonly kind: 'failure'; readonly id: number; readonly why: string }

@@ -8,9 +8,9 @@ import {
 } from '../observe/metrics.ts'
 import type { Member } from './member.ts'
 
-/** What all processes of a proxy have counted together, those that have ended included: a sum that fell would look like a restart. */
+/** The metrics of all processes of a proxy, including workers that have ended: a sum that fell would look like a restart. */
 export class MergedMetrics {
-  /** What each gave last: for one that does not answer, and for one that ends. */
+  /** The latest metrics of each worker, for when it does not answer or ends. */
   readonly #last = new Map<Member, CollectedMetrics>()
   /** Counters of workers that have ended, as they were last seen. */
   #ended: CollectedMetrics[] = []
@@ -40,7 +40,7 @@ export class MergedMetrics {
       this.#ended.push(last.filter(({ type }) => type === 'counter' || type === 'histogram'))
   }
 
-  /** One after another, since counters of ended workers are in nobody's hands while they are merged. */
+  /** One collection at a time: while counters of ended workers are merged, they are not in the list. */
   #collect(members: Iterable<Member>): Promise<CollectedMetrics[]> {
     const collected = this.#turn.then(() => this.#collectNow(members))
     this.#turn = collected.catch(() => {})

@@ -8,8 +8,8 @@ import { prepareReload, type Readiness } from '../reload.ts'
 import type { Begin, FromWorker, Question, Questions, ToWorker } from './messages.ts'
 
 /*
- * One of several processes that serve traffic (docs/adr/0130): it is like a replica of its own, but that the first process, which starts it,
- * accepts its connections and speaks for it to operators.
+ * One of several processes that serve traffic (docs/adr/0130). It is like a replica, except that the first process starts it, accepts its
+ * connections and answers operators on its behalf.
  */
 
 type Announced = Extract<ToWorker, { kind: 'state' }>
@@ -20,10 +20,10 @@ type Answers = {
   ) => Questions[Q]['gives'] | Promise<Questions[Q]['gives']>
 }
 
-/** No connection comes any more: the first process says so, or is gone. */
+/** Resolved once no more connections will come: the first process said so, or is gone. */
 const unlistened = Promise.withResolvers<void>()
 let isOrphan = false
-/** Of the whole proxy, as last heard. */
+/** The latest state of the whole proxy. */
 let asked: Announced = { kind: 'state', draining: false, stopping: false }
 let parts: TrafficParts | null = null
 let answers: Answers | null = null
@@ -71,12 +71,12 @@ async function run(begin: Begin): Promise<void> {
   void settledOf(parts).then(() => tuneForTraffic(config.store.url))
   say({ kind: 'serves' })
   await unlistened.promise
-  if (isOrphan) log.error('the first process is gone: this worker finishes what it has, and ends')
+  if (isOrphan) log.error('the first process is gone: this worker finishes its requests and ends')
   await drain(parts, Promise.resolve())
   process.exit(isOrphan ? 1 : 0)
 }
 
-/** What the drain does at once; the traffic goes on until no connection comes any more. */
+/** The immediate part of a drain; traffic is served until no more connections come. */
 function announce({ state, reconciler }: TrafficParts, { draining, stopping }: Announced): void {
   state.stopping = stopping
   state.draining = draining
@@ -87,7 +87,7 @@ function answersOf(own: TrafficParts, read: (text: string) => Loaded): Answers {
   const { metrics, running, settler } = own
   let ready: Extract<Readiness, { use: unknown }> | null = null
   let turn: Promise<unknown> = Promise.resolve()
-  // One after another: a configuration that took too long must not be used in place of the next.
+  // One at a time: a configuration whose preparation took too long must not be used in place of the next one.
   const inTurn = <T>(make: () => Promise<T>): Promise<T> => {
     const made = turn.then(make)
     turn = made.catch(() => {})
@@ -132,7 +132,7 @@ async function answer(id: number, name: Question, takes: unknown): Promise<void>
   }
 }
 
-/** Nobody may be there to hear it. */
+/** The first process may be gone. */
 function say(message: FromWorker): void {
   process.send?.(message, undefined, undefined, () => {})
 }

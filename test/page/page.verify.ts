@@ -191,7 +191,7 @@ scenario(
     t.same(await page.locator('.history .event').allInnerTexts(), [
       'Claimed, and sent to the upstream',
       'Recorded as unknown',
-      'Sent, but no complete response came, or one that the proxy does not carry',
+      'Sent, but no complete response came, or one that the proxy does not relay',
       'A retry was told that the outcome is unknown',
     ])
     await page.getByRole('button', { name: 'Resolve…' }).click()

@@ -7,17 +7,17 @@ export interface RpcMethod {
   /** `package.Service/Method` */
   readonly name: string
   readonly streams: 'none' | 'client' | 'server' | 'both'
-  /** What its author says (`idempotency_level`). */
+  /** As its author declares it (`idempotency_level`). */
   readonly safety: 'unknown' | 'no side effects' | 'idempotent'
-  /** The names of its request's fields, as JSON has them. */
+  /** The JSON names of its request's fields. */
   readonly fields: readonly string[]
-  /** The request as JSON, close to protobuf's; null: it is not such a message. */
+  /** The request as JSON, close to protobuf's own mapping; null: it cannot be decoded as this method's request. */
   jsonOf(message: Buffer): string | null
 }
 
-/** What a `FileDescriptorSet` says. */
+/** A decoded `FileDescriptorSet`. */
 export interface Descriptors {
-  /** The file's. */
+  /** The content of its file. */
   readonly bytes: Buffer
   readonly methods: ReadonlyMap<string, RpcMethod>
 }
@@ -50,7 +50,7 @@ function collect(namespace: protobuf.NamespaceBase, methods: Map<string, RpcMeth
     else if (one instanceof protobuf.Namespace) collect(one, methods)
 }
 
-/** An `Any` stays as it is: its type may be unknown here. */
+/** An `Any` is not expanded: its type may be unknown here. */
 const AS_JSON = { longs: String, enums: String, bytes: String, json: true }
 
 const STREAMS = { '': 'none', request: 'client', response: 'server', 'request response': 'both' } as const

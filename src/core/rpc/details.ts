@@ -60,7 +60,7 @@ function bytes(field: number, value: Buffer): Buffer {
 
 const NOTHING = Buffer.alloc(0)
 
-/** Of whole numbers that are not negative. */
+/** For non-negative integers only. */
 function varint(value: number): number[] {
   const out: number[] = []
   let left = value

@@ -15,8 +15,8 @@ const COMPRESSED = 0x01
 const TRAILERS = 0x80
 
 /**
- * The messages of a body, each behind a flag and its length; null: it is cut, or no such body. `most`: the rest is not read, since each
- * message takes memory, however short it is.
+ * The messages of a body, each preceded by a flag byte and its length; null: the body is truncated, or not of this form. At most `most`
+ * are read, since each one takes memory, however short it is.
  */
 export function messagesIn(
   protocol: RpcProtocol,
@@ -80,9 +80,10 @@ export function isFramed(protocol: RpcProtocol): boolean {
  * Watches the answer of a call: a second message makes it a stream.
  */
 export class MessageCount {
-  /** Bytes left of the current message; those of its prefix that came. */
+  /** Bytes of the current message that are still to come. */
   #left = 0
   readonly #prefix = Buffer.alloc(PREFIX)
+  /** Bytes of its prefix that have arrived. */
   #known = 0
   #messages = 0
 

@@ -9,12 +9,12 @@ import type { Millis } from '../record.ts'
 
 export type RpcProtocol = 'grpc' | 'grpc-web' | 'grpc-web-text' | 'connect'
 
-/** Of unary calls; `application/connect+json` and its like are streams. */
+/** Media types of unary calls; `application/connect+json` and the like are streams. */
 const CONNECT = new Set(['application/json', 'application/proto'])
 
 /**
- * The protocol of a call; null: not a call. Connect looks like any other POST, so it counts on gRPC routes, and where it says so
- * itself.
+ * The protocol of a call; null: not a call. A Connect call looks like any other POST, so it is recognised only on gRPC routes, or by its
+ * `Connect-Protocol-Version`.
  */
 export function rpcOf({ grpc }: Pick<RouteMatch, 'grpc'>, headers: RawHeaders): RpcProtocol | null {
   const { essence } = contentType(headers)
@@ -23,7 +23,7 @@ export function rpcOf({ grpc }: Pick<RouteMatch, 'grpc'>, headers: RawHeaders): 
   return isConnect && CONNECT.has(essence) ? 'connect' : null
 }
 
-/** By what follows `application/grpc`: `+proto` and its like are codecs of messages. */
+/** `suffix`: what follows `application/grpc`; `+proto` and the like name the codec of the messages. */
 function framedProtocol(suffix: string): RpcProtocol | null {
   const [variant = ''] = suffix.split('+', 1)
   switch (variant) {
@@ -57,7 +57,7 @@ const UNITS: Readonly<Record<string, Millis>> = {
   n: 1e-6,
 }
 
-/** How long the client waits; null: it does not say, or nobody could read it. */
+/** How long the client waits; null: not stated, or malformed. */
 export function timeoutOf(protocol: RpcProtocol, headers: RawHeaders): Millis | null {
   const value = firstOf(headers, deadlineHeader(protocol)) ?? ''
   if (protocol === 'connect') return /^\d{1,10}$/.test(value) ? Number(value) : null
@@ -65,7 +65,7 @@ export function timeoutOf(protocol: RpcProtocol, headers: RawHeaders): Millis | 
   return count === undefined ? null : Number(count) * (UNITS[unit] as number)
 }
 
-/** {@link timeoutOf} as a header line has it; at least a millisecond. */
+/** The value of the {@link deadlineHeader} for the time left; at least a millisecond. */
 export function timeoutText(protocol: RpcProtocol, left: Millis): string {
   const milliseconds = Math.max(1, Math.floor(left))
   if (protocol === 'connect') return String(Math.min(milliseconds, 9_999_999_999))

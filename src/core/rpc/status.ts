@@ -15,11 +15,11 @@ const MEANINGS: Readonly<Record<RpcCode, Action>> = {
   FAILED_PRECONDITION: 'store',
   OUT_OF_RANGE: 'store',
   UNIMPLEMENTED: 'store',
-  // By its definition, what has to be tried again is more than this call.
+  // By definition, the client has to retry more than this call.
   ABORTED: 'store',
   UNAUTHENTICATED: 'release',
   RESOURCE_EXHAUSTED: 'release',
-  // A library says it of a broken connection, too; the proof that nothing was sent is the transport's.
+  // Libraries report a broken connection like this, too; only the transport can prove that nothing was sent.
   UNAVAILABLE: 'unknown',
   DEADLINE_EXCEEDED: 'unknown',
   CANCELLED: 'unknown',
@@ -28,10 +28,10 @@ const MEANINGS: Readonly<Record<RpcCode, Action>> = {
   DATA_LOSS: 'unknown',
 }
 
-/** As the profiles treat the 5xx that correspond to these codes. */
+/** Follows each profile's treatment of the corresponding 5xx statuses. */
 const BY_PROFILE: Readonly<Record<Profile, Partial<Readonly<Record<RpcCode, Action>>>>> = {
   standard: {},
-  // Libraries also say it when the answer of a finished handler is too large to send.
+  // Libraries also report this when the answer of a finished handler is too large to send.
   strict: { RESOURCE_EXHAUSTED: 'unknown', UNIMPLEMENTED: 'unknown' },
   lenient: {
     UNAVAILABLE: 'release',
@@ -53,7 +53,7 @@ const BY_PROFILE: Readonly<Record<Profile, Partial<Readonly<Record<RpcCode, Acti
   },
 }
 
-/** What a profile makes of an answer of that code (contract §7). `hasMessage`: before it. */
+/** The profile's action for an answer with that code (contract §7). `hasMessage`: a message preceded the code. */
 export function rpcAction(profile: Profile, code: RpcCode, hasMessage = false): Action {
   const action = BY_PROFILE[profile][code] ?? MEANINGS[code]
   // A handler that has answered something has done something.
@@ -65,7 +65,7 @@ export function hasMessage(
   protocol: RpcProtocol,
   { status, body }: Pick<RpcAnswer, 'status' | 'body'>,
 ): boolean {
-  // The error of a gateway is a page, and that of Connect a document.
+  // With an error status, the body is a gateway's page or Connect's error document.
   if (!isSuccess(status)) return false
   if (body === undefined) return true
   return messagesIn(protocol, body, 1)?.every(({ isTrailers }) => isTrailers) !== true
@@ -80,8 +80,8 @@ export interface RpcAnswer {
 }
 
 /**
- * The code of an answer. `null`: the answer does not follow the protocol, as the error of a proxy on the way, so its HTTP status decides.
- * `'none'`: it should have one, and has none, or several, or is cut although it says OK.
+ * The code of an answer. `null`: the answer does not follow the protocol (perhaps a proxy's error), so its HTTP status decides.
+ * `'none'`: the code is missing or ambiguous, or it is OK but the answer is truncated.
  */
 export function rpcCodeOf(protocol: RpcProtocol, answer: RpcAnswer): RpcCode | 'none' | null {
   const { status, headers, body, trailers = [] } = answer
@@ -91,15 +91,15 @@ export function rpcCodeOf(protocol: RpcProtocol, answer: RpcAnswer): RpcCode | '
   const inHead = linesOf(headers, 'grpc-status')
   const [said, ...others] = new Set([...inHead, ...atEnd])
   if (said === undefined) return isSuccess(status) ? 'none' : null
-  // Of an answer that is head alone, the status is in the head; clients ignore it before a message.
+  // A 200 has its `grpc-status` in the head only if it has no body: clients ignore one that precedes a message.
   const isEarly = atEnd.length === 0 && status === 200 && body?.length !== 0
   if (isEarly || others.length > 0) return 'none'
-  // A number that nobody knows counts as UNKNOWN (gRPC, statuscodes).
+  // An unassigned number counts as UNKNOWN (gRPC, statuscodes).
   const code = /^\d{1,3}$/.test(said) ? (RPC_CODES[Number(said)] ?? 'UNKNOWN') : 'UNKNOWN'
   return code === 'OK' && messages === null ? 'none' : code
 }
 
-/** Each `grpc-status` of the frames with which gRPC-Web ends. */
+/** Every `grpc-status` in the trailer frames of gRPC-Web. */
 function inFrames(protocol: RpcProtocol, messages: readonly RpcMessage[] | null): string[] {
   if (protocol === 'grpc' || !messages?.at(-1)?.isTrailers) return []
   return messages
@@ -108,7 +108,7 @@ function inFrames(protocol: RpcProtocol, messages: readonly RpcMessage[] | null)
     .map(([, value = '']) => value)
 }
 
-/** Connect spells one with a single l. */
+/** Connect spells `canceled` with one l. */
 export function connectName(code: RpcCode): string {
   return code === 'CANCELLED' ? 'canceled' : code.toLowerCase()
 }
