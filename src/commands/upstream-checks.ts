@@ -64,7 +64,7 @@ async function optionsChecks(config: Config, upstream: Upstream): Promise<Checke
   const took = `${(performance.now() - startedAt).toFixed(1)} ms`
   if (result.proof === 'not_sent' || result.proof === 'unknown') {
     const isReached = result.proof === 'unknown' || result.isRefused === true
-    const said = isReached ? 'takes a connection, and does not answer OPTIONS *' : 'cannot be reached'
+    const said = isReached ? 'accepts a connection but does not answer OPTIONS *' : 'cannot be reached'
     return { checked: [finding('upstream', `${where} ${said}: ${plainReason(result.reason)}`)], isUp: false }
   }
   if (result.proof === 'live') result.live.abandon()

@@ -152,7 +152,7 @@ async function openInPhase(
     onOtherUpstream: () =>
       log.warn(
         { service: config.service },
-        'replicas: another one of this service forwards to another upstream.url; if that is another API, clients may receive its responses: give each a `service` of its own',
+        'replicas: another replica of this service has a different upstream.url; if that is a different API, clients may receive its responses: give each API its own `service`',
       ),
   })
   return { store: inPhase(store, presence, agreement), presence, agreement }

@@ -17,7 +17,7 @@ export function quote(text: string): string {
   return JSON.stringify(masked.length > 80 ? `${masked.slice(0, 77)}...` : masked)
 }
 
-/** A kind of scalar: how the JSON Schema describes it, what is allowed in words, and how its text is read. */
+/** A kind of scalar: its JSON Schema, a description in words of what is allowed, and how its text is read. */
 export interface Scalar<T> {
   readonly schema: {
     readonly type: string | readonly string[]

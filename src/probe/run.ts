@@ -88,7 +88,7 @@ export function summaryOf({ url, profile, requests, cases }: Report): string {
     `${cases.filter((one) => one.verdict === verdict).length} ${verdict}`
   const counts = ['passed', 'noted', 'failed', 'skipped'].map(count).join(', ')
   const isCounted = cases.some(({ executions }) => executions !== null)
-  const proof = isCounted ? '' : '; executions are guessed from responses: --count-url proves them'
+  const proof = isCounted ? '' : '; executions are inferred from responses; --count-url counts them'
   return `${url} by ${profile}: ${counts}; ${requests} requests${proof}`
 }
 

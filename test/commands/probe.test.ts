@@ -156,7 +156,7 @@ t.test('a table for people, JUnit for CI', async (t) => {
   t.match(text.out, /^other-caller +skipped +needs --other-caller$/m)
   t.match(
     text.out,
-    /: 10 passed, 0 noted, 1 failed, 4 skipped; \d+ requests; executions are guessed from responses/,
+    /: 10 passed, 0 noted, 1 failed, 4 skipped; \d+ requests; executions are inferred from responses/,
   )
   const junit = await command([...words, '--format', 'junit'])
   t.equal(junit.code, 1)

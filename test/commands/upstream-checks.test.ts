@@ -43,7 +43,7 @@ void t.test('§15.22 doctor asks the upstream, and says what it found', async (t
   t.match(await asked(t, `url: "${upstream.url}"`), [/^finding upstream: .* answers OPTIONS \* with 503/])
   await using silent = await tcpStub((socket) => void socket.on('data', () => socket.destroy()))
   t.match(await asked(t, `url: "${silent.url}"`), [
-    /^finding upstream: .* takes a connection, and does not answer OPTIONS \*: the upstream closed the connection$/,
+    /^finding upstream: .* accepts a connection but does not answer OPTIONS \*: the upstream closed the connection$/,
   ])
   t.match(await asked(t, `url: "${upstream.url.replace('http:', 'https:')}"`), [
     /^finding upstream: https:.* cannot be reached: it does not speak TLS, or .* \([^/]*\)$/,
@@ -71,7 +71,7 @@ void t.test('§15.22 doctor asks over HTTP/2 if the proxy does', async (t) => {
   ])
   await using ending = await frameUpstream(t, { request: (socket) => void socket.end() })
   t.match(await asked(t, `url: "${ending.url}", http2: true`), [
-    /^finding upstream: .* takes a connection, and does not answer OPTIONS \*/,
+    /^finding upstream: .* accepts a connection but does not answer OPTIONS \*/,
   ])
 })
 

@@ -72,7 +72,7 @@ t.test('two APIs under one service are told of each other', async (t) => {
   const other = await proxyInProcess(yaml('').replace(upstream.url, 'http://127.0.0.1:1'))
   t.teardown(() => other[Symbol.asyncDispose]())
   const saysSo = ({ msg }: { msg?: unknown }): boolean =>
-    String(msg).startsWith('replicas: another one of this service forwards to another upstream.url')
+    String(msg).startsWith('replicas: another replica of this service has a different upstream.url')
   t.ok(await other.logged(saysSo))
   t.ok(await one.logged(saysSo), 'with its next renewal')
   t.match(await send(one, newKey(), FAST), { status: 201 }, 'it may be another address of the same API')

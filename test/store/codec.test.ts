@@ -367,7 +367,7 @@ void t.test('head extensions of a later release are skipped; other unknown bytes
   longer.writeUInt32BE(bytes.readUInt32BE(PREFIX.end) + 1, PREFIX.end)
   t.throws(() => decodeRecord(longer), {
     name: 'CorruptRecord',
-    message: /bytes that this version does not know/,
+    message: /bytes that this version cannot read/,
   })
 })
 

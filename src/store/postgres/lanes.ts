@@ -356,7 +356,7 @@ export class Lanes {
   #grow(): void {
     if (this.#isConnecting || this.#retry !== undefined || this.#isClosed) return
     const inService = this.#inService()
-    // One more if none answers: it may find out that the others never will.
+    // One more if no connection answers: a new one may show that the others never will.
     if (inService === 0 || (inService < LANES && this.#lanes.size + this.#abandoned.size < MAX_LANES))
       void this.#connect().catch(ignore)
   }

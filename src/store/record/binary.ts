@@ -174,7 +174,7 @@ export class BinaryReader {
   }
   end(): void {
     if (this.#at !== this.#buffer.length)
-      throw new CorruptRecord('the stored record has bytes that this version does not know')
+      throw new CorruptRecord('the stored record has bytes that this version cannot read')
   }
   /** Consumes `n` bytes; returns where they begin. */
   #pass(n: number): number {

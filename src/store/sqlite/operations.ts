@@ -55,7 +55,7 @@ const SQL = {
     'DELETE FROM buckets WHERE (service, id) IN (SELECT service, id FROM buckets WHERE full_at <= ? LIMIT ?)',
 } as const
 
-/** The operations of one service on its journal and the tables, within a transaction of the caller's. */
+/** The operations of one service on its journal and the tables, within the caller's transaction. */
 export class Operations implements ThreadOperations {
   readonly journal: Journal
   readonly #service: string
