@@ -45,7 +45,7 @@ export async function drain(parts: TrafficParts, unlistened: Promise<unknown> | 
   )
   // An execution without a claim is held first: the store may be back.
   if (settler.size > 0) await settler.flush()
-  // Answers duplicates of requests on other replicas as still running, before connections close.
+  // Before connections close, duplicates that wait for other replicas are told that these are still running.
   if (waiters.size > 0) {
     waiters.close()
     await wait(CHECK_EVERY)

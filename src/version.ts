@@ -1,2 +1,2 @@
-/** The release. A test holds it equal to package.json. */
+/** The release. A test checks that package.json agrees. */
 export const VERSION = '0.1.0'

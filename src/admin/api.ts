@@ -11,7 +11,7 @@ import { type RecordPorts, recordRoutes } from './records.ts'
 import { type ReportPorts, reportRoutes } from './report.ts'
 import { named, record } from './schemas.ts'
 
-/** What the API needs from the process. `config` is read by each request: a reload replaces it. */
+/** What the API needs from the process. `config` is read on each request: a reload replaces it. */
 export interface AdminPorts extends RecordPorts, ChangePorts, ReportPorts {
   readonly config: Config
   readonly records: RecordPorts['records'] & ChangePorts['records']

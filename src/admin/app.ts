@@ -12,7 +12,7 @@ import { Value } from 'typebox/value'
 import { CorruptRecord, StoreUnavailable } from '../store/register.ts'
 import { AdminProblem, invalid, type ProblemCode, schemaMismatch } from './problems.ts'
 
-/** Types of requests and replies follow from the route's schemas. */
+/** Infers the types of requests and replies from the route's schemas. */
 interface TypeBoxProvider extends FastifyTypeProvider {
   readonly validator: this['schema'] extends TSchema ? Static<this['schema']> : unknown
   readonly serializer: this['schema'] extends TSchema ? Static<this['schema']> : unknown

@@ -61,7 +61,7 @@ export function invalid(detail: string): AdminProblem {
   return new AdminProblem('invalid_request', detail)
 }
 
-/** What is wrong with `body` by its schema: member names, never values. Null: nothing. */
+/** Why `body` does not match its schema: member names, never values. Null: it does. */
 export function schemaMismatch(schema: TSchema, body: unknown): string | null {
   if (Value.Check(schema, body)) return null
   const [error] = Value.Errors(schema, body)

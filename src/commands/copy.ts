@@ -154,7 +154,7 @@ function haveOneSecret({ store: a }: Config, { store: b }: Config): boolean {
   return Buffer.compare(a.secret ?? Buffer.alloc(0), b.secret ?? Buffer.alloc(0)) === 0
 }
 
-/** The URL of a store does not name its encryption keys. */
+/** Whether a store has the key; assumed if only its URL is given, which names no keys. */
 function hasKey(config: Config | null, { id, key }: SealingKey): boolean {
   return config?.store.encryption.keys.some((own) => own.id === id && own.key.equals(key)) !== false
 }

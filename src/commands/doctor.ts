@@ -389,7 +389,10 @@ function sampleCheck(line: string): CheckResult | [] {
     case 'idempotency_workers_ended_total':
       return value === 0
         ? []
-        : finding('proxy workers', `${counted(value, 'worker')} ended unasked since it started: see its log`)
+        : finding(
+            'proxy workers',
+            `${counted(value, 'worker')} exited unexpectedly since it started: see its log`,
+          )
     default:
       return []
   }

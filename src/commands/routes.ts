@@ -39,7 +39,7 @@ export const routes: Command = {
         `routes: found ${way === undefined ? 'nothing' : `"${plain(way)}"`}; allowed: from, overlay`,
       )
     if (file === undefined || more.length > 0)
-      throw usage(`routes ${way} takes one file, found ${args.positionals.length - 1}`)
+      throw usage(`\`routes ${way}\` takes one file, found ${args.positionals.length - 1}`)
     if (way === 'overlay') return overlay(file, args, io)
     return DESCRIPTORS.test(file) ? draftCalls(file, args, io) : draft(file, args, io)
   },
@@ -48,9 +48,9 @@ export const routes: Command = {
 /** How the files are named. */
 const DESCRIPTORS = /\.(?:binpb|pb|desc|protoset)$/i
 
-/** Of the service, for `from`. */
+/** The URL of the service, for `from`. */
 function upstreamOf(args: Args): string {
-  if (args.has('config')) throw usage('routes from takes no --config')
+  if (args.has('config')) throw usage('`routes from` takes no --config')
   const upstream = upstreamUrl.parse(args.text('upstream') ?? 'http://127.0.0.1:3000')
   if (!upstream.ok) throw usage(`--upstream: ${upstream.message}`)
   return upstream.value
@@ -63,7 +63,7 @@ function draftCalls(file: string, args: Args, io: Io): number {
   if (descriptors === null) throw new Exit(FINDING, errorText(findings.sorted()))
   const lines = draftOfCalls(descriptors, file, upstream)
   if (lines === null)
-    throw finding(`${plain(file)}: found no method that changes something, of ${descriptors.methods.size}`)
+    throw finding(`${plain(file)}: found no method that changes anything (of ${descriptors.methods.size})`)
   io.out(lines.map((line) => `${plain(line)}\n`).join(''))
   return FINE
 }
@@ -74,7 +74,7 @@ function draft(file: string, args: Args, io: Io): number {
   const operations = operationsOf(description)
   printRemarks(io, file, operations.remarks)
   if (operations.found.length === 0)
-    throw finding(`${plain(file)}: found no operation that changes something, of ${operations.all}`)
+    throw finding(`${plain(file)}: found no operation that changes anything (of ${operations.all})`)
   const lines = draftText(draftOf(description, operations), nameOf(file), upstream, operations.all)
   io.out(lines.map((line) => `${plain(line)}\n`).join(''))
   return FINE
@@ -82,7 +82,7 @@ function draft(file: string, args: Args, io: Io): number {
 
 function overlay(file: string, args: Args, io: Io): number {
   const config = args.text('config')
-  if (config === undefined) throw usage('routes overlay needs --config FILE')
+  if (config === undefined) throw usage('`routes overlay` needs --config FILE')
   const valid = validConfig(config, servingFlags(args), io.env)
   const description = read(file)
   const made = overlayOf(description, operationsOf(description), valid)
@@ -109,7 +109,7 @@ function printRemarks(io: Io, file: string, remarks: readonly Remark[]): void {
   for (const line of new Set(lines)) io.err(`${plain(line)}\n`)
 }
 
-/** Without folders: drafts are committed. */
+/** The file's name without its folders: drafts are committed. */
 function nameOf(file: string): string {
   return file.slice(file.lastIndexOf('/') + 1)
 }

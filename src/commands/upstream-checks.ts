@@ -71,7 +71,7 @@ async function optionsChecks(config: Config, upstream: Upstream): Promise<Checke
   const { status } = result.proof === 'live' ? result.live : result.response
   const over = upstream.isHttp2 ? ' over HTTP/2' : ''
   const detail = `${where} answers OPTIONS * with ${status}${over} in ${took}${await tlsText(upstream)}`
-  // By these a gateway says that nothing is behind it.
+  // With these statuses, a gateway says that nothing is behind it.
   const isGateway = status === 502 || status === 503 || status === 504
   return { checked: [(isGateway ? finding : fine)('upstream', detail)], isUp: true }
 }

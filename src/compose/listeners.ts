@@ -79,9 +79,9 @@ export interface OtherProcesses {
   readonly announceDrain: (draining: boolean) => void
   readonly samples: (own: Metrics) => Promise<readonly CountedSample[]>
   readonly exposition: (own: Metrics) => Promise<Exposition>
-  /** Whether there is one that serves. */
+  /** Whether one of them serves traffic. */
   readonly isServed: () => boolean
-  /** Resolves once the event loop of each has turned. */
+  /** Resolves once each event loop has completed a turn. */
   readonly turned: () => Promise<void>
 }
 

@@ -8,9 +8,9 @@ import { openUpstreams } from './upstream.ts'
 
 /** The parts of one proxy, made but not yet listening. */
 export type ProxyParts = Awaited<ReturnType<typeof compose>>
-/** Those that decide about traffic. */
+/** The parts that handle traffic. */
 export type TrafficParts = Awaited<ReturnType<typeof composeWorker>>
-/** Those for operators, of a process whose workers have the traffic. */
+/** The parts for operators, in a process whose workers handle the traffic. */
 export type FirstParts = Awaited<ReturnType<typeof composeFirst>>
 
 /**
@@ -24,7 +24,7 @@ export async function compose(config: Config, log: Logger, output: LogOutput | n
   return { ...core.parts, ...served, ...(await operatorsOf(core, null)) }
 }
 
-/** Of one of several workers: the listeners for operators are the first process's. */
+/** The parts of one of several workers: the first process has the listeners for operators. */
 export async function composeWorker(
   config: Config,
   log: Logger,
@@ -35,7 +35,7 @@ export async function composeWorker(
   return { ...core.parts, ...(await trafficOf(core)) }
 }
 
-/** Of the first process, whose `workers` have the traffic. */
+/** The parts of the first process, whose `workers` handle the traffic. */
 export async function composeFirst(
   config: Config,
   log: Logger,

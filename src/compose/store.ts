@@ -167,7 +167,7 @@ async function warnOfOtherUpstream({ upstream, service }: Config, store: Store, 
         'the last proxy of this service on this store forwarded to another upstream.url; if that is another API, clients may receive its responses: give each a `service` or a file of its own',
       )
   } catch (error) {
-    // Its health is told elsewhere.
+    // The store's health is reported elsewhere.
     if (!(error instanceof StoreUnavailable || error instanceof CorruptRecord)) throw error
   }
 }
@@ -238,7 +238,7 @@ export async function openOutbox(
 
 /**
  * A worker that was killed leaves its folder to the one that replaces it. One that outlives its first process finishes in it:
- * that is waited for, so that no outcome is left behind, but not for ever.
+ * that is waited for, so that no outcome is left behind, but not forever.
  */
 async function openFree(
   { config: { store, drain }, log }: Base,
@@ -260,7 +260,7 @@ async function openFree(
   }
 }
 
-/** Folders that no process of this configuration has for its own: there were more workers before, or none. One process takes them. */
+/** Folders that belong to no process of this configuration: there were more workers before, or none. One process takes them. */
 async function othersOf(spool: string, place: 'alone' | WorkerPlace): Promise<string[]> {
   if (place !== 'alone' && place.number > 1) return []
   const taken = place === 'alone' ? 0 : place.of

@@ -59,7 +59,7 @@ export interface ConfigInput {
   /** Its text; empty if flags say everything. */
   readonly text: string
   readonly env: Environment
-  /** A proxy is running with an earlier one. */
+  /** A proxy is running with an earlier configuration. */
   readonly isReload?: boolean
   /** They override the file. */
   readonly flags: { readonly [name in keyof typeof FLAGS]?: string | undefined }

@@ -258,7 +258,7 @@ export const POLICY = {
   }, 'Asks the upstream before a replay whether the caller may still see it.'),
   // Takes effect with the next status query.
   reconcile: orOff('none', RECONCILE,
-    'Asks the upstream for unknown outcomes (docs/reconciliation.md).'),
+    'Asks the upstream about unknown outcomes (docs/reconciliation.md).'),
   limits: group(ROUTE_LIMITS, { help: 'Default: the top-level `limits`.' }),
   record: group({
     label: row('labelSourceOrOff', 'off', live,
@@ -280,7 +280,7 @@ export const ROUTE = {
     'Unique name; labels the route in metrics and logs.'),
   match: group({
     methods: row(list('method', 1), METHODS, identifiesBy(({ match }) => match.methods.toSorted().join()), 'Methods of the route.'),
-    path: row('routePath', unset, identifies, 'Exact, with `:name` for one segment, a trailing `/*` for all below. Required, or `grpc`.'),
+    path: row('routePath', unset, identifies, 'Exact, with `:name` for one segment, a trailing `/*` for everything below. Required, or `grpc`.'),
     grpc: row('grpcMethod', unset, identifies,
       'Instead of `methods` and `path`: calls of this method, `package.Service/Method`, or of all methods, `package.Service/*` (docs/guides/grpc.md).'),
     exact: row('flag', false, identifies, 'Matches the path as sent instead of its normalized form.'),
@@ -315,9 +315,9 @@ export const PROPERTIES = {
     }, TLS_HELP),
   }, { short: true, help: 'Where clients are served.' }),
   http: row(['plain', 'node'], 'plain', restart,
-    'Who speaks HTTP: `plain`: a reader for usual requests (Node.js for others) and a client of our own; `node`: only Node.js and undici, with more CPU and fewer guarantees about odd answers (docs/adr/0128).'),
+    'HTTP implementation. `plain`: our own parser for ordinary requests (Node.js for others), and our own client; `node`: only Node.js and undici, with more CPU and fewer guarantees about odd responses (docs/adr/0128).'),
   workers: row('workers', 1, restart,
-    'Processes that serve traffic; `auto`: one a core, or one where the store belongs to a single process. `limits` and `upstream.connections` count for each (docs/operations.md#workers).'),
+    'Processes that serve traffic; `auto`: one per core, or one where the store belongs to a single process. `limits` and `upstream.connections` count for each (docs/operations.md#workers).'),
   admin: group({
     listen: group({
       address: row('addressOrNone', '127.0.0.1:9464', restart,

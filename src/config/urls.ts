@@ -164,7 +164,7 @@ function wrongInSeveral(text: string): string | null {
   return wrong === null ? null : `${allowed}, ${wrong}`
 }
 
-/** As `redis-cli` calls them. */
+/** Named like the options of `redis-cli`. */
 const TLS_FILES = ['cacert', 'cert', 'key']
 
 /** Checks the options of a Redis: its own, and with TLS the files for it. */

@@ -37,7 +37,7 @@ const results = (table: Readonly<Record<string, unknown>>): Labels[] =>
 
 const counter = (labels: LabelNames, help: string, start: Start = none) =>
   ({ kind: 'counter', labels, help, start }) as const
-/** `merged`: what the values of several workers are together. */
+/** `merged`: how the values of several workers are combined. */
 const gauge = (labels: LabelNames, help: string, merged: 'sum' | 'min' | 'max' = 'sum') =>
   ({ kind: 'gauge', labels, help, merged }) as const
 const histogram = (labels: LabelNames, help: string, buckets: readonly number[]) =>
@@ -114,7 +114,7 @@ export const METRICS = {
     'Log lines dropped because standard output was full or not read.'),
   idempotency_workers: gauge([], 'Processes that serve traffic.'),
   idempotency_workers_ended_total: counter([],
-    'Workers that ended unasked and were replaced; what they were executing becomes unknown.'),
+    'Workers that exited unexpectedly and were replaced; what they were executing becomes unknown.'),
   idempotency_config_last_reload_successful: gauge([],
     '1 if the configuration last read is in force, 0 if it was invalid or needs a restart.', 'min'),
   idempotency_tls_certificate_expires_seconds: gauge(['listener'],
@@ -123,7 +123,7 @@ export const METRICS = {
 }
 export type MetricName = keyof typeof METRICS
 
-/** Of the process; several processes have no common one. */
+/** The start time of the process; several processes have none in common. */
 export const START_TIME = 'process_start_time_seconds'
 
 /** What a scrape gets. */

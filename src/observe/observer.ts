@@ -91,7 +91,7 @@ export function passObserver(metrics: Metrics): (route: string, took: Millis) =>
   }
 }
 
-/** The series that requests of a route count with. Each is looked up once, on first use: looking one up exports it. */
+/** The series in which a route's requests are counted. Each is looked up once, on first use: looking one up exports it. */
 class RouteSeries {
   readonly answers
   readonly claims
@@ -244,7 +244,7 @@ export class StoreHealth {
 
   readonly onEvent = (kind: 'connected' | 'disconnected' | 'error', detail: string): void => {
     this.#log[kind === 'connected' ? 'info' : 'warn']({ ...this.#labels, detail }, `store ${kind}`)
-    // The name may lead to another server now, or the same one with other settings.
+    // The name may point to another server now, or the same one with other settings.
     if (kind === 'connected') this.checkAgain()
   }
 

@@ -13,7 +13,7 @@ export type Profile = (typeof PROFILES)[number]
  * - `replayed`: the first response, and no work. `other-status`, `other-body`, `other-NAME` (a header), `unmarked` (no
  *   `Idempotent-Replayed: true`): no work, and what differs
  * - a status, and the `code` of a problem as this proxy sends it, if there is one: a refusal. 409: also if the operation is in progress
- *   for ever
+ *   forever
  * - `repeated`: the same error again. `retried`: another response after an error
  * - `none`: no complete response
  */
@@ -120,7 +120,7 @@ export async function baseline(prober: Prober): Promise<void> {
   const [first, second] = prober.answers as [Answer, Answer]
   if (!isCounted && isSameWork(first, second))
     throw new Stopped(
-      'two requests with new keys got the same response, so responses show no executions: give --count-url or --count-json',
+      'two requests with new keys got the same response, so responses do not show executions: give --count-url or --count-json',
     )
 }
 

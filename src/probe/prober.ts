@@ -135,7 +135,9 @@ export class Prober implements AsyncDisposable {
     this.#counted = await this.#read(this.#counter)
     const work = this.#counted - before
     if (work < 0)
-      throw new Stopped(`the counter went back from ${before} to ${this.#counted}: it counts no executions`)
+      throw new Stopped(
+        `the counter went back from ${before} to ${this.#counted}: it does not count executions`,
+      )
     this.#done += work
     return work
   }

@@ -1,4 +1,4 @@
-/** JSON's value, or the text itself. */
+/** The parsed JSON, or the text itself. */
 export function jsonOrText(body: Buffer | string): unknown {
   try {
     return JSON.parse(body.toString()) as unknown

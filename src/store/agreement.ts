@@ -47,7 +47,7 @@ interface AgreementOptions extends MarkGuardOptions {
   readonly own: Identification
   /** Tag of its own `upstream.url`. */
   readonly upstream: string
-  /** Claims although others identify records differently (`--accept-rescope`), and only says so. */
+  /** Claims even though others identify records differently (`--accept-rescope`), and only logs it. */
   readonly accepts: boolean
   /** Called once: a replica that agrees is alive, and forwards to another upstream. */
   readonly onOtherUpstream: () => void
@@ -154,7 +154,7 @@ export class Agreement extends MarkGuard {
     )
   }
 
-  /** Who else has renewed the mark while its holders may rely on that. */
+  /** The other replicas that have renewed the mark within {@link MARKED_FOR}. */
   #othersIn(mark: IdempotencyRecord, now: Millis): Alive {
     const { alive, upstreams = {} } = contentOf(mark)
     const isAlive = ([replica]: [string, unknown]): boolean =>

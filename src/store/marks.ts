@@ -7,7 +7,7 @@ import { NO_REQUEST } from './records.ts'
 import { OutOfPhase, type Page, unlessBug } from './register.ts'
 
 /*
- * Marks: records of no request, by which replicas tell each other that they are alive. A mark expires unless it is renewed.
+ * Marks: records that belong to no request, by which replicas tell each other that they are alive. A mark expires unless it is renewed.
  */
 
 /** How long a mark outlives its last renewal, and counts after it was seen: a failover may lose the mark while its replicas live. */
@@ -84,7 +84,7 @@ export abstract class MarkGuard implements PhaseGuard {
     this.clock = clock
   }
 
-  /** Ends in {@link sure} or {@link refuse}; in neither, if there is no telling yet. */
+  /** Calls {@link sure} or {@link refuse}, or neither while it cannot tell. */
   protected abstract check(): Promise<void>
 
   /** The first check; throws if the replica must not start. */

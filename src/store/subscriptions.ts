@@ -22,7 +22,7 @@ export abstract class Subscriptions {
     this.#timeoutMs = timeoutMs
   }
 
-  /** Subscribes to the record at the server, which is answered by {@link acknowledged} or {@link miss}. */
+  /** Subscribes to the record at the server, and later calls {@link acknowledged} or {@link miss}. */
   protected abstract begin(subscription: Subscription): void
   protected abstract end(id: RecordId): void
 

@@ -10,7 +10,7 @@ const KNOWN = 10_000
 /** Concurrent cache writes; further entries are not written. */
 const WRITING = 64
 const DIGEST = 32
-/** Layout of an entry: a prefix like that of a completed record, its end, a digest of id and rest, the record. */
+/** Layout of an entry: a prefix like that of a completed record, when it expires, a digest of id and rest, the record. */
 const ENTRY = { until: PREFIX.end, digest: PREFIX.end + U48, record: PREFIX.end + U48 + DIGEST } as const
 
 export interface TieredOptions {

@@ -346,11 +346,11 @@ void t.test('a file that is not an OpenAPI description in YAML or JSON exits 1 a
     ['a: 1\n---\nb: 1\n', /found invalid YAML: .*document/],
     [
       'openapi: 3.0.0\npaths: []\n',
-      /:2: paths: found no mapping\n.*found no operation that changes something, of 0\n$/s,
+      /:2: paths: found no mapping\n.*found no operation that changes anything \(of 0\)\n$/s,
     ],
     [
       'openapi: 3.0.0\npaths: { /a: { get: {} } }\n',
-      /api\.yaml: found no operation that changes something, of 1\n$/,
+      /api\.yaml: found no operation that changes anything \(of 1\)\n$/,
     ],
   ] as const) {
     const { code, out, err } = await drafted(t, text)

@@ -162,10 +162,10 @@ void t.test('a configuration or a description that cannot be read exits 1, a usa
   for (const [words, says] of [
     [[], /routes: found nothing; allowed: from, overlay/],
     [['to', api], /routes: found "to"; allowed: from, overlay/],
-    [['from'], /routes from takes one file, found 0/],
-    [['from', api, api], /routes from takes one file, found 2/],
-    [['overlay', api], /routes overlay needs --config FILE/],
-    [['from', api, '--config', good], /routes from takes no --config/],
+    [['from'], /`routes from` takes one file, found 0/],
+    [['from', api, api], /`routes from` takes one file, found 2/],
+    [['overlay', api], /`routes overlay` needs --config FILE/],
+    [['from', api, '--config', good], /`routes from` takes no --config/],
     [['from', api, '--upstream', 'ftp://x'], /--upstream: found "ftp:\/\/x"; allowed: http:\/\/host:port/],
   ] as [string[], RegExp][])
     t.match(await command(['routes', ...words]), { code: 2, out: '', err: says }, words.join(' '))

@@ -516,8 +516,8 @@ void t.test('a store asks for its table in its region, and closes its connection
 void t.test('a store does not open on a table that is missing or has another layout', async (t) => {
   for (const [fault, why] of [
     [{ status: 400, error: 'ResourceNotFoundException' }, 'there is no table records'],
-    [{ answer: { Table: {} } }, 'it needs another key or index: table records'],
-    [{ answer: {} }, 'it needs another key or index: table records'],
+    [{ answer: { Table: {} } }, 'wrong key or index: table records'],
+    [{ answer: {} }, 'wrong key or index: table records'],
   ] as const) {
     server.fault = on('DescribeTable', fault)
     await t.rejects(openDynamoDbStore(settings), {

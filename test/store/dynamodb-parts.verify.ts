@@ -28,7 +28,7 @@ void t.test('a table has the keys and the index of its definition, or says what 
     { KeySchema, GlobalSecondaryIndexes: [{ ...GlobalSecondaryIndexes[0], IndexName: 'else' }] },
     { KeySchema: KeySchema?.toReversed(), GlobalSecondaryIndexes },
   ])
-    t.equal(wrongWith(other as never), 'it needs another key or index: table')
+    t.equal(wrongWith(other as never), 'wrong key or index: table')
   t.end()
 })
 

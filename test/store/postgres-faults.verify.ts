@@ -213,7 +213,7 @@ function tests(server: PostgresServer): void {
     await until(answers(register))
     t.equal((await register.get(id)).bytes, null)
     wire.target = successor.port
-    await until(() => events.at(-1)?.includes('leads to a different server') ?? false)
+    await until(() => events.at(-1)?.includes('points to a different server') ?? false)
     t.equal((await register.get(id)).bytes, null, 'the one in use stays in use')
     t.ok((await register.put(newId(), claim(), SPANS)).done)
     await until(async () => (await connections(successor)) === 0)

@@ -694,7 +694,7 @@ void t.test('an old primary and a stranger are refused, and the reason is said o
     ],
     [
       { system: '2', timeline: 4 },
-      'error: the name leads to a different server while the one in use still answers: with two, each key could be claimed twice',
+      'error: the name points to a different server while the one in use still answers: with two, each key could be claimed twice',
     ],
   ] as const) {
     opened.identity = identity

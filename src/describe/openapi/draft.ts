@@ -224,7 +224,7 @@ function isStream(response: unknown): boolean {
   return Object.keys(objectAt(response, 'content')).some((type) => /^text\/event-stream\b/i.test(type))
 }
 
-/** From this number of routes on, the draft has a warning. */
+/** A draft with more routes than this has a warning. */
 const MANY = 50
 /** Time series of an unused route (docs/metrics.md). */
 const SERIES = 35

@@ -244,7 +244,7 @@ const HEADERS: ReadonlyMap<string, readonly [name: string, description: string, 
   [RESPONSE_HEADER.status, ['IdempotencyStatus',
     'How the request was handled.', { enum: ['executed', 'replayed', 'bypassed', 'ignored'] }]],
   [RESPONSE_HEADER.expires, ['IdempotencyExpires',
-    'How long the key is answered with this response.', { format: 'date-time' }]],
+    'How long retries with the key get this response.', { format: 'date-time' }]],
 ])
 
 /** Names of the overlay's components, distinct from all in the description. */

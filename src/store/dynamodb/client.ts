@@ -95,7 +95,7 @@ export interface Clock {
   saw(date: Millis, sent: Millis, received: Millis): void
   /** @throws {StoreUnavailable} while it is too uncertain. */
   earliest(): Millis
-  /** As {@link earliest}. */
+  /** @throws {StoreUnavailable} like {@link earliest}. */
   latest(): Millis
 }
 

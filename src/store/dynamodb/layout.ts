@@ -10,7 +10,7 @@ import type { AttributeValue, Item, OperationInput, TableDescription } from './c
  *
  *   record  pk service/first two characters of the id   sk id      v version  f fence  c createdAt  m updatedAt  d due  x dropAt
  *           n schema  s state  o owner's token  b head  p payload, or q and k: name and number of the chunks that hold it
- *           h history, a line each note  u, w: key of the index, only while it is unresolved
+ *           h history, a line per note  u, w: key of the index, only while it is unresolved
  *   chunk   pk service/id/name/number                   sk chunk   p bytes
  *   bucket  pk service/name                             sk bucket  a at  t debt  r count
  *
@@ -51,7 +51,7 @@ export function wrongWith(table: TableDescription | null): string | null {
   const keys = [table.KeySchema, index?.KeySchema].map((schema) =>
     (schema ?? []).map(({ AttributeName }) => AttributeName).join(),
   )
-  return keys.join(' ') === 'pk,sk u,w' ? null : 'it needs another key or index: table'
+  return keys.join(' ') === 'pk,sk u,w' ? null : 'wrong key or index: table'
 }
 
 /** Attributes that a record may lack. */
@@ -185,7 +185,7 @@ export function textIn(item: Item, name: string): string {
   return value.S
 }
 
-/** As {@link textIn}. */
+/** Like {@link textIn}. */
 export function bytesIn(item: Item, name: string): Uint8Array {
   const value = item[name]
   if (value === undefined) return Buffer.alloc(0)

@@ -102,7 +102,7 @@ export function wordsOf(text: string | null | undefined): string[] {
 export function placesOf(text: string | null | undefined): DuePosition[] {
   if (text === '') return []
   if (text == null || !/^\d{1,16} [\w-]{1,64}(?:,\d{1,16} [\w-]{1,64})*$/.test(text))
-    throw nonsense('no list of places')
+    throw nonsense('not a list of places')
   return text.split(',').map((place) => {
     const [due, id = ''] = place.split(' ')
     return { due: Number(due), id }

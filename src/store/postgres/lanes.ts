@@ -34,7 +34,7 @@ const LOOK_EVERY: Millis = 1000
  * back.
  */
 const MAX_CONNECT_TIMEOUT: Millis = 16_000
-/** How often a connection is reopened: the name may lead to another server. */
+/** How often a connection is reopened: the name may point to another server. */
 const RECHECK: Millis = 10_000
 /** A different server is accepted once the one in use has been silent for this many timeouts. */
 const PATIENCE = 10
@@ -99,7 +99,7 @@ export class Lanes {
   #isUp = false
   /** Why there is no connection. */
   #trouble = 'connecting'
-  /** Sends only statements whose commit cannot hang. */
+  /** Commits hang: only statements whose commit cannot are sent. */
   #isHanging = false
   #numbers = 0
   /** Identity of the server in use. */
@@ -181,7 +181,7 @@ export class Lanes {
     })
   }
 
-  /** Reopens a connection to see where the name leads now. */
+  /** Reopens a connection to see which server the name points to now. */
   recheck(): void {
     if (!this.#isConnecting && this.#retry === undefined && !this.#isClosed)
       void this.#connect().catch(ignore)
@@ -265,7 +265,7 @@ export class Lanes {
         if (this.#lanes.has(lane)) this.#abandon(lane.number)
         this.#drop(lane, error.message)
       } else if (sqlState(error) === STANDBY)
-        // The name may lead to its primary.
+        // The name may point to its primary by now.
         for (const one of this.#lanes) if (one.statement === null) this.#drop(one, error.message)
     } else if (number !== statement.args[0]) {
       const nonsense = 'no answer from PostgreSQL: replies do not match their statements'

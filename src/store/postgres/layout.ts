@@ -28,7 +28,7 @@ export function layoutScript(): string {
 
 /**
  * Creates the schema if there is none, and identifies the server. Writes nothing to a database of another program or of a later release.
- * @throws {Unusable}, or an error that may pass: the server is a standby, the role lacks a right.
+ * @throws {Unusable}, or an error that may pass: the server is a standby, the role lacks a privilege.
  */
 export async function prepare(link: PostgresLink): Promise<Identity | null> {
   if (!(await isReady(link))) {
@@ -56,7 +56,7 @@ export function changeOf(known: Identity | null, found: Identity, isInUse: boole
     if (!isInUse)
       return 'PostgreSQL is a different server now: connections to the previous one, which does not answer, are closed'
     throw new Error(
-      'the name leads to a different server while the one in use still answers: with two, each key could be claimed twice',
+      'the name points to a different server while the one in use still answers: with two, each key could be claimed twice',
     )
   }
   if (found.timeline < known.timeline)
@@ -75,7 +75,7 @@ async function identityOf(link: PostgresLink): Promise<Identity | null> {
   return system == null || file == null ? null : { system, timeline: Number.parseInt(file.slice(0, 8), 16) }
 }
 
-/** The functions run with the rights of their caller: missing ones are reported at startup, not by the first request that needs them. */
+/** The functions run with their caller's privileges: missing privileges are reported at startup, not by the first request that needs them. */
 async function checkRights(link: PostgresLink): Promise<void> {
   const [[tables, functions] = []] = await link.ask(
     `SELECT (
@@ -91,7 +91,7 @@ async function checkRights(link: PostgresLink): Promise<void> {
   const missing = [tables, functions].filter((one) => one != null)
   if (missing.length > 0)
     throw new Error(
-      `the role of store.url lacks rights in the schema idempotency: ${missing.join(', ')}; \`idempotency-proxy migrate --print\` says what to grant`,
+      `the role of store.url lacks privileges in the schema idempotency: ${missing.join(', ')}; \`idempotency-proxy migrate --print\` says what to grant`,
     )
 }
 

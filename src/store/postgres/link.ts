@@ -22,12 +22,12 @@ export function isNumber(text: string | null | undefined, most: number): text is
 /** @throws {StoreUnavailable} */
 export function sqlNumber(text: string | null | undefined): number {
   if (isNumber(text, MAX_U48)) return Number(text)
-  throw nonsense(`${JSON.stringify(text)} for a number`)
+  throw nonsense(`${JSON.stringify(text)} is not a number`)
 }
 
-/** The functions of this schema give no such reply. */
+/** A reply that the functions of this schema never give. */
 export function nonsense(what: string): StoreUnavailable {
-  return new StoreUnavailable(`no answer from PostgreSQL that makes sense: ${what}`, true)
+  return new StoreUnavailable(`invalid reply from PostgreSQL: ${what}`, true)
 }
 
 /** An error reported by PostgreSQL itself, with its SQLSTATE. */

@@ -47,7 +47,7 @@ export interface PostgresOptions extends Omit<LanesOptions, 'address'> {
   readonly service: string
   /** Called when this process has removed expired records. */
   readonly onPruned?: ((records: number) => void) | undefined
-  /** Added to the server's time, for tests that travel in time; otherwise 0. */
+  /** Added to the server's time, for tests that shift the clock; otherwise 0. */
   readonly skew?: () => Millis
 }
 

@@ -7,7 +7,7 @@ export interface PostgresAddress {
   readonly user: string
   readonly password: string
   readonly database: string
-  /** Asked for each connection. Null: plain. */
+  /** Called for each connection. Null: no TLS. */
   readonly tls: (() => ConnectionOptions) | null
 }
 

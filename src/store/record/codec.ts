@@ -302,7 +302,7 @@ export function decodeRecord(bytes: Buffer): IdempotencyRecord {
   }
 }
 
-/** `afterBody`: the extension `after-body`. */
+/** `afterBody`: how long the record outlives its response, as its extension `after-body` says. */
 function endsOf(
   due: Millis,
   result: CompletedResponse,

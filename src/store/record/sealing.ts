@@ -53,7 +53,7 @@ export class Sealer {
   }
 
   /**
-   * The record as it is stored. Its prefix stays in clear: stores stamp it. `bytes` stays as it is; if it is sealed, with an unavailable key,
+   * The record as it is stored. Its prefix stays in plaintext: stores stamp it. `bytes` stays as it is; if it is sealed, with an unavailable key,
    * it is only copied from one store to another, and returned.
    */
   seal(id: RecordId, bytes: Buffer, nonce: Buffer = newNonce()): Buffer {

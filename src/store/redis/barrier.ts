@@ -99,7 +99,7 @@ export class Barriers {
     const { timeoutMs, client = {} } = this.#options
     // Two commands may wait in sequence.
     const settings = { timeoutMs: timeoutMs + 2 * this.wait.timeout, wait: this.wait, client }
-    // The next connection may lead to another process.
+    // The next connection may reach another process.
     const onLost = (): void => {
       this.#byLink.delete(link)
       void server.close()

@@ -12,7 +12,7 @@ export interface RedisOptions
   readonly url: string
   /** Hides the records of other services on the same server. */
   readonly service: string
-  /** Added to the server's time, for tests that travel in time; otherwise 0. */
+  /** Added to the server's time, for tests that shift the clock; otherwise 0. */
   readonly skew?: () => Millis
 }
 

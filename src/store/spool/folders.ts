@@ -3,7 +3,7 @@ import { join } from 'node:path'
 
 const NAME = /^worker-(\d{1,6})$/
 
-/** Where a worker's outcomes are, below `store.spool`: a spool is of one process. */
+/** Where a worker's outcomes are, below `store.spool`: a spool belongs to one process. */
 export function workerFolder(spool: string, number: number): string {
   return join(spool, `worker-${number}`)
 }

@@ -286,7 +286,7 @@ export class Spool {
   }
 }
 
-/** With those above that are missing. A crash of the machine forgets a new directory that the one above has not synced. */
+/** Creates missing parents, too. After a system crash, a new directory may be gone unless its parent was synced. */
 async function makeDirectory(directory: string): Promise<void> {
   const first = await mkdir(directory, { recursive: true, mode: DIRECTORY_MODE })
   if (first === undefined) return

@@ -9,7 +9,7 @@ import { frameBytes, Spool, type SpoolEntry, type SpoolOptions } from './log.ts'
 export interface OutboxOptions extends SpoolOptions {
   /** Only this service's outcomes are written to its keys in the store. */
   readonly service: string
-  /** Null: outcomes are stored on disk in clear. */
+  /** Null: outcomes are stored on disk unencrypted. */
   readonly sealer: Sealer | null
 }
 

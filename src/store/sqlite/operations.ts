@@ -215,7 +215,7 @@ export class Operations implements ThreadOperations {
     return { records, buckets }
   }
 
-  /** As {@link Journal.get} returns it. */
+  /** The record, in the same form as from {@link Journal.get}. */
   #read(id: string, at: Millis): Buffer | null {
     const newest = this.journal.get(id)
     if (newest !== undefined) return readU48(newest, PREFIX.dropAt) > at ? newest : null

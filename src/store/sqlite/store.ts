@@ -42,7 +42,7 @@ export interface SqliteOptions {
 }
 
 export interface SqliteStore extends Store {
-  /** Milliseconds by which its clock is ahead of the machine's, for tests that travel in time. */
+  /** Milliseconds by which its clock is ahead of the machine's, for tests that shift the clock. */
   skew: Millis
 }
 

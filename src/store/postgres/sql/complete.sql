@@ -67,7 +67,7 @@ END $$;
 
 -- For the upstream, within its own transaction (docs/postgres.md): ends its attempt with this answer. Raises if the attempt may not end the
 -- record, which rolls back that transaction. False: the same answer was committed before. Writes only the record, so that no renewal waits
--- for that transaction or makes it fail, under any isolation level. Runs with the rights of the schema's owner and the settings of any
+-- for that transaction or makes it fail, under any isolation level. Runs with the privileges of the schema's owner and the settings of any
 -- caller: no dynamic SQL, no backslash in a literal.
 CREATE OR REPLACE FUNCTION idempotency.complete(
   record_id text, fence bigint, status integer, headers jsonb DEFAULT '[]', body bytea DEFAULT ''

@@ -54,7 +54,7 @@ BEGIN
   at := idempotency.now(_skew);
 END $$;
 
--- As `noted` in side-ports.ts. Locks the record only against removal, so that no history outlives it. Does not wait for the disk.
+-- Like `noted` in side-ports.ts. Locks the record only against removal, so that no history outlives it. Does not wait for the disk.
 CREATE OR REPLACE FUNCTION idempotency.note(
   _service text, _id text, _skew bigint, _wait integer,
   _tags text[], _counts bigint[], _first_ago bigint[], _last_ago bigint[], _texts text[], OUT done boolean
@@ -107,7 +107,7 @@ BEGIN
   WHERE n.id = _id AND n.service = _service AND s.schema = 1 AND s.drop_at > at;
 END $$;
 
--- As `drawFromBucket` in side-ports.ts.
+-- The algorithm of `drawFromBucket` in side-ports.ts.
 CREATE OR REPLACE FUNCTION idempotency.throttle(
   _service text, _id text, _skew bigint, _wait integer, _count bigint, _per bigint, _units integer,
   OUT wait bigint

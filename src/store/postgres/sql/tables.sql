@@ -1,5 +1,5 @@
--- The schema of the PostgreSQL store of idempotency-proxy, created by the first proxy with the right to, or by hand (`migrate --print`).
--- Running it again changes nothing. If the proxy uses another role than the one that runs this, its role needs:
+-- The schema of the PostgreSQL store of idempotency-proxy, created by the first proxy that may, or by hand (`migrate --print`).
+-- Running it again changes nothing. If the proxy's role is not the one that runs this, it needs:
 --   GRANT USAGE ON SCHEMA idempotency TO <role>;
 --   GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA idempotency TO <role>;
 --   GRANT SELECT ON idempotency.layout, idempotency.stored TO <role>;
@@ -40,7 +40,7 @@ BEGIN
   IF FOUND THEN
     RAISE EXCEPTION 'the schema belongs to %, and % is not a member of that role', owner, current_user USING ERRCODE = 'insufficient_privilege';
   END IF;
-  -- IF NOT EXISTS requires the right to create one even if it exists.
+  -- IF NOT EXISTS requires the privilege to create one even if it exists.
   IF to_regnamespace('idempotency') IS NULL THEN
     CREATE SCHEMA idempotency;
   END IF;

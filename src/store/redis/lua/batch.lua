@@ -26,7 +26,7 @@ for n = 1, items do
     at = at + (c ~= nil and 4 or b ~= nil and 3 or a ~= nil and 2 or 1)
   end
 end
--- Ignore refusals: the user may have no right to channels, or the server may be too old. Usually nobody listens, and one query costs less
+-- Ignore refusals: the user may lack access to channels, or the server may be too old. Usually nobody listens, and one query costs less
 -- than many messages.
 local listening = #ended > 1 and redis.pcall('PUBSUB', 'SHARDNUMSUB', unpack(ended)) or {}
 for n, channel in ipairs(ended) do
