@@ -53,7 +53,7 @@ export function deferralOf(
 
 /**
  * The status with which a proxy behind this one would have refused the request over plain HTTP; `status`, the answer's own, if no proxy
- * refused it. The two may not agree on what is a call.
+ * refused it. The two proxies may disagree on what counts as a call.
  */
 export function ownStatusOf(headers: RawHeaders, status: number): number {
   if (OWN_STATUSES.has(status)) return status

@@ -22,7 +22,7 @@ export interface RequestDigests {
   readonly comparesBytes?: boolean
   /** Digest of the request as sent, under the record's recipe. */
   readonly rawDigestUnder: (recipe: string) => Buffer
-  /** Its fingerprint as an earlier record with the same settings would have it. Absent or null: there is none. */
+  /** Its fingerprint under an older recipe with the same settings. Absent or null: there is none. */
   readonly fingerprintUnder?: (recipe: string) => Fingerprint | null
 }
 

@@ -12,7 +12,7 @@ interface Uploading {
   [kStream]?: (() => void) | null
 }
 
-/** http-proxy streams the body; the exchange takes the answer, as http-proxy would write another head (docs/adr/0128). */
+/** http-proxy streams the body; the exchange handles the answer, since http-proxy would write a different head (docs/adr/0128). */
 export async function uploads(
   app: FastifyInstance,
   {

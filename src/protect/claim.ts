@@ -342,7 +342,7 @@ function knownHere(
   return alone || execution.attempt.fence === 0 ? existing(runningRecord(execution), asked, route) : null
 }
 
-/** The execution of this record on this replica. From now on its outcome may be needed here. */
+/** The execution of this record on this replica. It is marked as shared: others may read its outcome from now on. */
 function findRunning({ running }: WalkPorts, id: RecordId): Execution | undefined {
   const execution = running.get(id)
   if (execution !== undefined) execution.isShared = true

@@ -12,7 +12,7 @@ export interface UpstreamRequest {
   readonly responseLimit: number
   /** Whether the answer is streamed as it arrives; `auto`, the default: by its media type (contract §7). */
   readonly stream?: 'auto' | 'always' | 'never'
-  /** Sees each piece of the answer; true: it is a stream after all. */
+  /** Called with each chunk of the answer; returns true if it is a stream after all. */
   readonly streams?: ((bytes: Buffer) => boolean) | undefined
   /** Also keeps a stream of at most `responseLimit` bytes: {@link LiveResponse.kept}. */
   readonly keepsStream?: boolean

@@ -70,7 +70,7 @@ export function partsOf(
 }
 
 /**
- * The request's head in HTTP/1.1 (RFC 9112 §3 and §5), and its body with the length. Infinite: in chunks.
+ * The request's head in HTTP/1.1 (RFC 9112 §3 and §5), its body, and the body's length (infinite: chunked).
  *
  * @throws as {@link partsOf}.
  */

@@ -7,7 +7,7 @@ export const ENDING: Millis = 4000
 
 /** What carries a streamed body. */
 export interface UploadCarrier {
-  /** Where it is written. */
+  /** Where the body is written. */
   readonly writable: Writable
   write(chunk: Buffer): void
   /** The body is complete; nothing more is called. */

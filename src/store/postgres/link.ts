@@ -201,7 +201,7 @@ function survivingNonsense(client: Client): void {
  * error (58).
  */
 const ROLLED_BACK = /^(?:0A|2[1-8]|3[89DF]|40(?!003)|42|5[345]|57014|P0|IP001)/
-/** The disk is full, or the primary is read-only, as managed ones become just before. */
+/** The disk is full, or the primary is read-only: managed servers make it so shortly before the disk is full. */
 const FULL = ['53100', '25006']
 /** Another transaction, perhaps an upstream's, holds a lock that this one needs. */
 const LOCKED = '55P03'

@@ -27,7 +27,7 @@ const MAX_ITEMS = 64
 /** Bytes after which a batch is full. */
 const LARGE = 1024 * 1024
 const NOTHING = Buffer.of()
-/** Refusals that apply nothing, and may concern one operation: its slot is being moved, or it alone writes. */
+/** Refusals after which nothing was applied, and which may concern one operation only: its slot is moving, or it is the only write. */
 const OF_ONE = /^Redis refuses: (TRYAGAIN|NOREPLICAS|MISCONF)/
 /** How often a batch that arrived too late is sent again. */
 const MAX_LATE = 2
