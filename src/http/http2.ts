@@ -305,6 +305,7 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
 
   /** Shared by all streams. */
   static readonly #listeners = [
+    ['drain', answeredBy((response) => response.emit('drain'))],
     ['finish', answeredBy((response) => response.#left())],
     ['wantTrailers', answeredBy((response) => response.#stream.sendTrailers(response.#trailers))],
     ['close', answeredBy((response) => response.#close())],
@@ -345,9 +346,7 @@ export class Http2Response extends HeadWriter implements TrafficResponse {
     if (this.writableEnded || this.destroyed) return false
     this.beginSet()
     this.#respond(false)
-    if (chunk.length === 0 || !this.#hasBody || this.#stream.write(chunk)) return true
-    this.#stream.once('drain', () => this.emit('drain'))
-    return false
+    return chunk.length === 0 || !this.#hasBody || this.#stream.write(chunk)
   }
 
   /** A `latin1` string has one character per byte. */

@@ -331,3 +331,18 @@ void t.test('an upload whose upstream breaks off harms nobody', async (t) => {
   await once(stream, 'end')
   await proxy.drain()
 })
+
+void t.test('an answer in many small pieces waits for its client without a warning', async (t) => {
+  const warnings: Error[] = []
+  const warned = (warning: Error): void => void warnings.push(warning)
+  process.on('warning', warned)
+  t.teardown(() => process.off('warning', warned))
+  const pieces = `64\r\n${'x'.repeat(100)}\r\n`.repeat(4000)
+  const head = 'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n'
+  const proxy = await proxyOf(t, await saying(t, `${head}${pieces}0\r\n\r\n`))
+  const session = connect(proxy.url, { settings: { initialWindowSize: 2000 } })
+  t.teardown(() => session.destroy())
+  for (const more of [{}, { 'idempotency-key': newKey() }])
+    t.equal((await ask(session, '/events', more)).body.length, 400_000)
+  t.strictSame(warnings, [])
+})
