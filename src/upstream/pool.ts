@@ -14,7 +14,7 @@ export interface Upstream {
   readonly host: string | null
   readonly origin: URL
   readonly isHttp2: boolean
-  /** For connections of `node:http`. */
+  /** For connections of `node:http` and `node:tls`. */
   readonly address: { readonly host: string; readonly port: number } | { readonly socketPath: string }
   /** For new connections. */
   readonly tls: TlsMaterial & { readonly servername?: string }
@@ -48,17 +48,16 @@ export async function openUpstream(
   const socketPath = config.url.startsWith('unix:') ? config.url.slice('unix:'.length) : null
   const origin = new URL(socketPath === null ? config.url : 'http://localhost')
   const host = origin.hostname.replace(/^\[(.*)\]$/, '$1')
-  const named = (files: TlsMaterial): Upstream['tls'] => ({
-    ...files,
-    ...(config.tls.servername === null ? {} : { servername: config.tls.servername }),
-  })
+  // RFC 6066 §3: no addresses.
+  const servername = config.tls.servername ?? (isIP(host) === 0 ? host : null)
+  const named = (files: TlsMaterial): Upstream['tls'] =>
+    servername === null ? files : { ...files, servername }
   let tls = named(material)
   const isTls = origin.protocol === 'https:'
   const port = Number(origin.port || (isTls ? 443 : 80))
   const options: ClientOptions = {
     to: socketPath === null ? { host, port } : { path: socketPath },
-    // RFC 6066 §3: no addresses.
-    tls: () => (isTls ? { ...(isIP(host) === 0 ? { servername: host } : {}), ...tls } : null),
+    tls: () => (isTls ? tls : null),
     host: origin.host,
     connectTimeout,
     connections,

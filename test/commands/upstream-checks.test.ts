@@ -88,6 +88,11 @@ void t.test('§15.22 doctor sees TLS as the proxy does', async (t) => {
   t.match(await asked(t, `url: "${url}", tls: { ca: ${other.certFile} }`), [
     /^finding upstream: https:.* cannot be reached: .*certificate/,
   ])
+  using named = certificate('DNS:localhost')
+  server.addContext('localhost', named)
+  t.match(await asked(t, `url: "${url.replace('127.0.0.1', 'localhost')}", tls: { ca: ${named.certFile} }`), [
+    / with 200 in [\d.]+ ms \(TLSv1\.3, certificate of test, /,
+  ])
   const mixed = `tls: { cert: ${own.certFile}, key: ${other.keyFile} }`
   t.match(await asked(t, `url: "${url}", ${mixed}`), [/^finding upstream: .*cannot be used: .*key/])
 })
