@@ -5,6 +5,7 @@ import { Findings, formatConfigError } from '../config/errors.ts'
 import { readTokens } from '../config/files.ts'
 import { quote } from '../config/units.ts'
 import { isSharedStore } from '../config/urls.ts'
+import { UPSTREAM_MARK } from '../store/moving/phases.ts'
 import { servicesIn } from '../store/sqlite/file.ts'
 import { type Args, type CommandOptions, Exit, finding, type Io, usage } from './command.ts'
 import { validConfig } from './configuration.ts'
@@ -112,7 +113,7 @@ function notYet(path: string): string {
 /** @throws {Exit} if no service was named, and a file holds only records of others. */
 function sayWhoseItIs(storeUrl: string, service: string, args: Args, io: Io): void {
   if (!storeUrl.startsWith('sqlite:')) return
-  const held = servicesIn(fileOf(storeUrl))
+  const held = servicesIn(fileOf(storeUrl), UPSTREAM_MARK)
   if (held.length === 0 || held.includes(service)) return
   const found = `the store ${quote(storeUrl)} holds records of ${held.map(quote).join(', ')}, and none of ${quote(service)}`
   if (!args.has('service') && !args.has('config')) throw usage(`--service NAME is required: ${found}`)

@@ -5,6 +5,7 @@ import type { FullView, PageView, RecordView } from '../../src/admin/schemas.ts'
 import type { RecordId } from '../../src/core/record.ts'
 import { verifyAudit } from '../../src/observe/audit.ts'
 import { openStore } from '../../src/store/open.ts'
+import { hadOtherUpstream } from '../../src/store/other-upstream.ts'
 import { bytesOf, newToken, PLAIN_STORE, SPANS } from '../store/fixtures.ts'
 import { command, operated } from '../support/commands.ts'
 import { newKey, send, tempDir, until } from '../support/e2e.ts'
@@ -376,10 +377,12 @@ void t.test('list says when a proxy refuses the token, is not a proxy or does no
 
 void t.test('a file of other services is not taken for an empty store', async (t) => {
   const url = `sqlite:${tempDir(t)}/records.db`
-  for (const service of ['pay', 'buy']) {
+  for (const service of ['pay', 'buy', 'default']) {
     const settings = { ...PLAIN_STORE, url, timeout: 10_000 }
     const store = await openStore({ service, store: settings }, { onEvent() {}, onBreaker() {} })
-    await store.put(NOBODY as RecordId, bytesOf('completed', newToken()), SPANS)
+    // A proxy that was started without a name leaves a mark.
+    if (service === 'default') await hadOtherUpstream(store, 'a')
+    else await store.put(NOBODY as RecordId, bytesOf('completed', newToken()), SPANS)
     await store.close()
   }
   const others = /holds records of "buy", "pay", and none of "(default|typo)"\n/

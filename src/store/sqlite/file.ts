@@ -1,6 +1,6 @@
 import { DatabaseSync } from 'node:sqlite'
 import { setTimeout as wait } from 'node:timers/promises'
-import type { Millis } from '../../core/record.ts'
+import type { Millis, RecordId } from '../../core/record.ts'
 import { CREATE_JOURNAL } from './journal.ts'
 
 /** `PRAGMA user_version` of the file. */
@@ -106,13 +106,15 @@ function refuseForeign(db: DatabaseSync): void {
 /** Rows of `records` that {@link servicesIn} looks at: a file of millions takes seconds to read. */
 const LOOKED_AT = 100_000
 
-/** Which services have records there, for people; none if the file cannot be read. */
-export function servicesIn(file: string): string[] {
+/** Which services have records there, other than `mark`, for people; none if the file cannot be read. */
+export function servicesIn(file: string, mark: RecordId): string[] {
   try {
     using db = new DatabaseSync(file, { readOnly: true })
     const rows = db
-      .prepare(`SELECT service FROM (SELECT service FROM records LIMIT ?) UNION SELECT service FROM journal`)
-      .all(LOOKED_AT) as { service: string }[]
+      .prepare(
+        `SELECT service FROM (SELECT service, id FROM records LIMIT ?) WHERE id <> ? UNION SELECT service FROM journal WHERE entries <> x''`,
+      )
+      .all(LOOKED_AT, mark) as { service: string }[]
     return rows.map(({ service }) => service)
   } catch {
     // Opening it as a store says why.
