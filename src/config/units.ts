@@ -45,8 +45,12 @@ export function byParser<T>(
   return { schema: { type: 'string', pattern }, allowed, parse, print }
 }
 
-/** Adds what a refused text most likely means to the error. */
-export function suggesting<T>(scalar: Scalar<T>, suggest: (text: string) => string | null): Scalar<T> {
+/** Adds what a refused text most likely means to the error, if that would not be refused, too. */
+export function suggesting<T>(scalar: Scalar<T>, guess: (text: string) => string | null): Scalar<T> {
+  const suggest = (text: string): string | null => {
+    const near = guess(text)
+    return near !== null && scalar.parse(near).ok ? near : null
+  }
   return {
     ...scalar,
     suggest,
