@@ -13,7 +13,7 @@ import {
   SURE_FOR,
 } from '../marks.ts'
 import { decodeRecord, encodeDraft } from '../record/codec.ts'
-import { type KeptNote, RecordLocked, type Store } from '../register.ts'
+import { type KeptNote, OutOfPhase, RecordLocked, type Store } from '../register.ts'
 import { areTheSame } from './copying.ts'
 
 /*
@@ -131,6 +131,12 @@ export class Presence extends ApartGuard {
       await pause(RETRY_EVERY)
       await super.begin()
     }
+  }
+
+  /** Claims do not check: each check writes to both stores. */
+  override async ensure(): Promise<void> {
+    const { refusal } = this
+    if (refusal !== null) throw new OutOfPhase(refusal, false)
   }
 
   protected override failed({ message }: Error): void {
