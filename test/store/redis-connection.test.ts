@@ -3,6 +3,7 @@ import { once } from 'node:events'
 import { type AddressInfo, createServer, type Socket } from 'node:net'
 import t from 'tap'
 import type { RecordId } from '../../src/core/record.ts'
+import { RedisConnection } from '../../src/store/redis/connection.ts'
 import type { GetReply, Store } from '../../src/store/register.ts'
 import { certificate } from '../support/certificates.ts'
 import {
@@ -22,7 +23,7 @@ import {
 import { frozenClock } from '../support/frozen-clock.ts'
 import { freePort } from '../support/redis.ts'
 import { claim, newId, SPANS, until } from './fixtures.ts'
-import { APPLIED, answers, claiming, NOT_APPLIED, open } from './redis-fixtures.ts'
+import { APPLIED, answers, claiming, NOT_APPLIED, open, PATIENT } from './redis-fixtures.ts'
 
 /* What a caller of the store sees of its connection, with servers that say what the test wants. Real ones: redis-faults.verify.ts. */
 
@@ -132,6 +133,26 @@ void t.test('a connection attempt that hangs times out, within half a grace', as
     await t.rejects(get(store), { ...NOT_APPLIED, message: 'Redis is not connected: connect ETIMEDOUT' })
     await store.close()
   }
+})
+
+void t.test('an address without a route is tried again like any other', async (t) => {
+  const events: string[] = []
+  const { promise: twice, resolve } = Promise.withResolvers<void>()
+  let attempts = 0
+  const connection = new RedisConnection(
+    // Broadcast: connecting fails within the call.
+    { place: { host: '255.255.255.255', port: 6379 }, login: { username: '', password: '', db: 0 } },
+    { timeoutMs: PATIENT },
+    {
+      onEvent: (kind, detail) => void events.push(`${kind}: ${detail}`),
+      onLost: () => ++attempts === 2 && resolve(),
+    },
+  )
+  t.teardown(() => connection.close())
+  await connection.open()
+  // By a timer, in whose turn of the event loop nothing of ioredis's own listens yet.
+  await twice
+  t.match(events, [/^error: connect E/])
 })
 
 void t.test('a greeting without an answer times out', async (t) => {

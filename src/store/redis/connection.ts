@@ -265,7 +265,10 @@ export class RedisConnection {
       async connect(): Promise<Redis['stream']> {
         this.connecting = true
         try {
-          this.stream = dial()
+          const stream = dial()
+          this.stream = stream
+          // An address without a route fails before ioredis listens, which would end the process.
+          stream.once('error', (error) => (this.firstError = error))
         } catch (error) {
           // ioredis tries again only after the end of a stream.
           this.firstError = error as Error
