@@ -169,8 +169,9 @@ class MemoryStore implements Store {
 
   readonly limits: Store['limits'] = {
     take: async (name, rate, units) => {
+      const now = this.#now()
       const existing = this.#buckets.get(name) ?? null
-      const { wait, bucket } = drawFromBucket(existing, this.#now(), rate, units)
+      const { wait, bucket } = drawFromBucket(existing, now, rate, units)
       if (bucket === null) {
         this.#release(name)
         return wait

@@ -236,6 +236,9 @@ void t.test('everything that a store holds counts, to the byte, until it is gone
   t.equal(await register.limits.take(other, rate, -1), 0)
   t.equal(await held(), entry, 'one that is full again')
   clock.now += 2000
+  t.equal(await register.limits.take(mine, rate, 1), 0)
+  t.equal(await held(), entry, 'one that is drawn from again just when its time is over')
+  clock.now += 2000
   await left('a bucket whose time is over')
 })
 
