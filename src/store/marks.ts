@@ -78,6 +78,8 @@ export abstract class MarkGuard implements PhaseGuard {
   readonly #stopping = new AbortController()
   #running: Promise<void> = Promise.resolve()
   protected checking: Promise<void> | null = null
+  /** The last check was possible. */
+  #isChecked = false
 
   constructor({ say, clock = performance.now.bind(performance) }: MarkGuardOptions) {
     this.#say = say
@@ -112,7 +114,8 @@ export abstract class MarkGuard implements PhaseGuard {
   async #keepChecking(failed: (error: Error) => void): Promise<void> {
     const { signal } = this.#stopping
     while (!signal.aborted) {
-      const pause = this.refusal === null ? RENEW_EVERY : RETRY_EVERY
+      // A failover may have lost the mark, and its grace may be shorter than the usual pause.
+      const pause = this.#isChecked && this.refusal === null ? RENEW_EVERY : RETRY_EVERY
       await wait(pause, undefined, { signal, ref: false }).catch(() => {})
       if (!signal.aborted) await this.renew().catch(failed)
     }
@@ -123,10 +126,16 @@ export abstract class MarkGuard implements PhaseGuard {
    * @throws {StoreUnavailable}
    */
   renew(): Promise<void> {
-    this.checking ??= this.check().finally(() => {
+    this.checking ??= this.#check().finally(() => {
       this.checking = null
     })
     return this.checking
+  }
+
+  async #check(): Promise<void> {
+    this.#isChecked = false
+    await this.check()
+    this.#isChecked = true
   }
 
   /** Why nothing may be claimed now; null: it may. */

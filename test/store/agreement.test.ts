@@ -317,6 +317,12 @@ void t.test('Y20 while the store is down it claims nothing, and tries often', as
   await until(() => isSure(one))
   await until(() => hasPaused(3000))
   t.equal(pauses[0]?.delay, 500)
+  isDown = true
+  pauses.length = 0
+  await until(() => hasPaused(500))
+  t.ok(isSure(one), 'also while it is sure: the failover may have lost the mark')
+  isDown = false
+  await until(() => pauses.at(-1)?.delay === 3000)
   const other = agreement(OTHER)
   await other.enter()
   pauses.length = 0
