@@ -256,6 +256,24 @@ void t.test('R03 a command without an answer times out, and may have been applie
   t.match(settled, [{ reason: { ...APPLIED, message: /timed out/ } }, { reason: APPLIED }])
 })
 
+void t.test('a connection that has lost a reply to a plain command is left', async (t) => {
+  const clock = frozenClock(t)
+  const server = await scripted(t)
+  const { store, events } = await open(t, server.url, { timeoutMs: 100 })
+  const { time = OK } = server.says
+  server.says['time'] = null
+  for (let n = 0; n < 5; n++) {
+    const before = server.asked.length
+    const asked = t.rejects(store.ping(), APPLIED)
+    await clock.until(() => server.asked.length > before)
+    await clock.pass(100)
+    await asked
+    server.says['time'] = time
+  }
+  await clock.passUntil(() => events.length === 3)
+  t.ok(await store.ping())
+})
+
 void t.test('a script that has timed out is not sent after all', async (t) => {
   const clock = frozenClock(t)
   const server = await scripted(t, { get: null })

@@ -23,7 +23,7 @@ import { type Login, Misconfigured } from './url.ts'
 const CONNECT_TIMEOUT: Millis = 2000
 /** How long to wait for a server that does not close its side. */
 const DISCONNECT_TIMEOUT: Millis = 250
-/** Commands in a row that time out on a silent connection before it counts as dead: a lost host sends no reset. */
+/** Commands in a row that time out, with none answered in time, before a connection counts as dead: a lost host sends no reset. */
 const SILENT_COMMANDS = 5
 
 /** Where a connection leads. */
@@ -221,7 +221,9 @@ export class RedisConnection {
     return new Promise((resolve, reject) => {
       // Only after pending input was read: a busy event loop does not mean a silent Redis.
       let expiry: NodeJS.Immediate | undefined
+      let isLate = false
       const expire = (): void => {
+        isLate = true
         reject(unanswered('Command timed out', true))
         if (++this.#silentCommands >= SILENT_COMMANDS) this.reconnect()
       }
@@ -232,7 +234,8 @@ export class RedisConnection {
         clearImmediate(expiry)
         const isAnswer = !(reply instanceof Error) || reply instanceof ReplyError
         if (!isAnswer) return reject(unanswered('Connection is closed.', command.isWritten))
-        this.#silentCommands = 0
+        // After a lost reply, each command gets the next one's, late.
+        if (!isLate) this.#silentCommands = 0
         try {
           // An earlier reply was lost or spurious.
           if (stream.destroyed) throw new Mismatch()
