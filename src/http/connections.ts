@@ -6,6 +6,7 @@ import type { TLSSocket } from 'node:tls'
 import type { Address, Config } from '../config/config.ts'
 import type { Millis } from '../core/record.ts'
 import { Batch } from '../runtime/scheduling.ts'
+import { closeListener } from './close-listener.ts'
 import { PlainConnection, type PlainHost, type PlainResponse } from './plain.ts'
 import { StreamRequest, type TrafficRequest, type TrafficResponse } from './request.ts'
 import type { Handshakes } from './tls.ts'
@@ -21,10 +22,6 @@ const FAR_AHEAD = 2_500
 /** The same across all connections, since one read may hold 2,400 requests. Beyond it, the connection furthest ahead is cut. */
 const MAX_READ_AHEAD = 10_000
 
-/** Turns of the event loop after which a busy listener closes anyway. */
-const BUSY_TURNS = 1000
-/** In a longer turn of the event loop, connections may have arrived after the kernel was polled. */
-const SHORT_TURN: Millis = 0.1
 /** How long the latest connections may take to send their request. */
 const LAST: Millis = 1000
 
@@ -76,8 +73,6 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   readonly #connections = new Set<TrackedSocket>()
   #unanswered = 0
   #waiting = 0
-  /** Connections accepted, and requests answered, so far. */
-  #moves = 0
   /** Until this time, connections may still send a last request. */
   #lastUntil = Number.POSITIVE_INFINITY
   readonly #sweepEvery: Millis
@@ -194,16 +189,9 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     return count
   }
 
-  /**
-   * Closes only the listener, right after a short turn of the event loop without a new connection or an answered request: closing resets
-   * connections that the kernel has accepted but this process has not seen yet.
-   */
-  async closeListener(): Promise<void> {
-    // Node's own for HTTP ends idle connections first.
-    await inQuietTurn(
-      () => this.#moves,
-      () => Listener.prototype.close.call(this),
-    )
+  /** Closes only the listener; Node's own for HTTP ends idle connections first. */
+  closeListener(): Promise<void> {
+    return closeListener(this, () => Listener.prototype.close.call(this))
   }
 
   /** Serves the connections that another process accepts. */
@@ -252,13 +240,11 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
 
   #accept(connection: TrackedSocket): boolean {
     if (this.#handshakes === null) return this.#open(connection)
-    this.#moves++
     this.#handshakes.begin(connection)
     return true
   }
 
   #open(connection: TrackedSocket): boolean {
-    this.#moves++
     this.#watch(connection)
     if (this.#multiplex === null) return this.#serveHttp1(connection)
     if (this.#handshakes === null) void this.#tellApart(connection, this.#multiplex)
@@ -361,7 +347,6 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
   #answered(connection: TrackedSocket, state: ConnectionState, response: TrafficResponse): void {
     const { answers, waiting } = state
     this.#unanswered--
-    this.#moves++
     state.readBefore = connection.bytesRead
     if (answers[0] === response) answers.shift()
     else answers.splice(answers.indexOf(response), 1)
@@ -414,20 +399,6 @@ export class TrafficServer extends Server<typeof StreamRequest> implements Plain
     waiting.splice(place, 1)
     this.#waiting--
   }
-}
-
-/** Closes a listener right after a short turn of the event loop in which nothing has moved. */
-export async function inQuietTurn(moves: () => number, close: () => void): Promise<void> {
-  // Run for the first time, it would take several times as long, which a busy machine interrupts.
-  new Listener().close()
-  let isQuiet = false
-  for (let turn = 0; turn < BUSY_TURNS && !isQuiet; turn++) {
-    const before = moves()
-    const since = performance.now()
-    await immediately()
-    isQuiet = moves() === before && performance.now() - since < SHORT_TURN
-  }
-  close()
 }
 
 /** A copy of Node's own, which is not exported. */

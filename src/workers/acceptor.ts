@@ -1,5 +1,5 @@
 import { Server, type Socket } from 'node:net'
-import { inQuietTurn } from '../http/connections.ts'
+import { closeListener } from '../http/close-listener.ts'
 import type { Member } from './member.ts'
 
 /** Connections that wait for a worker, as many as the kernel would keep for a listener that is busy; further ones are closed unread. */
@@ -15,13 +15,11 @@ export class Acceptor {
   #free: Member[] = []
   readonly #members = new Set<Member>()
   #waiting: Socket[] = []
-  #accepted = 0
   /** Resolved once no connection waits for a worker. */
   #emptied = Promise.withResolvers<void>()
 
   constructor() {
     this.server = new Server({ pauseOnConnect: true }, (connection) => {
-      this.#accepted++
       connection.on('error', () => connection.destroy())
       if (this.#waiting.length >= MAX_WAITING) connection.destroy()
       else this.#waiting.push(connection)
@@ -43,10 +41,7 @@ export class Acceptor {
 
   /** Stops accepting; resolves once every accepted connection has been handed over. */
   async close(): Promise<void> {
-    await inQuietTurn(
-      () => this.#accepted,
-      () => this.server.close(),
-    )
+    await closeListener(this.server, () => this.server.close())
     if (this.#waiting.length === 0) return
     this.#emptied = Promise.withResolvers()
     await this.#emptied.promise
