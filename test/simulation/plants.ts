@@ -153,7 +153,7 @@ export const PLANTS: readonly (Plant & { readonly seed: number })[] = [
   { name: 'an outcome is written to the old store alone', seed: 747, file: 'src/store/moving/migrating.ts',
     from: "      case 'must':\n        return this.#advance(this.#other, id, record, follows)",
     to: "      case 'must':\n        return" },
-  { name: 'a lease that is renewed in the new store alone has ended for the old one', seed: 2545, file: 'src/store/moving/migrating.ts',
+  { name: 'a lease that is renewed in the new store alone has ended for the old one', seed: 15160, file: 'src/store/moving/migrating.ts',
     from: 'const renewed = renewedBy({ bytes: theirs, now }, own)',
     to: 'const renewed = null as Buffer | null' },
   { name: 'shadow mode forgets what it forwards while its phase is not known', seed: 1274, file: 'src/protect/claim.ts',
